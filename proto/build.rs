@@ -1,0 +1,21 @@
+//! Generates the messages of `proto/*.proto`. protox compiles them in process, so no protoc is needed on the machine.
+
+use std::path::PathBuf;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let files = ["proto/node.proto", "proto/session.proto", "proto/control.proto"];
+    for file in files {
+        println!("cargo:rerun-if-changed={file}");
+    }
+    let descriptors = protox::compile(files, ["proto"])?;
+    let out = PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(out.join("descriptors.bin"), prost::Message::encode_to_vec(&descriptors))?;
+
+    // What people read as JSON is the message itself, so that the API, the session and the CLI can't drift apart.
+    let json = "#[derive(serde::Serialize, serde::Deserialize)] #[serde(default)]";
+    tonic_prost_build::configure()
+        .message_attribute("mvm.node.v1", json)
+        .message_attribute("mvm.control.v1", json)
+        .compile_fds(descriptors)?;
+    Ok(())
+}

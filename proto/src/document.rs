@@ -1,0 +1,332 @@
+//! The desired-state document for one node: what a coordinator declares and an agent makes true.
+//!
+//! [`DesiredState`] is the user-visible part; [`Provenance`] is what a coordinator adds before it signs.
+//! Reading is in [`decode`]: strict, and with all errors at once. The JSON Schema is generated from these types.
+
+mod decode;
+mod rules;
+pub mod schema;
+mod subnet;
+
+use std::fmt;
+use std::net::Ipv4Addr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::envelope::Payload;
+use crate::{ClusterId, Digest, FieldError, NodeId, PoolId, ProfileId, TenantId, Timestamp};
+
+/// The version of the document's schema that this build reads and writes.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// The `payloadType` of a signed document.
+pub const DOCUMENT_PAYLOAD_TYPE: &str = "application/vnd.mvm.desired-state.v1+json";
+
+/// The largest document, before base64 and signature.
+pub const MAX_DOCUMENT_BYTES: usize = 4 * 1024 * 1024;
+
+/// What one node is meant to run, as users declare it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct DesiredState {
+    #[schemars(range(min = 1, max = 1))]
+    pub schema_version: u32,
+    pub node_id: NodeId,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterId>,
+    pub tenants: Vec<Tenant>,
+    #[schemars(default)]
+    pub prune_unknown_tenants: bool,
+    #[schemars(default)]
+    pub prune_unknown_pools: bool,
+}
+
+/// What a coordinator adds: whose document this is, its place in the order, and how long it may be acted on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Provenance {
+    pub cluster: ClusterId,
+    /// The leader's fencing number.
+    #[schemars(range(min = 1, max = 9_007_199_254_740_991u64))]
+    pub epoch: u64,
+    #[schemars(range(min = 1, max = 9_007_199_254_740_991u64))]
+    pub generation: u64,
+    pub issued_at: Timestamp,
+    pub expires_at: Timestamp,
+}
+
+/// A document with its provenance: the payload of a signed envelope.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SignedDocument {
+    pub provenance: Provenance,
+    pub desired: DesiredState,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct Tenant {
+    pub tenant_id: TenantId,
+    /// Reconcile never stops this tenant's instances.
+    #[schemars(default)]
+    pub pinned: bool,
+    pub network: Network,
+    pub quotas: Quotas,
+    /// The digest of the tenant's secrets bundle, which never travels in the document.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secrets_hash: Option<Digest>,
+    #[schemars(default)]
+    pub egress: Egress,
+    pub pools: Vec<Pool>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct Network {
+    #[schemars(range(min = 0, max = 4095))]
+    pub tenant_net_id: u16,
+    pub ipv4_subnet: Subnet,
+}
+
+/// A private IPv4 network of /16 to /29 with its host bits zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Subnet {
+    address: Ipv4Addr,
+    prefix: u8,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct Egress {
+    #[schemars(default)]
+    pub mode: EgressMode,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum EgressMode {
+    #[default]
+    None,
+    /// Masqueraded, minus the denied ranges.
+    Nat,
+}
+
+/// The most that a tenant may use on this node. All are enforced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct Quotas {
+    pub max_vcpus: u32,
+    pub max_mem_mib: u64,
+    pub max_running: u32,
+    pub max_warm: u32,
+    pub max_pools: u32,
+    pub max_instances_per_pool: u32,
+    pub max_disk_gib: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct Pool {
+    pub pool_id: PoolId,
+    /// What to build or fetch: a Nix flake reference, `oci:…`, `path:…`, `builtin:…`.
+    pub flake_ref: String,
+    pub profile: ProfileId,
+    /// What `flake_ref` must resolve to; required in a signed document unless the cluster is a dev cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_digest: Option<Digest>,
+    #[schemars(default)]
+    pub role: PoolRole,
+    pub instance_resources: Resources,
+    pub desired_counts: DesiredCounts,
+    /// Reconcile never puts this pool's instances to sleep.
+    #[schemars(default)]
+    pub pinned: bool,
+    /// Reconcile never touches this pool's instances.
+    #[schemars(default)]
+    pub critical: bool,
+    #[schemars(default)]
+    pub runtime_policy: RuntimePolicy,
+    #[schemars(default)]
+    pub sleep_policy: SleepPolicy,
+    #[schemars(default)]
+    pub seccomp_policy: SeccompPolicy,
+    #[schemars(default)]
+    pub snapshot_compression: SnapshotCompression,
+    #[schemars(default)]
+    pub snapshot_encryption: bool,
+    /// How long a stopped instance that no count wants is kept.
+    #[schemars(default = "default_stopped_retention")]
+    pub stopped_retention_seconds: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub persist: Option<Persist>,
+}
+
+/// The default of [`Pool::stopped_retention_seconds`].
+#[must_use]
+pub fn default_stopped_retention() -> u64 {
+    3600
+}
+
+/// In the order in which pools are brought up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PoolRole {
+    Gateway,
+    Builder,
+    #[default]
+    Worker,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct Resources {
+    #[schemars(range(min = 1, max = 32))]
+    pub vcpus: u32,
+    #[schemars(range(min = 32, max = 65536))]
+    pub mem_mib: u64,
+    /// 0: no data disk.
+    #[schemars(range(min = 0, max = 1_048_576))]
+    pub data_disk_mib: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct DesiredCounts {
+    #[schemars(range(min = 0, max = 1000))]
+    pub running: u32,
+    #[schemars(range(min = 0, max = 1000))]
+    pub warm: u32,
+    #[schemars(range(min = 0, max = 1000))]
+    pub sleeping: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[serde(default)]
+pub struct RuntimePolicy {
+    pub min_running_seconds: u64,
+    pub min_warm_seconds: u64,
+    pub drain_timeout_seconds: u64,
+    pub graceful_shutdown_seconds: u64,
+}
+
+impl Default for RuntimePolicy {
+    fn default() -> Self {
+        Self {
+            min_running_seconds: 60,
+            min_warm_seconds: 30,
+            drain_timeout_seconds: 30,
+            graceful_shutdown_seconds: 15,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[serde(default)]
+pub struct SleepPolicy {
+    pub warm_after_seconds: u64,
+    pub sleep_after_seconds: u64,
+    #[schemars(range(min = 0, max = 100))]
+    pub cpu_idle_percent: u32,
+}
+
+impl Default for SleepPolicy {
+    fn default() -> Self {
+        Self { warm_after_seconds: 300, sleep_after_seconds: 900, cpu_idle_percent: 5 }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SeccompPolicy {
+    #[default]
+    Baseline,
+    Strict,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SnapshotCompression {
+    #[default]
+    None,
+    Lz4,
+    Zstd,
+}
+
+/// Session persistence: what of the guest is kept, where, and how often.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct Persist {
+    pub path: String,
+    pub store: String,
+    #[schemars(range(min = 1, max = 86_400))]
+    pub every_seconds: u64,
+}
+
+/// Everything wrong with a document, in document order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DocumentErrors(pub Vec<FieldError>);
+
+impl fmt::Display for DocumentErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the document has {} error(s)", self.0.len())?;
+        self.0.iter().try_for_each(|error| write!(f, "\n  {error}"))
+    }
+}
+
+impl std::error::Error for DocumentErrors {}
+
+impl DesiredState {
+    /// Reads a document as users write it: without what a coordinator assigns.
+    pub fn parse(bytes: &[u8]) -> Result<Self, DocumentErrors> {
+        decode::local(bytes)
+    }
+
+    /// Pools in the order in which they are worked on: by role, then as written. Index of tenant, index of pool.
+    pub fn pools(&self) -> impl Iterator<Item = (&Tenant, &Pool)> {
+        self.tenants.iter().flat_map(|tenant| tenant.pools.iter().map(move |pool| (tenant, pool)))
+    }
+
+    /// The paths of pools without an image digest: not allowed in a signed document outside a dev cluster.
+    #[must_use]
+    pub fn pools_without_image_digest(&self) -> Vec<FieldError> {
+        rules::pools_without_image_digest(self)
+    }
+}
+
+impl SignedDocument {
+    /// The payload to sign.
+    #[must_use]
+    pub fn to_payload(&self) -> Vec<u8> {
+        #[derive(Serialize)]
+        struct Flat<'a> {
+            schema_version: u32,
+            node_id: &'a NodeId,
+            #[serde(flatten)]
+            provenance: &'a Provenance,
+            tenants: &'a [Tenant],
+            prune_unknown_tenants: bool,
+            prune_unknown_pools: bool,
+        }
+        let desired = &self.desired;
+        let flat = Flat {
+            schema_version: desired.schema_version,
+            node_id: &desired.node_id,
+            provenance: &self.provenance,
+            tenants: &desired.tenants,
+            prune_unknown_tenants: desired.prune_unknown_tenants,
+            prune_unknown_pools: desired.prune_unknown_pools,
+        };
+        // Structs of strings, numbers and lists always serialise.
+        serde_json::to_vec(&flat).unwrap_or_default()
+    }
+}
+
+impl Payload for SignedDocument {
+    const PAYLOAD_TYPE: &'static str = DOCUMENT_PAYLOAD_TYPE;
+    type Error = DocumentErrors;
+    fn parse(bytes: &[u8]) -> Result<Self, DocumentErrors> {
+        decode::signed(bytes)
+    }
+}

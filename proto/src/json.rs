@@ -1,0 +1,1 @@
+//! JSON as a tree that borrows from its text. See the owner's implementation.

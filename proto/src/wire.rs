@@ -1,0 +1,29 @@
+//! The generated messages: node status, node sessions, the operators' gRPC service.
+//!
+//! The `.proto` files under `proto/` are the source; field numbers there are never reused.
+
+#![allow(missing_debug_implementations, unreachable_pub, clippy::all, clippy::semicolon_if_nothing_returned)]
+
+/// The newest version of the node session that this build speaks.
+pub const SESSION_PROTOCOL: u32 = 1;
+
+/// The descriptors of all services, for gRPC reflection.
+pub const FILE_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+pub mod node {
+    pub mod v1 {
+        include!(concat!(env!("OUT_DIR"), "/mvm.node.v1.rs"));
+    }
+}
+
+pub mod session {
+    pub mod v1 {
+        include!(concat!(env!("OUT_DIR"), "/mvm.session.v1.rs"));
+    }
+}
+
+pub mod control {
+    pub mod v1 {
+        include!(concat!(env!("OUT_DIR"), "/mvm.control.v1.rs"));
+    }
+}
