@@ -1,1 +1,16 @@
-//! planner
+//! The decisions of mvm. Everything here is a function of its arguments: no clock, no random numbers, no files,
+//! no async. Time arrives as a [`mvm_proto::Timestamp`], ids are made by whoever carries a plan out.
+//!
+//! [`node`] decides what one node does next; [`observation`] is what it is told, [`plan`] is what it answers.
+
+#![forbid(unsafe_code)]
+
+pub mod node;
+pub mod observation;
+pub mod plan;
+pub mod revision;
+
+pub use node::plan_node;
+pub use observation::{Blocked, Capacity, Observation, ObservedInstance};
+pub use plan::{Action, Deferred, NodePlan, Step, Unmanaged};
+pub use revision::revision_of;

@@ -1,0 +1,85 @@
+//! What a node saw of itself: the planner's only knowledge of the world.
+//!
+//! The JSON form is what `mvm agent observe` prints and `mvm plan node --observed` reads.
+
+use mvm_proto::document::Resources;
+use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
+use serde::{Deserialize, Serialize};
+
+/// Everything that runs, rests or failed on one node, and what the node can bear.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Observation {
+    pub capacity: Capacity,
+    pub instances: Vec<ObservedInstance>,
+    /// What can't be started now, whatever the counts say: secrets or artifacts are missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocked: Vec<Blocked>,
+}
+
+/// What the whole node may use, whatever the tenants' quotas add up to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Capacity {
+    pub vcpus: u32,
+    pub mem_mib: u64,
+    pub disk_mib: u64,
+    pub max_instances: u32,
+}
+
+/// A tenant, or one of its pools, whose instances can't be started, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Blocked {
+    pub tenant: TenantId,
+    /// Absent: all of the tenant's pools.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<PoolId>,
+    pub reason: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ObservedInstance {
+    pub tenant: TenantId,
+    pub pool: PoolId,
+    pub id: InstanceId,
+    pub phase: Phase,
+    /// When it entered its phase.
+    pub since: Timestamp,
+    /// What it was made of when it last booted.
+    pub revision: Digest,
+    pub resources: Resources,
+    /// The last work it did; absent: none since `since`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_used_at: Option<Timestamp>,
+    /// Since when it has nothing to do; absent: busy, or not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_since: Option<Timestamp>,
+    /// A person acted on it: hands off until then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub override_until: Option<Timestamp>,
+    /// A sandbox holds it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub claimed: bool,
+    /// A request woke it, not a count.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub on_demand: bool,
+    /// The count in which a claimed or woken instance keeps its place; absent: running.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home: Option<Phase>,
+    /// It was booted only to be put to this phase, or (running) to stand in while another is replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub staging: Option<Phase>,
+    /// A step is being carried out on it that ends in this phase.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moving_to: Option<Phase>,
+    /// The last step on it failed; the next may be tried then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_not_before: Option<Timestamp>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
