@@ -1,1 +1,36 @@
-//! transport
+//! QUIC with mutual TLS: HTTP/3 and node sessions on one endpoint.
+//!
+//! A [`Server`] owns one UDP socket and serves two protocols, told apart by ALPN: `h3`, where any axum router answers
+//! requests, and `mvm/1`, the node session, where an agent opens one long-lived stream of length-prefixed protobuf
+//! frames. The other side is [`Client`] for HTTP/3 and [`dial_session`] for sessions. Who may do what is not decided
+//! here: this crate says who the peer is ([`Peer`]) and holds the [`Limits`].
+//!
+//! This is the only crate that imports quinn and h3.
+
+pub mod backoff;
+pub mod client;
+pub mod connect;
+pub mod frame;
+pub mod limits;
+pub mod peer;
+mod quic;
+pub mod resolve;
+pub mod server;
+pub mod session;
+
+pub use backoff::Backoff;
+pub use client::{Client, RequestError, ResponseBody};
+pub use connect::ConnectError;
+pub use limits::Limits;
+pub use peer::Peer;
+pub use resolve::{ResolveError, Target, TargetError};
+pub use server::{BindError, Server, ServerStats, SessionHandler};
+pub use session::{
+    AckBatcher, ClientSession, FrameReceiver, FrameSender, ServerSession, SessionControl, SessionError,
+    dial_session,
+};
+
+/// HTTP/3.
+pub const ALPN_H3: &[u8] = b"h3";
+/// The node session, version 1.
+pub const ALPN_SESSION: &[u8] = b"mvm/1";

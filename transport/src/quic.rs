@@ -1,0 +1,1 @@
+//! The quinn settings of both sides, hardened: what differs from quinn's defaults, and why.

@@ -1,0 +1,87 @@
+//! Ending a session at once, from anywhere, and saying why one ended.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Why a session was closed, as both sides may say it on the wire.
+pub mod close_code {
+    /// Nothing more to say.
+    pub const DONE: u32 = 0;
+    /// A newer session of the same node took its place.
+    pub const REPLACED: u32 = 1;
+    /// The node was removed from the cluster: redialling is pointless.
+    pub const REMOVED: u32 = 2;
+    /// The process is going away; dial again.
+    pub const SHUTDOWN: u32 = 3;
+    /// The peer broke the protocol.
+    pub const PROTOCOL: u32 = 4;
+    /// The peer was too slow, or silent.
+    pub const TOO_SLOW: u32 = 5;
+    /// A limit on connections was reached; dial again later.
+    pub const OVERLOADED: u32 = 6;
+    /// The protocol is not spoken on this endpoint, or not with this peer.
+    pub const NOT_HERE: u32 = 7;
+}
+
+/// Why a session can't go on.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// The peer closed it, with a code of [`close_code`].
+    #[error("the peer closed the session: {reason} (code {code})")]
+    Closed { code: u64, reason: String },
+    #[error("this side closed the session")]
+    ClosedHere,
+    #[error("nothing came from the peer for the idle timeout")]
+    TimedOut,
+    #[error("the connection is lost: {0}")]
+    Lost(String),
+    #[error("the peer reset the stream (code {code})")]
+    Reset { code: u64 },
+    #[error("a frame of {claimed} bytes is longer than the limit of {limit}")]
+    FrameTooLarge { claimed: usize, limit: usize },
+    #[error("a frame is not valid protobuf")]
+    Malformed(#[source] prost::DecodeError),
+    #[error("the stream ended inside a frame")]
+    Truncated,
+    #[error("a frame was not complete {waited:?} after it began")]
+    SlowFrame { waited: Duration },
+    #[error("no frame for {waited:?}")]
+    Silent { waited: Duration },
+    #[error("an earlier frame was not sent to its end")]
+    Interrupted,
+}
+
+/// A handle on a session's connection. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct SessionControl {
+    pub(crate) connection: quinn::Connection,
+}
+
+impl SessionControl {
+    /// Ends the session now: both sides' senders and receivers fail at once. `code` is one of [`close_code`].
+    pub fn close(&self, code: u32, reason: &str) {
+        self.connection.close(code.into(), reason.as_bytes());
+    }
+
+    /// Waits until the session has ended, and says why.
+    pub async fn closed(&self) -> SessionError {
+        todo!()
+    }
+
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.connection.close_reason().is_some()
+    }
+
+    #[must_use]
+    pub fn remote_address(&self) -> SocketAddr {
+        self.connection.remote_address()
+    }
+
+    /// The current estimate of the path's round trip.
+    #[must_use]
+    pub fn round_trip(&self) -> Duration {
+        self.connection.rtt()
+    }
+}
