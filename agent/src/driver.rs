@@ -1,0 +1,215 @@
+//! The seam to what runs microVMs.
+//!
+//! [`Driver`] is all that the rest of the agent knows of a VMM. [`AnyDriver`] is the choice made at start: a driver
+//! that this build or this machine does not have is refused there by name, and never replaced by a weaker one.
+//! Every implementation passes [`conformance::suite`].
+
+pub mod conformance;
+pub mod fake;
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use mvm_proto::document::Resources;
+use mvm_proto::{Digest, InstanceId};
+use serde::{Deserialize, Serialize};
+
+pub use fake::FakeDriver;
+
+/// What a VMM is told to boot. Everything in it is decided before the driver is called.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmSpec {
+    pub instance: InstanceId,
+    /// What the guest is made of; a snapshot of another revision is never restored.
+    pub revision: Digest,
+    pub resources: Resources,
+    /// What to boot, as the document names it.
+    pub flake_ref: String,
+    pub image_digest: Option<Digest>,
+}
+
+/// What a VM does now. There is none for an instance that has no VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VmState {
+    Running,
+    Paused,
+}
+
+/// A live VM, as the driver sees it on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vm {
+    pub instance: InstanceId,
+    pub revision: Digest,
+    pub state: VmState,
+}
+
+/// Names a snapshot that was written whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotRef {
+    pub instance: InstanceId,
+    pub revision: Digest,
+    /// What the memory and device state hashed to when they were written.
+    pub digest: Digest,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    #[error("{instance} has no VM to {action}")]
+    NoVm { instance: InstanceId, action: &'static str },
+    #[error("{instance} is {found:?} and can't {action}")]
+    WrongState { instance: InstanceId, action: &'static str, found: VmState },
+    #[error("{instance} already runs revision {running}, not {asked}")]
+    OtherRevision { instance: InstanceId, running: Digest, asked: Digest },
+    #[error("{instance} has no snapshot {digest}")]
+    NoSnapshot { instance: InstanceId, digest: Digest },
+    #[error("could not {action} {instance}")]
+    Io {
+        instance: InstanceId,
+        action: &'static str,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("{instance}: {reason}")]
+    Vmm { instance: InstanceId, reason: String },
+}
+
+/// Runs microVMs on this host. Every call is idempotent: asking twice is asking once.
+///
+/// Calls for different instances may overlap; the caller never overlaps calls for one instance.
+pub trait Driver: Send + Sync + 'static {
+    fn kind(&self) -> DriverKind;
+
+    /// What microVMs run on here: `kvm`, `tcg` or `none`.
+    fn accelerator(&self) -> &'static str;
+
+    /// Every VM of this driver that lives on this host, whoever started it.
+    fn list(&self) -> impl Future<Output = Result<Vec<Vm>, DriverError>> + Send;
+
+    /// Takes over the VM of `instance` if it lives: after a restart of the agent, its VMs are there but not its handles.
+    fn adopt(&self, instance: &InstanceId) -> impl Future<Output = Result<Option<Vm>, DriverError>> + Send;
+
+    /// Boots a VM, or finds the one that already runs from the same revision. A paused one stays paused.
+    fn boot(&self, spec: &VmSpec) -> impl Future<Output = Result<(), DriverError>> + Send;
+
+    /// Stops the vCPUs; memory stays. The guest must already be drained.
+    fn pause(&self, instance: &InstanceId) -> impl Future<Output = Result<(), DriverError>> + Send;
+
+    fn resume(&self, instance: &InstanceId) -> impl Future<Output = Result<(), DriverError>> + Send;
+
+    /// Writes a paused guest's memory and device state. The VM lives on, paused, until it is killed.
+    fn snapshot(&self, instance: &InstanceId)
+    -> impl Future<Output = Result<SnapshotRef, DriverError>> + Send;
+
+    /// A paused VM made from a snapshot; the snapshot stays until it is discarded.
+    fn restore(
+        &self,
+        spec: &VmSpec,
+        snapshot: &SnapshotRef,
+    ) -> impl Future<Output = Result<(), DriverError>> + Send;
+
+    /// Deletes the instance's snapshot, if there is one.
+    fn discard_snapshot(&self, instance: &InstanceId)
+    -> impl Future<Output = Result<(), DriverError>> + Send;
+
+    /// Asks the guest to shut down and waits up to `grace`, then kills. A paused guest is killed at once.
+    fn stop(
+        &self,
+        instance: &InstanceId,
+        grace: Duration,
+    ) -> impl Future<Output = Result<(), DriverError>> + Send;
+
+    /// Ends the VM now.
+    fn kill(&self, instance: &InstanceId) -> impl Future<Output = Result<(), DriverError>> + Send;
+
+    /// Removes everything the driver keeps for an instance: VM, snapshot, console, disk.
+    fn remove(&self, instance: &InstanceId) -> impl Future<Output = Result<(), DriverError>> + Send;
+
+    /// The end of what the guest wrote to its console, at most `max_bytes`.
+    fn console(
+        &self,
+        instance: &InstanceId,
+        max_bytes: usize,
+    ) -> impl Future<Output = Result<Vec<u8>, DriverError>> + Send;
+}
+
+/// Which driver is asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DriverKind {
+    /// In memory, with state and laws; runs no guest.
+    #[default]
+    Fake,
+    Qemu,
+    Firecracker,
+}
+
+impl DriverKind {
+    pub const ALL: [DriverKind; 3] = [DriverKind::Fake, DriverKind::Qemu, DriverKind::Firecracker];
+
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            DriverKind::Fake => "fake",
+            DriverKind::Qemu => "qemu",
+            DriverKind::Firecracker => "firecracker",
+        }
+    }
+
+    /// Whether instances use the host's processors, memory and disk: then the host's size is the node's capacity.
+    #[must_use]
+    pub fn uses_host_resources(self) -> bool {
+        self != DriverKind::Fake
+    }
+}
+
+impl fmt::Display for DriverKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no driver of this name; known are fake, qemu and firecracker")]
+pub struct UnknownDriver;
+
+impl FromStr for DriverKind {
+    type Err = UnknownDriver;
+    fn from_str(text: &str) -> Result<Self, UnknownDriver> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == text).ok_or(UnknownDriver)
+    }
+}
+
+/// Why a driver can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverUnavailable {
+    #[error("this build has no {0} driver yet; only `--driver fake` is available")]
+    NotBuilt(DriverKind),
+    #[error("could not open the driver's state {path}; if the file is damaged, move it away to start without VMs")]
+    State {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+}
+
+/// The driver chosen at start.
+#[derive(Debug)]
+pub enum AnyDriver {
+    Fake(FakeDriver),
+}
+
+impl AnyDriver {
+    /// Opens exactly the driver asked for, with its state under `data_dir`.
+    pub fn open(kind: DriverKind, data_dir: &Path) -> Result<Self, DriverUnavailable> {
+        let _ = data_dir;
+        match kind {
+            DriverKind::Fake => todo!(),
+            DriverKind::Qemu | DriverKind::Firecracker => Err(DriverUnavailable::NotBuilt(kind)),
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! What the node sees of itself.
