@@ -15,7 +15,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::envelope::Payload;
-use crate::{ClusterId, Digest, FieldError, NodeId, PoolId, ProfileId, TenantId, Timestamp};
+use crate::{ClusterId, Digest, FieldError, NodeId, PoolId, Problem, ProfileId, TenantId, Timestamp};
+
+pub use subnet::{MAX_PREFIX, MIN_PREFIX, SubnetError};
 
 /// The version of the document's schema that this build reads and writes.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -25,6 +27,15 @@ pub const DOCUMENT_PAYLOAD_TYPE: &str = "application/vnd.mvm.desired-state.v1+js
 
 /// The largest document, before base64 and signature.
 pub const MAX_DOCUMENT_BYTES: usize = 4 * 1024 * 1024;
+
+/// The most bytes of a pool's `flake_ref`.
+pub const MAX_FLAKE_REF_BYTES: usize = 2048;
+/// The most bytes of a path inside a guest: what Linux takes.
+pub const MAX_GUEST_PATH_BYTES: usize = 4095;
+/// The most bytes of the name of a store for persisted sessions.
+pub const MAX_STORE_BYTES: usize = 2048;
+/// The largest `tenant_net_id`: it is part of interface names, which are short.
+pub const MAX_TENANT_NET_ID: u16 = 4095;
 
 /// What one node is meant to run, as users declare it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
@@ -277,13 +288,45 @@ impl fmt::Display for DocumentErrors {
 
 impl std::error::Error for DocumentErrors {}
 
+impl DocumentErrors {
+    fn unknown_version(found: u64) -> Self {
+        let expected = format!("must be {SCHEMA_VERSION}, the only schema version that this build reads");
+        Self(vec![FieldError { path: "schema_version".to_owned(), expected, found: found.to_string() }])
+    }
+
+    /// Whether the document is of another schema version, so that nothing else in it was looked at.
+    #[must_use]
+    pub fn is_unknown_version(&self) -> bool {
+        matches!(&self.0[..], [error] if *error == Self::unknown_version(error.found.parse().unwrap_or(0)).0[0])
+    }
+}
+
+impl From<DocumentErrors> for Problem {
+    fn from(errors: DocumentErrors) -> Self {
+        if errors.is_unknown_version() {
+            let detail = "the document is of a schema version that this build does not know";
+            Problem::new(
+                422,
+                "schema_version_unknown",
+                detail,
+                "Upgrade mvm here, or write the document anew.",
+            )
+        } else {
+            let detail = format!("the document has {} error(s)", errors.0.len());
+            let remedy = "Correct the listed fields; `mvm schema desired-state` prints the schema.";
+            Problem::new(422, "document_invalid", detail, remedy)
+        }
+        .with_errors(errors.0)
+    }
+}
+
 impl DesiredState {
     /// Reads a document as users write it: without what a coordinator assigns.
     pub fn parse(bytes: &[u8]) -> Result<Self, DocumentErrors> {
         decode::local(bytes)
     }
 
-    /// Pools in the order in which they are worked on: by role, then as written. Index of tenant, index of pool.
+    /// Every pool with its tenant, as written.
     pub fn pools(&self) -> impl Iterator<Item = (&Tenant, &Pool)> {
         self.tenants.iter().flat_map(|tenant| tenant.pools.iter().map(move |pool| (tenant, pool)))
     }
@@ -296,6 +339,13 @@ impl DesiredState {
 }
 
 impl SignedDocument {
+    /// A document whose `cluster` is its provenance's.
+    #[must_use]
+    pub fn new(provenance: Provenance, desired: DesiredState) -> Self {
+        let desired = DesiredState { cluster: Some(provenance.cluster.clone()), ..desired };
+        Self { provenance, desired }
+    }
+
     /// The payload to sign.
     #[must_use]
     pub fn to_payload(&self) -> Vec<u8> {

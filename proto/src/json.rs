@@ -1,1 +1,286 @@
-//! JSON as a tree that borrows from its text. See the owner's implementation.
+//! JSON as a tree that borrows from its text, read strictly: for input that other people wrote.
+//!
+//! serde_json does the lexing; this module keeps what its own tree forgets. Keys stay in the order of the text, a key
+//! that appears twice is an error instead of the last one winning, and depth, size and the number of values are
+//! capped before memory is spent on them. [`Fields`] and [`Node`] turn the tree into typed values and collect
+//! everything that is wrong on the way in a [`Report`].
+
+mod escape;
+mod fields;
+mod report;
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+
+use crate::FieldError;
+
+pub use escape::{MAX_SHOWN, quote, shorten};
+pub use fields::{Fields, Node};
+pub use report::{MAX_ERRORS, Path, Report};
+
+/// How deeply arrays and objects may nest. The document needs 7; a parser's stack should never be the limit.
+pub const MAX_DEPTH: usize = 32;
+
+/// How many values one text may hold. A valid document needs at least 8 bytes for each, so the largest document fits,
+/// while a text of nothing but `0,0,0,...` can't be blown up to many times its size.
+pub const MAX_VALUES: usize = 512 * 1024;
+
+/// Integers above this are not the same number to every JSON reader.
+pub const MAX_INTEGER: u64 = (1 << 53) - 1;
+
+/// Below this many keys, comparing each with each is cheaper than sorting them.
+const FEW_KEYS: usize = 24;
+
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Json<'a> {
+    Null,
+    Bool(bool),
+    Number(Number),
+    Str(Cow<'a, str>),
+    Array(Vec<Json<'a>>),
+    /// In the order of the text.
+    Object(Vec<(Cow<'a, str>, Json<'a>)>),
+}
+
+/// A number as it was written: `1`, `-1`, or with a fraction or exponent (or too large for 64 bits).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Number {
+    Unsigned(u64),
+    Negative(i64),
+    Float(f64),
+}
+
+impl<'a> Json<'a> {
+    /// Reads one JSON value, or says everything that is wrong with it as JSON.
+    pub fn parse(bytes: &'a [u8], max_bytes: usize) -> Result<Self, Vec<FieldError>> {
+        let report = Report::default();
+        let value = Self::read(bytes, max_bytes, &report);
+        match (value, report.into_errors()) {
+            (Some(value), errors) if errors.is_empty() => Ok(value),
+            (_, errors) => Err(errors),
+        }
+    }
+
+    /// Like [`Json::parse`], but a value with duplicate keys is reported and still given back,
+    /// so that the reader of its fields can go on to find what else is wrong.
+    pub fn read(bytes: &'a [u8], max_bytes: usize, report: &Report) -> Option<Self> {
+        let refuse = |expected: &dyn fmt::Display, found: &dyn fmt::Display| {
+            report.add(&Path::ROOT, expected, found);
+            None
+        };
+        if bytes.len() > max_bytes {
+            let expected = format_args!("must be at most {max_bytes} bytes long");
+            return refuse(&expected, &format_args!("{} bytes", bytes.len()));
+        }
+        if bytes.starts_with(BYTE_ORDER_MARK) {
+            return refuse(&"must not begin with a byte order mark", &"bytes ef bb bf");
+        }
+        let text = match std::str::from_utf8(bytes) {
+            Ok(text) => text,
+            Err(cause) => {
+                let found = format_args!("an invalid byte at offset {}", cause.valid_up_to());
+                return refuse(&"must be UTF-8", &found);
+            }
+        };
+        let reader = Reader::default();
+        let mut source = serde_json::Deserializer::from_str(text);
+        let outcome = Seed { reader: &reader, depth: 0 }
+            .deserialize(&mut source)
+            .and_then(|value| source.end().map(|()| value));
+        match outcome {
+            Ok(value) => {
+                if reader.duplicates.get() {
+                    report_duplicates(&value, &Path::ROOT, report);
+                }
+                Some(value)
+            }
+            Err(cause) => match reader.limit.get() {
+                Some(limit) => {
+                    refuse(&limit, &format_args!("more at line {} column {}", cause.line(), cause.column()))
+                }
+                None => refuse(&"must be one JSON value", &shorten(&cause.to_string())),
+            },
+        }
+    }
+
+    /// The first value of this key, when this is an object that has it.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&Self> {
+        match self {
+            Json::Object(members) => members.iter().find(|(name, _)| name == key).map(|(_, value)| value),
+            _ => None,
+        }
+    }
+}
+
+/// Short enough for an error message, and safe to show on a terminal.
+impl fmt::Display for Json<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Json::Null => f.write_str("null"),
+            Json::Bool(value) => value.fmt(f),
+            Json::Number(Number::Unsigned(value)) => value.fmt(f),
+            Json::Number(Number::Negative(value)) => value.fmt(f),
+            Json::Number(Number::Float(value)) => write!(f, "{value:?}"),
+            Json::Str(text) => f.write_str(&quote(text)),
+            Json::Array(items) => write!(f, "an array of {}", items.len()),
+            Json::Object(members) => write!(f, "an object of {}", members.len()),
+        }
+    }
+}
+
+/// What one reading keeps count of.
+#[derive(Default)]
+struct Reader {
+    values: Cell<usize>,
+    duplicates: Cell<bool>,
+    /// The limit that ended the reading, in words.
+    limit: Cell<Option<&'static str>>,
+}
+
+impl Reader {
+    fn exceeded<E: serde::de::Error>(&self, limit: &'static str) -> E {
+        self.limit.set(Some(limit));
+        E::custom(limit)
+    }
+}
+
+/// Reads one value at this depth.
+#[derive(Clone, Copy)]
+struct Seed<'r> {
+    reader: &'r Reader,
+    depth: usize,
+}
+
+impl Seed<'_> {
+    fn inner<E: serde::de::Error>(self) -> Result<Self, E> {
+        if self.depth == MAX_DEPTH {
+            return Err(self.reader.exceeded("must nest at most 32 levels deep"));
+        }
+        Ok(Self { depth: self.depth + 1, ..self })
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Seed<'_> {
+    type Value = Json<'de>;
+    fn deserialize<D: Deserializer<'de>>(self, source: D) -> Result<Json<'de>, D::Error> {
+        let values = self.reader.values.get() + 1;
+        if values > MAX_VALUES {
+            return Err(self.reader.exceeded("must hold at most 524288 values"));
+        }
+        self.reader.values.set(values);
+        source.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Seed<'_> {
+    type Value = Json<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+    fn visit_unit<E>(self) -> Result<Json<'de>, E> {
+        Ok(Json::Null)
+    }
+    fn visit_bool<E>(self, value: bool) -> Result<Json<'de>, E> {
+        Ok(Json::Bool(value))
+    }
+    fn visit_u64<E>(self, value: u64) -> Result<Json<'de>, E> {
+        Ok(Json::Number(Number::Unsigned(value)))
+    }
+    fn visit_i64<E>(self, value: i64) -> Result<Json<'de>, E> {
+        Ok(Json::Number(Number::Negative(value)))
+    }
+    fn visit_f64<E>(self, value: f64) -> Result<Json<'de>, E> {
+        Ok(Json::Number(Number::Float(value)))
+    }
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Json<'de>, E> {
+        Ok(Json::Str(Cow::Borrowed(text)))
+    }
+    fn visit_str<E>(self, text: &str) -> Result<Json<'de>, E> {
+        Ok(Json::Str(Cow::Owned(text.to_owned())))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut source: A) -> Result<Json<'de>, A::Error> {
+        let inner = self.inner()?;
+        let mut items = Vec::new();
+        while let Some(item) = source.next_element_seed(inner)? {
+            items.push(item);
+        }
+        Ok(Json::Array(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut source: A) -> Result<Json<'de>, A::Error> {
+        let inner = self.inner()?;
+        let mut members = Vec::new();
+        while let Some(key) = source.next_key_seed(KeySeed)? {
+            members.push((key, source.next_value_seed(inner)?));
+        }
+        if has_duplicates(&members) {
+            self.reader.duplicates.set(true);
+        }
+        Ok(Json::Object(members))
+    }
+}
+
+struct KeySeed;
+
+impl<'de> DeserializeSeed<'de> for KeySeed {
+    type Value = Cow<'de, str>;
+    fn deserialize<D: Deserializer<'de>>(self, source: D) -> Result<Cow<'de, str>, D::Error> {
+        source.deserialize_str(self)
+    }
+}
+
+impl<'de> Visitor<'de> for KeySeed {
+    type Value = Cow<'de, str>;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Cow<'de, str>, E> {
+        Ok(Cow::Borrowed(text))
+    }
+    fn visit_str<E>(self, text: &str) -> Result<Cow<'de, str>, E> {
+        Ok(Cow::Owned(text.to_owned()))
+    }
+}
+
+fn has_duplicates(members: &[(Cow<'_, str>, Json<'_>)]) -> bool {
+    if members.len() <= FEW_KEYS {
+        return members.iter().enumerate().any(|(i, (key, _))| members[..i].iter().any(|(k, _)| k == key));
+    }
+    let mut keys: Vec<&str> = members.iter().map(|(key, _)| key.as_ref()).collect();
+    keys.sort_unstable();
+    keys.windows(2).any(|pair| pair[0] == pair[1])
+}
+
+/// The slow walk that finds where the duplicates are, made only when there are any.
+fn report_duplicates(value: &Json<'_>, path: &Path<'_>, report: &Report) {
+    match value {
+        Json::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                report_duplicates(item, &path.item(index), report);
+            }
+        }
+        Json::Object(members) => {
+            let mut seen = BTreeSet::new();
+            for (place, (key, value)) in members.iter().enumerate() {
+                let path = path.field(key, place);
+                if !seen.insert(key.as_ref()) {
+                    report.add(&path, &"must appear once", &"the key a second time");
+                }
+                report_duplicates(value, &path, report);
+            }
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,385 @@
-//! Reading documents.
-use super::{DesiredState, DocumentErrors, SignedDocument};
+//! From JSON text to a document: strict, and with everything that is wrong at once.
+//!
+//! Each function reads one object: first every field on its own, then the rules between fields on those that could
+//! be read, and last the value, if nothing was missing. Nothing is guessed, and `null` is not "absent".
 
-pub(super) fn local(_bytes: &[u8]) -> Result<DesiredState, DocumentErrors> {
-    todo!()
+use super::rules::{self, Subnets, Unique};
+use super::{
+    DesiredCounts, DesiredState, DocumentErrors, Egress, EgressMode, MAX_DOCUMENT_BYTES, MAX_FLAKE_REF_BYTES,
+    MAX_GUEST_PATH_BYTES, MAX_STORE_BYTES, MAX_TENANT_NET_ID, Network, Persist, Pool, PoolRole, Provenance,
+    Quotas, Resources, RuntimePolicy, SCHEMA_VERSION, SeccompPolicy, SignedDocument, SleepPolicy,
+    SnapshotCompression, Subnet, Tenant, default_stopped_retention,
+};
+use crate::json::{Fields, Json, MAX_INTEGER, Node, Number, Report};
+use crate::{PoolId, TenantId};
+
+const DOCUMENT: &[&str] = &[
+    "schema_version",
+    "node_id",
+    "cluster",
+    "epoch",
+    "generation",
+    "issued_at",
+    "expires_at",
+    "tenants",
+    "prune_unknown_tenants",
+    "prune_unknown_pools",
+];
+const ASSIGNED: [&str; 4] = ["epoch", "generation", "issued_at", "expires_at"];
+const TENANT: &[&str] = &["tenant_id", "pinned", "network", "quotas", "secrets_hash", "egress", "pools"];
+const NETWORK: &[&str] = &["tenant_net_id", "ipv4_subnet"];
+const QUOTAS: &[&str] = &[
+    "max_vcpus",
+    "max_mem_mib",
+    "max_running",
+    "max_warm",
+    "max_pools",
+    "max_instances_per_pool",
+    "max_disk_gib",
+];
+const EGRESS: &[&str] = &["mode"];
+const POOL: &[&str] = &[
+    "pool_id",
+    "flake_ref",
+    "profile",
+    "image_digest",
+    "role",
+    "instance_resources",
+    "desired_counts",
+    "pinned",
+    "critical",
+    "runtime_policy",
+    "sleep_policy",
+    "seccomp_policy",
+    "snapshot_compression",
+    "snapshot_encryption",
+    "stopped_retention_seconds",
+    "persist",
+];
+const RESOURCES: &[&str] = &["vcpus", "mem_mib", "data_disk_mib"];
+const COUNTS: &[&str] = &["running", "warm", "sleeping"];
+const RUNTIME_POLICY: &[&str] =
+    &["min_running_seconds", "min_warm_seconds", "drain_timeout_seconds", "graceful_shutdown_seconds"];
+const SLEEP_POLICY: &[&str] = &["warm_after_seconds", "sleep_after_seconds", "cpu_idle_percent"];
+const PERSIST: &[&str] = &["path", "store", "every_seconds"];
+
+/// Reads a document as users write it.
+pub(super) fn local(bytes: &[u8]) -> Result<DesiredState, DocumentErrors> {
+    read(bytes, |fields| {
+        for name in ASSIGNED {
+            if let Some(node) = fields.node(name) {
+                node.refuse::<()>("must not be there: the coordinator assigns it when it signs the document");
+            }
+        }
+        let cluster = fields.maybe("cluster", |node| node.parse());
+        let desired = desired_state(fields);
+        Some(DesiredState { cluster: cluster?, ..desired? })
+    })
 }
 
-pub(super) fn signed(_bytes: &[u8]) -> Result<SignedDocument, DocumentErrors> {
-    todo!()
+/// Reads the payload of a signed envelope.
+pub(super) fn signed(bytes: &[u8]) -> Result<SignedDocument, DocumentErrors> {
+    read(bytes, |fields| {
+        let provenance = provenance(fields);
+        let desired = desired_state(fields);
+        Some(SignedDocument::new(provenance?, desired?))
+    })
 }
+
+fn read<T>(bytes: &[u8], decode: impl FnOnce(&Fields<'_, '_>) -> Option<T>) -> Result<T, DocumentErrors> {
+    let report = Report::default();
+    let json = Json::read(bytes, MAX_DOCUMENT_BYTES, &report);
+    // Nothing else in a document of another version can be judged by this one's rules.
+    if let Some(version) = json.as_ref().and_then(other_version) {
+        return Err(DocumentErrors::unknown_version(version));
+    }
+    let value =
+        json.as_ref().and_then(|json| Node::root(json, &report).fields(DOCUMENT)).and_then(|f| decode(&f));
+    match (value, report.into_errors()) {
+        (Some(value), errors) if errors.is_empty() => Ok(value),
+        (_, errors) => Err(DocumentErrors(errors)),
+    }
+}
+
+fn other_version(json: &Json<'_>) -> Option<u64> {
+    match json.get("schema_version") {
+        Some(Json::Number(Number::Unsigned(version))) => {
+            Some(*version).filter(|version| *version != u64::from(SCHEMA_VERSION))
+        }
+        _ => None,
+    }
+}
+
+fn provenance(fields: &Fields<'_, '_>) -> Option<Provenance> {
+    let cluster = fields.get("cluster", |node| node.parse());
+    let epoch = fields.get("epoch", |node| node.integer(1..=MAX_INTEGER));
+    let generation = fields.get("generation", |node| node.integer(1..=MAX_INTEGER));
+    let issued_at = fields.get("issued_at", |node| node.parse());
+    let expires_at = fields.get("expires_at", |node| {
+        let expires_at = node.parse()?;
+        match issued_at {
+            Some(issued_at) if expires_at <= issued_at => node.refuse("must be later than issued_at"),
+            _ => Some(expires_at),
+        }
+    });
+    Some(Provenance {
+        cluster: cluster?,
+        epoch: epoch?,
+        generation: generation?,
+        issued_at: issued_at?,
+        expires_at: expires_at?,
+    })
+}
+
+/// All but `cluster`, which local and signed documents treat differently.
+fn desired_state(fields: &Fields<'_, '_>) -> Option<DesiredState> {
+    let schema_version = fields.get("schema_version", |node| node.integer32(SCHEMA_VERSION..=SCHEMA_VERSION));
+    let node_id = fields.get("node_id", |node| node.parse());
+    let mut across = AcrossTenants::default();
+    let tenants = fields.get("tenants", |node| all(&node, |item| tenant(&item, &mut across)));
+    let prune_unknown_tenants = fields.or("prune_unknown_tenants", false, |node| node.boolean());
+    let prune_unknown_pools = fields.or("prune_unknown_pools", false, |node| node.boolean());
+    Some(DesiredState {
+        schema_version: schema_version?,
+        node_id: node_id?,
+        cluster: None,
+        tenants: tenants?,
+        prune_unknown_tenants: prune_unknown_tenants?,
+        prune_unknown_pools: prune_unknown_pools?,
+    })
+}
+
+/// Reads every item, also after a bad one; the list only if all were good.
+fn all<'a, T>(node: &Node<'_, 'a>, mut read: impl FnMut(Node<'_, 'a>) -> Option<T>) -> Option<Vec<T>> {
+    let items = node.items()?;
+    let mut list = Some(Vec::with_capacity(items.len()));
+    for item in items {
+        match read(item) {
+            Some(value) => {
+                if let Some(list) = &mut list {
+                    list.push(value);
+                }
+            }
+            None => list = None,
+        }
+    }
+    list
+}
+
+/// What must differ between tenants.
+#[derive(Default)]
+struct AcrossTenants {
+    ids: Unique<TenantId>,
+    net_ids: Unique<u16>,
+    subnets: Subnets,
+}
+
+fn tenant(node: &Node<'_, '_>, across: &mut AcrossTenants) -> Option<Tenant> {
+    let fields = node.fields(TENANT)?;
+    let tenant_id = fields.get("tenant_id", |node| {
+        let id = node.parse()?;
+        across.ids.check(&id, &node, "document");
+        Some(id)
+    });
+    let pinned = fields.or("pinned", false, |node| node.boolean());
+    let (net_id, subnet) = fields.get("network", |node| network(&node, across)).unwrap_or_default();
+    let quotas = fields.get("quotas", |node| quotas(&node));
+    let secrets_hash = fields.maybe("secrets_hash", |node| node.parse());
+    let egress = fields.or("egress", Egress::default(), |node| egress(&node));
+    let pools = fields.get("pools", |node| pools(&node, quotas.as_ref(), subnet));
+    Some(Tenant {
+        tenant_id: tenant_id?,
+        pinned: pinned?,
+        network: Network { tenant_net_id: net_id?, ipv4_subnet: subnet? },
+        quotas: quotas?,
+        secrets_hash: secrets_hash?,
+        egress: egress?,
+        pools: pools?,
+    })
+}
+
+/// The two halves apart, so that a bad id does not keep the subnet from being checked against the pools.
+fn network(node: &Node<'_, '_>, across: &mut AcrossTenants) -> Option<(Option<u16>, Option<Subnet>)> {
+    let fields = node.fields(NETWORK)?;
+    let net_id = fields.get("tenant_net_id", |node| {
+        let id = node.integer(0..=u64::from(MAX_TENANT_NET_ID)).and_then(|id| u16::try_from(id).ok())?;
+        across.net_ids.check(&id, &node, "document");
+        Some(id)
+    });
+    let subnet = fields.get("ipv4_subnet", |node| {
+        let subnet = node.parse()?;
+        across.subnets.check(subnet, &node);
+        Some(subnet)
+    });
+    Some((net_id, subnet))
+}
+
+fn quotas(node: &Node<'_, '_>) -> Option<Quotas> {
+    let fields = node.fields(QUOTAS)?;
+    let small = |name| fields.get(name, |node| node.integer32(0..=u32::MAX));
+    let large = |name| fields.get(name, |node| node.integer(0..=MAX_INTEGER));
+    let max_vcpus = small("max_vcpus");
+    let max_mem_mib = large("max_mem_mib");
+    let max_running = small("max_running");
+    let max_warm = small("max_warm");
+    let max_pools = small("max_pools");
+    let max_instances_per_pool = small("max_instances_per_pool");
+    let max_disk_gib = large("max_disk_gib");
+    Some(Quotas {
+        max_vcpus: max_vcpus?,
+        max_mem_mib: max_mem_mib?,
+        max_running: max_running?,
+        max_warm: max_warm?,
+        max_pools: max_pools?,
+        max_instances_per_pool: max_instances_per_pool?,
+        max_disk_gib: max_disk_gib?,
+    })
+}
+
+fn egress(node: &Node<'_, '_>) -> Option<Egress> {
+    let modes = [("none", EgressMode::None), ("nat", EgressMode::Nat)];
+    let mode = node.fields(EGRESS)?.or("mode", EgressMode::default(), |node| node.choice(&modes));
+    Some(Egress { mode: mode? })
+}
+
+fn pools(node: &Node<'_, '_>, quotas: Option<&Quotas>, subnet: Option<Subnet>) -> Option<Vec<Pool>> {
+    let mut ids = Unique::default();
+    let mut wanted = 0;
+    let pools = all(node, |item| pool(&item, quotas, &mut ids, &mut wanted));
+    if let Some(quotas) = quotas {
+        rules::pools_within_quota(node, quotas);
+    }
+    if let Some(subnet) = subnet {
+        rules::instances_within_subnet(node, wanted, subnet);
+    }
+    pools
+}
+
+/// Adds what the pool wants to `wanted`, whatever else is wrong with it.
+fn pool(
+    node: &Node<'_, '_>,
+    quotas: Option<&Quotas>,
+    ids: &mut Unique<PoolId>,
+    wanted: &mut u64,
+) -> Option<Pool> {
+    const ROLES: [(&str, PoolRole); 3] =
+        [("gateway", PoolRole::Gateway), ("builder", PoolRole::Builder), ("worker", PoolRole::Worker)];
+    const SECCOMP: [(&str, SeccompPolicy); 2] =
+        [("baseline", SeccompPolicy::Baseline), ("strict", SeccompPolicy::Strict)];
+    const COMPRESSION: [(&str, SnapshotCompression); 3] = [
+        ("none", SnapshotCompression::None),
+        ("lz4", SnapshotCompression::Lz4),
+        ("zstd", SnapshotCompression::Zstd),
+    ];
+
+    let fields = node.fields(POOL)?;
+    let pool_id = fields.get("pool_id", |node| {
+        let id = node.parse()?;
+        ids.check(&id, &node, "tenant");
+        Some(id)
+    });
+    let flake_ref = fields.get("flake_ref", |node| rules::printable(&node, MAX_FLAKE_REF_BYTES));
+    let profile = fields.get("profile", |node| node.parse());
+    let image_digest = fields.maybe("image_digest", |node| node.parse());
+    let role = fields.or("role", PoolRole::default(), |node| node.choice(&ROLES));
+    let resources = fields.get("instance_resources", |node| resources(&node));
+    let counts = fields.get("desired_counts", |node| {
+        let counts = counts(&node)?;
+        *wanted += rules::total(&counts);
+        if let Some(quotas) = quotas {
+            rules::counts_within_quota(&node, &counts, quotas);
+        }
+        Some(counts)
+    });
+    let pinned = fields.or("pinned", false, |node| node.boolean());
+    let critical = fields.or("critical", false, |node| node.boolean());
+    let runtime_policy = fields.or("runtime_policy", RuntimePolicy::default(), |node| runtime_policy(&node));
+    let sleep_policy = fields.or("sleep_policy", SleepPolicy::default(), |node| sleep_policy(&node));
+    let seccomp_policy = fields.or("seccomp_policy", SeccompPolicy::default(), |node| node.choice(&SECCOMP));
+    let compression =
+        fields.or("snapshot_compression", SnapshotCompression::default(), |node| node.choice(&COMPRESSION));
+    let snapshot_encryption = fields.or("snapshot_encryption", false, |node| node.boolean());
+    let retention =
+        fields.or("stopped_retention_seconds", default_stopped_retention(), |node| seconds(&node));
+    let persist = fields.maybe("persist", |node| persist(&node));
+    Some(Pool {
+        pool_id: pool_id?,
+        flake_ref: flake_ref?,
+        profile: profile?,
+        image_digest: image_digest?,
+        role: role?,
+        instance_resources: resources?,
+        desired_counts: counts?,
+        pinned: pinned?,
+        critical: critical?,
+        runtime_policy: runtime_policy?,
+        sleep_policy: sleep_policy?,
+        seccomp_policy: seccomp_policy?,
+        snapshot_compression: compression?,
+        snapshot_encryption: snapshot_encryption?,
+        stopped_retention_seconds: retention?,
+        persist: persist?,
+    })
+}
+
+fn resources(node: &Node<'_, '_>) -> Option<Resources> {
+    let fields = node.fields(RESOURCES)?;
+    let vcpus = fields.get("vcpus", |node| node.integer32(1..=32));
+    let mem_mib = fields.get("mem_mib", |node| node.integer(32..=65_536));
+    let data_disk_mib = fields.get("data_disk_mib", |node| node.integer(0..=1_048_576));
+    Some(Resources { vcpus: vcpus?, mem_mib: mem_mib?, data_disk_mib: data_disk_mib? })
+}
+
+fn counts(node: &Node<'_, '_>) -> Option<DesiredCounts> {
+    let fields = node.fields(COUNTS)?;
+    let count = |name| fields.get(name, |node| node.integer32(0..=1000));
+    let (running, warm, sleeping) = (count("running"), count("warm"), count("sleeping"));
+    Some(DesiredCounts { running: running?, warm: warm?, sleeping: sleeping? })
+}
+
+fn seconds(node: &Node<'_, '_>) -> Option<u64> {
+    node.integer(0..=MAX_INTEGER)
+}
+
+fn runtime_policy(node: &Node<'_, '_>) -> Option<RuntimePolicy> {
+    let fields = node.fields(RUNTIME_POLICY)?;
+    let default = RuntimePolicy::default();
+    let or = |name, default| fields.or(name, default, |node| seconds(&node));
+    let min_running_seconds = or("min_running_seconds", default.min_running_seconds);
+    let min_warm_seconds = or("min_warm_seconds", default.min_warm_seconds);
+    let drain_timeout_seconds = or("drain_timeout_seconds", default.drain_timeout_seconds);
+    let graceful_shutdown_seconds = or("graceful_shutdown_seconds", default.graceful_shutdown_seconds);
+    Some(RuntimePolicy {
+        min_running_seconds: min_running_seconds?,
+        min_warm_seconds: min_warm_seconds?,
+        drain_timeout_seconds: drain_timeout_seconds?,
+        graceful_shutdown_seconds: graceful_shutdown_seconds?,
+    })
+}
+
+fn sleep_policy(node: &Node<'_, '_>) -> Option<SleepPolicy> {
+    let fields = node.fields(SLEEP_POLICY)?;
+    let default = SleepPolicy::default();
+    let warm_after = fields.or("warm_after_seconds", default.warm_after_seconds, |node| seconds(&node));
+    let sleep_after = fields.or("sleep_after_seconds", default.sleep_after_seconds, |node| seconds(&node));
+    let cpu_idle = fields.or("cpu_idle_percent", default.cpu_idle_percent, |node| node.integer32(0..=100));
+    if let (Some(warm_after), Some(sleep_after)) = (warm_after, sleep_after) {
+        rules::sleeps_after_warming(node, warm_after, sleep_after);
+    }
+    Some(SleepPolicy {
+        warm_after_seconds: warm_after?,
+        sleep_after_seconds: sleep_after?,
+        cpu_idle_percent: cpu_idle?,
+    })
+}
+
+fn persist(node: &Node<'_, '_>) -> Option<Persist> {
+    let fields = node.fields(PERSIST)?;
+    let path = fields.get("path", |node| rules::guest_path(&node, MAX_GUEST_PATH_BYTES));
+    let store = fields.get("store", |node| rules::printable(&node, MAX_STORE_BYTES));
+    let every_seconds = fields.get("every_seconds", |node| node.integer(1..=86_400));
+    Some(Persist { path: path?, store: store?, every_seconds: every_seconds? })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,129 @@
-//! Rules across fields.
-use super::DesiredState;
-use crate::FieldError;
+//! Rules that need more than one field: uniqueness, overlaps, sums that must fit.
+//!
+//! They run on whatever could be read, so a mistake in one place does not hide one in another.
 
-pub(super) fn pools_without_image_digest(_desired: &DesiredState) -> Vec<FieldError> {
-    todo!()
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::{DesiredCounts, DesiredState, Quotas, Subnet};
+use crate::FieldError;
+use crate::json::Node;
+
+/// Values that must differ, and where each was first.
+#[derive(Debug)]
+pub(super) struct Unique<K> {
+    first: BTreeMap<K, String>,
+}
+
+impl<K> Default for Unique<K> {
+    fn default() -> Self {
+        Self { first: BTreeMap::new() }
+    }
+}
+
+impl<K: Ord + Clone> Unique<K> {
+    pub(super) fn check(&mut self, key: &K, node: &Node<'_, '_>, scope: &str) {
+        match self.first.get(key) {
+            Some(first) => {
+                node.refuse::<()>(format_args!("must be unique in the {scope}: {first} has it"));
+            }
+            None => {
+                self.first.insert(key.clone(), node.path().to_string());
+            }
+        }
+    }
+}
+
+/// The subnets of the tenants read so far. Two networks overlap only if one holds the other, so looking up the few
+/// that could hold a new one, and the range of those it could hold, finds every overlap without comparing all pairs.
+#[derive(Debug, Default)]
+pub(super) struct Subnets {
+    taken: BTreeMap<Subnet, String>,
+}
+
+impl Subnets {
+    pub(super) fn check(&mut self, subnet: Subnet, node: &Node<'_, '_>) {
+        let around = subnet.enclosing().find_map(|outer| self.taken.get_key_value(&outer));
+        let inside = || {
+            // Subnets are ordered by address, then prefix: those inside follow the one that holds them.
+            self.taken.range(subnet..).next().filter(|(next, _)| subnet.contains(next.network()))
+        };
+        if let Some((other, path)) = around.or_else(inside) {
+            node.refuse::<()>(format_args!("must not overlap {other} of {path}"));
+        }
+        self.taken.entry(subnet).or_insert_with(|| node.path().to_string());
+    }
+}
+
+/// Printable ASCII without spaces: what references and paths are made of, and nothing that could hide in a log.
+pub(super) fn printable(node: &Node<'_, '_>, max: usize) -> Option<String> {
+    let text = node.text()?;
+    if (1..=max).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic()) {
+        Some(text.to_owned())
+    } else {
+        node.refuse(format_args!("must be 1 to {max} printable ASCII characters without spaces"))
+    }
+}
+
+/// A path inside a guest: absolute, and without steps up.
+pub(super) fn guest_path(node: &Node<'_, '_>, max: usize) -> Option<String> {
+    let text = printable(node, max)?;
+    if text.starts_with('/') && text.split('/').all(|step| step != "..") {
+        Some(text)
+    } else {
+        node.refuse("must be an absolute path without `..`")
+    }
+}
+
+pub(super) fn total(counts: &DesiredCounts) -> u64 {
+    u64::from(counts.running) + u64::from(counts.warm) + u64::from(counts.sleeping)
+}
+
+pub(super) fn counts_within_quota(node: &Node<'_, '_>, counts: &DesiredCounts, quotas: &Quotas) {
+    let (sum, most) = (total(counts), quotas.max_instances_per_pool);
+    if sum > u64::from(most) {
+        let expected = format_args!("must add up to at most {most}, the quota's max_instances_per_pool");
+        node.refuse_as::<()>(expected, sum);
+    }
+}
+
+pub(super) fn pools_within_quota(node: &Node<'_, '_>, quotas: &Quotas) {
+    let pools = node.len();
+    if pools > usize::try_from(quotas.max_pools).unwrap_or(usize::MAX) {
+        let expected = format_args!("must be at most {} pools, the quota's max_pools", quotas.max_pools);
+        node.refuse_as::<()>(expected, pools);
+    }
+}
+
+pub(super) fn instances_within_subnet(node: &Node<'_, '_>, wanted: u64, subnet: Subnet) {
+    let capacity = subnet.instance_capacity();
+    if wanted > u64::from(capacity) {
+        let expected =
+            format_args!("must want at most {capacity} instances, as many as {subnet} has addresses for");
+        node.refuse_as::<()>(expected, wanted);
+    }
+}
+
+pub(super) fn sleeps_after_warming(node: &Node<'_, '_>, warm_after: u64, sleep_after: u64) {
+    if warm_after > sleep_after {
+        let expected = "must have warm_after_seconds no larger than sleep_after_seconds";
+        node.refuse_as::<()>(expected, format_args!("{warm_after} and {sleep_after}"));
+    }
+}
+
+pub(super) fn pools_without_image_digest(desired: &DesiredState) -> Vec<FieldError> {
+    let missing = |path: fmt::Arguments<'_>| FieldError {
+        path: path.to_string(),
+        expected: "must be there outside a dev cluster".to_owned(),
+        found: "nothing".to_owned(),
+    };
+    let mut errors = Vec::new();
+    for (t, tenant) in desired.tenants.iter().enumerate() {
+        for (p, pool) in tenant.pools.iter().enumerate() {
+            if pool.image_digest.is_none() {
+                errors.push(missing(format_args!("tenants[{t}].pools[{p}].image_digest")));
+            }
+        }
+    }
+    errors
 }

@@ -1,0 +1,191 @@
+//! From a tree to typed values, without stopping at the first mistake.
+//!
+//! Every getter either gives a value or adds to the [`Report`] and gives `None`. A caller reads all the fields it
+//! wants, runs its own checks on those that could be read, and only then combines them with `?`.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use super::{Json, Number, Path, Report};
+
+/// A value and where it is.
+#[derive(Debug, Clone, Copy)]
+pub struct Node<'n, 'a> {
+    value: &'n Json<'a>,
+    path: Path<'n>,
+    report: &'n Report,
+}
+
+/// The members of an object whose possible keys are known.
+#[derive(Debug, Clone, Copy)]
+pub struct Fields<'n, 'a> {
+    members: &'n [(Cow<'a, str>, Json<'a>)],
+    path: Path<'n>,
+    report: &'n Report,
+}
+
+impl<'n, 'a> Node<'n, 'a> {
+    #[must_use]
+    pub fn root(value: &'n Json<'a>, report: &'n Report) -> Self {
+        Self { value, path: Path::ROOT, report }
+    }
+
+    #[must_use]
+    pub fn path(&self) -> &Path<'n> {
+        &self.path
+    }
+
+    /// Says what would have been right; what was found is the value itself.
+    pub fn refuse<T>(&self, expected: impl fmt::Display) -> Option<T> {
+        self.refuse_as(expected, self.value)
+    }
+
+    /// Says what would have been right, and what was found in other words.
+    pub fn refuse_as<T>(&self, expected: impl fmt::Display, found: impl fmt::Display) -> Option<T> {
+        self.report.add(&self.path, &expected, &found);
+        None
+    }
+
+    /// An integer written as one: no fraction, no exponent, not in quotes.
+    #[must_use]
+    pub fn integer(&self, range: RangeInclusive<u64>) -> Option<u64> {
+        match self.value {
+            Json::Number(Number::Unsigned(value)) if range.contains(value) => Some(*value),
+            Json::Number(Number::Unsigned(_) | Number::Negative(_)) => {
+                self.refuse(format_args!("must be {}", within(&range)))
+            }
+            _ => self.refuse(format_args!("must be an integer, {}", within(&range))),
+        }
+    }
+
+    /// As [`Node::integer`], for ranges inside 32 bits.
+    #[must_use]
+    pub fn integer32(&self, range: RangeInclusive<u32>) -> Option<u32> {
+        let wide = u64::from(*range.start())..=u64::from(*range.end());
+        self.integer(wide).and_then(|value| u32::try_from(value).ok())
+    }
+
+    #[must_use]
+    pub fn boolean(&self) -> Option<bool> {
+        match self.value {
+            Json::Bool(value) => Some(*value),
+            _ => self.refuse("must be true or false"),
+        }
+    }
+
+    #[must_use]
+    pub fn text(&self) -> Option<&'n str> {
+        match self.value {
+            Json::Str(text) => Some(text),
+            _ => self.refuse("must be a string"),
+        }
+    }
+
+    /// A string that is a `T`; its error says what it must be.
+    #[must_use]
+    pub fn parse<T: FromStr<Err: fmt::Display>>(&self) -> Option<T> {
+        let Json::Str(text) = self.value else { return self.refuse("must be a string") };
+        text.parse().or_else(|cause: T::Err| self.refuse(cause).ok_or(())).ok()
+    }
+
+    /// A string that is one of these.
+    #[must_use]
+    pub fn choice<T: Copy>(&self, choices: &[(&str, T)]) -> Option<T> {
+        let chosen = match self.value {
+            Json::Str(text) => choices.iter().find(|(name, _)| name == text),
+            _ => None,
+        };
+        chosen.map(|(_, value)| *value).or_else(|| {
+            let names: Vec<_> = choices.iter().map(|(name, _)| format!("`{name}`")).collect();
+            self.refuse(format_args!("must be one of {}", names.join(", ")))
+        })
+    }
+
+    #[must_use]
+    pub fn items(&self) -> Option<impl ExactSizeIterator<Item = Node<'_, 'a>>> {
+        match self.value {
+            Json::Array(items) => Some(items.iter().enumerate().map(|(index, value)| Node {
+                value,
+                path: self.path.item(index),
+                report: self.report,
+            })),
+            _ => self.refuse("must be an array"),
+        }
+    }
+
+    /// How many items or members the value has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self.value {
+            Json::Array(items) => items.len(),
+            Json::Object(members) => members.len(),
+            _ => 0,
+        }
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The members of an object that may have these keys; any other key is an error.
+    #[must_use]
+    pub fn fields(&self, known: &[&str]) -> Option<Fields<'n, 'a>> {
+        let Json::Object(members) = self.value else { return self.refuse("must be an object") };
+        for (place, (key, _)) in members.iter().enumerate() {
+            if !known.contains(&key.as_ref()) {
+                let expected = format_args!("must not be there: the fields here are {}", known.join(", "));
+                self.report.add(&self.path.field(key, place), &expected, &"an unknown field");
+            }
+        }
+        Some(Fields { members, path: self.path, report: self.report })
+    }
+}
+
+impl<'a> Fields<'_, 'a> {
+    /// The field's value, which need not be there.
+    #[must_use]
+    pub fn node(&self, name: &'static str) -> Option<Node<'_, 'a>> {
+        let place = self.members.iter().position(|(key, _)| key == name)?;
+        let (_, value) = &self.members[place];
+        Some(Node { value, path: self.path.field(name, place), report: self.report })
+    }
+
+    /// A field that must be there.
+    pub fn get<T>(&self, name: &'static str, read: impl FnOnce(Node<'_, 'a>) -> Option<T>) -> Option<T> {
+        let Some(node) = self.node(name) else {
+            self.report.add(&self.path.missing(name), &"must be there", &"nothing");
+            return None;
+        };
+        read(node)
+    }
+
+    /// A field with a default.
+    pub fn or<T>(
+        &self,
+        name: &'static str,
+        default: T,
+        read: impl FnOnce(Node<'_, 'a>) -> Option<T>,
+    ) -> Option<T> {
+        self.node(name).map_or(Some(default), read)
+    }
+
+    /// A field without a default that need not be there: `Some(None)` when it is absent, `None` when it is wrong.
+    pub fn maybe<T>(
+        &self,
+        name: &'static str,
+        read: impl FnOnce(Node<'_, 'a>) -> Option<T>,
+    ) -> Option<Option<T>> {
+        self.node(name).map_or(Some(None), |node| read(node).map(Some))
+    }
+}
+
+fn within(range: &RangeInclusive<u64>) -> String {
+    if range.start() == range.end() {
+        range.start().to_string()
+    } else {
+        format!("{}..={}", range.start(), range.end())
+    }
+}
