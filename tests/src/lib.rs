@@ -1,1 +1,46 @@
-//! tests
+//! What tests that span processes share: a cluster of real `mvm` processes on loopback, and waiting for conditions.
+//!
+//! [`Cluster`] owns a temporary folder, one coordinator and any number of agents. Everything is killed and removed
+//! when it goes out of scope. Nothing here sleeps for a fixed time: [`wait_until`] polls a condition.
+
+mod binary;
+mod cluster;
+mod process;
+
+pub use binary::mvm_binary;
+pub use cluster::{AgentProcess, Cluster, ClusterSettings, free_port, path_text};
+pub use process::Process;
+
+use std::time::{Duration, Instant};
+
+/// How often a condition is looked at: often enough to be prompt, seldom enough to leave two cores to the processes.
+const POLL: Duration = Duration::from_millis(25);
+
+/// Long enough for a busy two-core machine; a healthy run needs a fraction of it.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Waits until `condition` gives a value. Panics with `what` when it does not within `limit`.
+pub fn wait_for<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "gave up after {limit:?} waiting for: {what}");
+        std::thread::park_timeout(POLL);
+    }
+}
+
+/// Waits until `condition` holds.
+pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) {
+    wait_for(what, limit, || condition().then_some(()));
+}
+
+/// Whether privileged tests can run; says so plainly when they can't.
+pub fn root_or_say_so(test: &str) -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        println!("{test}: did not run: needs root");
+    }
+    root
+}

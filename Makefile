@@ -1,0 +1,32 @@
+# The commands of the project; README.md tells what each shows. Everything else is plain cargo.
+
+.PHONY: demo test bench check deny setup clean
+
+setup:
+	@scripts/setup
+
+# The main job end to end: enrol, sign, push, converge. Cleans up after itself.
+demo: setup
+	@scripts/demo
+
+# Every test. The suites that need root say so when they can't run.
+test: setup
+	cargo nextest run --workspace --no-fail-fast
+	cargo test --workspace --doc --quiet
+
+# Figures as ratios against a peer in the same run; also written to target/bench/results.json.
+bench: setup
+	cargo build --release --workspace --bins
+	cargo run --release --quiet -p mvm-benches
+
+# What CI checks besides the tests.
+check:
+	cargo fmt --all -- --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+# Bans, licences and sources (needs: cargo install --locked cargo-deny). tests/tidy.rs holds the same list without it.
+deny:
+	cargo deny check bans licenses sources
+
+clean:
+	cargo clean

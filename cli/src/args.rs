@@ -1,0 +1,85 @@
+//! The grammar of the command line. Each command's own flags stand beside the command, in `commands/`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::commands;
+use crate::logging::LogFormat;
+use crate::output::Format;
+
+const AFTER_HELP: &str = "\
+Settings: every flag can also come from the environment (MVM_TIMEOUT, MVM_AGENT_DATA_DIR ...) or from a settings
+file (--config, else $XDG_CONFIG_HOME/mvm/config.toml, else /etc/mvm/config.toml). Flag beats environment beats file.
+
+Exit codes: 0 done, 1 failed or refused, 2 usage or unreadable input, 3 gave up waiting, 4 unreachable.
+
+First steps:
+  mvm coordinator init --dev          make a cluster's keys and certificates
+  mvm coordinator serve               run the coordinator
+  mvm coordinator token create --node node-a
+  mvm agent certs request --coordinator https://HOST:4433 --token-file FILE
+  mvm agent serve --coordinator https://HOST:4433
+  mvm push -f examples/minimal.json   declare what node-a runs";
+
+/// Runs other people's AI agents and sandboxes in microVMs, on plain Linux machines.
+#[derive(Debug, Parser)]
+#[command(name = "mvm", version, after_help = AFTER_HELP, propagate_version = true, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Global {
+    /// Settings file
+    #[arg(long, global = true, value_name = "FILE", env = "MVM_CONFIG", help_heading = "Global options")]
+    pub(crate) config: Option<PathBuf>,
+    /// How results are printed
+    #[arg(short, long, global = true, value_enum, default_value = "table", help_heading = "Global options")]
+    pub(crate) output: Format,
+    /// Say nothing but results and errors
+    #[arg(short, long, global = true, help_heading = "Global options")]
+    pub(crate) quiet: bool,
+    /// How long to wait for answers
+    #[arg(
+        long, global = true, value_name = "TIME", default_value = "30s", value_parser = humantime::parse_duration,
+        help_heading = "Global options"
+    )]
+    pub(crate) timeout: Duration,
+    /// Least level to log: error, warn, info, debug, trace, or a filter such as info,mvm_agent=debug
+    #[arg(long, global = true, value_name = "LEVEL", default_value = "warn,mvm_agent=info,mvm_coordinator=info", help_heading = "Global options")]
+    pub(crate) log_level: String,
+    /// How log lines look
+    #[arg(long, global = true, value_enum, default_value = "text", help_heading = "Global options")]
+    pub(crate) log_format: LogFormat,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// The node daemon and its certificates
+    #[command(subcommand)]
+    Agent(commands::agent::AgentCommand),
+    /// The control plane, its keys and join tokens
+    #[command(subcommand)]
+    Coordinator(commands::coordinator::CoordinatorCommand),
+    /// Nodes of the cluster
+    #[command(subcommand)]
+    Node(commands::node::NodeCommand),
+    /// Declare what a node runs
+    Push(commands::push::PushArgs),
+    /// Who may sign documents and images
+    #[command(subcommand)]
+    Trust(commands::trust::TrustCommand),
+    /// JSON Schemas of what mvm reads
+    Schema(commands::schema::SchemaArgs),
+    /// Shell completion
+    Completion(commands::reference::CompletionArgs),
+    /// Write man pages to a folder
+    Man(commands::reference::ManArgs),
+    /// Version and build
+    Version,
+}

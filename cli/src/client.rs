@@ -1,0 +1,115 @@
+//! An operator's connection to a coordinator: where it is, who we are, and a certificate that stays fresh.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use mvm_coordinator::client::ControlClient;
+use mvm_pki::{Anchors, Credential, CsrNames, LeafKey, LiveAnchors, LiveCredential};
+use mvm_proto::wire::control::v1::RenewCertificateRequest;
+use mvm_proto::{Problem, Timestamp};
+use mvm_transport::Target;
+
+use crate::args::Global;
+use crate::commands::default_data_dir;
+use crate::exit::Outcome;
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Operator {
+    /// The coordinator to talk to
+    #[arg(long, value_name = "URL", env = "MVM_COORDINATOR", default_value = "https://127.0.0.1:4433", value_parser = parse_target)]
+    pub(crate) coordinator: Target,
+    /// Folder with operator.pem and ca.crt, as made by `mvm coordinator init` [default: operator/ in the coordinator's data folder]
+    #[arg(long, value_name = "DIR", env = "MVM_OPERATOR_DIR")]
+    pub(crate) operator_dir: Option<PathBuf>,
+}
+
+pub(crate) fn parse_target(text: &str) -> Result<Target, String> {
+    text.parse::<Target>().map_err(|error| error.to_string())
+}
+
+impl Operator {
+    fn dir(&self) -> PathBuf {
+        self.operator_dir.clone().unwrap_or_else(|| default_data_dir("coordinator").join("operator"))
+    }
+
+    /// Connects with the operator's certificate, renewing it on the way once half of its life is over.
+    pub(crate) async fn connect(&self, global: &Global) -> Result<ControlClient, Outcome> {
+        let dir = self.dir();
+        let (credential, anchors) = load(&dir)?;
+        let now = Timestamp::from(SystemTime::now());
+        if credential.not_after() <= now {
+            return Err(Outcome::Failed(anyhow!(
+                "the operator certificate in {} expired at {}\nmake a new one on the coordinator's machine: mvm coordinator operator create {} --out {}",
+                dir.display(), credential.not_after(), credential.identity().name(), dir.display()
+            )));
+        }
+        let live = LiveCredential::new(credential.clone());
+        let anchors = LiveAnchors::new(anchors);
+        let cluster = credential.identity().cluster().clone();
+        let client = mvm_coordinator::client::connect(&self.coordinator, &live, &anchors, &cluster, global.timeout)
+            .await
+            .map_err(|error| Outcome::Unreachable(anyhow::Error::new(error)))?;
+        let mut client = client;
+        if mvm_pki::rotation::renew_at(credential.not_before(), credential.not_after(), 0.0) <= now {
+            if let Err(error) = renew(&mut client, &dir).await {
+                tracing::warn!(error = format!("{error:#}"), "could not renew the operator certificate");
+            }
+        }
+        Ok(client)
+    }
+}
+
+fn load(dir: &Path) -> anyhow::Result<(Credential, Anchors)> {
+    let hint = || {
+        format!(
+            "could not read the operator's credential in {}\ngive its folder with --operator-dir or MVM_OPERATOR_DIR; `mvm coordinator init` makes one",
+            dir.display()
+        )
+    };
+    let credential = Credential::load(&dir.join("operator.pem")).with_context(hint)?;
+    let anchors = Anchors::load(&dir.join("ca.crt")).with_context(hint)?;
+    Ok((credential, anchors))
+}
+
+async fn renew(client: &mut ControlClient, dir: &Path) -> anyhow::Result<()> {
+    let key = LeafKey::generate()?;
+    let csr_der = key.csr_der(&CsrNames::default())?;
+    let answer = client.renew_certificate(RenewCertificateRequest { csr_der }).await?.into_inner();
+    let renewed = Credential::from_parts(key, &answer.chain_pem)?;
+    renewed.save(&dir.join("operator.pem"))?;
+    Ok(())
+}
+
+/// What a gRPC refusal says to a person: the coordinator's problem when it sent one.
+pub(crate) fn refused(status: &tonic::Status) -> Outcome {
+    if let Some(problem) = mvm_coordinator::client::problem_of(status) {
+        return Outcome::Failed(anyhow::Error::new(problem));
+    }
+    match status.code() {
+        tonic::Code::Unavailable => Outcome::Unreachable(anyhow!("the coordinator went away: {}", status.message())),
+        tonic::Code::DeadlineExceeded => Outcome::TimedOut(anyhow!("no answer in time: {}", status.message())),
+        code => Outcome::Failed(anyhow!("{} ({code:?})", status.message())),
+    }
+}
+
+/// Bounds one call by the user's `--timeout`.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+) -> Result<T, Outcome> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(status)) => Err(refused(&status)),
+        Err(_) => Err(Outcome::TimedOut(anyhow!("no answer within {}", humantime::format_duration(limit)))),
+    }
+}
+
+/// A problem that came as JSON bytes, or its text when it is not one.
+pub(crate) fn problem_from_json(bytes: &[u8]) -> anyhow::Error {
+    match serde_json::from_slice::<Problem>(bytes) {
+        Ok(problem) => anyhow::Error::new(problem),
+        Err(_) => anyhow!("{}", String::from_utf8_lossy(bytes)),
+    }
+}

@@ -1,0 +1,83 @@
+//! The commands, one file each group. They read input, call the crate that does the work, and show the result.
+
+pub(crate) mod agent;
+pub(crate) mod certs;
+pub(crate) mod coordinator;
+pub(crate) mod direct;
+pub(crate) mod node;
+pub(crate) mod push;
+pub(crate) mod reference;
+pub(crate) mod schema;
+pub(crate) mod token;
+pub(crate) mod trust;
+
+use std::future::Future;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use tokio_util::sync::CancellationToken;
+
+use crate::args::{Cli, Command};
+use crate::exit::{Outcome, Run};
+
+pub(crate) fn run(cli: Cli) -> Outcome {
+    let global = cli.global;
+    let done = match cli.command {
+        Command::Agent(command) => agent::run(&global, command),
+        Command::Coordinator(command) => coordinator::run(&global, command),
+        Command::Node(command) => block_on(node::run(&global, command)),
+        Command::Push(args) => block_on(push::run(&global, args)),
+        Command::Trust(command) => block_on(trust::run(&global, command)),
+        Command::Schema(args) => schema::run(&args),
+        Command::Completion(args) => reference::completion(&args),
+        Command::Man(args) => reference::man(&args),
+        Command::Version => reference::version(global.output),
+    };
+    done.map_or_else(|outcome| outcome, |()| Outcome::Done)
+}
+
+/// Runs a command on one thread: enough for everything but a coordinator, and the smallest in memory.
+pub(crate) fn block_on(work: impl Future<Output = Run>) -> Run {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        // Blocking work is file and database access; more threads than this would only wait for the same disk.
+        .max_blocking_threads(16)
+        .thread_keep_alive(std::time::Duration::from_secs(1))
+        .build()
+        .context("could not start the runtime")?;
+    runtime.block_on(work)
+}
+
+/// Cancelled at the first SIGTERM or SIGINT; a second one ends the process at once.
+pub(crate) fn shutdown_on_signals() -> anyhow::Result<CancellationToken> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).context("could not listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("could not listen for SIGINT")?;
+    let token = CancellationToken::new();
+    let shutdown = token.clone();
+    tokio::spawn(async move {
+        for round in 0.. {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if round == 0 {
+                tracing::info!("shutting down; instances keep running");
+                shutdown.cancel();
+            } else {
+                std::process::exit(1);
+            }
+        }
+    });
+    Ok(token)
+}
+
+/// Where state lives by default: the system's place for root, the user's own otherwise.
+pub(crate) fn default_data_dir(part: &str) -> PathBuf {
+    if nix::unistd::geteuid().is_root() {
+        return PathBuf::from("/var/lib/mvm").join(part);
+    }
+    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
+    let state = state.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state")));
+    state.unwrap_or_else(|| PathBuf::from(".")).join("mvm").join(part)
+}

@@ -1,0 +1,203 @@
+//! `mvm agent`: run the node daemon, or make one document true once.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use anyhow::anyhow;
+use clap::{Args, Subcommand};
+use mvm_agent::driver::DriverKind;
+use mvm_agent::reconcile::{OnceSettings, Report, reconcile_once};
+use mvm_agent::{AgentSettings, CapacityCaps, RateSettings};
+use mvm_pki::CsrNames;
+use mvm_proto::{DesiredState, NodeId, Timestamp};
+use mvm_transport::Target;
+
+use crate::args::Global;
+use crate::client::parse_target;
+use crate::commands::certs::{self, CertsCommand};
+use crate::commands::coordinator::split_names;
+use crate::commands::push::read_document;
+use crate::commands::{block_on, default_data_dir, shutdown_on_signals};
+use crate::exit::{Outcome, Run};
+use crate::output;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AgentCommand {
+    /// Run the node daemon
+    Serve(Box<ServeArgs>),
+    /// Make a document true once, without a coordinator
+    Reconcile(ReconcileArgs),
+    /// The node's certificates
+    #[command(subcommand)]
+    Certs(CertsCommand),
+}
+
+/// Settings that all agent commands share.
+#[derive(Debug, Args)]
+pub(crate) struct NodeArgs {
+    /// This node's id [default: the certificate's, else the host's name]
+    #[arg(long, value_name = "NODE")]
+    node_id: Option<NodeId>,
+    /// Folder for the agent's state
+    #[arg(long, value_name = "DIR", default_value_os_t = default_data_dir("agent"))]
+    data_dir: PathBuf,
+    /// What runs the microVMs
+    #[arg(long, value_name = "DRIVER", default_value = "fake", value_parser = parse_driver)]
+    driver: DriverKind,
+    /// vCPUs that instances may use [default: the machine's]
+    #[arg(long, value_name = "N")]
+    max_vcpus: Option<u32>,
+    /// Memory that instances may use, in MiB [default: the machine's]
+    #[arg(long, value_name = "MIB")]
+    max_mem_mib: Option<u64>,
+    /// Disk that instances may use, in MiB [default: what is free in the data folder]
+    #[arg(long, value_name = "MIB")]
+    max_disk_mib: Option<u64>,
+    /// Most instances on this node
+    #[arg(long, value_name = "N")]
+    max_instances: Option<u32>,
+}
+
+impl NodeArgs {
+    fn caps(&self) -> CapacityCaps {
+        CapacityCaps {
+            vcpus: self.max_vcpus,
+            mem_mib: self.max_mem_mib,
+            disk_mib: self.max_disk_mib,
+            max_instances: self.max_instances,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    node: NodeArgs,
+    /// The coordinator to keep a session with [default: the one that enrolled this node]
+    #[arg(long, value_name = "URL", env = "MVM_COORDINATOR", value_parser = parse_target)]
+    coordinator: Option<Target>,
+    /// Keep no session: documents come only through this agent's own API
+    #[arg(long)]
+    no_session: bool,
+    /// Take desired state from this file instead of from a coordinator; watched for changes
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["coordinator"])]
+    desired: Option<PathBuf>,
+    /// Address of the agent's HTTP/3 API (UDP)
+    #[arg(long, value_name = "ADDR", default_value = "[::]:4434")]
+    listen: SocketAddr,
+    /// Address for /metrics, /healthz and /readyz; keep it on loopback
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9434")]
+    metrics_listen: SocketAddr,
+    /// Unix socket of the API for this machine's root [default: agent.sock in the data folder]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Folder with certificates [default: certs/ in the data folder]
+    #[arg(long, value_name = "DIR")]
+    certs_dir: Option<PathBuf>,
+    /// How often the node is compared with its desired state when nothing happens
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    interval_secs: u64,
+    /// API requests each peer may make a second
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    rate_per_second: u32,
+    /// API requests each peer may make at once
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    rate_burst: u32,
+    /// A DNS name or IP address to ask for when the certificate is renewed (repeatable)
+    #[arg(long = "san", value_name = "NAME")]
+    sans: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReconcileArgs {
+    #[command(flatten)]
+    node: NodeArgs,
+    /// The document; `-` reads standard input
+    #[arg(long, value_name = "FILE")]
+    desired: PathBuf,
+    /// Show what would be done and touch nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+fn parse_driver(text: &str) -> Result<DriverKind, String> {
+    text.parse::<DriverKind>().map_err(|error| error.to_string())
+}
+
+pub(crate) fn run(global: &Global, command: AgentCommand) -> Run {
+    match command {
+        AgentCommand::Serve(args) => block_on(serve(*args)),
+        AgentCommand::Reconcile(args) => block_on(reconcile(global, args)),
+        AgentCommand::Certs(command) => certs::run(global, command),
+    }
+}
+
+async fn serve(args: ServeArgs) -> Run {
+    let mut settings = AgentSettings::new(&args.node.data_dir);
+    settings.capacity = args.node.caps();
+    settings.node_id = args.node.node_id;
+    settings.driver = args.node.driver;
+    settings.coordinator = args.coordinator;
+    settings.session = !args.no_session;
+    settings.desired_file = args.desired;
+    settings.listen = args.listen;
+    settings.metrics_listen = args.metrics_listen;
+    settings.interval = Duration::from_secs(args.interval_secs);
+    settings.rate = RateSettings { per_second: args.rate_per_second, burst: args.rate_burst };
+    if let Some(socket) = args.socket {
+        settings.socket = socket;
+    }
+    if let Some(dir) = args.certs_dir {
+        settings.certs_dir = dir;
+    }
+    let (dns, ips) = split_names(args.sans);
+    settings.names = CsrNames { dns, ips };
+    let shutdown = shutdown_on_signals()?;
+    mvm_agent::serve(settings, shutdown).await.map_err(anyhow::Error::new)?;
+    Ok(())
+}
+
+async fn reconcile(global: &Global, args: ReconcileArgs) -> Run {
+    let bytes = read_document(&args.desired)?;
+    let desired = DesiredState::parse(&bytes).map_err(|errors| Outcome::Failed(anyhow::Error::new(errors)))?;
+    let settings = OnceSettings {
+        data_dir: args.node.data_dir.clone(),
+        node_id: args.node.node_id.clone(),
+        driver: args.node.driver,
+        capacity: args.node.caps(),
+        dry_run: args.dry_run,
+    };
+    let report = reconcile_once(desired, settings, Timestamp::from(SystemTime::now())).await.map_err(anyhow::Error::new)?;
+    output::show(global.output, &report, |_| table(&report))?;
+    if report.converged || args.dry_run {
+        Ok(())
+    } else if report.errors.is_empty() {
+        Err(Outcome::Failed(anyhow!("not converged; the steps not taken are listed above, each with its reason")))
+    } else {
+        Err(Outcome::Failed(anyhow!("not converged:\n  {}", report.errors.join("\n  "))))
+    }
+}
+
+fn table(report: &Report) -> comfy_table::Table {
+    let mut table = output::table(["TENANT", "POOL", "INSTANCE", "STEP", "REASON"]);
+    for step in &report.steps {
+        table.add_row([
+            step.tenant.to_string(),
+            step.pool.to_string(),
+            step.instance.as_ref().map_or_else(|| "new".to_owned(), ToString::to_string),
+            step.action.to_string(),
+            step.reason.clone(),
+        ]);
+    }
+    for deferred in &report.deferred {
+        table.add_row([
+            deferred.tenant.to_string(),
+            deferred.pool.to_string(),
+            deferred.instance.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string),
+            "deferred".to_owned(),
+            deferred.reason.clone(),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,170 @@
+//! `mvm coordinator`: make a cluster, run its coordinator, make operators.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use mvm_coordinator::{CoordinatorSettings, InitSettings};
+use mvm_proto::{ClusterId, Timestamp};
+
+use crate::args::Global;
+use crate::commands::token::{self, TokenCommand};
+use crate::commands::{block_on, default_data_dir, shutdown_on_signals};
+use crate::exit::Run;
+use crate::output;
+use crate::progress::Progress;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CoordinatorCommand {
+    /// Make a new cluster: authorities, certificates, signing keys, an operator
+    Init(InitArgs),
+    /// Run the coordinator
+    Serve(ServeArgs),
+    /// Join tokens
+    #[command(subcommand)]
+    Token(TokenCommand),
+    /// Operators' certificates
+    #[command(subcommand)]
+    Operator(OperatorCommand),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InitArgs {
+    /// Folder for the cluster's keys and state
+    #[arg(long, value_name = "DIR", default_value_os_t = default_data_dir("coordinator"))]
+    data_dir: PathBuf,
+    /// The cluster's name: the trust domain of every identity
+    #[arg(long, default_value = "mvm")]
+    cluster: ClusterId,
+    /// This coordinator's name
+    #[arg(long, default_value = "coordinator")]
+    name: String,
+    /// A cluster for development: all signing keys stay with the coordinator, and images need no vouching
+    #[arg(long)]
+    dev: bool,
+    /// A DNS name or IP address under which agents reach the coordinator (repeatable; localhost is always in)
+    #[arg(long = "san", value_name = "NAME")]
+    sans: Vec<String>,
+    /// Put the root's keys here instead of into the data folder, for example on a stick that is then taken away
+    #[arg(long, value_name = "DIR")]
+    root_key_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Folder made by `mvm coordinator init`
+    #[arg(long, value_name = "DIR", default_value_os_t = default_data_dir("coordinator"))]
+    data_dir: PathBuf,
+    /// Address for agents (UDP, QUIC) and operators (TCP, gRPC)
+    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:4433")]
+    listen: SocketAddr,
+    /// Address for /metrics, /healthz and /readyz; keep it on loopback
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9433")]
+    metrics_listen: SocketAddr,
+    /// How long documents may be acted on; they are issued again at half of it
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = humantime::parse_duration)]
+    document_life: Duration,
+    /// How long certificates live; they are renewed at half of it
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = humantime::parse_duration)]
+    leaf_life: Duration,
+    /// How often agents say that they are there
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
+    heartbeat: Duration,
+    /// A DNS name or IP address to add to the coordinator's certificate (repeatable)
+    #[arg(long = "san", value_name = "NAME")]
+    sans: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum OperatorCommand {
+    /// Make an operator's certificate; run it where the coordinator's data folder is
+    Create(OperatorCreateArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct OperatorCreateArgs {
+    /// The operator's name
+    name: String,
+    /// The coordinator's data folder
+    #[arg(long, value_name = "DIR", default_value_os_t = default_data_dir("coordinator"))]
+    data_dir: PathBuf,
+    /// Folder to write operator.pem and ca.crt to
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// How long the certificate lives; `mvm` renews it in use from half of it on
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = humantime::parse_duration)]
+    life: Duration,
+}
+
+pub(crate) fn run(global: &Global, command: CoordinatorCommand) -> Run {
+    match command {
+        CoordinatorCommand::Init(args) => init(global, args),
+        CoordinatorCommand::Serve(args) => serve(args),
+        CoordinatorCommand::Token(command) => block_on(token::run(global, command)),
+        CoordinatorCommand::Operator(OperatorCommand::Create(args)) => create_operator(global, &args),
+    }
+}
+
+fn init(global: &Global, args: InitArgs) -> Run {
+    let (dns, ips) = split_names(args.sans);
+    let settings = InitSettings {
+        data_dir: args.data_dir,
+        cluster: args.cluster,
+        name: args.name,
+        dev: args.dev,
+        dns,
+        ips,
+        root_key_dir: args.root_key_dir,
+    };
+    let report = mvm_coordinator::init(&settings, Timestamp::from(SystemTime::now())).map_err(anyhow::Error::new)?;
+    output::show(global.output, &report, |_| output::properties(report.rows()))?;
+    Progress::new(global.quiet).say(report.next_steps());
+    Ok(())
+}
+
+fn serve(args: ServeArgs) -> Run {
+    let (dns, ips) = split_names(args.sans);
+    let mut settings = CoordinatorSettings::new(args.data_dir);
+    settings.listen = args.listen;
+    settings.metrics_listen = Some(args.metrics_listen);
+    settings.document_life = args.document_life;
+    settings.leaf_life = args.leaf_life;
+    settings.heartbeat = args.heartbeat;
+    settings.dns = dns;
+    settings.ips = ips;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("could not start the runtime")?;
+    runtime.block_on(async {
+        let shutdown = shutdown_on_signals()?;
+        mvm_coordinator::serve(settings, shutdown).await.map_err(anyhow::Error::new)
+    })?;
+    Ok(())
+}
+
+fn create_operator(global: &Global, args: &OperatorCreateArgs) -> Run {
+    let now = Timestamp::from(SystemTime::now());
+    mvm_coordinator::create_operator(&args.data_dir, &args.name, &args.out, args.life, now).map_err(anyhow::Error::new)?;
+    let out = args.out.display();
+    Progress::new(global.quiet).say(format!(
+        "{} may operate the cluster with what is in {out}: carry it over a safe channel, then use it with --operator-dir or MVM_OPERATOR_DIR",
+        args.name
+    ));
+    Ok(())
+}
+
+/// Names that read as IP addresses, and the others.
+pub(crate) fn split_names(names: Vec<String>) -> (Vec<String>, Vec<IpAddr>) {
+    let mut dns = Vec::new();
+    let mut ips = Vec::new();
+    for name in names {
+        match name.parse() {
+            Ok(ip) => ips.push(ip),
+            Err(_) => dns.push(name),
+        }
+    }
+    (dns, ips)
+}

@@ -1,0 +1,108 @@
+//! `mvm coordinator token`: one-time join tokens.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use mvm_proto::NodeId;
+use mvm_proto::wire::control::v1::{CreateTokenRequest, ListTokensRequest, RevokeTokenRequest, Token};
+
+use crate::args::Global;
+use crate::client::{Operator, within};
+use crate::exit::Run;
+use crate::output::{self, or_dash};
+use crate::progress::Progress;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Make a token with which one node may join, once
+    Create(CreateArgs),
+    /// Tokens and what became of them
+    List(ListArgs),
+    /// Make a token worthless
+    Revoke(RevokeArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CreateArgs {
+    /// The node that may join with it
+    #[arg(long)]
+    node: NodeId,
+    /// How long it can be used
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = humantime::parse_duration)]
+    ttl: Duration,
+    /// Write the token to this file (0600) instead of showing it
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    operator: Operator,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    #[command(flatten)]
+    operator: Operator,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RevokeArgs {
+    /// The token's id, as `list` shows it
+    token_id: String,
+    #[command(flatten)]
+    operator: Operator,
+}
+
+pub(crate) async fn run(global: &Global, command: TokenCommand) -> Run {
+    match command {
+        TokenCommand::Create(args) => create(global, args).await,
+        TokenCommand::List(args) => {
+            let mut client = args.operator.connect(global).await?;
+            let list = within(global.timeout, client.list_tokens(ListTokensRequest {})).await?;
+            Ok(output::show(global.output, &list.tokens, |wide| table(&list.tokens, wide))?)
+        }
+        TokenCommand::Revoke(args) => {
+            let mut client = args.operator.connect(global).await?;
+            let request = RevokeTokenRequest { token_id: args.token_id };
+            let answer = within(global.timeout, client.revoke_token(request)).await?;
+            let tokens: Vec<Token> = answer.record.into_iter().collect();
+            Ok(output::show(global.output, &tokens, |wide| table(&tokens, wide))?)
+        }
+    }
+}
+
+async fn create(global: &Global, args: CreateArgs) -> Run {
+    let mut client = args.operator.connect(global).await?;
+    let request = CreateTokenRequest { node_id: args.node.to_string(), ttl_seconds: args.ttl.as_secs() };
+    let answer = within(global.timeout, client.create_token(request)).await?;
+    let progress = Progress::new(global.quiet);
+    if let Some(path) = &args.out {
+        mvm_pki::files::write_atomic(path, format!("{}\n", answer.token).as_bytes(), 0o600)
+            .with_context(|| format!("could not write the token to {}", path.display()))?;
+        progress.say(format!("the token is in {}", path.display()));
+        return Ok(());
+    }
+    let life = humantime::format_duration(args.ttl);
+    progress.say(format!("{} can join once with this token within {life}; it is not shown again:", args.node));
+    Ok(output::show(global.output, &answer, |_| {
+        let mut only = comfy_table::Table::new();
+        only.load_style(comfy_table::presets::NOTHING).add_row([answer.token.clone()]);
+        only
+    })?)
+}
+
+fn table(tokens: &[Token], wide: bool) -> comfy_table::Table {
+    let mut table = if wide {
+        output::table(["TOKEN", "NODE", "STATE", "EXPIRES", "CREATED", "CREATED BY", "USED"])
+    } else {
+        output::table(["TOKEN", "NODE", "STATE", "EXPIRES"])
+    };
+    for token in tokens {
+        let mut row = vec![&token.token_id, &token.node_id, &token.state, &token.expires_at];
+        if wide {
+            row.extend([&token.created_at, &token.created_by, &token.used_at]);
+        }
+        table.add_row(row.into_iter().map(|text| or_dash(text)));
+    }
+    table
+}

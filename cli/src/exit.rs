@@ -1,0 +1,64 @@
+//! Exit codes, and how a failure is told on the way out.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done (for `agent reconcile`: converged, or valid with `--dry-run`) |
+//! | 1 | failed, refused, or not converged |
+//! | 2 | the command line, a settings file or an input file could not be understood |
+//! | 3 | gave up waiting: what was asked is stored and still goes on |
+//! | 4 | could not reach the coordinator or the agent |
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Done,
+    /// Failed, and already told in the command's own output.
+    Told,
+    Failed(anyhow::Error),
+    Usage(anyhow::Error),
+    TimedOut(anyhow::Error),
+    Unreachable(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Outcome {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// What commands return: `?` turns plain errors into [`Outcome::Failed`].
+pub(crate) type Run = Result<(), Outcome>;
+
+pub(crate) fn report(outcome: &Outcome) -> ExitCode {
+    let (code, error) = match outcome {
+        Outcome::Done => (0, None),
+        Outcome::Told => (1, None),
+        Outcome::Failed(error) => (1, Some(error)),
+        Outcome::Usage(error) => (2, Some(error)),
+        Outcome::TimedOut(error) => (3, Some(error)),
+        Outcome::Unreachable(error) => (4, Some(error)),
+    };
+    if let Some(error) = error {
+        let mut stderr = std::io::stderr().lock();
+        let color = stderr.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+        let (on, off) = if color { ("\x1b[1;31m", "\x1b[0m") } else { ("", "") };
+        // A closed stderr can't be told about.
+        let _ = writeln!(stderr, "{on}error:{off} {}", causes(error));
+    }
+    ExitCode::from(code)
+}
+
+/// The error and its causes, without repeating what an outer text already holds.
+fn causes(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1) {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            text.push_str("\n  because: ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}

@@ -1,0 +1,24 @@
+//! The `mvm` binary under test: built once from this workspace, in the profile the tests run in.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Where the binary is. Cargo does not build another package's binary for a test, so it is asked to; that is quick
+/// when there is nothing to do.
+pub fn mvm_binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        let test = std::env::current_exe().expect("a test knows its own path");
+        let profile_dir = test.ancestors().nth(2).expect("tests run from target/<profile>/deps").to_owned();
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--locked", "--package", "mvm", "--bin", "mvm"]);
+        build.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        if profile_dir.file_name().is_some_and(|name| name == "release") {
+            build.arg("--release");
+        }
+        let built = build.status().expect("cargo runs");
+        assert!(built.success(), "the mvm binary does not build");
+        profile_dir.join("mvm")
+    })
+}

@@ -1,0 +1,219 @@
+//! A cluster of real processes on loopback: one coordinator, any number of agents, an operator.
+
+use std::collections::BTreeMap;
+use std::net::{TcpListener, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{PATIENCE, Process, mvm_binary, wait_for, wait_until};
+
+#[derive(Debug, Clone)]
+pub struct ClusterSettings {
+    pub dev: bool,
+    /// More flags for `mvm coordinator serve`.
+    pub serve: Vec<String>,
+}
+
+impl Default for ClusterSettings {
+    fn default() -> Self {
+        Self { dev: true, serve: Vec::new() }
+    }
+}
+
+#[derive(Debug)]
+pub struct AgentProcess {
+    pub process: Process,
+    pub port: u16,
+    pub metrics_port: u16,
+}
+
+#[derive(Debug)]
+pub struct Cluster {
+    dir: TempDir,
+    settings: ClusterSettings,
+    pub port: u16,
+    pub metrics_port: u16,
+    pub coordinator: Option<Process>,
+    pub agents: BTreeMap<String, AgentProcess>,
+}
+
+impl Cluster {
+    /// A development cluster with its coordinator running.
+    pub fn start() -> Self {
+        Self::start_with(ClusterSettings::default())
+    }
+
+    pub fn start_with(settings: ClusterSettings) -> Self {
+        let mut cluster = Self::init(settings);
+        cluster.start_coordinator();
+        cluster
+    }
+
+    /// Keys and certificates only; no process yet.
+    pub fn init(settings: ClusterSettings) -> Self {
+        let dir = TempDir::new().expect("a temporary folder can be made");
+        let (port, metrics_port) = (free_port(), free_port());
+        let cluster = Self { dir, settings, port, metrics_port, coordinator: None, agents: BTreeMap::new() };
+        let data_dir = cluster.coordinator_dir();
+        let mut args = vec!["coordinator", "init", "--cluster", "test", "--quiet", "--data-dir", path_text(&data_dir)];
+        if cluster.settings.dev {
+            args.push("--dev");
+        }
+        cluster.mvm_ok(&args);
+        cluster
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn coordinator_dir(&self) -> PathBuf {
+        self.path().join("coordinator")
+    }
+
+    pub fn agent_dir(&self, node: &str) -> PathBuf {
+        self.path().join(node)
+    }
+
+    pub fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    /// `mvm ARGS` with this cluster's operator and coordinator in its environment.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(mvm_binary());
+        command.args(args);
+        command.env_clear();
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.env("HOME", self.path());
+        command.env("NO_COLOR", "1");
+        command.env("MVM_COORDINATOR", self.url());
+        command.env("MVM_OPERATOR_DIR", self.coordinator_dir().join("operator"));
+        command
+    }
+
+    pub fn mvm(&self, args: &[&str]) -> Output {
+        self.command(args).output().expect("mvm runs")
+    }
+
+    /// Runs `mvm ARGS`, which must succeed; gives its standard output.
+    pub fn mvm_ok(&self, args: &[&str]) -> String {
+        let output = self.mvm(args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "mvm {args:?} failed: {stderr}\n{}", self.logs());
+        String::from_utf8(output.stdout).expect("mvm prints UTF-8")
+    }
+
+    /// Runs `mvm ARGS -o json`, which must succeed.
+    pub fn mvm_json(&self, args: &[&str]) -> Value {
+        let text = self.mvm_ok(&[args, &["-o", "json"]].concat());
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("mvm {args:?} printed no JSON ({error}): {text}"))
+    }
+
+    /// Runs `mvm ARGS`, which must fail with `code`; gives its standard error.
+    pub fn mvm_fails(&self, args: &[&str], code: i32) -> String {
+        let output = self.mvm(args);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "mvm {args:?}: {stderr}");
+        stderr
+    }
+
+    pub fn start_coordinator(&mut self) {
+        let data_dir = self.coordinator_dir();
+        let (listen, metrics) = (format!("127.0.0.1:{}", self.port), format!("127.0.0.1:{}", self.metrics_port));
+        let mut command = self.command(&["coordinator", "serve", "--data-dir", path_text(&data_dir)]);
+        command.args(["--listen", &listen, "--metrics-listen", &metrics]).args(&self.settings.serve);
+        let process = Process::start(command, &self.path().join("coordinator.log"));
+        self.coordinator = Some(process);
+        wait_until("the coordinator to answer", PATIENCE, || {
+            self.mvm(&["node", "list", "--timeout", "2s"]).status.success()
+        });
+    }
+
+    pub fn kill_coordinator(&mut self) {
+        drop(self.coordinator.take());
+    }
+
+    /// Token and certificate for `node`; reachable as 127.0.0.1 and localhost.
+    pub fn enrol(&self, node: &str) {
+        let token = self.mvm_ok(&["coordinator", "token", "create", "--node", node, "--quiet"]);
+        let dir = self.agent_dir(node);
+        let args = ["agent", "certs", "request", "--data-dir", path_text(&dir), "--token", token.trim()];
+        self.mvm_ok(&[&args[..], &["--san", "127.0.0.1", "--san", "localhost", "--quiet"]].concat());
+    }
+
+    /// Starts `node`'s agent, on the same ports as before when it ran before.
+    pub fn start_agent(&mut self, node: &str, flags: &[&str]) {
+        let before = self.agents.remove(node);
+        let (port, metrics_port) =
+            before.as_ref().map_or_else(|| (free_port(), free_port()), |agent| (agent.port, agent.metrics_port));
+        drop(before);
+        let dir = self.agent_dir(node);
+        let (listen, metrics) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{metrics_port}"));
+        let mut command = self.command(&["agent", "serve", "--data-dir", path_text(&dir), "--driver", "fake"]);
+        command.args(["--listen", &listen, "--metrics-listen", &metrics]).args(flags);
+        let process = Process::start(command, &self.path().join(format!("{node}.log")));
+        self.agents.insert(node.to_owned(), AgentProcess { process, port, metrics_port });
+    }
+
+    /// Enrols and starts `node`, and waits for its session.
+    pub fn join(&mut self, node: &str) {
+        self.enrol(node);
+        self.start_agent(node, &[]);
+        self.wait_connected(node);
+    }
+
+    pub fn kill_agent(&mut self, node: &str) {
+        self.agents.get_mut(node).expect("the agent was started").process.kill();
+    }
+
+    /// What the coordinator knows of `node`.
+    pub fn node(&self, node: &str) -> Option<Value> {
+        let output = self.mvm(&["node", "info", node, "-o", "json", "--timeout", "5s"]);
+        output.status.success().then(|| serde_json::from_slice(&output.stdout).expect("node info is JSON"))
+    }
+
+    pub fn wait_connected(&self, node: &str) {
+        self.wait_node(node, "connected", |info| info["connected"] == true);
+    }
+
+    pub fn wait_node(&self, node: &str, what: &str, mut condition: impl FnMut(&Value) -> bool) -> Value {
+        wait_for(&format!("{node}: {what}\n{}", self.logs()), PATIENCE, || {
+            self.node(node).filter(|info| condition(info))
+        })
+    }
+
+    /// Writes `text` to a file of this cluster's folder.
+    pub fn file(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path().join(name);
+        std::fs::write(&path, text).expect("a file can be written");
+        path
+    }
+
+    /// The last lines of every process, for failures.
+    pub fn logs(&self) -> String {
+        let tail = |name: &str, process: &Process| {
+            let log = process.log();
+            let lines: Vec<&str> = log.lines().collect();
+            format!("--- {name}\n{}\n", lines[lines.len().saturating_sub(20)..].join("\n"))
+        };
+        let coordinator = self.coordinator.iter().map(|process| tail("coordinator", process));
+        coordinator.chain(self.agents.iter().map(|(node, agent)| tail(node, &agent.process))).collect()
+    }
+}
+
+/// A port that is free for UDP and TCP on loopback now.
+pub fn free_port() -> u16 {
+    wait_for("a free port", PATIENCE, || {
+        let udp = UdpSocket::bind("127.0.0.1:0").ok()?;
+        let port = udp.local_addr().ok()?.port();
+        TcpListener::bind(("127.0.0.1", port)).ok().map(|_| port)
+    })
+}
+
+pub fn path_text(path: &Path) -> &str {
+    path.to_str().expect("temporary folders have UTF-8 names")
+}

@@ -1,0 +1,74 @@
+//! One child process with its log in a file; ended when dropped.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::wait_for;
+
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `command` with its output appended to `log`.
+    pub fn start(mut command: Command, log: &Path) -> Self {
+        let file = File::options().create(true).append(true).open(log).expect("the log file opens");
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().expect("a file handle can be cloned"))
+            .stderr(file)
+            .spawn()
+            .expect("the process starts");
+        Self { child, log: log.to_owned() }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid fits"));
+        kill(pid, signal).expect("the process can be signalled");
+    }
+
+    /// SIGKILL, and wait for the end.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Waits for the process to end by itself.
+    pub fn wait_exit(&mut self, limit: Duration) -> ExitStatus {
+        let child = &mut self.child;
+        wait_for("the process to exit", limit, || child.try_wait().expect("a child can be waited for"))
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child can be waited for").is_none()
+    }
+
+    /// Everything it has said so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Resident memory now, in bytes.
+    pub fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or("VmRSS: 0 kB");
+        line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
