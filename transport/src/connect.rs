@@ -1,8 +1,29 @@
 //! Opening a connection, and saying in words why it could not be opened.
+//!
+//! A TLS 1.3 client has finished before the server has judged its certificate. So that a refusal is an error of the
+//! dialling and not of the first request, [`dial`] waits for the server's confirmation too.
 
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
+
+use mvm_pki::refusal::alert_in_words;
+use mvm_pki::{Identity, Refusal};
+use quinn::ConnectionError;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::limits::Limits;
+use crate::quic;
+use crate::session::close_code;
+
+/// Crypto errors on the wire are this plus the TLS alert's number.
+const CRYPTO_ERROR_BASE: u64 = 0x100;
+/// The alert of a server that speaks none of the offered protocols.
+const ALERT_NO_APPLICATION_PROTOCOL: u8 = 120;
+/// The QUIC code of a server that wants no more connections.
+const CONNECTION_REFUSED: u64 = 0x2;
+/// How often to look for the server's confirmation, which quinn counts but does not announce.
+const CONFIRM_EVERY: Duration = Duration::from_millis(1);
 
 /// Why no connection came about.
 #[derive(Debug, thiserror::Error)]
@@ -17,17 +38,127 @@ pub enum ConnectError {
     #[error("timed out after {waited:?}: is a coordinator or agent listening on UDP {address}?")]
     TimedOut { address: SocketAddr, waited: Duration },
     /// Our verifier's finding about the peer.
-    #[error("refused the certificate of {address}: {reason}")]
+    #[error("the certificate of {address} is refused: {reason}")]
     PeerRefused { address: SocketAddr, reason: String },
     /// The peer's finding about us.
     #[error("the peer refused our certificate: {reason}")]
     RefusedByPeer { address: SocketAddr, reason: String },
     #[error("no common protocol (ALPN): {address} does not speak {wanted}")]
-    NoCommonProtocol { address: SocketAddr, wanted: &'static str },
-    #[error("{address} refused the connection: it has as many as it allows")]
+    NoCommonProtocol { address: SocketAddr, wanted: String },
+    #[error("{address} refused the connection: it has as many as it allows; try again later")]
     Busy { address: SocketAddr },
     #[error("{address} closed the connection: {reason} (code {code})")]
     Closed { address: SocketAddr, code: u64, reason: String },
     #[error("could not connect to {address}: {reason}")]
     Failed { address: SocketAddr, reason: String },
+}
+
+/// A connection on which both sides have verified each other.
+#[derive(Debug)]
+pub(crate) struct Dialled {
+    pub(crate) endpoint: quinn::Endpoint,
+    pub(crate) connection: quinn::Connection,
+    pub(crate) peer: Identity,
+}
+
+/// Dials from a socket of its own.
+pub(crate) async fn dial(
+    address: SocketAddr,
+    server_name: &str,
+    tls: rustls::ClientConfig,
+    alpn: &[u8],
+    limits: &Limits,
+) -> Result<Dialled, ConnectError> {
+    let socket = quic::client_socket(address).map_err(ConnectError::Socket)?;
+    let endpoint = quic::endpoint(socket, None).map_err(ConnectError::Socket)?;
+    dial_from(endpoint, address, server_name, tls, alpn, limits).await
+}
+
+/// Dials from an endpoint that other connections may share.
+pub(crate) async fn dial_from(
+    endpoint: quinn::Endpoint,
+    address: SocketAddr,
+    server_name: &str,
+    tls: rustls::ClientConfig,
+    alpn: &[u8],
+    limits: &Limits,
+) -> Result<Dialled, ConnectError> {
+    let config = quic::client_config(tls, alpn, limits).map_err(ConnectError::Settings)?;
+    let connecting = endpoint.connect_with(config, address, server_name).map_err(|error| match error {
+        quinn::ConnectError::InvalidServerName(name) => ConnectError::ServerName { name },
+        other => ConnectError::Failed { address, reason: other.to_string() },
+    })?;
+    let deadline = Instant::now() + limits.handshake_timeout;
+    let shaken = async {
+        let connection = connecting.await?;
+        confirmed(&connection).await?;
+        Ok(connection)
+    };
+    let connection = match timeout_at(deadline, shaken).await {
+        Ok(Ok(connection)) => connection,
+        Ok(Err(error)) => return Err(explain(&error, address, alpn, limits)),
+        Err(_) => return Err(ConnectError::TimedOut { address, waited: limits.handshake_timeout }),
+    };
+    let chain = quic::chain_of(&connection);
+    let peer = mvm_pki::tls::peer_identity(chain.as_deref().map(Vec::as_slice))
+        .map_err(|refusal: Refusal| ConnectError::PeerRefused { address, reason: refusal.to_string() })?;
+    Ok(Dialled { endpoint, connection, peer })
+}
+
+/// Waits until the server has confirmed the handshake, and with it our certificate.
+async fn confirmed(connection: &quinn::Connection) -> Result<(), ConnectionError> {
+    while connection.stats().frame_rx.handshake_done == 0 {
+        tokio::select! {
+            error = connection.closed() => return Err(error),
+            () = sleep(CONFIRM_EVERY) => {}
+        }
+    }
+    Ok(())
+}
+
+/// A connection's end during its handshake, in words.
+fn explain(error: &ConnectionError, address: SocketAddr, alpn: &[u8], limits: &Limits) -> ConnectError {
+    match error {
+        ConnectionError::TransportError(ours) => match alert_of(ours.code.into()) {
+            Some(ALERT_NO_APPLICATION_PROTOCOL) => no_common_protocol(address, alpn),
+            Some(_) => ConnectError::PeerRefused { address, reason: refusal_text(&ours.reason) },
+            None => ConnectError::Failed { address, reason: error.to_string() },
+        },
+        ConnectionError::ConnectionClosed(theirs) => match alert_of(theirs.error_code.into()) {
+            Some(ALERT_NO_APPLICATION_PROTOCOL) => no_common_protocol(address, alpn),
+            Some(alert) => ConnectError::RefusedByPeer { address, reason: alert_in_words(alert).to_owned() },
+            None if u64::from(theirs.error_code) == CONNECTION_REFUSED => ConnectError::Busy { address },
+            None => ConnectError::Failed { address, reason: error.to_string() },
+        },
+        ConnectionError::ApplicationClosed(theirs) => {
+            let code = theirs.error_code.into_inner();
+            if code == u64::from(close_code::OVERLOADED) {
+                return ConnectError::Busy { address };
+            }
+            ConnectError::Closed { address, code, reason: text_of(&theirs.reason) }
+        }
+        ConnectionError::TimedOut => ConnectError::TimedOut { address, waited: limits.handshake_timeout },
+        other => ConnectError::Failed { address, reason: other.to_string() },
+    }
+}
+
+fn no_common_protocol(address: SocketAddr, alpn: &[u8]) -> ConnectError {
+    ConnectError::NoCommonProtocol { address, wanted: text_of(alpn) }
+}
+
+/// The TLS alert in a QUIC error code.
+pub(crate) fn alert_of(code: u64) -> Option<u8> {
+    code.checked_sub(CRYPTO_ERROR_BASE).and_then(|alert| u8::try_from(alert).ok())
+}
+
+/// A peer's words, made safe to print: they come from the network.
+pub(crate) fn text_of(bytes: &[u8]) -> String {
+    const LONGEST: usize = 200;
+    String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_control()).take(LONGEST).collect()
+}
+
+/// The verifier's own words inside the text that rustls and quinn wrap around them.
+fn refusal_text(reason: &str) -> String {
+    let inner = reason.split_once("OtherError(").and_then(|(_, rest)| rest.strip_suffix("))"));
+    text_of(inner.unwrap_or(reason).as_bytes())
 }

@@ -11,6 +11,7 @@ pub mod backoff;
 pub mod client;
 pub mod connect;
 pub mod frame;
+mod h3_streams;
 pub mod limits;
 pub mod peer;
 mod quic;
@@ -26,8 +27,8 @@ pub use peer::Peer;
 pub use resolve::{ResolveError, Target, TargetError};
 pub use server::{BindError, Server, ServerStats, SessionHandler};
 pub use session::{
-    AckBatcher, ClientSession, FrameReceiver, FrameSender, ServerSession, SessionControl, SessionError,
-    dial_session,
+    AckBatcher, ClientSession, FrameReceiver, FrameSender, ServerSession, SessionControl, SessionDialer,
+    SessionError, close_code, dial_session,
 };
 
 /// HTTP/3.

@@ -10,11 +10,14 @@ mod sender;
 
 use std::net::SocketAddr;
 
+use mvm_pki::Identity;
 use mvm_proto::wire::session::v1::{AgentFrame, CoordinatorFrame};
 
-use crate::connect::ConnectError;
+use crate::ALPN_SESSION;
+use crate::connect::{ConnectError, Dialled, dial, dial_from};
 use crate::limits::Limits;
-pub use acks::AckBatcher;
+use crate::quic;
+pub use acks::{AckBatcher, FLUSH_AFTER, FLUSH_AT};
 pub use control::{SessionControl, SessionError, close_code};
 pub use receiver::FrameReceiver;
 pub use sender::FrameSender;
@@ -27,20 +30,79 @@ pub struct ServerSession {
     pub control: SessionControl,
 }
 
+impl ServerSession {
+    pub(crate) fn new(
+        connection: quinn::Connection,
+        (send, recv): (quinn::SendStream, quinn::RecvStream),
+        limits: &Limits,
+    ) -> Self {
+        let control = SessionControl { connection };
+        Self {
+            frames_in: FrameReceiver::new(recv, control.clone(), limits),
+            frames_out: FrameSender::new(send, control.clone(), limits),
+            control,
+        }
+    }
+}
+
 /// The agent's end.
 #[derive(Debug)]
 pub struct ClientSession {
     pub frames_in: FrameReceiver<CoordinatorFrame>,
     pub frames_out: FrameSender<AgentFrame>,
     pub control: SessionControl,
+    /// The coordinator, from its verified certificate.
+    pub peer: Identity,
 }
 
-/// Dials a coordinator and opens the session's stream. The coordinator hears of it with the first frame sent.
+/// Dials a coordinator and opens the session's stream. The coordinator hears of it with the first frame sent, which has
+/// to follow within its handshake timeout.
 pub async fn dial_session(
-    _addr: SocketAddr,
-    _server_name: &str,
-    _tls: rustls::ClientConfig,
-    _limits: &Limits,
+    addr: SocketAddr,
+    server_name: &str,
+    tls: rustls::ClientConfig,
+    limits: &Limits,
 ) -> Result<ClientSession, ConnectError> {
-    todo!()
+    open(dial(addr, server_name, tls, ALPN_SESSION, limits).await?, addr, limits).await
+}
+
+/// One socket for many sessions: for a process that plays a whole fleet.
+#[derive(Debug, Clone)]
+pub struct SessionDialer {
+    endpoint: quinn::Endpoint,
+}
+
+impl SessionDialer {
+    /// Opens a socket of `towards`'s address family. Must be called inside a tokio runtime.
+    pub fn new(towards: SocketAddr) -> Result<Self, ConnectError> {
+        let socket = quic::client_socket(towards).map_err(ConnectError::Socket)?;
+        Ok(Self { endpoint: quic::endpoint(socket, None).map_err(ConnectError::Socket)? })
+    }
+
+    /// As [`dial_session`], from the shared socket.
+    pub async fn dial(
+        &self,
+        addr: SocketAddr,
+        server_name: &str,
+        tls: rustls::ClientConfig,
+        limits: &Limits,
+    ) -> Result<ClientSession, ConnectError> {
+        let endpoint = self.endpoint.clone();
+        open(dial_from(endpoint, addr, server_name, tls, ALPN_SESSION, limits).await?, addr, limits).await
+    }
+}
+
+async fn open(dialled: Dialled, address: SocketAddr, limits: &Limits) -> Result<ClientSession, ConnectError> {
+    let Dialled { connection, peer, .. } = dialled;
+    let (send, recv) = connection
+        .open_bi()
+        .await
+        .map_err(|error| ConnectError::Failed { address, reason: error.to_string() })?;
+    let control = SessionControl { connection };
+    Ok(ClientSession {
+        frames_in: FrameReceiver::new(recv, control.clone(), limits),
+        frames_out: FrameSender::new(send, control.clone(), limits),
+        control,
+        peer,
+    })
 }

@@ -3,6 +3,11 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use mvm_pki::refusal::alert_in_words;
+use quinn::ConnectionError;
+
+use crate::connect::{alert_of, text_of};
+
 /// Why a session was closed, as both sides may say it on the wire.
 pub mod close_code {
     /// Nothing more to say.
@@ -52,6 +57,25 @@ pub enum SessionError {
     Interrupted,
 }
 
+impl From<ConnectionError> for SessionError {
+    fn from(error: ConnectionError) -> Self {
+        match error {
+            ConnectionError::ApplicationClosed(close) => {
+                Self::Closed { code: close.error_code.into_inner(), reason: text_of(&close.reason) }
+            }
+            ConnectionError::ConnectionClosed(close) => match alert_of(close.error_code.into()) {
+                Some(alert) => {
+                    Self::Lost(format!("the peer refused our certificate: {}", alert_in_words(alert)))
+                }
+                None => Self::Lost(text_of(close.to_string().as_bytes())),
+            },
+            ConnectionError::LocallyClosed => Self::ClosedHere,
+            ConnectionError::TimedOut => Self::TimedOut,
+            other => Self::Lost(other.to_string()),
+        }
+    }
+}
+
 /// A handle on a session's connection. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct SessionControl {
@@ -66,7 +90,7 @@ impl SessionControl {
 
     /// Waits until the session has ended, and says why.
     pub async fn closed(&self) -> SessionError {
-        todo!()
+        self.connection.closed().await.into()
     }
 
     #[must_use]
