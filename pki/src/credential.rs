@@ -1,12 +1,31 @@
-//! What a process holds to prove itself (key and chain) and to judge others (anchors).
+//! What a process holds to prove itself (a key and its chain) and to judge others (root certificates).
+//!
+//! A [`LeafKey`] is made where it is used and never leaves the process but for its own 0600 file. Joined with the
+//! chain that an authority issued for it, it is a [`Credential`]; both lie in one file, so that no crash can pair a
+//! key with another key's chain.
 
-use std::net::IpAddr;
+mod anchors;
+mod key;
+
+use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use mvm_proto::{ClusterId, Digest, Timestamp};
+use mvm_proto::{Digest, Timestamp};
+use rustls::sign::CertifiedKey;
 use rustls_pki_types::CertificateDer;
+use zeroize::Zeroizing;
 
-use crate::identity::Identity;
+pub use anchors::Anchors;
+pub use key::{CsrNames, LeafKey};
+
+use crate::certificate::{self, Facts};
+use crate::identity::{Identity, IdentityError, identity_of};
+use crate::{files, pem};
+
+/// A leaf and the authorities between it and a root; ours have one.
+const MAX_CHAIN: usize = 4;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
@@ -14,164 +33,159 @@ pub enum CredentialError {
     File {
         path: PathBuf,
         #[source]
-        cause: std::io::Error,
+        cause: io::Error,
     },
-}
-
-/// The names that a certificate request asks for; whether it gets them is the authority's caller's decision.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CsrNames {
-    pub dns: Vec<String>,
-    pub ips: Vec<IpAddr>,
-}
-
-/// A leaf's private key (P-256).
-#[derive(Debug)]
-pub struct LeafKey {}
-
-impl LeafKey {
-    pub fn generate() -> Result<Self, CredentialError> {
-        todo!()
-    }
-
-    /// A certificate request signed by this key.
-    pub fn csr_der(&self, names: &CsrNames) -> Result<Vec<u8>, CredentialError> {
-        let _ = names;
-        todo!()
-    }
+    #[error("{path} is not usable")]
+    Content {
+        path: PathBuf,
+        #[source]
+        cause: Box<CredentialError>,
+    },
+    #[error("the text holds no readable certificate")]
+    NoCertificate,
+    #[error("the text must hold exactly one private key (PKCS#8)")]
+    NotOneKey,
+    #[error("the chain holds {found} certificates, the limit is {MAX_CHAIN}")]
+    ChainTooLong { found: usize },
+    #[error("a certificate can not be read")]
+    Unreadable,
+    #[error("the certificate carries no usable identity")]
+    Identity(#[source] IdentityError),
+    #[error("the key does not belong to the certificate")]
+    KeyMismatch,
+    #[error("the key can not be used")]
+    Key(#[source] rustls::Error),
+    #[error("could not make a key or a certificate request")]
+    Make(#[source] rcgen::Error),
+    #[error("{0:?} can not be a name in a certificate request")]
+    Name(String),
+    #[error("the certificate is not that of a root authority of one cluster")]
+    NotARoot,
+    #[error("the roots are of different clusters")]
+    MixedClusters,
+    #[error("none of the roots has the fingerprint {expected}; do not trust whoever sent them")]
+    NotPinned { expected: Digest },
+    #[error("the last trusted root can not be retired; add its successor first")]
+    LastRoot,
+    #[error("no trusted root has the fingerprint {0}")]
+    UnknownRoot(Digest),
 }
 
 /// A key with its certificate chain.
-#[derive(Debug)]
-pub struct Credential {}
+pub struct Credential {
+    key: LeafKey,
+    certified: Arc<CertifiedKey>,
+    identity: Identity,
+    facts: Facts,
+}
 
 impl Credential {
     /// Joins a key with the chain that was issued for it; refused when they do not belong together.
     pub fn new(key: LeafKey, chain: Vec<CertificateDer<'static>>) -> Result<Self, CredentialError> {
-        let _ = (key, chain);
-        todo!()
+        let leaf = chain.first().ok_or(CredentialError::NoCertificate)?;
+        if chain.len() > MAX_CHAIN {
+            return Err(CredentialError::ChainTooLong { found: chain.len() });
+        }
+        let identity = identity_of(leaf).map_err(CredentialError::Identity)?;
+        let facts = certificate::facts(leaf).map_err(|_| CredentialError::Unreadable)?;
+        let certified = CertifiedKey::new(chain, key.tls_key()?);
+        certified.keys_match().map_err(|_| CredentialError::KeyMismatch)?;
+        Ok(Self { key, certified: Arc::new(certified), identity, facts })
     }
 
     /// As [`Credential::new`], from the chain as PEM.
     pub fn with_chain_pem(key: LeafKey, chain_pem: &str) -> Result<Self, CredentialError> {
-        let _ = (key, chain_pem);
-        todo!()
+        let chain = pem::read_certificates(chain_pem).ok_or(CredentialError::NoCertificate)?;
+        Self::new(key, chain)
     }
 
     /// Reads key and chain from one text.
     pub fn from_pem(combined: &str) -> Result<Self, CredentialError> {
-        let _ = combined;
-        todo!()
+        let key = pem::read_private_key(combined).ok_or(CredentialError::NotOneKey)?;
+        Self::with_chain_pem(LeafKey::from_pkcs8(key), combined)
     }
 
+    /// Key and chain in one text.
     #[must_use]
-    pub fn to_pem(&self) -> zeroize::Zeroizing<String> {
-        todo!()
+    pub fn to_pem(&self) -> Zeroizing<String> {
+        let mut text = Zeroizing::new(String::new());
+        pem::push(&mut text, pem::PRIVATE_KEY, self.key.pkcs8());
+        let chain = pem::certificates(self.chain());
+        let mut whole = Zeroizing::new(String::with_capacity(text.len() + chain.len()));
+        whole.push_str(&text);
+        whole.push_str(&chain);
+        whole
     }
 
+    /// Reads what [`Credential::save`] wrote; refused when others could have read it.
     pub fn load(path: &Path) -> Result<Self, CredentialError> {
-        let _ = path;
-        todo!()
+        let bytes = files::read_private(path)
+            .map_err(|cause| CredentialError::File { path: path.to_owned(), cause })?;
+        let text = std::str::from_utf8(&bytes).map_err(|_| CredentialError::NotOneKey);
+        text.and_then(Self::from_pem)
+            .map_err(|cause| CredentialError::Content { path: path.to_owned(), cause: Box::new(cause) })
     }
 
-    pub fn save(&self, path: &Path) -> std::io::Result<()> {
-        let _ = path;
-        todo!()
+    /// Writes one 0600 file, at once or not at all.
+    pub fn save(&self, path: &Path) -> io::Result<()> {
+        files::write_private(path, self.to_pem().as_bytes())
     }
 
     #[must_use]
     pub fn identity(&self) -> &Identity {
-        todo!()
+        &self.identity
     }
 
     #[must_use]
     pub fn not_before(&self) -> Timestamp {
-        todo!()
+        self.facts.not_before
     }
 
     #[must_use]
     pub fn not_after(&self) -> Timestamp {
-        todo!()
+        self.facts.not_after
     }
 
     #[must_use]
     pub fn serial_hex(&self) -> &str {
-        todo!()
+        &self.facts.serial_hex
     }
 
     #[must_use]
+    pub fn subject(&self) -> &str {
+        &self.facts.subject
+    }
+
+    /// The leaf, then the authorities up to, but without, the root.
+    #[must_use]
     pub fn chain(&self) -> &[CertificateDer<'static>] {
-        todo!()
+        &self.certified.cert
+    }
+
+    /// The digest of the leaf.
+    #[must_use]
+    pub fn fingerprint(&self) -> Digest {
+        // A credential is never made of an empty chain.
+        self.chain().first().map_or_else(|| Digest::of(&[]), certificate::fingerprint)
+    }
+
+    /// The DNS names and addresses in the leaf: what a renewal asks for again.
+    #[must_use]
+    pub fn hosts(&self) -> Vec<String> {
+        self.chain().first().map(certificate::hosts).unwrap_or_default()
+    }
+
+    pub(crate) fn certified(&self) -> &Arc<CertifiedKey> {
+        &self.certified
     }
 }
 
-/// The root certificates that are trusted; several while one root takes over from another.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Anchors {}
-
-impl Anchors {
-    pub fn new(roots: Vec<CertificateDer<'static>>) -> Result<Self, CredentialError> {
-        let _ = roots;
-        todo!()
-    }
-
-    pub fn from_pem(text: &str) -> Result<Self, CredentialError> {
-        let _ = text;
-        todo!()
-    }
-
-    /// The one root among `text`'s that has this fingerprint; for a download that a join token pins.
-    pub fn pinned(text: &str, fingerprint: &Digest) -> Result<Self, CredentialError> {
-        let _ = (text, fingerprint);
-        todo!()
-    }
-
-    #[must_use]
-    pub fn to_pem(&self) -> String {
-        todo!()
-    }
-
-    pub fn load(path: &Path) -> Result<Self, CredentialError> {
-        let _ = path;
-        todo!()
-    }
-
-    pub fn save(&self, path: &Path) -> std::io::Result<()> {
-        let _ = path;
-        todo!()
-    }
-
-    #[must_use]
-    pub fn certificates(&self) -> &[CertificateDer<'static>] {
-        todo!()
-    }
-
-    #[must_use]
-    pub fn fingerprints(&self) -> Vec<Digest> {
-        todo!()
-    }
-
-    #[must_use]
-    pub fn contains(&self, fingerprint: &Digest) -> bool {
-        let _ = fingerprint;
-        todo!()
-    }
-
-    /// The cluster that these roots belong to.
-    #[must_use]
-    pub fn cluster(&self) -> &ClusterId {
-        todo!()
-    }
-
-    /// Trusts one more root of the same cluster.
-    pub fn add(&mut self, root: CertificateDer<'static>) -> Result<(), CredentialError> {
-        let _ = root;
-        todo!()
-    }
-
-    /// Trusts this root no longer; the last one stays.
-    pub fn retire(&mut self, fingerprint: &Digest) -> Result<(), CredentialError> {
-        let _ = fingerprint;
-        todo!()
+impl fmt::Debug for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credential")
+            .field("identity", &self.identity)
+            .field("serial", &self.facts.serial_hex)
+            .field("not_after", &self.facts.not_after)
+            .finish_non_exhaustive()
     }
 }

@@ -1,12 +1,22 @@
-//! TLS configurations: 1.3 only, mutual, no resumption, no early data.
+//! TLS configurations for every endpoint: 1.3 only, mutual, no resumption, no early data.
+//!
+//! A server takes any role of its own cluster, because what a role may do is decided per endpoint, above. A client
+//! says whom it means to reach. Resumption is off on both sides: a resumed session would skip the certificate check,
+//! and a renewed, expired or removed peer would go unnoticed.
 
-use std::sync::Arc;
+mod verify;
+
+use std::sync::{Arc, OnceLock};
 
 use mvm_proto::ClusterId;
+use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs::{self, cipher_suite};
+use rustls::server::NoServerSessionStorage;
+use rustls::{ClientConfig, ServerConfig};
 use rustls_pki_types::CertificateDer;
 
-use crate::identity::{Identity, Role};
+use crate::identity::{Identity, Role, identity_of};
 use crate::live::{LiveAnchors, LiveCredential};
 use crate::refusal::Refusal;
 
@@ -33,40 +43,87 @@ pub struct ExpectedPeer {
     pub check_host: bool,
 }
 
+/// The cryptography that everything here uses. AES-128-GCM comes first: it is the fastest where AES is in hardware,
+/// and QUIC needs it for its first packets anyway.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
-    todo!()
+    static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
+    let make = || {
+        let suites = vec![
+            cipher_suite::TLS13_AES_128_GCM_SHA256,
+            cipher_suite::TLS13_AES_256_GCM_SHA384,
+            cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
+        ];
+        Arc::new(CryptoProvider { cipher_suites: suites, ..aws_lc_rs::default_provider() })
+    };
+    PROVIDER.get_or_init(make).clone()
 }
 
+/// A server that shows `credential` and takes clients of `cluster` that `anchors` vouch for.
 pub fn server_config(
     credential: &LiveCredential,
     anchors: &LiveAnchors,
     cluster: &ClusterId,
     auth: ClientAuth,
     alpn: &[&[u8]],
-) -> Result<rustls::ServerConfig, TlsError> {
-    let _ = (credential, anchors, cluster, auth, alpn);
-    todo!()
+) -> Result<ServerConfig, TlsError> {
+    let verifier = verify::ClientVerifier::new(anchors.clone(), cluster.clone(), auth);
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(Arc::new(verifier))
+        .with_cert_resolver(Arc::new(credential.clone()));
+    config.alpn_protocols = owned(alpn);
+    config.ignore_client_order = true;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    config.max_early_data_size = 0;
+    Ok(config)
 }
 
+/// A client that shows `credential`, if any, and speaks to nobody but `expected`.
 pub fn client_config(
     credential: Option<&LiveCredential>,
     anchors: &LiveAnchors,
     expected: ExpectedPeer,
     alpn: &[&[u8]],
-) -> Result<rustls::ClientConfig, TlsError> {
-    let _ = (credential, anchors, expected, alpn);
-    todo!()
+) -> Result<ClientConfig, TlsError> {
+    let verifier = verify::ServerVerifier::new(anchors.clone(), expected);
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier));
+    let config = match credential {
+        Some(credential) => builder.with_client_cert_resolver(Arc::new(credential.clone())),
+        None => builder.with_no_client_auth(),
+    };
+    Ok(hardened(config, alpn))
 }
 
-/// Accepts ANY server certificate. Only to download the roots of which a join token holds the fingerprint.
-pub fn discovery_client_config(alpn: &[&[u8]]) -> Result<rustls::ClientConfig, TlsError> {
-    let _ = alpn;
-    todo!()
+/// Accepts ANY server certificate, so whatever comes over it is a stranger's word. Only to download the roots, of
+/// which a join token holds the fingerprint: [`crate::Anchors::pinned`] then decides whether to believe them. Never
+/// send anything secret over it.
+pub fn discovery_client_config(alpn: &[&[u8]]) -> Result<ClientConfig, TlsError> {
+    let config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verify::AnyServer))
+        .with_no_client_auth();
+    Ok(hardened(config, alpn))
+}
+
+fn hardened(mut config: ClientConfig, alpn: &[&[u8]]) -> ClientConfig {
+    config.alpn_protocols = owned(alpn);
+    config.resumption = Resumption::disabled();
+    config.enable_early_data = false;
+    config
+}
+
+fn owned(alpn: &[&[u8]]) -> Vec<Vec<u8>> {
+    alpn.iter().map(|protocol| protocol.to_vec()).collect()
 }
 
 /// The identity in an already verified chain.
 pub fn peer_identity(certs: Option<&[CertificateDer<'_>]>) -> Result<Identity, Refusal> {
-    let _ = certs;
-    todo!()
+    let leaf = certs.and_then(<[_]>::first).ok_or(Refusal::NoCertificate)?;
+    identity_of(leaf).map_err(|cause| Refusal::NoIdentity(cause.to_string()))
 }
