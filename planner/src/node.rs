@@ -1,13 +1,123 @@
 //! What one node does next.
+//!
+//! [`plan_node`] sorts the observed instances into the document's pools, then makes its passes: [`raise`] fills the
+//! running counts, pools in the order of their roles; [`settle`] and [`policy`] put to rest what is spare, in the
+//! reverse order; [`stage`], [`replace`] and [`retain`] make what the other counts lack, renew what is outdated and
+//! clear away what was kept long enough; [`prune`] deals with what the document does not name. All passes spend
+//! from one [`budget`], so that running counts come first everywhere, and all respect the same [`hold`]s.
 
-use mvm_proto::{DesiredState, Timestamp};
+mod budget;
+mod draft;
+mod hold;
+mod policy;
+mod prune;
+mod raise;
+mod replace;
+mod retain;
+mod settle;
+mod stage;
+mod view;
 
-use crate::observation::Observation;
+use std::collections::BTreeMap;
+
+use mvm_proto::document::{Pool, Tenant};
+use mvm_proto::{DesiredState, PoolId, TenantId, Timestamp};
+
+use crate::observation::{Blocked, Observation, ObservedInstance};
 use crate::plan::NodePlan;
+use crate::revision::revision_of;
+use budget::{Budget, Usage};
+use draft::{Draft, Place};
+use view::PoolView;
 
 /// The steps that bring `observed` closer to `desired`; empty when they already agree.
 #[must_use]
 pub fn plan_node(desired: &DesiredState, observed: &Observation, now: Timestamp) -> NodePlan {
-    let _ = (desired, observed, now);
-    todo!()
+    let mut views = views(desired, &observed.blocked);
+    let quotas = desired.tenants.iter().map(|tenant| tenant.quotas);
+    let budget = Budget::new(observed.capacity, quotas, views.len());
+    let mut draft = Draft { plan: NodePlan::default(), budget, now };
+    let unnamed = sort_in(&mut draft, desired, &mut views, &observed.instances);
+
+    for view in &mut views {
+        raise::raise(&mut draft, view);
+    }
+    for view in views.iter_mut().rev() {
+        policy::put_back_idle(&mut draft, view);
+        settle::settle(&mut draft, view);
+    }
+    for view in &mut views {
+        stage::stage(&mut draft, view);
+        replace::replace(&mut draft, view);
+        retain::retain(&mut draft, view);
+    }
+    for (tenant, instance) in unnamed {
+        prune::prune(&mut draft, desired, tenant, instance);
+    }
+    draft.plan
+}
+
+/// The document's pools, still empty: sorted by role, then as written.
+fn views<'a>(desired: &'a DesiredState, blocked: &[Blocked]) -> Vec<PoolView<'a>> {
+    let mut views = Vec::new();
+    for (tenant_index, tenant) in desired.tenants.iter().enumerate() {
+        for (position, pool) in tenant.pools.iter().enumerate() {
+            let place = Place { tenant, pool, tenant_index, pool_index: 0 };
+            let no_start = no_start(tenant, pool, position, blocked);
+            views.push(PoolView::new(place, revision_of(tenant, pool), no_start));
+        }
+    }
+    views.sort_by_key(|view| view.place.pool.role);
+    for (pool_index, view) in views.iter_mut().enumerate() {
+        view.place.pool_index = pool_index;
+    }
+    views
+}
+
+fn no_start(tenant: &Tenant, pool: &Pool, position: usize, blocked: &[Blocked]) -> Option<String> {
+    let limit = tenant.quotas.max_pools;
+    if position >= usize::try_from(limit).unwrap_or(usize::MAX) {
+        return Some(format!("max_pools is {limit}, this is the tenant's pool number {}", position + 1));
+    }
+    let names = |b: &&Blocked| {
+        b.tenant == tenant.tenant_id && b.pool.as_ref().is_none_or(|id| *id == pool.pool_id)
+    };
+    blocked.iter().find(names).map(|b| b.reason.clone())
+}
+
+/// Gives every instance to its pool and counts what it uses. Returns those whose pool the document does not name.
+fn sort_in<'a>(
+    draft: &mut Draft,
+    desired: &'a DesiredState,
+    views: &mut [PoolView<'a>],
+    instances: &'a [ObservedInstance],
+) -> Vec<(Option<&'a Tenant>, &'a ObservedInstance)> {
+    let tenants: BTreeMap<&TenantId, usize> =
+        desired.tenants.iter().enumerate().map(|(index, tenant)| (&tenant.tenant_id, index)).collect();
+    let pools: BTreeMap<(usize, &PoolId), usize> = views
+        .iter()
+        .enumerate()
+        .map(|(index, view)| ((view.place.tenant_index, &view.place.pool.pool_id), index))
+        .collect();
+    let mut unnamed = Vec::new();
+    // Instances of one pool mostly come together: the last answer is the next one.
+    let mut last: Option<(&ObservedInstance, Option<usize>, Option<usize>)> = None;
+    for instance in instances {
+        let (tenant, pool) = match last {
+            Some((same, tenant, pool)) if same.pool == instance.pool && same.tenant == instance.tenant => {
+                (tenant, pool)
+            }
+            _ => {
+                let tenant = tenants.get(&instance.tenant).copied();
+                (tenant, tenant.and_then(|tenant| pools.get(&(tenant, &instance.pool)).copied()))
+            }
+        };
+        last = Some((instance, tenant, pool));
+        draft.budget.count(tenant, pool, Usage::now(instance));
+        match pool {
+            Some(pool) => views[pool].add(instance, draft.now),
+            None => unnamed.push((tenant.map(|index| &desired.tenants[index]), instance)),
+        }
+    }
+    unnamed
 }

@@ -1,0 +1,160 @@
+//! What instances use, and what tenants and the node may use at most.
+//!
+//! Spending only adds: nothing that a plan stops or puts to sleep is given back before it is observed to be gone.
+//! So a plan's steps may be carried out in any order, or at once, and no limit is passed on the way.
+
+use std::fmt;
+
+use mvm_proto::Phase;
+use mvm_proto::document::{Quotas, Resources};
+
+use crate::observation::{Capacity, ObservedInstance};
+
+const MIB_PER_GIB: u64 = 1024;
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    pub(crate) vcpus: u64,
+    pub(crate) mem_mib: u64,
+    pub(crate) disk_mib: u64,
+    pub(crate) running: u64,
+    pub(crate) warm: u64,
+    pub(crate) instances: u64,
+}
+
+impl Usage {
+    /// What an instance of this size uses in this phase.
+    ///
+    /// Its data disk exists from its creation to its end; a snapshot adds the size of the guest's memory.
+    /// Booted only to be put to warm or sleep, it is not counted as running.
+    pub(crate) fn of(phase: Phase, size: &Resources, staging: Option<Phase>) -> Self {
+        let resting = Self { disk_mib: size.data_disk_mib, instances: 1, ..Self::default() };
+        let vcpus = u64::from(size.vcpus);
+        match phase {
+            Phase::Running => {
+                let running = u64::from(!matches!(staging, Some(Phase::Warm | Phase::Sleeping)));
+                Self { vcpus, mem_mib: size.mem_mib, running, ..resting }
+            }
+            Phase::Warm => Self { mem_mib: size.mem_mib, warm: 1, ..resting },
+            Phase::Sleeping => Self { disk_mib: size.data_disk_mib + size.mem_mib, ..resting },
+            Phase::Created | Phase::Ready | Phase::Stopped | Phase::Failed => resting,
+            Phase::Destroyed => Self::default(),
+        }
+    }
+
+    /// What an instance uses now; one that is being moved, the most of where it was and where it goes.
+    pub(crate) fn now(instance: &ObservedInstance) -> Self {
+        let at = |phase| Self::of(phase, &instance.resources, instance.staging);
+        let Some(to) = instance.moving_to else { return at(instance.phase) };
+        let ends = at(instance.phase).most(at(to));
+        // A replacement boots on its way back to rest.
+        if instance.staging.is_some() { ends.most(at(Phase::Running)) } else { ends }
+    }
+
+    pub(crate) fn most(self, other: Self) -> Self {
+        self.zip(other, u64::max)
+    }
+
+    /// What `self` uses more than `base`.
+    pub(crate) fn beyond(self, base: Self) -> Self {
+        self.zip(base, u64::saturating_sub)
+    }
+
+    pub(crate) fn plus(self, other: Self) -> Self {
+        self.zip(other, u64::saturating_add)
+    }
+
+    fn zip(self, other: Self, with: fn(u64, u64) -> u64) -> Self {
+        Self {
+            vcpus: with(self.vcpus, other.vcpus),
+            mem_mib: with(self.mem_mib, other.mem_mib),
+            disk_mib: with(self.disk_mib, other.disk_mib),
+            running: with(self.running, other.running),
+            warm: with(self.warm, other.warm),
+            instances: with(self.instances, other.instances),
+        }
+    }
+}
+
+/// A limit that a step would pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shortage {
+    limit: &'static str,
+    allowed: u64,
+    used: u64,
+    asked: u64,
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limit, allowed, used, asked } = self;
+        write!(f, "{limit} is {allowed}: {used} in use, {asked} more needed")
+    }
+}
+
+/// The node's use and every managed tenant's, each with its limits.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    capacity: Capacity,
+    node: Usage,
+    tenants: Vec<(Usage, Quotas)>,
+    pools: Vec<u64>,
+}
+
+impl Budget {
+    pub(crate) fn new(capacity: Capacity, quotas: impl Iterator<Item = Quotas>, pools: usize) -> Self {
+        let tenants = quotas.map(|quotas| (Usage::default(), quotas)).collect();
+        Self { capacity, node: Usage::default(), tenants, pools: vec![0; pools] }
+    }
+
+    /// Counts an instance that exists. Those of tenants and pools that nobody manages use the node all the same.
+    pub(crate) fn count(&mut self, tenant: Option<usize>, pool: Option<usize>, usage: Usage) {
+        self.node = self.node.plus(usage);
+        if let Some(tenant) = tenant {
+            self.tenants[tenant].0 = self.tenants[tenant].0.plus(usage);
+        }
+        if let Some(pool) = pool {
+            self.pools[pool] += usage.instances;
+        }
+    }
+
+    /// Takes `more` for a step, or says which limit forbids it. A limit that the step does not touch never does.
+    pub(crate) fn spend(&mut self, tenant: usize, pool: usize, more: Usage) -> Result<(), Shortage> {
+        let (used, quotas) = &self.tenants[tenant];
+        let node = &self.node;
+        let limits = [
+            ("max_vcpus", u64::from(quotas.max_vcpus), used.vcpus, more.vcpus),
+            ("max_mem_mib", quotas.max_mem_mib, used.mem_mib, more.mem_mib),
+            ("max_running", u64::from(quotas.max_running), used.running, more.running),
+            ("max_warm", u64::from(quotas.max_warm), used.warm, more.warm),
+            (
+                "max_disk_gib (in MiB)",
+                quotas.max_disk_gib.saturating_mul(MIB_PER_GIB),
+                used.disk_mib,
+                more.disk_mib,
+            ),
+            (
+                "max_instances_per_pool",
+                u64::from(quotas.max_instances_per_pool),
+                self.pools[pool],
+                more.instances,
+            ),
+            ("the node's vcpus", u64::from(self.capacity.vcpus), node.vcpus, more.vcpus),
+            ("the node's mem_mib", self.capacity.mem_mib, node.mem_mib, more.mem_mib),
+            ("the node's disk_mib", self.capacity.disk_mib, node.disk_mib, more.disk_mib),
+            (
+                "the node's max_instances",
+                u64::from(self.capacity.max_instances),
+                node.instances,
+                more.instances,
+            ),
+        ];
+        for (limit, allowed, used, asked) in limits {
+            if asked > 0 && used.saturating_add(asked) > allowed {
+                return Err(Shortage { limit, allowed, used, asked });
+            }
+        }
+        self.count(Some(tenant), Some(pool), more);
+        Ok(())
+    }
+}

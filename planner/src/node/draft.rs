@@ -1,0 +1,95 @@
+//! A plan while it is being written.
+
+use mvm_proto::document::{Pool, Tenant};
+use mvm_proto::{InstanceId, Phase, Timestamp};
+
+use super::budget::{Budget, Shortage, Usage};
+use super::hold::Hold;
+use crate::observation::ObservedInstance;
+use crate::plan::{Action, Deferred, NodePlan, Step};
+
+/// What the passes share: the plan so far and what is left to spend.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    pub(crate) plan: NodePlan,
+    pub(crate) budget: Budget,
+    pub(crate) now: Timestamp,
+}
+
+/// The pool that a pass works on, and its places in the budget.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) tenant: &'a Tenant,
+    pub(crate) pool: &'a Pool,
+    pub(crate) tenant_index: usize,
+    pub(crate) pool_index: usize,
+}
+
+impl Draft {
+    /// Remembers that the plan changes by itself at this time.
+    pub(crate) fn wake_at(&mut self, at: Timestamp) {
+        let next = &mut self.plan.next_deadline;
+        *next = Some(next.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    pub(crate) fn spend(&mut self, place: Place<'_>, more: Usage) -> Result<(), Shortage> {
+        self.budget.spend(place.tenant_index, place.pool_index, more)
+    }
+
+    pub(crate) fn step(
+        &mut self,
+        place: Place<'_>,
+        instance: Option<&ObservedInstance>,
+        action: Action,
+        staging: Option<Phase>,
+        reason: String,
+    ) {
+        self.plan.steps.push(Step {
+            tenant: place.tenant.tenant_id.clone(),
+            pool: place.pool.pool_id.clone(),
+            instance: instance.map(|instance| instance.id.clone()),
+            action,
+            staging,
+            reason,
+        });
+    }
+
+    pub(crate) fn defer(
+        &mut self,
+        place: Place<'_>,
+        instance: Option<&InstanceId>,
+        action: Action,
+        count: usize,
+        reason: String,
+    ) {
+        self.plan.deferred.push(Deferred {
+            tenant: place.tenant.tenant_id.clone(),
+            pool: place.pool.pool_id.clone(),
+            instance: instance.cloned(),
+            action,
+            count: u32::try_from(count).unwrap_or(u32::MAX),
+            reason,
+        });
+    }
+
+    /// A step that a hold forbids; planned again when the hold ends.
+    pub(crate) fn held(
+        &mut self,
+        place: Place<'_>,
+        instance: &ObservedInstance,
+        action: Action,
+        why: &str,
+        hold: Hold,
+    ) {
+        self.lifts(hold);
+        let reason = format!("{}; {why}", hold.describe(self.now));
+        self.defer(place, Some(&instance.id), action, 1, reason);
+    }
+
+    /// Plans again when the hold ends.
+    pub(crate) fn lifts(&mut self, hold: Hold) {
+        if let Some(until) = hold.until() {
+            self.wake_at(until);
+        }
+    }
+}

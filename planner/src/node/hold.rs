@@ -1,0 +1,105 @@
+//! What keeps the planner's hands off an instance.
+
+use mvm_proto::Timestamp;
+use mvm_proto::document::{Pool, Tenant};
+
+use crate::observation::ObservedInstance;
+use crate::plan::Action;
+
+use std::time::Duration;
+
+/// Why a step is not taken, and until when if time alone lifts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hold {
+    Critical,
+    Claimed,
+    PinnedTenant,
+    PinnedPool,
+    Override(Timestamp),
+    Backoff(Timestamp),
+    MinRunning(Timestamp),
+    MinWarm(Timestamp),
+}
+
+impl Hold {
+    pub(crate) fn until(self) -> Option<Timestamp> {
+        match self {
+            Hold::Critical | Hold::Claimed | Hold::PinnedTenant | Hold::PinnedPool => None,
+            Hold::Override(until) | Hold::Backoff(until) | Hold::MinRunning(until) | Hold::MinWarm(until) => {
+                Some(until)
+            }
+        }
+    }
+
+    /// A minimum runtime: the instance is free to go, only not yet.
+    pub(crate) fn is_short(self) -> bool {
+        matches!(self, Hold::MinRunning(_) | Hold::MinWarm(_))
+    }
+
+    pub(crate) fn describe(self, now: Timestamp) -> String {
+        let word = match self {
+            Hold::Critical => "the pool is critical",
+            Hold::Claimed => "it is claimed",
+            Hold::PinnedTenant => "the tenant is pinned",
+            Hold::PinnedPool => "the pool is pinned",
+            Hold::Override(_) => "manual override",
+            Hold::Backoff(_) => "backing off after a failure",
+            Hold::MinRunning(_) => "min_running_seconds",
+            Hold::MinWarm(_) => "min_warm_seconds",
+        };
+        match self.until() {
+            Some(until) => format!("{word}, {} s left", until.since(now).as_millis().div_ceil(1000)),
+            None => word.to_owned(),
+        }
+    }
+}
+
+/// What keeps anyone but its owner from this instance, whatever the step.
+pub(crate) fn hands_off(instance: &ObservedInstance, now: Timestamp) -> Option<Hold> {
+    if instance.claimed {
+        return Some(Hold::Claimed);
+    }
+    match (instance.override_until, instance.retry_not_before) {
+        (Some(until), _) if until > now => Some(Hold::Override(until)),
+        (_, Some(until)) if until > now => Some(Hold::Backoff(until)),
+        _ => None,
+    }
+}
+
+/// What keeps this step from this instance of a managed pool.
+pub(crate) fn hold(
+    tenant: &Tenant,
+    pool: &Pool,
+    instance: &ObservedInstance,
+    action: Action,
+    now: Timestamp,
+) -> Option<Hold> {
+    // An instance that reconcile itself booted on its way to rest is finished even in a critical pool.
+    if pool.critical && instance.staging.is_none() {
+        return Some(Hold::Critical);
+    }
+    if let Some(hold) = hands_off(instance, now) {
+        return Some(hold);
+    }
+    match action {
+        Action::Stop | Action::Destroy | Action::Replace if tenant.pinned => Some(Hold::PinnedTenant),
+        Action::Sleep if pool.pinned => Some(Hold::PinnedPool),
+        Action::Warm | Action::Sleep | Action::Stop | Action::Replace => too_young(pool, instance, now),
+        _ => None,
+    }
+}
+
+/// No minimum applies to what was booted only to be put to rest.
+fn too_young(pool: &Pool, instance: &ObservedInstance, now: Timestamp) -> Option<Hold> {
+    if instance.staging.is_some() {
+        return None;
+    }
+    let policy = &pool.runtime_policy;
+    let (seconds, hold): (u64, fn(Timestamp) -> Hold) = match instance.phase {
+        mvm_proto::Phase::Running => (policy.min_running_seconds, Hold::MinRunning),
+        mvm_proto::Phase::Warm => (policy.min_warm_seconds, Hold::MinWarm),
+        _ => return None,
+    };
+    let until = instance.since + Duration::from_secs(seconds);
+    (until > now).then(|| hold(until))
+}

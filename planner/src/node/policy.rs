@@ -1,0 +1,59 @@
+//! Puts back what a request woke, once it has nothing to do.
+//!
+//! The counts never touch these instances and this never touches the counts' own, so neither undoes the other's work.
+
+use std::time::Duration;
+
+use mvm_proto::{Phase, Timestamp};
+
+use super::budget::Usage;
+use super::draft::Draft;
+use super::hold::{Hold, hold};
+use super::view::{PoolView, coldest_first};
+use crate::observation::ObservedInstance;
+use crate::plan::Action;
+
+pub(crate) fn put_back_idle(draft: &mut Draft, view: &mut PoolView<'_>) {
+    let mut woken = std::mem::take(&mut view.on_demand);
+    coldest_first(view, &mut woken);
+    for instance in woken {
+        let Some((action, idle)) = due(draft, view, instance) else { continue };
+        let why = format!("woken on demand, idle for {} s", idle.as_secs());
+        let (tenant, pool) = (view.place.tenant, view.place.pool);
+        let pinned = pool.pinned.then_some(Hold::PinnedPool);
+        if let Some(hold) = pinned.or_else(|| hold(tenant, pool, instance, action, draft.now)) {
+            draft.held(view.place, instance, action, &why, hold);
+            continue;
+        }
+        let to = action.leads_to(Some(instance.phase));
+        let more = Usage::of(to, &instance.resources, None).beyond(Usage::now(instance));
+        match draft.spend(view.place, more) {
+            Ok(()) => draft.step(view.place, Some(instance), action, None, why),
+            Err(shortage) => {
+                draft.defer(view.place, Some(&instance.id), action, 1, format!("{shortage}; {why}"));
+            }
+        }
+    }
+}
+
+/// The step that its idle time asks for now; a later one is noted as a deadline.
+fn due(draft: &mut Draft, view: &PoolView<'_>, instance: &ObservedInstance) -> Option<(Action, Duration)> {
+    let since = instance.idle_since?;
+    let policy = &view.place.pool.sleep_policy;
+    let at = |seconds: u64| -> Timestamp { since + Duration::from_secs(seconds) };
+    let (warm_at, sleep_at) = (at(policy.warm_after_seconds), at(policy.sleep_after_seconds));
+    let home = instance.home.unwrap_or(Phase::Running);
+    let sleeps = home == Phase::Sleeping;
+    let warms = instance.phase == Phase::Running;
+    if sleeps && sleep_at <= draft.now {
+        return Some((Action::Sleep, draft.now.since(since)));
+    }
+    if sleeps {
+        draft.wake_at(sleep_at);
+    }
+    if warms && warm_at > draft.now {
+        draft.wake_at(warm_at);
+    }
+    let warm_now = warms && home != Phase::Running && warm_at <= draft.now;
+    warm_now.then(|| (Action::Warm, draft.now.since(since)))
+}

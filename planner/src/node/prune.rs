@@ -1,0 +1,80 @@
+//! What the document does not name: stopped and destroyed where it asks for that, reported where it does not.
+
+use std::time::Duration;
+
+use mvm_proto::document::{SleepPolicy, Tenant};
+use mvm_proto::{DesiredState, Phase};
+
+use super::draft::Draft;
+use super::hold::{Hold, hands_off};
+use crate::observation::ObservedInstance;
+use crate::plan::{Action, Deferred, Step, Unmanaged};
+
+/// `tenant` is the instance's tenant if the document names it; its pool is not in the document.
+pub(crate) fn prune(
+    draft: &mut Draft,
+    desired: &DesiredState,
+    tenant: Option<&Tenant>,
+    instance: &ObservedInstance,
+) {
+    let asked = if tenant.is_some() { desired.prune_unknown_pools } else { desired.prune_unknown_tenants };
+    if !asked {
+        draft.plan.unmanaged.push(Unmanaged {
+            tenant: instance.tenant.clone(),
+            pool: instance.pool.clone(),
+            instance: instance.id.clone(),
+            phase: instance.phase,
+        });
+        return;
+    }
+    if instance.moving_to.is_some() || instance.phase == Phase::Destroyed {
+        return;
+    }
+    let action = match instance.phase {
+        Phase::Running | Phase::Warm | Phase::Sleeping => Action::Stop,
+        _ => Action::Destroy,
+    };
+    let what = if tenant.is_some() { "pool" } else { "tenant" };
+    let why = format!("the document does not name its {what}, and asks to prune");
+    match held(draft, tenant, instance) {
+        None => draft.plan.steps.push(Step {
+            tenant: instance.tenant.clone(),
+            pool: instance.pool.clone(),
+            instance: Some(instance.id.clone()),
+            action,
+            staging: None,
+            reason: why,
+        }),
+        Some(reason) => draft.plan.deferred.push(Deferred {
+            tenant: instance.tenant.clone(),
+            pool: instance.pool.clone(),
+            instance: Some(instance.id.clone()),
+            action,
+            count: 1,
+            reason: format!("{reason}; {why}"),
+        }),
+    }
+}
+
+fn held(draft: &mut Draft, tenant: Option<&Tenant>, instance: &ObservedInstance) -> Option<String> {
+    let pinned = tenant.is_some_and(|tenant| tenant.pinned).then_some(Hold::PinnedTenant);
+    if let Some(hold) = pinned.or_else(|| hands_off(instance, draft.now)) {
+        draft.lifts(hold);
+        return Some(hold.describe(draft.now));
+    }
+    if !instance.on_demand || !matches!(instance.phase, Phase::Running | Phase::Warm) {
+        return None;
+    }
+    // The pool's own policy went with the pool; the default one says when a woken instance is done.
+    let idle_at = instance
+        .idle_since
+        .map(|since| since + Duration::from_secs(SleepPolicy::default().warm_after_seconds));
+    match idle_at {
+        Some(at) if at <= draft.now => None,
+        Some(at) => {
+            draft.wake_at(at);
+            Some("woken on demand and not idle".to_owned())
+        }
+        None => Some("woken on demand and not idle".to_owned()),
+    }
+}

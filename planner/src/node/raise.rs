@@ -1,0 +1,135 @@
+//! Steps 1 to 4: brings the running count up by waking, resuming, starting, and only then by creating.
+
+use mvm_proto::Phase;
+
+use super::budget::{Shortage, Usage};
+use super::draft::Draft;
+use super::hold::{Hold, hands_off, hold};
+use super::view::{PoolView, best_first, readiest_first, remove};
+use crate::observation::ObservedInstance;
+use crate::plan::Action;
+
+/// Why a place stays empty.
+enum Obstacle {
+    Hold(Hold),
+    Shortage(Shortage),
+}
+
+pub(crate) fn raise(draft: &mut Draft, view: &mut PoolView<'_>) {
+    let wanted = view.wanted().running;
+    let need = wanted.saturating_sub(view.have.running);
+    if need == 0 {
+        return;
+    }
+    if let Some(reason) = view.no_start.clone() {
+        view.missing.running = need;
+        draft.defer(view.place, None, Action::Create, need, reason);
+        return;
+    }
+    let why = format!("running {} of {wanted}", view.have.running);
+    let mut obstacle = None;
+    let mut left = need;
+
+    let mut kept_running = std::mem::take(&mut view.staged);
+    kept_running.append(&mut view.stand_ins);
+    take(draft, view, &mut kept_running, Action::Resume, &mut left, &why, &mut obstacle);
+    for instance in kept_running {
+        let list =
+            if instance.staging == Some(Phase::Running) { &mut view.stand_ins } else { &mut view.staged };
+        list.push(instance);
+    }
+
+    for (action, phase) in
+        [(Action::Wake, Phase::Sleeping), (Action::Resume, Phase::Warm), (Action::Start, Phase::Stopped)]
+    {
+        let mut list = std::mem::take(match phase {
+            Phase::Sleeping => &mut view.sleeping,
+            Phase::Warm => &mut view.warm,
+            _ => &mut view.startable,
+        });
+        if left > 0 {
+            if action == Action::Start { readiest_first(&mut list) } else { best_first(view, &mut list) }
+        }
+        let taken = take(draft, view, &mut list, action, &mut left, &why, &mut obstacle);
+        match phase {
+            Phase::Sleeping => {
+                view.sleeping = list;
+                view.have.sleeping -= taken;
+            }
+            Phase::Warm => {
+                view.warm = list;
+                view.have.warm -= taken;
+            }
+            _ => view.startable = list,
+        }
+    }
+
+    let backing_off = backing_off(draft, view);
+    while left > backing_off {
+        let size = &view.place.pool.instance_resources;
+        if let Err(shortage) = draft.spend(view.place, Usage::of(Phase::Running, size, None)) {
+            obstacle = Some(Obstacle::Shortage(shortage));
+            break;
+        }
+        draft.step(view.place, None, Action::Create, None, why.clone());
+        left -= 1;
+    }
+
+    view.have.running += need - left;
+    view.missing.running = left;
+    if left > 0 {
+        let reason = match obstacle {
+            Some(Obstacle::Shortage(shortage)) => shortage.to_string(),
+            Some(Obstacle::Hold(hold)) => hold.describe(draft.now),
+            None => "backing off after a failure".to_owned(),
+        };
+        draft.defer(view.place, None, Action::Create, left, format!("{reason}; {why}"));
+    }
+}
+
+/// Instances that failed to start keep their place: making another at once would fail the same way.
+pub(crate) fn backing_off(draft: &mut Draft, view: &PoolView<'_>) -> usize {
+    let mut count = 0;
+    for instance in &view.startable {
+        if let Some(hold @ Hold::Backoff(_)) = hands_off(instance, draft.now) {
+            draft.lifts(hold);
+            count += 1;
+        }
+    }
+    count
+}
+
+fn take<'a>(
+    draft: &mut Draft,
+    view: &PoolView<'a>,
+    list: &mut Vec<&'a ObservedInstance>,
+    action: Action,
+    left: &mut usize,
+    why: &str,
+    obstacle: &mut Option<Obstacle>,
+) -> usize {
+    let (tenant, pool) = (view.place.tenant, view.place.pool);
+    let mut taken = Vec::new();
+    for instance in list.iter() {
+        if *left == 0 {
+            break;
+        }
+        if let Some(hold) = hold(tenant, pool, instance, action, draft.now) {
+            draft.lifts(hold);
+            obstacle.get_or_insert(Obstacle::Hold(hold));
+            continue;
+        }
+        // Starting boots the pool's current size; waking brings back the size that was put to sleep.
+        let size = if action == Action::Start { &pool.instance_resources } else { &instance.resources };
+        let more = Usage::of(Phase::Running, size, None).beyond(Usage::now(instance));
+        if let Err(shortage) = draft.spend(view.place, more) {
+            *obstacle = Some(Obstacle::Shortage(shortage));
+            continue;
+        }
+        draft.step(view.place, Some(instance), action, None, why.to_owned());
+        taken.push(&instance.id);
+        *left -= 1;
+    }
+    remove(list, &taken);
+    taken.len()
+}

@@ -1,0 +1,46 @@
+//! Destroys stopped instances that no count wants, once they were kept long enough.
+
+use std::time::Duration;
+
+use mvm_proto::{Phase, Timestamp};
+
+use super::draft::Draft;
+use super::hold::hold;
+use super::view::PoolView;
+use crate::observation::ObservedInstance;
+use crate::plan::Action;
+
+pub(crate) fn retain(draft: &mut Draft, view: &mut PoolView<'_>) {
+    // What can't be filled now may be filled from these later.
+    let wanted = view.missing.running + view.missing.warm + view.missing.sleeping;
+    if view.startable.len() <= wanted {
+        return;
+    }
+    let mut spare = view.startable.len() - wanted;
+    let mut oldest_first = view.startable.clone();
+    oldest_first.sort_by(|a, b| ends_at(view, a).cmp(&ends_at(view, b)).then_with(|| a.id.cmp(&b.id)));
+    for instance in oldest_first {
+        if spare == 0 {
+            break;
+        }
+        let until = ends_at(view, instance);
+        if until > draft.now {
+            draft.wake_at(until);
+            break;
+        }
+        let why = format!("{} and no count wants it", instance.phase);
+        match hold(view.place.tenant, view.place.pool, instance, Action::Destroy, draft.now) {
+            None => {
+                spare -= 1;
+                draft.step(view.place, Some(instance), Action::Destroy, None, why);
+            }
+            Some(hold) => draft.held(view.place, instance, Action::Destroy, &why, hold),
+        }
+    }
+}
+
+/// A stand-in leaves nothing worth keeping.
+fn ends_at(view: &PoolView<'_>, instance: &ObservedInstance) -> Timestamp {
+    let kept = if instance.staging == Some(Phase::Running) { 0 } else { view.place.pool.stopped_retention_seconds };
+    instance.since + Duration::from_secs(kept)
+}

@@ -1,0 +1,157 @@
+//! Steps 5 to 8: what is spare fills the warm count, then the sleeping one; what no count wants is stopped.
+
+use mvm_proto::Phase;
+
+use super::budget::Usage;
+use super::draft::Draft;
+use super::hold::{Hold, hold};
+use super::view::{PoolView, coldest_first, remove};
+use crate::observation::ObservedInstance;
+use crate::plan::Action;
+
+pub(crate) fn settle(draft: &mut Draft, view: &mut PoolView<'_>) {
+    let wanted = view.wanted();
+    view.missing.warm = wanted.warm.saturating_sub(view.have.warm);
+    view.missing.sleeping = wanted.sleeping.saturating_sub(view.have.sleeping);
+    if view.missing.sleeping > 0 && view.place.pool.pinned {
+        let why = Hold::PinnedPool.describe(draft.now);
+        draft.defer(view.place, None, Action::Sleep, view.missing.sleeping, why);
+        view.missing.sleeping = 0;
+    }
+
+    settle_staged(draft, view);
+
+    let spare_warm = view.have.warm.saturating_sub(wanted.warm);
+    let mut warm = std::mem::take(&mut view.warm);
+    put_to_use(draft, view, &mut warm, spare_warm, "warm");
+    view.warm = warm;
+
+    let spare_running = view.have.running.saturating_sub(wanted.running);
+    let mut running = std::mem::take(&mut view.running);
+    put_to_use(draft, view, &mut running, spare_running, "running");
+    view.running = running;
+
+    // A sleeper above its count is kept while the warm count is short: staging wakes it for that.
+    let spare_sleeping = view.have.sleeping.saturating_sub(wanted.sleeping);
+    let kept = view.missing.warm.saturating_sub(view.waiting.warm);
+    let mut sleeping = std::mem::take(&mut view.sleeping);
+    put_to_use(draft, view, &mut sleeping, spare_sleeping.saturating_sub(kept), "sleeping");
+    view.sleeping = sleeping;
+}
+
+/// What was booted on its way to rest goes there, or where else a place is free; else it stops.
+fn settle_staged(draft: &mut Draft, view: &mut PoolView<'_>) {
+    let mut gone = Vec::new();
+    for instance in view.staged.clone() {
+        let mut uses = [Phase::Warm, Phase::Sleeping];
+        if instance.staging == Some(Phase::Sleeping) {
+            uses.reverse();
+        }
+        let action = uses
+            .into_iter()
+            .find_map(|to| rest(draft, view, instance, to))
+            .unwrap_or_else(|| (Action::Stop, "staged, and no count wants it".to_owned()));
+        if let Some(hold) = hold(view.place.tenant, view.place.pool, instance, action.0, draft.now) {
+            draft.held(view.place, instance, action.0, &action.1, hold);
+        } else {
+            draft.step(view.place, Some(instance), action.0, None, action.1);
+            gone.push(&instance.id);
+        }
+        // The slot is free again when the step is done, not when it is planned.
+        view.staging_busy = true;
+    }
+    remove(&mut view.staged, &gone);
+}
+
+/// The step that puts `instance` to `to`, if a place is free there and may be taken; the place is then filled.
+fn rest(
+    draft: &mut Draft,
+    view: &mut PoolView<'_>,
+    instance: &ObservedInstance,
+    to: Phase,
+) -> Option<(Action, String)> {
+    let wanted = view.wanted();
+    let (action, missing, total) = match to {
+        Phase::Warm => (Action::Warm, &mut view.missing.warm, wanted.warm),
+        _ => (Action::Sleep, &mut view.missing.sleeping, wanted.sleeping),
+    };
+    if *missing == 0 {
+        return None;
+    }
+    let why = format!("{to} {} of {total}", total - *missing);
+    let more = Usage::of(to, &instance.resources, None).beyond(Usage::now(instance));
+    draft.spend(view.place, more).ok()?;
+    *missing -= 1;
+    Some((action, why))
+}
+
+/// Gives the coldest `spare` of `list` a use, or stops them. One that waits for its minimum runtime keeps a place.
+fn put_to_use<'a>(
+    draft: &mut Draft,
+    view: &mut PoolView<'a>,
+    list: &mut Vec<&'a ObservedInstance>,
+    spare: usize,
+    what: &str,
+) {
+    if spare == 0 {
+        return;
+    }
+    coldest_first(view, list);
+    let mut left = spare;
+    let mut gone = Vec::new();
+    let mut held = Vec::new();
+    // Wanted by a count that has no room for them now: left as they are.
+    let mut kept = 0;
+    // Free to go there, only not yet.
+    let mut waiting = 0;
+    for instance in list.iter() {
+        if left == kept {
+            break;
+        }
+        let to = use_for(view, instance.phase, kept + waiting);
+        let action = match to {
+            Some(Phase::Warm) => Action::Warm,
+            Some(_) => Action::Sleep,
+            None => Action::Stop,
+        };
+        if let Some(hold) = hold(view.place.tenant, view.place.pool, instance, action, draft.now) {
+            draft.lifts(hold);
+            waiting += usize::from(hold.is_short() && to.is_some());
+            held.push((*instance, action, hold));
+            continue;
+        }
+        let why = match to {
+            Some(to) => rest(draft, view, instance, to).map(|(_, why)| why),
+            None => Some(format!("{what} {left} more than wanted, and no other count wants it")),
+        };
+        let Some(why) = why else {
+            kept += 1;
+            let why = "a count wants it, and quota or capacity has no room for it there".to_owned();
+            draft.defer(view.place, Some(&instance.id), action, 1, why);
+            continue;
+        };
+        draft.step(view.place, Some(instance), action, None, why);
+        gone.push(&instance.id);
+        left -= 1;
+    }
+    for (instance, action, hold) in held.into_iter().take(left - kept) {
+        draft.held(view.place, instance, action, &format!("{what} {left} more than wanted"), hold);
+        match action {
+            Action::Warm if hold.is_short() => view.waiting.warm += 1,
+            Action::Sleep if hold.is_short() => view.waiting.sleeping += 1,
+            _ => {}
+        }
+    }
+    remove(list, &gone);
+}
+
+/// The count that a spare instance of `phase` can help, when so many of the free places are spoken for.
+fn use_for(view: &PoolView<'_>, phase: Phase, spoken_for: usize) -> Option<Phase> {
+    let missing = &view.missing;
+    match phase {
+        Phase::Running if missing.warm > spoken_for => Some(Phase::Warm),
+        Phase::Running if missing.sleeping > spoken_for - missing.warm => Some(Phase::Sleeping),
+        Phase::Warm if missing.sleeping > spoken_for => Some(Phase::Sleeping),
+        _ => None,
+    }
+}

@@ -1,0 +1,105 @@
+//! Makes what the warm and sleeping counts lack when nothing can be spared for them: boots one instance per pool,
+//! which the next plan puts to rest. One at a time, so that a large pool never takes the host's processors whole.
+
+use mvm_proto::Phase;
+
+use super::budget::{Shortage, Usage};
+use super::draft::Draft;
+use super::hold::hold;
+use super::raise::backing_off;
+use super::view::{PoolView, best_first, readiest_first};
+use crate::observation::ObservedInstance;
+use crate::plan::Action;
+
+pub(crate) fn stage(draft: &mut Draft, view: &mut PoolView<'_>) {
+    let warm = view.missing.warm.saturating_sub(view.waiting.warm);
+    let sleeping = view.missing.sleeping.saturating_sub(view.waiting.sleeping);
+    if warm + sleeping == 0 {
+        return;
+    }
+    if let Some(reason) = view.no_start.clone() {
+        return draft.defer(view.place, None, Action::Create, warm + sleeping, reason);
+    }
+    let mut rest = "one at a time per pool".to_owned();
+    let mut left = warm + sleeping;
+    for (target, missing) in [(Phase::Warm, warm), (Phase::Sleeping, sleeping)] {
+        if missing == 0 || view.staging_busy {
+            continue;
+        }
+        let wanted =
+            if target == Phase::Warm { view.wanted().warm } else { view.wanted().sleeping };
+        let why = format!("{target} {} of {wanted}, nothing can be spared", wanted - missing);
+        match stage_one(draft, view, target, why) {
+            Ok(true) => {
+                view.staging_busy = true;
+                left -= 1;
+            }
+            Ok(false) => "backing off after a failure".clone_into(&mut rest),
+            Err(shortage) => rest = shortage.to_string(),
+        }
+    }
+    if left > 0 {
+        draft.defer(view.place, None, Action::Create, left, rest);
+    }
+}
+
+/// Plans the boot of one instance toward `target`; false when a failed one must be waited for.
+fn stage_one(draft: &mut Draft, view: &mut PoolView<'_>, target: Phase, why: String) -> Result<bool, Shortage> {
+    // A sleeper above its count becomes warm without being made anew.
+    if target == Phase::Warm && view.have.sleeping > view.wanted().sleeping {
+        let mut sleeping = std::mem::take(&mut view.sleeping);
+        best_first(view, &mut sleeping);
+        let found = start(draft, view, &sleeping, Action::Wake, target, &why);
+        view.sleeping = sleeping;
+        if let Some(index) = found? {
+            view.sleeping.remove(index);
+            view.have.sleeping -= 1;
+            return Ok(true);
+        }
+    }
+    let mut startable = std::mem::take(&mut view.startable);
+    readiest_first(&mut startable);
+    let found = start(draft, view, &startable, Action::Start, target, &why);
+    view.startable = startable;
+    if let Some(index) = found? {
+        view.startable.remove(index);
+        return Ok(true);
+    }
+    let missing = view.missing.running + view.missing.warm + view.missing.sleeping;
+    if backing_off(draft, view) >= missing {
+        return Ok(false);
+    }
+    let size = &view.place.pool.instance_resources;
+    draft.spend(view.place, Usage::of(Phase::Running, size, Some(target)).most(Usage::of(target, size, None)))?;
+    draft.step(view.place, None, Action::Create, Some(target), why);
+    Ok(true)
+}
+
+/// Plans the first of `list` that may be started and fits, and says which.
+fn start(
+    draft: &mut Draft,
+    view: &PoolView<'_>,
+    list: &[&ObservedInstance],
+    action: Action,
+    target: Phase,
+    why: &str,
+) -> Result<Option<usize>, Shortage> {
+    let mut short = None;
+    for (index, instance) in list.iter().enumerate() {
+        if let Some(hold) = hold(view.place.tenant, view.place.pool, instance, action, draft.now) {
+            draft.lifts(hold);
+            continue;
+        }
+        let size =
+            if action == Action::Start { &view.place.pool.instance_resources } else { &instance.resources };
+        let peak = Usage::of(Phase::Running, size, Some(target)).most(Usage::of(target, size, None));
+        match draft.spend(view.place, peak.beyond(Usage::now(instance))) {
+            Ok(()) => {
+                draft.step(view.place, Some(instance), action, Some(target), why.to_owned());
+                return Ok(Some(index));
+            }
+            Err(shortage) => short = Some(shortage),
+        }
+    }
+    short.map_or(Ok(None), Err)
+}

@@ -1,0 +1,175 @@
+//! One pool as the passes see it: its instances sorted into what can be done with them.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use mvm_proto::{Digest, InstanceId, Phase, Timestamp};
+
+use super::draft::Place;
+use crate::observation::ObservedInstance;
+
+/// How many instances hold a place in each count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Places {
+    pub(crate) running: usize,
+    pub(crate) warm: usize,
+    pub(crate) sleeping: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct PoolView<'a> {
+    pub(crate) place: Place<'a>,
+    pub(crate) revision: Digest,
+    /// Why nothing of this pool may be started now.
+    pub(crate) no_start: Option<String>,
+    /// The counts' own: no claim, no request holds these.
+    pub(crate) running: Vec<&'a ObservedInstance>,
+    pub(crate) warm: Vec<&'a ObservedInstance>,
+    pub(crate) sleeping: Vec<&'a ObservedInstance>,
+    /// Stopped, failed or never booted: they can be started.
+    pub(crate) startable: Vec<&'a ObservedInstance>,
+    /// Booted on the way to warm or sleeping.
+    pub(crate) staged: Vec<&'a ObservedInstance>,
+    /// Booted to stand in for one that is being replaced.
+    pub(crate) stand_ins: Vec<&'a ObservedInstance>,
+    /// Woken by a request; the sleep policy puts them back.
+    pub(crate) on_demand: Vec<&'a ObservedInstance>,
+    pub(crate) have: Places,
+    /// Something is being staged or replaced now: one at a time per pool.
+    pub(crate) staging_busy: bool,
+    /// Places that the passes so far could not fill, and those that a spare instance will fill when it may.
+    pub(crate) missing: Places,
+    pub(crate) waiting: Places,
+}
+
+impl<'a> PoolView<'a> {
+    pub(crate) fn new(place: Place<'a>, revision: Digest, no_start: Option<String>) -> Self {
+        Self {
+            place,
+            revision,
+            no_start,
+            running: Vec::new(),
+            warm: Vec::new(),
+            sleeping: Vec::new(),
+            startable: Vec::new(),
+            staged: Vec::new(),
+            stand_ins: Vec::new(),
+            on_demand: Vec::new(),
+            have: Places::default(),
+            staging_busy: false,
+            missing: Places::default(),
+            waiting: Places::default(),
+        }
+    }
+
+    pub(crate) fn wanted(&self) -> Places {
+        let counts = &self.place.pool.desired_counts;
+        let size = |count: u32| usize::try_from(count).unwrap_or(usize::MAX);
+        Places { running: size(counts.running), warm: size(counts.warm), sleeping: size(counts.sleeping) }
+    }
+
+    pub(crate) fn is_outdated(&self, instance: &ObservedInstance) -> bool {
+        instance.revision != self.revision
+    }
+
+    /// Sorts one instance in, and gives it its place in a count.
+    pub(crate) fn add(&mut self, instance: &'a ObservedInstance, now: Timestamp) {
+        let lent = (instance.claimed || instance.on_demand) && !self.is_released(instance, now);
+        if let Some(to) = instance.moving_to {
+            self.staging_busy |= instance.staging.is_some();
+            let toward = if to == Phase::Running { instance.staging.unwrap_or(to) } else { to };
+            let stands_in = instance.staging == Some(Phase::Running);
+            let home = if lent { instance.home.unwrap_or(toward) } else { toward };
+            if !stands_in {
+                self.count(home);
+            }
+            return;
+        }
+        match instance.phase {
+            Phase::Running | Phase::Warm if lent => {
+                self.count(instance.home.unwrap_or(Phase::Running));
+                if !instance.claimed {
+                    self.on_demand.push(instance);
+                }
+            }
+            Phase::Running => match instance.staging {
+                Some(Phase::Warm | Phase::Sleeping) => self.staged.push(instance),
+                Some(_) => self.stand_ins.push(instance),
+                None => {
+                    self.have.running += 1;
+                    self.running.push(instance);
+                }
+            },
+            Phase::Warm => {
+                self.have.warm += 1;
+                self.warm.push(instance);
+            }
+            Phase::Sleeping => {
+                self.have.sleeping += 1;
+                self.sleeping.push(instance);
+            }
+            Phase::Created | Phase::Ready | Phase::Stopped | Phase::Failed => self.startable.push(instance),
+            Phase::Destroyed => {}
+        }
+    }
+
+    /// A request's hold on an instance ends by itself where the counts then decide: back at home, or idle.
+    fn is_released(&self, instance: &ObservedInstance, now: Timestamp) -> bool {
+        if instance.claimed {
+            return false;
+        }
+        match instance.home.unwrap_or(Phase::Running) {
+            Phase::Running => self.is_idle_for(instance, self.place.pool.sleep_policy.warm_after_seconds, now),
+            home => instance.phase == home && instance.moving_to.is_none(),
+        }
+    }
+
+    pub(crate) fn is_idle_for(&self, instance: &ObservedInstance, seconds: u64, now: Timestamp) -> bool {
+        instance.idle_since.is_some_and(|since| since + Duration::from_secs(seconds) <= now)
+    }
+
+    fn count(&mut self, phase: Phase) {
+        match phase {
+            Phase::Running => self.have.running += 1,
+            Phase::Warm => self.have.warm += 1,
+            Phase::Sleeping => self.have.sleeping += 1,
+            _ => {}
+        }
+    }
+}
+
+fn used_at(instance: &ObservedInstance) -> Timestamp {
+    instance.last_used_at.unwrap_or(instance.since)
+}
+
+/// For waking and resuming: of the current revision, most recently used.
+pub(crate) fn best_first<'a>(view: &PoolView<'a>, list: &mut [&'a ObservedInstance]) {
+    list.sort_by(|a, b| {
+        let key = |i: &&'a ObservedInstance| (view.is_outdated(i), Reverse(used_at(i)));
+        key(a).cmp(&key(b)).then_with(|| a.id.cmp(&b.id))
+    });
+}
+
+/// For stopping and sleeping: outdated, then idle longest, then newest.
+pub(crate) fn coldest_first<'a>(view: &PoolView<'a>, list: &mut [&'a ObservedInstance]) {
+    list.sort_by(|a, b| {
+        let key = |i: &&'a ObservedInstance| (!view.is_outdated(i), used_at(i), Reverse(i.since));
+        key(a).cmp(&key(b)).then_with(|| a.id.cmp(&b.id))
+    });
+}
+
+/// For starting: what was begun and never booted, then what stopped last, then what failed.
+pub(crate) fn readiest_first(list: &mut [&ObservedInstance]) {
+    list.sort_by(|a, b| {
+        let key = |i: &&ObservedInstance| (i.phase == Phase::Failed, Reverse(used_at(i)));
+        key(a).cmp(&key(b)).then_with(|| a.id.cmp(&b.id))
+    });
+}
+
+/// Drops from `list` what `taken` names. Both are short, or `taken` is.
+pub(crate) fn remove(list: &mut Vec<&ObservedInstance>, taken: &[&InstanceId]) {
+    if !taken.is_empty() {
+        let taken: std::collections::BTreeSet<_> = taken.iter().collect();
+        list.retain(|instance| !taken.contains(&&instance.id));
+    }
+}
