@@ -14,7 +14,7 @@ mod watch;
 
 pub use error::StoreError;
 pub use key::{MAX_KEY_BYTES, check_key, check_prefix};
-pub use sled_store::{Settings, SledStore};
+pub use sled_store::{MAX_LEASE_TTL, MIN_LEASE_TTL, Settings, SledStore};
 pub use store::{Committed, Entry, LeaseId, Listing, Store};
 pub use transaction::{Change, Guard, MAX_CHANGES, MAX_TRANSACTION_BYTES, MAX_VALUE_BYTES, Transaction};
 pub use watch::{Event, Watch};
