@@ -1,0 +1,110 @@
+//! The command line itself: help, exit codes, output forms, settings from flag, environment and file.
+
+use std::process::{Command, Output};
+
+use mvm_tests::{Cluster, mvm_binary, path_text};
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn mvm(args: &[&str], environment: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(mvm_binary());
+    command.args(args).env_clear().envs(environment.iter().copied());
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn every_command_has_help_and_a_man_page() {
+    let dir = TempDir::new().unwrap();
+    let folder = dir.path().join("man");
+    assert!(mvm(&["man", path_text(&folder)], &[]).status.success());
+    let pages: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|page| page.unwrap().file_name()).collect();
+    assert!(pages.iter().any(|page| page == "mvm-agent-certs-request.1"), "{pages:?}");
+    for page in &pages {
+        let name = page.to_str().unwrap().trim_end_matches(".1").to_owned();
+        let words: Vec<&str> = name.split('-').skip(1).filter(|word| !word.is_empty()).collect();
+        // `next-root` is one command with a hyphen.
+        let words: Vec<String> = words.join(" ").replace("next root", "next-root").split(' ').map(str::to_owned).collect();
+        let mut args: Vec<&str> = words.iter().map(String::as_str).filter(|word| !word.is_empty()).collect();
+        if args.contains(&"help") {
+            continue;
+        }
+        args.push("--help");
+        let output = mvm(&args, &[]);
+        assert!(output.status.success(), "mvm {args:?}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn version_schema_and_completion_are_printed_for_programs() {
+    let version: Value = serde_json::from_slice(&mvm(&["version", "-o", "json"], &[]).stdout).unwrap();
+    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+    let schema: Value = serde_json::from_slice(&mvm(&["schema", "desired-state"], &[]).stdout).unwrap();
+    assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(text(&mvm(&["completion", shell], &[]).stdout).contains("mvm"), "{shell}");
+    }
+}
+
+#[test]
+fn a_flag_beats_the_environment_which_beats_the_file() {
+    let dir = TempDir::new().unwrap();
+    let config = dir.path().join("config.toml");
+    std::fs::write(&config, "output = \"json\"\n").unwrap();
+    let file = ("MVM_CONFIG", path_text(&config));
+    let form = |args: &[&str], environment: &[(&str, &str)]| match mvm(args, environment).stdout.first() {
+        Some(b'{') => "json",
+        Some(b'v') => "yaml",
+        _ => "table",
+    };
+    assert_eq!(form(&["version"], &[]), "table");
+    assert_eq!(form(&["version"], &[file]), "json");
+    assert_eq!(form(&["version"], &[file, ("MVM_OUTPUT", "yaml")]), "yaml");
+    assert_eq!(form(&["version", "-o", "table"], &[file, ("MVM_OUTPUT", "yaml")]), "table");
+}
+
+#[test]
+fn mistakes_in_settings_are_usage_errors_that_name_them() {
+    let dir = TempDir::new().unwrap();
+    let config = dir.path().join("config.toml");
+    std::fs::write(&config, "[agent.serve]\nintervall-secs = 3\n").unwrap();
+    let output = mvm(&["--config", path_text(&config), "version"], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("agent.serve.intervall-secs"), "{}", text(&output.stderr));
+    assert_eq!(mvm(&["nonsense"], &[]).status.code(), Some(2));
+    assert_eq!(mvm(&["version"], &[("MVM_OUTPUT", "xml")]).status.code(), Some(2));
+}
+
+#[test]
+fn an_unreachable_coordinator_is_told_with_what_to_do() {
+    let cluster = Cluster::init(mvm_tests::ClusterSettings::default());
+    let told = cluster.mvm_fails(&["node", "list", "--timeout", "3s"], 4);
+    assert!(told.contains("127.0.0.1") && told.contains("coordinator"), "{told}");
+    let no_operator = mvm(&["node", "list", "--operator-dir", "/nonexistent"], &[]);
+    assert_eq!(no_operator.status.code(), Some(1));
+    assert!(text(&no_operator.stderr).contains("--operator-dir"), "{}", text(&no_operator.stderr));
+}
+
+#[test]
+fn all_mistakes_of_a_document_are_told_at_once_before_anything_is_sent() {
+    let cluster = Cluster::init(mvm_tests::ClusterSettings::default());
+    let document = r#"{"schema_version":1,"node_id":"a_b","tenants":[{"tenant_id":"t","network":{"tenant_net_id":9999,
+        "ipv4_subnet":"8.8.8.0/24"},"quotas":{},"pools":[{"pool_id":"p","flake_ref":"builtin:x","profile":"m",
+        "instance_resources":{"vcpus":0,"mem_mib":64,"data_disk_mib":0},"desired_counts":{"running":1,"warm":0},"x":1}]}]}"#;
+    let file = cluster.file("bad.json", document);
+    let told = cluster.mvm_fails(&["push", "-f", path_text(&file)], 2);
+    for path in [
+        "node_id",
+        "tenants[0].network.tenant_net_id",
+        "tenants[0].network.ipv4_subnet",
+        "tenants[0].quotas.max_vcpus",
+        "tenants[0].pools[0].instance_resources.vcpus",
+        "tenants[0].pools[0].desired_counts.sleeping",
+        "tenants[0].pools[0].x",
+    ] {
+        assert!(told.contains(path), "{path} is not in:\n{told}");
+    }
+}

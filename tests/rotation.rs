@@ -1,0 +1,122 @@
+//! Certificates that live 60 seconds, renewed under constant traffic: no request may fail.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use mvm_pki::tls::client_config;
+use mvm_pki::{Anchors, Credential, ExpectedPeer, LiveAnchors, LiveCredential, Role};
+use mvm_tests::{Cluster, ClusterSettings, path_text};
+use mvm_transport::{ALPN_H3, Client, Limits};
+
+/// Renewals to see of the agent's and of the coordinator's certificate. Each comes after half of a life.
+const RENEWALS: usize = 3;
+/// Three half-lives with their jitter, and room for a busy machine.
+const LIMIT: Duration = Duration::from_secs(170);
+/// Requests on one connection before the next one is opened, so that both old and new connections meet each renewal.
+const REQUESTS_PER_CONNECTION: u64 = 50;
+
+struct Traffic {
+    address: SocketAddr,
+    credential: LiveCredential,
+    anchors: LiveAnchors,
+    stop: AtomicBool,
+    done: AtomicU64,
+}
+
+impl Traffic {
+    async fn connect(&self) -> Client {
+        let expected = ExpectedPeer {
+            cluster: self.credential.current().identity().cluster().clone(),
+            role: Role::Node,
+            name: Some("node-a".to_owned()),
+            check_host: true,
+        };
+        let tls = client_config(Some(&self.credential), &self.anchors, expected, &[ALPN_H3]).unwrap();
+        Client::connect(self.address, "127.0.0.1", tls, &Limits::default()).await.expect("a new connection is accepted")
+    }
+
+    async fn request(&self, client: &Client) {
+        let request = http::Request::get("/v1/node/info").body(Bytes::new()).unwrap();
+        let answer = client.request(request).await.expect("a request is answered");
+        assert_eq!(answer.status(), 200);
+        answer.into_body().bytes(1 << 20).await.expect("a body arrives");
+        self.done.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// New connections all the time.
+    async fn short_connections(self: Arc<Self>) {
+        while !self.stop.load(Ordering::Relaxed) {
+            let client = self.connect().await;
+            for _ in 0..REQUESTS_PER_CONNECTION {
+                self.request(&client).await;
+            }
+            client.close().await;
+        }
+    }
+
+    /// One connection that outlives every certificate it began with.
+    async fn long_connection(self: Arc<Self>) {
+        let client = self.connect().await;
+        while !self.stop.load(Ordering::Relaxed) {
+            self.request(&client).await;
+        }
+    }
+}
+
+fn serial(cluster: &Cluster) -> String {
+    let dir = cluster.agent_dir("node-a");
+    let status = cluster.mvm_json(&["agent", "certs", "status", "--data-dir", path_text(&dir)]);
+    assert_eq!(status["state"], "valid", "{status}");
+    status["serial"].as_str().unwrap().to_owned()
+}
+
+fn coordinator_serial(cluster: &Cluster) -> String {
+    Credential::load(&cluster.coordinator_dir().join("pki/coordinator.pem")).unwrap().serial_hex()
+}
+
+#[test]
+fn certificates_of_sixty_seconds_are_renewed_under_traffic_without_one_failed_request() {
+    let settings = ClusterSettings { serve: vec!["--leaf-life".into(), "60s".into()], ..ClusterSettings::default() };
+    let mut cluster = Cluster::start_with(settings);
+    cluster.enrol("node-a");
+    let sans = ["--san", "127.0.0.1", "--rate-per-second", "1000000", "--rate-burst", "1000000"];
+    cluster.start_agent("node-a", &sans);
+    cluster.wait_connected("node-a");
+    let operator = cluster.coordinator_dir().join("operator");
+    let traffic = Arc::new(Traffic {
+        address: SocketAddr::from(([127, 0, 0, 1], cluster.agents["node-a"].port)),
+        credential: LiveCredential::new(Credential::load(&operator.join("operator.pem")).unwrap()),
+        anchors: LiveAnchors::new(Anchors::load(&operator.join("ca.crt")).unwrap()),
+        stop: AtomicBool::new(false),
+        done: AtomicU64::new(0),
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let loads = [runtime.spawn(traffic.clone().short_connections()), runtime.spawn(traffic.clone().long_connection())];
+
+    let (mut agent, mut coordinator) = (BTreeSet::new(), BTreeSet::new());
+    let deadline = Instant::now() + LIMIT;
+    let mut pushes = 0;
+    while (agent.len() <= RENEWALS || coordinator.len() <= RENEWALS) && Instant::now() < deadline {
+        agent.insert(serial(&cluster));
+        coordinator.insert(coordinator_serial(&cluster));
+        // Operators and sessions are traffic too: every push goes over gRPC and down the node's one session.
+        let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/minimal.json");
+        cluster.mvm_ok(&["push", "-f", example, "--node", "node-a"]);
+        pushes += 1;
+        assert!(loads.iter().all(|load| !load.is_finished()), "a request failed");
+        std::thread::park_timeout(Duration::from_millis(500));
+    }
+    traffic.stop.store(true, Ordering::Relaxed);
+    for load in loads {
+        runtime.block_on(load).expect("no request failed");
+    }
+    println!(
+        "{} requests and {pushes} pushes, agent renewed {} times, coordinator {} times",
+        traffic.done.load(Ordering::Relaxed), agent.len() - 1, coordinator.len() - 1
+    );
+    assert!(agent.len() > RENEWALS && coordinator.len() > RENEWALS, "too few renewals: {agent:?} {coordinator:?}");
+}
