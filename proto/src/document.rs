@@ -41,14 +41,19 @@ pub const MAX_TENANT_NET_ID: u16 = 4095;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 pub struct DesiredState {
+    /// The version of this schema.
     #[schemars(range(min = 1, max = 1))]
     pub schema_version: u32,
+    /// Whose document this is; every other node refuses it.
     pub node_id: NodeId,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterId>,
+    /// Ids, net ids and subnets differ between them.
     pub tenants: Vec<Tenant>,
+    /// Destroy what belongs to tenants that are not listed.
     #[schemars(default)]
     pub prune_unknown_tenants: bool,
+    /// Destroy what belongs to pools that their tenant does not list.
     #[schemars(default)]
     pub prune_unknown_pools: bool,
 }
@@ -56,13 +61,16 @@ pub struct DesiredState {
 /// What a coordinator adds: whose document this is, its place in the order, and how long it may be acted on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Provenance {
+    /// Whose node this is; a node of another cluster refuses the document.
     pub cluster: ClusterId,
     /// The leader's fencing number.
     #[schemars(range(min = 1, max = 9_007_199_254_740_991u64))]
     pub epoch: u64,
+    /// Grows with every document for the node.
     #[schemars(range(min = 1, max = 9_007_199_254_740_991u64))]
     pub generation: u64,
     pub issued_at: Timestamp,
+    /// When the document stops being accepted; what was accepted stays in force.
     pub expires_at: Timestamp,
 }
 
@@ -73,6 +81,7 @@ pub struct SignedDocument {
     pub desired: DesiredState,
 }
 
+/// The boundary for quota, network, secrets and audit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 pub struct Tenant {
@@ -90,11 +99,15 @@ pub struct Tenant {
     pub pools: Vec<Pool>,
 }
 
+/// What the coordinator assigned to the tenant on this node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 pub struct Network {
+    /// Names the tenant's bridge and interfaces.
     #[schemars(range(min = 0, max = 4095))]
     pub tenant_net_id: u16,
+    /// A private network of /16 to /29 with its host bits zero; overlaps with no other tenant's. `.1` is the gateway,
+    /// `.2` the builder, the rest is for instances.
     pub ipv4_subnet: Subnet,
 }
 
@@ -106,6 +119,7 @@ pub struct Subnet {
     prefix: u8,
 }
 
+/// Where the tenant's instances may connect to.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 pub struct Egress {
@@ -126,20 +140,32 @@ pub enum EgressMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 pub struct Quotas {
+    /// Over all running instances.
+    #[schemars(range(max = 4_294_967_295u32))]
     pub max_vcpus: u32,
+    /// Over all running and warm instances.
+    #[schemars(range(max = 9_007_199_254_740_991u64))]
     pub max_mem_mib: u64,
+    #[schemars(range(max = 4_294_967_295u32))]
     pub max_running: u32,
+    #[schemars(range(max = 4_294_967_295u32))]
     pub max_warm: u32,
+    #[schemars(range(max = 4_294_967_295u32))]
     pub max_pools: u32,
+    /// In any phase.
+    #[schemars(range(max = 4_294_967_295u32))]
     pub max_instances_per_pool: u32,
+    #[schemars(range(max = 9_007_199_254_740_991u64))]
     pub max_disk_gib: u64,
 }
 
+/// A homogeneous group of instances.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 pub struct Pool {
     pub pool_id: PoolId,
     /// What to build or fetch: a Nix flake reference, `oci:…`, `path:…`, `builtin:…`.
+    #[schemars(length(max = 2048), regex(pattern = "^[!-~]+$"))]
     pub flake_ref: String,
     pub profile: ProfileId,
     /// What `flake_ref` must resolve to; required in a signed document unless the cluster is a dev cluster.
@@ -166,7 +192,7 @@ pub struct Pool {
     #[schemars(default)]
     pub snapshot_encryption: bool,
     /// How long a stopped instance that no count wants is kept.
-    #[schemars(default = "default_stopped_retention")]
+    #[schemars(default = "default_stopped_retention", range(max = 9_007_199_254_740_991u64))]
     pub stopped_retention_seconds: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub persist: Option<Persist>,
@@ -188,6 +214,7 @@ pub enum PoolRole {
     Worker,
 }
 
+/// What each instance of a pool gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 pub struct Resources {
@@ -200,6 +227,7 @@ pub struct Resources {
     pub data_disk_mib: u64,
 }
 
+/// How many instances of a pool are wanted in each phase.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 pub struct DesiredCounts {
@@ -211,13 +239,22 @@ pub struct DesiredCounts {
     pub sleeping: u32,
 }
 
+/// How long phases last at least, and how patiently they are ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 #[serde(default)]
 pub struct RuntimePolicy {
+    /// How long an instance runs at least before it may be stopped or paused.
+    #[schemars(range(max = 9_007_199_254_740_991u64))]
     pub min_running_seconds: u64,
+    /// How long an instance stays warm at least before it may be put to sleep or stopped.
+    #[schemars(range(max = 9_007_199_254_740_991u64))]
     pub min_warm_seconds: u64,
+    /// How long a guest may take to finish its work before it is paused.
+    #[schemars(range(max = 9_007_199_254_740_991u64))]
     pub drain_timeout_seconds: u64,
+    /// How long a guest may take to shut down before it is killed.
+    #[schemars(range(max = 9_007_199_254_740_991u64))]
     pub graceful_shutdown_seconds: u64,
 }
 
@@ -232,12 +269,18 @@ impl Default for RuntimePolicy {
     }
 }
 
+/// When idle instances give back what they hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 #[serde(default)]
 pub struct SleepPolicy {
+    /// T1: idle for longer than this, a running instance becomes warm. At most `sleep_after_seconds`.
+    #[schemars(range(max = 9_007_199_254_740_991u64))]
     pub warm_after_seconds: u64,
+    /// T2: idle for longer than this, an instance is put to sleep.
+    #[schemars(range(max = 9_007_199_254_740_991u64))]
     pub sleep_after_seconds: u64,
+    /// Below this share of its CPUs an instance counts as idle.
     #[schemars(range(min = 0, max = 100))]
     pub cpu_idle_percent: u32,
 }
@@ -269,7 +312,11 @@ pub enum SnapshotCompression {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 pub struct Persist {
+    /// What is kept: an absolute path inside the guest.
+    #[schemars(length(max = 4095), regex(pattern = "^/[!-~]*$"))]
     pub path: String,
+    /// Where it is kept.
+    #[schemars(length(max = 2048), regex(pattern = "^[!-~]+$"))]
     pub store: String,
     #[schemars(range(min = 1, max = 86_400))]
     pub every_seconds: u64,

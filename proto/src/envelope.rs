@@ -3,6 +3,7 @@
 //! [`Unverified`] is what arrives. [`Unverified::verify`] is the only way to a [`Verified`], which is all that a
 //! ledger or a planner takes: a check leaves a type behind.
 
+use std::borrow::Cow;
 use std::marker::PhantomData;
 
 use base64::Engine as _;
@@ -10,9 +11,13 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use crate::Digest;
+use crate::json::shorten;
 
 /// The largest envelope anyone accepts, as JSON text. A 1,000-pool document is about 0.6 MiB; this is ten times that.
 pub const MAX_ENVELOPE_BYTES: usize = 8 * 1024 * 1024;
+
+/// The longest payload type or key id: both are repeated in messages, so they may not be anything at all.
+pub const MAX_LABEL_BYTES: usize = 128;
 
 /// More signatures than any threshold in use, few enough that checking them all is cheap.
 pub const MAX_SIGNATURES: usize = 16;
@@ -39,24 +44,31 @@ pub enum EnvelopeError {
     Shape(String),
     #[error("the envelope's {0} is not base64")]
     Base64(&'static str),
+    #[error("the envelope's {0} is longer than {MAX_LABEL_BYTES} bytes or not printable ASCII")]
+    Label(&'static str),
     #[error("the envelope carries {found} signatures, the limit is {MAX_SIGNATURES}")]
     TooManySignatures { found: usize },
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct JsonEnvelope {
-    #[serde(rename = "payloadType")]
-    payload_type: String,
-    payload: String,
-    signatures: Vec<JsonSignature>,
+struct JsonEnvelope<'a> {
+    #[serde(rename = "payloadType", borrow)]
+    payload_type: Cow<'a, str>,
+    /// Base64 holds nothing that JSON escapes, so the payload's text is not copied before it is decoded.
+    #[serde(borrow)]
+    payload: Cow<'a, str>,
+    #[serde(borrow)]
+    signatures: Vec<JsonSignature<'a>>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct JsonSignature {
-    keyid: String,
-    sig: String,
+struct JsonSignature<'a> {
+    #[serde(borrow)]
+    keyid: Cow<'a, str>,
+    #[serde(borrow)]
+    sig: Cow<'a, str>,
 }
 
 impl Envelope {
@@ -65,18 +77,24 @@ impl Envelope {
         if bytes.len() > MAX_ENVELOPE_BYTES {
             return Err(EnvelopeError::TooLarge { found: bytes.len() });
         }
-        let raw: JsonEnvelope =
-            serde_json::from_slice(bytes).map_err(|cause| EnvelopeError::Shape(cause.to_string()))?;
+        let raw: JsonEnvelope<'_> = serde_json::from_slice(bytes)
+            .map_err(|cause| EnvelopeError::Shape(shorten(&cause.to_string())))?;
         if raw.signatures.len() > MAX_SIGNATURES {
             return Err(EnvelopeError::TooManySignatures { found: raw.signatures.len() });
         }
+        check_label("payloadType", &raw.payload_type)?;
+        raw.signatures.iter().try_for_each(|s| check_label("keyid", &s.keyid))?;
         let decode = |what, text: &str| STANDARD.decode(text).map_err(|_| EnvelopeError::Base64(what));
         let signatures = raw
             .signatures
             .into_iter()
-            .map(|s| Ok(Signature { bytes: decode("signature", &s.sig)?, key_id: s.keyid }))
+            .map(|s| Ok(Signature { bytes: decode("signature", &s.sig)?, key_id: s.keyid.into_owned() }))
             .collect::<Result<_, _>>()?;
-        Ok(Self { payload: decode("payload", &raw.payload)?, payload_type: raw.payload_type, signatures })
+        Ok(Self {
+            payload: decode("payload", &raw.payload)?,
+            payload_type: raw.payload_type.into_owned(),
+            signatures,
+        })
     }
 
     #[must_use]
@@ -84,11 +102,11 @@ impl Envelope {
         let signatures = self
             .signatures
             .iter()
-            .map(|s| JsonSignature { keyid: s.key_id.clone(), sig: STANDARD.encode(&s.bytes) })
+            .map(|s| JsonSignature { keyid: Cow::Borrowed(&s.key_id), sig: STANDARD.encode(&s.bytes).into() })
             .collect();
         let raw = JsonEnvelope {
-            payload_type: self.payload_type.clone(),
-            payload: STANDARD.encode(&self.payload),
+            payload_type: Cow::Borrowed(&self.payload_type),
+            payload: STANDARD.encode(&self.payload).into(),
             signatures,
         };
         // Strings and lists of strings always serialise.
@@ -100,6 +118,11 @@ impl Envelope {
     pub fn signed_bytes(&self) -> Vec<u8> {
         pre_authentication_encoding(&self.payload_type, &self.payload)
     }
+}
+
+fn check_label(what: &'static str, text: &str) -> Result<(), EnvelopeError> {
+    let fits = text.len() <= MAX_LABEL_BYTES && text.bytes().all(|b| b.is_ascii_graphic());
+    if fits { Ok(()) } else { Err(EnvelopeError::Label(what)) }
 }
 
 /// `DSSEv1 <len> <type> <len> <payload>`: the lengths keep type and payload from running into each other.

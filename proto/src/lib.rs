@@ -2,6 +2,8 @@
 //!
 //! Nothing here does I/O, reads a clock or draws a random number. Every other crate builds on this one.
 
+#[cfg(feature = "arbitrary")]
+pub mod arbitrary;
 pub mod digest;
 pub mod document;
 pub mod envelope;

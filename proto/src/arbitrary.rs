@@ -1,0 +1,234 @@
+//! Strategies for valid documents: what a property test draws from. Only behind the feature `arbitrary`.
+//!
+//! Every value is valid by construction, never by filtering, so that shrinking stays quick: subnets come from
+//! separate /16 blocks, ids carry their index, and counts are dealt out of what subnet and quota allow.
+
+use std::net::Ipv4Addr;
+use std::ops::RangeInclusive;
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::{select, subsequence};
+
+use crate::document::{
+    DesiredCounts, DesiredState, Egress, EgressMode, MAX_PREFIX, MAX_TENANT_NET_ID, MIN_PREFIX, Network,
+    Persist, Pool, PoolRole, Provenance, Quotas, Resources, RuntimePolicy, SCHEMA_VERSION, SeccompPolicy,
+    SignedDocument, SleepPolicy, SnapshotCompression, Subnet, Tenant,
+};
+use crate::json::MAX_INTEGER;
+use crate::{Digest, Timestamp};
+
+/// A valid document with up to four tenants of up to four pools.
+pub fn desired_state() -> impl Strategy<Value = DesiredState> {
+    desired_state_of(0..=4, 0..=4)
+}
+
+/// A valid document with as many tenants, and pools in each, as these ranges say.
+pub fn desired_state_of(
+    tenants: RangeInclusive<usize>,
+    pools: RangeInclusive<usize>,
+) -> impl Strategy<Value = DesiredState> {
+    let blocks = subsequence(private_blocks(), tenants).prop_shuffle();
+    let tenants = blocks.prop_flat_map(move |blocks| {
+        let tenants: Vec<_> =
+            blocks.into_iter().enumerate().map(|(at, block)| tenant(at, block, pools.clone())).collect();
+        tenants
+    });
+    (name(), option::of(name()), tenants, any::<bool>(), any::<bool>()).prop_map(
+        |(node_id, cluster, tenants, prune_unknown_tenants, prune_unknown_pools)| DesiredState {
+            schema_version: SCHEMA_VERSION,
+            node_id: parsed(&node_id),
+            cluster: cluster.as_deref().map(parsed),
+            tenants,
+            prune_unknown_tenants,
+            prune_unknown_pools,
+        },
+    )
+}
+
+/// A valid document with its provenance.
+pub fn signed_document() -> impl Strategy<Value = SignedDocument> {
+    (provenance(), desired_state()).prop_map(|(provenance, desired)| SignedDocument::new(provenance, desired))
+}
+
+pub fn provenance() -> impl Strategy<Value = Provenance> {
+    let number = 1..=MAX_INTEGER;
+    // Any time that can be written, and a life of at least a millisecond.
+    let times = (0..=4_000_000_000_000_i64, 1..=4_000_000_000_000_i64);
+    (name(), number.clone(), number, times).prop_map(|(cluster, epoch, generation, (issued, life))| {
+        Provenance {
+            cluster: parsed(&cluster),
+            epoch,
+            generation,
+            issued_at: Timestamp::from_unix_ms(issued),
+            expires_at: Timestamp::from_unix_ms(issued + life),
+        }
+    })
+}
+
+/// Any text that is an id, but not an instance's.
+pub fn name() -> impl Strategy<Value = String> {
+    "[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?"
+}
+
+pub fn digest() -> impl Strategy<Value = Digest> {
+    any::<[u8; 32]>().prop_map(Digest::from_bytes)
+}
+
+pub fn resources() -> impl Strategy<Value = Resources> {
+    (1..=32_u32, 32..=65_536_u64, 0..=1_048_576_u64).prop_map(|(vcpus, mem_mib, data_disk_mib)| Resources {
+        vcpus,
+        mem_mib,
+        data_disk_mib,
+    })
+}
+
+pub fn sleep_policy() -> impl Strategy<Value = SleepPolicy> {
+    (seconds(), seconds(), 0..=100_u32).prop_map(|(a, b, cpu_idle_percent)| SleepPolicy {
+        warm_after_seconds: a.min(b),
+        sleep_after_seconds: a.max(b),
+        cpu_idle_percent,
+    })
+}
+
+pub fn runtime_policy() -> impl Strategy<Value = RuntimePolicy> {
+    (seconds(), seconds(), seconds(), seconds()).prop_map(|(running, warm, drain, shutdown)| RuntimePolicy {
+        min_running_seconds: running,
+        min_warm_seconds: warm,
+        drain_timeout_seconds: drain,
+        graceful_shutdown_seconds: shutdown,
+    })
+}
+
+fn seconds() -> impl Strategy<Value = u64> {
+    prop_oneof![9 => 0..=7_200_u64, 1 => 0..=MAX_INTEGER]
+}
+
+/// The first addresses of all private /16 networks.
+fn private_blocks() -> Vec<Ipv4Addr> {
+    let ten = (0..=255).map(|n| Ipv4Addr::new(10, n, 0, 0));
+    let twelve = (16..=31).map(|n| Ipv4Addr::new(172, n, 0, 0));
+    ten.chain(twelve).chain([Ipv4Addr::new(192, 168, 0, 0)]).collect()
+}
+
+fn subnet(block: Ipv4Addr) -> impl Strategy<Value = Subnet> {
+    (MIN_PREFIX..=MAX_PREFIX, any::<u16>()).prop_map(move |(prefix, inside)| {
+        let network = (block.to_bits() | u32::from(inside)) & (u32::MAX << (32 - prefix));
+        parsed(&format!("{}/{prefix}", Ipv4Addr::from_bits(network)))
+    })
+}
+
+fn tenant(at: usize, block: Ipv4Addr, pools: RangeInclusive<usize>) -> impl Strategy<Value = Tenant> {
+    (subnet(block), pools).prop_flat_map(move |(subnet, pools)| {
+        // What each pool may want of each phase, so that all fit the subnet whatever is drawn.
+        let share = subnet.instance_capacity() / (3 * u32::try_from(pools).unwrap_or(1).max(1));
+        let pools: Vec<_> = (0..pools).map(|index| pool(index, share.min(1000))).collect();
+        let net_ids = 0..=MAX_TENANT_NET_ID;
+        let spare = (0..=100_u32, 0..=20_u32);
+        (name(), any::<bool>(), net_ids, quotas(), spare, option::of(digest()), any::<bool>(), pools)
+            .prop_map(
+                move |(tenant_id, pinned, net_id, quotas, (instances, more), secrets_hash, nat, pools)| {
+                    let largest = pools.iter().map(|pool| total(&pool.desired_counts)).max().unwrap_or(0);
+                    Tenant {
+                        tenant_id: parsed(&format!("t{at}-{tenant_id}")),
+                        pinned,
+                        network: Network { tenant_net_id: spread(net_id, at), ipv4_subnet: subnet },
+                        quotas: Quotas {
+                            max_pools: u32::try_from(pools.len()).unwrap_or(0) + more,
+                            max_instances_per_pool: largest + instances,
+                            ..quotas
+                        },
+                        secrets_hash,
+                        egress: Egress { mode: if nat { EgressMode::Nat } else { EgressMode::None } },
+                        pools,
+                    }
+                },
+            )
+    })
+}
+
+/// A net id near `drawn` that no other tenant of the document has: those of two tenants differ modulo 512.
+fn spread(drawn: u16, at: usize) -> u16 {
+    const TENANTS: u16 = 512;
+    drawn / TENANTS * TENANTS + u16::try_from(at).unwrap_or(0) % TENANTS
+}
+
+fn total(counts: &DesiredCounts) -> u32 {
+    counts.running + counts.warm + counts.sleeping
+}
+
+fn quotas() -> impl Strategy<Value = Quotas> {
+    (0..=512_u32, 0..=1_048_576_u64, 0..=1000_u32, 0..=1000_u32, 0..=10_000_u64).prop_map(
+        |(max_vcpus, max_mem_mib, max_running, max_warm, max_disk_gib)| Quotas {
+            max_vcpus,
+            max_mem_mib,
+            max_running,
+            max_warm,
+            max_pools: 0,
+            max_instances_per_pool: 0,
+            max_disk_gib,
+        },
+    )
+}
+
+fn pool(at: usize, share: u32) -> impl Strategy<Value = Pool> {
+    let what = (name(), flake_ref(), name(), option::of(digest()), role());
+    let counts = (0..=share, 0..=share, 0..=share).prop_map(|(running, warm, sleeping)| DesiredCounts {
+        running,
+        warm,
+        sleeping,
+    });
+    let flags = any::<[bool; 3]>();
+    let snapshots = (
+        select(vec![SeccompPolicy::Baseline, SeccompPolicy::Strict]),
+        select(vec![SnapshotCompression::None, SnapshotCompression::Lz4, SnapshotCompression::Zstd]),
+    );
+    let policies = (runtime_policy(), sleep_policy(), seconds(), option::of(persist()));
+    (what, resources(), counts, flags, snapshots, policies).prop_map(
+        move |(what, instance_resources, desired_counts, flags, snapshots, policies)| {
+            let (pool_id, flake_ref, profile, image_digest, role) = what;
+            let (runtime_policy, sleep_policy, stopped_retention_seconds, persist) = policies;
+            Pool {
+                pool_id: parsed(&format!("p{at}-{pool_id}")),
+                flake_ref,
+                profile: parsed(&profile),
+                image_digest,
+                role,
+                instance_resources,
+                desired_counts,
+                pinned: flags[0],
+                critical: flags[1],
+                runtime_policy,
+                sleep_policy,
+                seccomp_policy: snapshots.0,
+                snapshot_compression: snapshots.1,
+                snapshot_encryption: flags[2],
+                stopped_retention_seconds,
+                persist,
+            }
+        },
+    )
+}
+
+pub fn role() -> impl Strategy<Value = PoolRole> {
+    select(vec![PoolRole::Gateway, PoolRole::Builder, PoolRole::Worker])
+}
+
+fn flake_ref() -> impl Strategy<Value = String> {
+    prop_oneof!["github:[a-z]{1,8}/[a-z-]{1,20}\\?rev=[0-9a-f]{40}", "oci:[!-~]{1,40}", "path:/[!-~]{0,40}"]
+}
+
+fn persist() -> impl Strategy<Value = Persist> {
+    (vec("[a-z0-9_]{1,8}", 1..4), "s3:[a-z]{1,20}", 1..=86_400_u64).prop_map(
+        |(steps, store, every_seconds)| Persist {
+            path: format!("/{}", steps.join("/")),
+            store,
+            every_seconds,
+        },
+    )
+}
+
+fn parsed<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> T {
+    text.parse().expect("strategies make valid text")
+}
