@@ -1,18 +1,37 @@
 //! One UDP endpoint that serves HTTP/3 and node sessions.
+//!
+//! [`Server::serve`] owns the accept loop. Each attempt is judged by `admission` before any cryptography is done for it;
+//! each admitted one gets a task (`connection_task`), and under it each HTTP request its own. A panic in any of these
+//! ends that connection or request and nothing else.
 
+mod admission;
+mod connection_task;
+mod http;
+mod request_body;
 mod stats;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
+use std::time::Duration;
 
+use axum::extract::DefaultBodyLimit;
 use futures::future::BoxFuture;
-use mvm_pki::identity::Identity;
+use mvm_pki::Identity;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{debug, info};
 
 use crate::limits::Limits;
-use crate::session::ServerSession;
+use crate::quic;
+use crate::session::{ServerSession, close_code};
+use admission::{Admission, Decision};
+use connection_task::{Services, connection_task};
 pub use stats::ServerStats;
+
+/// How long closed connections may take to tell their peers, at the very end.
+const FAREWELL: Duration = Duration::from_millis(500);
 
 /// Why the server could not start.
 #[derive(Debug, thiserror::Error)]
@@ -29,26 +48,36 @@ pub enum BindError {
 
 /// Answers node sessions. The future runs in a task of its own; its panic ends only its session.
 pub trait SessionHandler: Send + Sync + 'static {
-    /// Speaks with one node until the session ends. Returning ends it.
+    /// Speaks with one node until the session ends. Returning ends it, so what was sent last is to be waited for with
+    /// [`crate::FrameSender::finish`] first.
     fn handle(&self, peer: Identity, address: SocketAddr, session: ServerSession) -> BoxFuture<'static, ()>;
 }
 
-/// A bound endpoint, not yet serving.
+/// A bound endpoint. It accepts nothing before [`Server::serve`].
 #[derive(Debug)]
 pub struct Server {
+    endpoint: quinn::Endpoint,
+    address: SocketAddr,
+    limits: Limits,
     stats: Arc<ServerStats>,
 }
 
 impl Server {
     /// Binds the socket. Must be called inside a tokio runtime.
-    pub fn bind(_addr: SocketAddr, _tls: rustls::ServerConfig, _limits: Limits) -> Result<Self, BindError> {
-        todo!()
+    pub fn bind(addr: SocketAddr, tls: rustls::ServerConfig, limits: Limits) -> Result<Self, BindError> {
+        let config = quic::server_config(tls, &limits).map_err(BindError::Settings)?;
+        let bound = UdpSocket::bind(addr).and_then(|socket| {
+            let address = socket.local_addr()?;
+            Ok((quic::endpoint(socket, Some(config))?, address))
+        });
+        let (endpoint, address) = bound.map_err(|cause| BindError::Socket { address: addr, cause })?;
+        Ok(Self { endpoint, address, limits, stats: Arc::default() })
     }
 
-    /// Where it listens; the port that was given by the system when 0 was asked for.
+    /// Where it listens; with the port that the system gave when 0 was asked for.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
-        todo!()
+        self.address
     }
 
     #[must_use]
@@ -58,12 +87,51 @@ impl Server {
 
     /// Serves until `shutdown`; then stops accepting, lets requests in flight finish within the drain timeout, and
     /// closes what is left. A protocol given as `None` is not spoken.
+    ///
+    /// Request bodies reach the router as they arrive, under the body limit; response bodies leave as they are made, and
+    /// may be endless. An endless body notices a reader that went away when it next says something.
     pub async fn serve(
         self,
-        _http: Option<axum::Router>,
-        _sessions: Option<Arc<dyn SessionHandler>>,
-        _shutdown: CancellationToken,
+        http: Option<axum::Router>,
+        sessions: Option<Arc<dyn SessionHandler>>,
+        shutdown: CancellationToken,
     ) {
-        todo!()
+        // The limit of this server's own is enforced on the stream; axum's, of 2 MB, would answer in plain text.
+        let http = http.map(|router| router.layer(DefaultBodyLimit::disable()));
+        let admission = Admission::new(self.limits.clone(), Arc::clone(&self.stats));
+        let stats = Arc::clone(&self.stats);
+        let services =
+            Arc::new(Services { http, sessions, limits: self.limits.clone(), stats, shutdown: shutdown.clone() });
+        let tasks = TaskTracker::new();
+        info!(address = %self.address, "listening on UDP");
+        loop {
+            let incoming = tokio::select! {
+                () = shutdown.cancelled() => break,
+                incoming = self.endpoint.accept() => incoming,
+            };
+            let Some(incoming) = incoming else { break };
+            match admission.decide(incoming.remote_address().ip(), incoming.remote_address_validated()) {
+                Decision::Admit(permit) => {
+                    tasks.spawn(connection_task(incoming, permit, Arc::clone(&services)));
+                }
+                // Only an attempt that is validated already can't be asked again, and that is never decided.
+                Decision::Retry => drop(incoming.retry()),
+                Decision::Refuse => incoming.refuse(),
+                Decision::Ignore => incoming.ignore(),
+            }
+        }
+        self.drain(tasks).await;
+    }
+
+    async fn drain(self, tasks: TaskTracker) {
+        // New attempts are refused from here on; what is connected goes on.
+        self.endpoint.set_server_config(None);
+        tasks.close();
+        debug!(connections = tasks.len(), "draining");
+        if timeout(self.limits.drain_timeout, tasks.wait()).await.is_err() {
+            info!(connections = tasks.len(), "closing what did not finish in time");
+        }
+        self.endpoint.close(close_code::SHUTDOWN.into(), b"shutting down");
+        timeout(FAREWELL, self.endpoint.wait_idle()).await.ok();
     }
 }

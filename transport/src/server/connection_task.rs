@@ -1,0 +1,151 @@
+//! One connection, from its first packet to its end.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use mvm_pki::Identity;
+use quinn::ConnectionError;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, debug, error, info_span, warn};
+
+use super::admission::Permit;
+use super::http::serve_http;
+use super::stats::{Count, ServerStats};
+use super::SessionHandler;
+use crate::connect::alert_of;
+use crate::limits::Limits;
+use crate::peer::Peer;
+use crate::session::{ServerSession, close_code};
+use crate::{ALPN_H3, ALPN_SESSION, quic};
+
+/// The alert sent for having no protocol in common.
+const ALERT_NO_APPLICATION_PROTOCOL: u8 = 120;
+
+/// What all connections share.
+pub(super) struct Services {
+    pub(super) http: Option<axum::Router>,
+    pub(super) sessions: Option<Arc<dyn SessionHandler>>,
+    pub(super) limits: Limits,
+    pub(super) stats: Arc<ServerStats>,
+    pub(super) shutdown: CancellationToken,
+}
+
+/// Runs one connection. Never panics: a panic inside is logged and counted.
+pub(super) async fn connection_task(incoming: quinn::Incoming, permit: Permit, services: Arc<Services>) {
+    let address = incoming.remote_address();
+    let stats = Arc::clone(&services.stats);
+    let work = run(incoming, permit, services).instrument(info_span!("connection", %address));
+    if AssertUnwindSafe(work).catch_unwind().await.is_err() {
+        stats.count(Count::panics);
+        error!(%address, "a connection's task panicked; the others go on");
+    }
+}
+
+async fn run(incoming: quinn::Incoming, mut permit: Permit, services: Arc<Services>) {
+    let Some(connection) = shake_hands(incoming, &services).await else { return };
+    let identity = match identity_of(&connection) {
+        Ok(identity) => identity,
+        Err(reason) => {
+            // The verifier has judged this very chain, so this is a gap between the two, not a peer's mistake.
+            warn!(%reason, "closing a connection whose verified certificate has no identity");
+            return connection.close(close_code::NOT_HERE.into(), b"no identity");
+        }
+    };
+    if permit.established(identity.as_ref()).is_err() {
+        debug!("closing a connection above the limit of its address or identity");
+        return connection.close(close_code::OVERLOADED.into(), b"too many connections");
+    }
+    services.stats.count(Count::connections_accepted);
+    // Boxed, so that an idle session does not carry the room of an HTTP connection, nor of its own handshake.
+    match quic::protocol_of(&connection).as_deref() {
+        Some(ALPN_H3) => match &services.http {
+            Some(router) => {
+                let peer = Peer { identity, address: connection.remote_address() };
+                Box::pin(serve_http(connection, router.clone(), peer, &services)).await;
+            }
+            None => connection.close(close_code::NOT_HERE.into(), b"HTTP/3 is not served here"),
+        },
+        Some(ALPN_SESSION) => match (&services.sessions, identity) {
+            (Some(handler), Some(identity)) => {
+                Box::pin(serve_session(connection, Arc::clone(handler), identity, &services)).await;
+            }
+            (_, None) => connection.close(close_code::NOT_HERE.into(), b"a session needs a certificate"),
+            (None, _) => connection.close(close_code::NOT_HERE.into(), b"sessions are not served here"),
+        },
+        _ => connection.close(close_code::NOT_HERE.into(), b"unknown protocol"),
+    }
+}
+
+async fn shake_hands(incoming: quinn::Incoming, services: &Services) -> Option<quinn::Connection> {
+    let stats = &services.stats;
+    let connecting = match incoming.accept() {
+        Ok(connecting) => connecting,
+        Err(error) => {
+            stats.count(Count::handshakes_failed);
+            debug!(%error, "could not begin a handshake");
+            return None;
+        }
+    };
+    match timeout(services.limits.handshake_timeout, connecting).await {
+        Ok(Ok(connection)) => Some(connection),
+        Ok(Err(error)) => {
+            stats.count(cause_of(&error));
+            debug!(%error, "a handshake failed");
+            None
+        }
+        Err(_) => {
+            stats.count(Count::handshakes_timed_out);
+            debug!("a handshake took too long");
+            None
+        }
+    }
+}
+
+fn cause_of(error: &ConnectionError) -> Count {
+    match error {
+        ConnectionError::TransportError(ours) => match alert_of(ours.code.into()) {
+            Some(ALERT_NO_APPLICATION_PROTOCOL) => Count::handshakes_bad_alpn,
+            Some(_) => Count::handshakes_bad_certificate,
+            None => Count::handshakes_failed,
+        },
+        ConnectionError::TimedOut => Count::handshakes_timed_out,
+        _ => Count::handshakes_failed,
+    }
+}
+
+fn identity_of(connection: &quinn::Connection) -> Result<Option<Identity>, mvm_pki::Refusal> {
+    match quic::chain_of(connection) {
+        None => Ok(None),
+        Some(chain) => mvm_pki::tls::peer_identity(Some(chain.as_slice())).map(Some),
+    }
+}
+
+async fn serve_session(
+    connection: quinn::Connection,
+    handler: Arc<dyn SessionHandler>,
+    identity: Identity,
+    services: &Services,
+) {
+    let opened = timeout(services.limits.handshake_timeout, connection.accept_bi()).await;
+    let streams = match opened {
+        Ok(Ok(streams)) => streams,
+        Ok(Err(error)) => return debug!(%error, "the peer left before it opened its session"),
+        Err(_) => return connection.close(close_code::TOO_SLOW.into(), b"no session was opened"),
+    };
+    // One stream is all there is to a session.
+    connection.set_max_concurrent_bi_streams(0_u32.into());
+    services.stats.count(Count::sessions);
+    let address = connection.remote_address();
+    let session = ServerSession::new(connection.clone(), streams, &services.limits);
+    let mut handling = handler.handle(identity, address, session);
+    tokio::select! {
+        () = &mut handling => connection.close(close_code::DONE.into(), b"done"),
+        () = services.shutdown.cancelled() => {
+            connection.close(close_code::SHUTDOWN.into(), b"shutting down");
+            // Its next call fails; what it does then is its own tidying up.
+            handling.await;
+        }
+    }
+}
