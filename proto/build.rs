@@ -14,8 +14,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // What people read as JSON is the message itself, so that the API, the session and the CLI can't drift apart.
     let json = "#[derive(serde::Serialize, serde::Deserialize)] #[serde(default)]";
     tonic_prost_build::configure()
-        .message_attribute("mvm.node.v1", json)
-        .message_attribute("mvm.control.v1", json)
+        .message_attribute(".mvm.node.v1", json)
+        .message_attribute(".mvm.control.v1", json)
         .compile_fds(descriptors)?;
     Ok(())
 }
