@@ -5,6 +5,9 @@ use std::sync::Arc;
 use mvm_proto::status::Mark;
 use mvm_proto::{DesiredState, Timestamp};
 
+/// The ledger's file in the data directory.
+pub const LEDGER_FILE: &str = "ledger.json";
+
 /// The document in force. What the reconcile task is given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InForce {

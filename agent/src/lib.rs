@@ -1,1 +1,34 @@
-//! agent
+//! The node daemon: accepts signed desired state, makes it true, and says how it fares.
+//!
+//! One document's way through this crate: it is received ([`api`] or [`session_task`], or read by [`source`]),
+//! verified and recorded ([`ledger`]), planned (in `mvm_planner`), executed ([`reconcile_task`], through a
+//! [`driver`]) and reported (status and events, back through [`session_task`] and [`api`]).
+//! [`serve`] is where the tasks are put together; nothing else starts one.
+
+pub mod acceptor;
+pub mod api;
+pub mod authz;
+pub mod certs;
+mod dir_watch;
+pub mod driver;
+pub mod execute;
+pub mod health;
+pub mod ledger;
+pub mod local_socket;
+pub mod metrics;
+pub mod node_info;
+pub mod observe;
+pub mod rate_limit;
+pub mod reconcile;
+pub mod reconcile_task;
+pub mod record;
+pub mod serve;
+pub mod session_task;
+pub mod settings;
+pub mod shutdown;
+pub mod source;
+pub mod state;
+mod text;
+
+pub use serve::{Agent, AgentError, serve};
+pub use settings::{AgentSettings, CapacityCaps, RateSettings};

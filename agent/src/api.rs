@@ -1,0 +1,103 @@
+//! The agent's HTTP API: the same router behind HTTP/3 with mutual TLS and behind the local unix socket.
+//!
+//! A request passes the rate limit of its peer, then its route's row of [`crate::authz::TABLE`], then its handler.
+//! Handlers only translate: documents go to the [`Intake`], everything else is asked of the [`NodeHandle`].
+//! Every error, also those that axum would word itself, leaves as `application/problem+json`.
+
+mod gate;
+mod handlers;
+mod problem;
+mod watch;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::routing::{MethodRouter, get, post};
+use mvm_proto::status::NodeInfo;
+use tokio_util::sync::CancellationToken;
+
+use crate::authz::{Caller, Endpoint, Rule, TABLE};
+use crate::metrics::Metrics;
+use crate::rate_limit::{MAX_TRACKED_PEERS, RateLimiter};
+use crate::reconcile_task::NodeHandle;
+use crate::settings::RateSettings;
+use crate::source::Intake;
+
+pub use gate::Door;
+
+/// Bodies of calls that carry no document: room for a client's empty JSON, no more.
+const SMALL_BODY_BYTES: usize = 4 * 1024;
+
+/// How long a handler may take to begin its answer. A wake is the slowest: a restore from a cold disk.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
+
+/// What the handlers work with.
+#[derive(Clone)]
+pub struct Api {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    intake: Intake,
+    node: NodeHandle,
+    describe: Box<dyn Fn() -> NodeInfo + Send + Sync>,
+    metrics: Arc<Metrics>,
+    limiter: Mutex<RateLimiter<Caller>>,
+    max_body_bytes: usize,
+    shutdown: CancellationToken,
+}
+
+impl std::fmt::Debug for Api {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Api").finish_non_exhaustive()
+    }
+}
+
+impl Api {
+    /// `describe` tells what this node is, freshly; `shutdown` ends the streams that have no end of their own.
+    pub fn new(
+        intake: Intake,
+        node: NodeHandle,
+        describe: impl Fn() -> NodeInfo + Send + Sync + 'static,
+        metrics: Arc<Metrics>,
+        rate: RateSettings,
+        max_body_bytes: usize,
+        shutdown: CancellationToken,
+    ) -> Self {
+        let limiter = Mutex::new(RateLimiter::new(rate, MAX_TRACKED_PEERS));
+        let describe = Box::new(describe);
+        Self {
+            shared: Arc::new(Shared { intake, node, describe, metrics, limiter, max_body_bytes, shutdown }),
+        }
+    }
+
+    /// The routes for callers that come through `door`.
+    pub fn router(&self, door: Door) -> Router {
+        let mut router = Router::new();
+        for rule in TABLE {
+            let guarded = handler(rule).route_layer(from_fn_with_state(rule, gate::authorise));
+            router = router.route(rule.path, guarded.with_state(self.clone()));
+        }
+        router
+            .fallback(problem::unknown_path)
+            .method_not_allowed_fallback(problem::wrong_method)
+            .layer(from_fn_with_state(self.clone(), gate::admit))
+            .layer(from_fn(move |request, next| gate::name_caller(door, request, next)))
+    }
+}
+
+/// Which code answers a row. The match is what keeps table and code together: a new endpoint needs an arm here.
+fn handler(rule: &Rule) -> MethodRouter<Api> {
+    match rule.endpoint {
+        Endpoint::Reconcile => post(handlers::reconcile),
+        Endpoint::Trust => post(handlers::trust),
+        Endpoint::NodeInfo => get(handlers::node_info),
+        Endpoint::NodeStats => get(handlers::node_stats),
+        Endpoint::NodeWatch => get(watch::node_watch),
+        Endpoint::Tenants => get(handlers::tenants),
+        Endpoint::Instances => get(handlers::instances),
+        Endpoint::Wake => post(handlers::wake),
+    }
+}

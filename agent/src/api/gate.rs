@@ -1,0 +1,106 @@
+//! What every request passes before its handler: who is it, is it asking too often, may it ask this.
+
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, header};
+use mvm_proto::Problem;
+use mvm_transport::Peer;
+use tracing::{debug, warn};
+
+use super::problem::{self, Refused};
+use super::{ANSWER_DEADLINE, Api};
+use crate::authz::{Caller, Rule};
+use crate::rate_limit::Limited;
+
+/// The label of requests that no route took.
+const UNMATCHED: &str = "unmatched";
+
+/// How a caller came in, which decides how it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Door {
+    /// HTTP/3 with mutual TLS: known by its certificate.
+    Network,
+    /// The unix socket: known by having been able to open it.
+    Local,
+}
+
+/// Which route answered; carried from [`authorise`] out to [`admit`] on the response.
+#[derive(Clone, Copy)]
+struct Route(&'static str);
+
+/// Puts the [`Caller`] on the request. Outermost, so that nothing runs for a caller without a name.
+pub(super) async fn name_caller(door: Door, mut request: Request, next: Next) -> Response {
+    let caller = match door {
+        Door::Local => Caller::Local,
+        Door::Network => match request.extensions().get::<Peer>() {
+            Some(Peer { identity: Some(identity), .. }) => Caller::Certified(identity.clone()),
+            _ => Caller::Unknown,
+        },
+    };
+    request.extensions_mut().insert(caller);
+    next.run(request).await
+}
+
+fn caller_of(request: &Request) -> Caller {
+    request.extensions().get().cloned().unwrap_or(Caller::Unknown)
+}
+
+/// Holds the peer to its rate and the handler to its deadline, and counts the answer.
+pub(super) async fn admit(State(api): State<Api>, request: Request, next: Next) -> Response {
+    let caller = caller_of(&request);
+    let response = match take_token(&api, &caller) {
+        Err(limited) => {
+            debug!(caller = %caller.describe(), "asked too often");
+            too_many_requests(limited)
+        }
+        Ok(()) => match tokio::time::timeout(ANSWER_DEADLINE, next.run(request)).await {
+            Ok(response) => response,
+            Err(_) => problem::timed_out().into_response(),
+        },
+    };
+    let route = response.extensions().get::<Route>().map_or(UNMATCHED, |route| route.0);
+    api.shared.metrics.request(route, response.status().as_u16());
+    response
+}
+
+fn take_token(api: &Api, caller: &Caller) -> Result<(), Limited> {
+    if *caller == Caller::Local {
+        return Ok(());
+    }
+    // A poisoned lock means that another request panicked; the buckets are still numbers.
+    let mut limiter = api.shared.limiter.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    limiter.take(caller, Instant::now())
+}
+
+fn too_many_requests(limited: Limited) -> Response {
+    // Whole seconds, rounded up: a client that waits this long is let through.
+    let seconds = limited.retry_after.as_secs() + u64::from(limited.retry_after.subsec_nanos() > 0);
+    let detail = format!("this peer asks too often; one more call is let through in {seconds} s");
+    let remediation = "Wait as long as Retry-After says, and use /v1/node/watch instead of polling.";
+    let mut response = Refused(Problem::new(429, "too_many_requests", detail, remediation)).into_response();
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    response
+}
+
+/// Asks the route's row of the table whether this caller may go on.
+pub(super) async fn authorise(State(rule): State<&'static Rule>, request: Request, next: Next) -> Response {
+    let caller = caller_of(&request);
+    let mut response = if rule.permits(&caller) {
+        next.run(request).await
+    } else {
+        warn!(caller = %caller.describe(), method = %rule.method, route = rule.path, "forbidden");
+        forbidden(rule, &caller).into_response()
+    };
+    response.extensions_mut().insert(Route(rule.path));
+    response
+}
+
+fn forbidden(rule: &Rule, caller: &Caller) -> Refused {
+    let detail = format!("{} may not call {} {}", caller.describe(), rule.method, rule.path);
+    let roles: Vec<String> = rule.allows.iter().map(ToString::to_string).collect();
+    let remediation = format!("Call with a certificate of role {}.", roles.join(" or "));
+    Refused(Problem::new(403, "forbidden", detail, remediation))
+}

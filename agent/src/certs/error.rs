@@ -1,0 +1,134 @@
+//! What can go wrong with a node's certificates, and what to do about each.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mvm_pki::{BoxError, CredentialError, TrustError};
+use mvm_proto::{ClusterId, Digest, Problem, Timestamp};
+use mvm_transport::{ConnectError, RequestError, ResolveError, Target};
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CertsError {
+    #[error("this node has no certificate in {dir}")]
+    NotEnrolled { dir: PathBuf },
+    #[error("could not read {path}")]
+    Damaged {
+        path: PathBuf,
+        #[source]
+        cause: BoxError,
+    },
+    #[error("{path} holds no root certificate")]
+    NotARoot {
+        path: PathBuf,
+        #[source]
+        cause: BoxError,
+    },
+    #[error("another root is already pinned in {path}")]
+    OtherRootPinned { path: PathBuf },
+    #[error("the token pins root {token}, which is not among the roots in {path}")]
+    TokenForOtherRoot { token: Digest, path: PathBuf },
+    #[error("{coordinator} does not have the root that the token pins")]
+    RootNotThere {
+        coordinator: Target,
+        #[source]
+        cause: CredentialError,
+    },
+    #[error("could not write to {dir}")]
+    Write {
+        dir: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error("could not make a key and a certificate request")]
+    Key(#[source] BoxError),
+    #[error("the certificate expired at {not_after}")]
+    Expired { not_after: Timestamp },
+    #[error("no coordinator is known")]
+    NoCoordinator,
+    #[error("could not find {coordinator}")]
+    Resolve {
+        coordinator: Target,
+        #[source]
+        cause: ResolveError,
+    },
+    #[error("could not reach {coordinator}")]
+    Connect {
+        coordinator: Target,
+        #[source]
+        cause: Box<ConnectError>,
+    },
+    #[error("{coordinator} gave no answer")]
+    NoAnswer {
+        coordinator: Target,
+        #[source]
+        cause: RequestError,
+    },
+    #[error("{coordinator} did not answer within {waited:?}")]
+    TimedOut { coordinator: Target, waited: Duration },
+    #[error("{coordinator} refused: {problem}")]
+    Refused { coordinator: Target, problem: Box<Problem> },
+    #[error("{coordinator} answered what can't be used: {detail}")]
+    BadAnswer { coordinator: Target, detail: String },
+    #[error("{coordinator} is of cluster {found}, this node of {expected}")]
+    OtherCluster { coordinator: Target, expected: ClusterId, found: ClusterId },
+    #[error("the coordinator's signing keys do not follow from the ones that this node trusts")]
+    Trust(#[source] TrustError),
+}
+
+impl CertsError {
+    /// What to do next.
+    #[must_use]
+    pub fn remediation(&self) -> String {
+        match self {
+            Self::NotEnrolled { .. } => {
+                "Run `mvm coordinator token create --node NODE` on the coordinator, then \
+                 `mvm agent certs request --coordinator https://HOST:4433 --token TOKEN` here."
+                    .to_owned()
+            }
+            Self::Damaged { path, .. } => format!(
+                "Restore {} from a backup, or remove it and enrol again with a new token.",
+                path.display()
+            ),
+            Self::NotARoot { .. } => {
+                "Copy the coordinator's `pki/root/ca.crt` here and name that file.".to_owned()
+            }
+            Self::OtherRootPinned { path } => format!(
+                "If the cluster really has a new root, repeat with --force, or remove {} first.",
+                path.display()
+            ),
+            Self::TokenForOtherRoot { path, .. } => format!(
+                "Ask for a token of this node's cluster; or, to join another one, remove {}.",
+                path.display()
+            ),
+            Self::RootNotThere { .. } => {
+                "Someone else answers at that address, or the token is of another cluster: check both."
+                    .to_owned()
+            }
+            Self::Write { dir, .. } => {
+                format!("Check the owner, the free space and the mode of {}.", dir.display())
+            }
+            Self::Key(_) => "Report this: keys are made from the system's random bytes alone.".to_owned(),
+            Self::Expired { .. } => {
+                "A certificate past its expiry can't renew itself: make a new token with \
+                 `mvm coordinator token create` and run `mvm agent certs request` again."
+                    .to_owned()
+            }
+            Self::NoCoordinator => "Name it: --coordinator https://HOST:4433.".to_owned(),
+            Self::Resolve { .. } => "Check the host name and this machine's DNS.".to_owned(),
+            Self::Connect { .. } | Self::NoAnswer { .. } | Self::TimedOut { .. } => {
+                "Check that the coordinator runs and that UDP to its port is let through.".to_owned()
+            }
+            Self::Refused { problem, .. } => problem.remediation.clone(),
+            Self::BadAnswer { .. } => {
+                "Check that coordinator and agent are of compatible versions.".to_owned()
+            }
+            Self::OtherCluster { .. } => "Use the address of this node's own coordinator.".to_owned(),
+            Self::Trust(_) => {
+                "If the cluster was set up anew, remove `trust.json` from the certificates directory \
+                 and enrol again; otherwise treat this as an attack."
+                    .to_owned()
+            }
+        }
+    }
+}

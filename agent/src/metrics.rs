@@ -1,0 +1,216 @@
+//! What Prometheus reads: names in base units, labels from closed sets only (a peer can't make new series).
+
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use mvm_proto::status::InstanceStatus;
+use mvm_proto::{Phase, Timestamp};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+
+/// The media type of the text that [`Metrics::render`] gives.
+pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// From a pass that finds nothing to do to one that boots a full pool, in seconds.
+const RECONCILE_BUCKETS: [f64; 9] = [0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0, 120.0];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PhaseLabel {
+    phase: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    route: &'static str,
+    status: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct BuildLabels {
+    version: &'static str,
+}
+
+/// What became of a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DocumentResult {
+    Accepted,
+    /// The document in force, again.
+    Unchanged,
+    Refused,
+}
+
+impl DocumentResult {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Accepted => "accepted",
+            Self::Unchanged => "unchanged",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// The agent's own counters. Cheap to share behind an `Arc`; every method takes `&self`.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    documents: Family<ResultLabel, Counter>,
+    requests: Family<RequestLabels, Counter>,
+    instances: Family<PhaseLabel, Gauge>,
+    reconcile: Histogram,
+    session_connected: Gauge,
+    certificate_expiry: Gauge,
+    resident_memory: Gauge,
+    session_dials: Family<ResultLabel, Counter>,
+}
+
+impl Metrics {
+    #[must_use]
+    pub fn new(started_at: Timestamp) -> Self {
+        let mut registry = Registry::default();
+        let documents = Family::default();
+        let requests = Family::default();
+        let instances = Family::default();
+        let reconcile = Histogram::new(RECONCILE_BUCKETS);
+        let session_connected = Gauge::default();
+        let certificate_expiry = Gauge::default();
+        let resident_memory = Gauge::default();
+        let session_dials = Family::default();
+        let start_time: Gauge<f64, AtomicU64> = Gauge::default();
+        #[allow(clippy::cast_precision_loss)] // Milliseconds since 1970 fit a double's 53 bits.
+        start_time.set(started_at.unix_ms() as f64 / 1000.0);
+
+        // The text format itself appends `_total` to counters and `_info` to infos.
+        registry.register(
+            "mvm_agent_documents",
+            "Documents received, by what became of them",
+            documents.clone(),
+        );
+        registry.register("mvm_agent_http_requests", "Requests answered by the API", requests.clone());
+        registry.register("mvm_agent_instances", "Instances on this node, by phase", instances.clone());
+        let help = "How long one pass of the reconcile loop took";
+        registry.register("mvm_agent_reconcile_duration_seconds", help, reconcile.clone());
+        let help = "1 while a session to the coordinator is up";
+        registry.register("mvm_agent_session_connected", help, session_connected.clone());
+        let help = "Attempts to reach the coordinator, by outcome";
+        registry.register("mvm_agent_session_dials", help, session_dials.clone());
+        let help = "When this node's certificate expires, in seconds since 1970; 0 without one";
+        registry.register("mvm_agent_certificate_expiry_timestamp_seconds", help, certificate_expiry.clone());
+        let help = "Resident memory of this process";
+        registry.register("process_resident_memory_bytes", help, resident_memory.clone());
+        let help = "When this process started, in seconds since 1970";
+        registry.register("process_start_time_seconds", help, start_time);
+        let build = Info::new(BuildLabels { version: env!("CARGO_PKG_VERSION") });
+        registry.register("mvm_build", "What was built", build);
+
+        Self {
+            registry,
+            documents,
+            requests,
+            instances,
+            reconcile,
+            session_connected,
+            certificate_expiry,
+            resident_memory,
+            session_dials,
+        }
+    }
+
+    pub fn document(&self, result: DocumentResult) {
+        self.documents.get_or_create(&ResultLabel { result: result.label() }).inc();
+    }
+
+    /// `route` is the pattern of a route, never a path that a peer wrote.
+    pub fn request(&self, route: &'static str, status: u16) {
+        self.requests.get_or_create(&RequestLabels { route, status }).inc();
+    }
+
+    pub fn reconciled(&self, took: Duration) {
+        self.reconcile.observe(took.as_secs_f64());
+    }
+
+    pub fn session(&self, connected: bool) {
+        self.session_connected.set(i64::from(connected));
+    }
+
+    pub fn dialled(&self, succeeded: bool) {
+        let result = if succeeded { "connected" } else { "failed" };
+        self.session_dials.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    pub fn certificate(&self, not_after: Timestamp) {
+        self.certificate_expiry.set(not_after.unix_secs());
+    }
+
+    /// Counts instances by phase; phases without any are shown as 0, so that a graph falls instead of ending.
+    pub fn count_instances<'a>(&self, instances: impl IntoIterator<Item = &'a InstanceStatus>) {
+        let mut counts = Phase::ALL.map(|phase| (phase, 0_i64));
+        for instance in instances {
+            if let Some((_, count)) = counts.iter_mut().find(|(phase, _)| phase.as_str() == instance.phase) {
+                *count += 1;
+            }
+        }
+        for (phase, count) in counts {
+            self.instances.get_or_create(&PhaseLabel { phase: phase.as_str() }).set(count);
+        }
+    }
+
+    /// All metrics as text.
+    #[must_use]
+    pub fn render(&self) -> String {
+        self.resident_memory.set(resident_bytes().unwrap_or(0));
+        let mut text = String::new();
+        // Writing to a string can't fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}
+
+/// The second number of `/proc/self/statm` is resident pages.
+fn resident_bytes() -> Option<i64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: i64 = statm.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
+    Some(pages * page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_that_dashboards_use_are_all_there() {
+        let metrics = Metrics::new(Timestamp::from_unix_ms(1_500));
+        metrics.document(DocumentResult::Refused);
+        metrics.request("/v1/node/info", 200);
+        metrics.dialled(false);
+        metrics.reconciled(Duration::from_millis(3));
+        metrics.certificate(Timestamp::from_unix_ms(99_000));
+        metrics.count_instances(&[InstanceStatus { phase: "warm".to_owned(), ..InstanceStatus::default() }]);
+        let text = metrics.render();
+        for line in [
+            "mvm_agent_documents_total{result=\"refused\"} 1",
+            "mvm_agent_http_requests_total{route=\"/v1/node/info\",status=\"200\"} 1",
+            "mvm_agent_instances{phase=\"warm\"} 1",
+            "mvm_agent_instances{phase=\"running\"} 0",
+            "mvm_agent_session_connected 0",
+            "mvm_agent_session_dials_total{result=\"failed\"} 1",
+            "mvm_agent_certificate_expiry_timestamp_seconds 99",
+            "mvm_agent_reconcile_duration_seconds_count 1",
+            "process_start_time_seconds 1.5",
+        ] {
+            assert!(text.contains(line), "{line} is missing in\n{text}");
+        }
+        assert!(!text.contains("process_resident_memory_bytes 0"), "resident memory is measured");
+    }
+}

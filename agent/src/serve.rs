@@ -1,0 +1,394 @@
+//! `mvm agent serve`: puts the agent's tasks together, and takes them apart again.
+//!
+//! ```text
+//!  coordinator <-> session_task --+                +-> /metrics /healthz /readyz (loopback TCP)
+//!  peers ---- HTTP/3 ---- api ----+-> intake -> acceptor -> in force -> reconcile_task -> status, events
+//!  root ---- unix socket -- api --+                           ^
+//!  --desired FILE ------------------- file_source_task -------+
+//! ```
+//!
+//! Everything that can fail at start fails in [`Agent::start`], before the service manager hears that the agent is
+//! ready. On shutdown the doors close first, what is in flight finishes, instances are left as they are.
+
+mod credentials;
+mod error;
+mod tasks;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use mvm_pki::{ClientAuth, CsrNames, LiveAnchors, LiveCredential, files, tls};
+use mvm_proto::status::{Capacity, NodeInfo};
+use mvm_proto::{ClusterId, NodeId, Timestamp};
+use mvm_transport::{ALPN_H3, Server, Target};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::acceptor::{Acceptor, AcceptorSettings, HardLimits};
+use crate::api::{Api, Door};
+use crate::certs::{CertsDir, CoordinatorRenewal};
+use crate::health::{self, Health, SourceHealth};
+use crate::ledger::LEDGER_FILE;
+use crate::local_socket::LocalSocket;
+use crate::metrics::Metrics;
+use crate::node_info;
+use crate::reconcile::{Clock, NodeSettings};
+use crate::reconcile_task::{Node, NodeHandle, reconcile_task};
+use crate::session_task::{SessionContext, SessionState, session_task};
+use crate::settings::AgentSettings;
+use crate::shutdown::{notify_ready, notify_stopping, watchdog_task};
+use crate::source::{FileSource, FileState, Intake, file_source_task};
+
+pub use error::AgentError;
+use tasks::Tasks;
+
+/// Runs an agent until `shutdown`. Returns `Ok` after an orderly stop, also when something in flight was cut off.
+pub async fn serve(settings: AgentSettings, shutdown: CancellationToken) -> Result<(), AgentError> {
+    let agent = Box::pin(Agent::start(settings, shutdown)).await?;
+    agent.run().await
+}
+
+/// An agent whose tasks run.
+#[derive(Debug)]
+pub struct Agent {
+    node_id: NodeId,
+    /// Absent: this node has no certificates and is not on the network.
+    api_address: Option<SocketAddr>,
+    metrics_address: SocketAddr,
+    socket: PathBuf,
+    node: NodeHandle,
+    tasks: Tasks,
+    shutdown: CancellationToken,
+}
+
+/// What an enrolled node is, beyond its settings.
+struct Member {
+    credential: LiveCredential,
+    anchors: LiveAnchors,
+    cluster: ClusterId,
+    coordinator: Option<Target>,
+    /// What to ask for when the certificate is renewed.
+    names: CsrNames,
+}
+
+impl Agent {
+    /// Loads, opens and binds everything, then starts the tasks.
+    pub async fn start(settings: AgentSettings, shutdown: CancellationToken) -> Result<Self, AgentError> {
+        let clock = Clock::system();
+        let started_at = Timestamp::from(SystemTime::now());
+        let metrics = Arc::new(Metrics::new(started_at));
+        let data_dir = &settings.data_dir;
+        files::create_private_dir(data_dir)
+            .map_err(|cause| AgentError::DataDir { path: data_dir.clone(), cause })?;
+
+        let certs = CertsDir::new(&settings.certs_dir);
+        let member = load_member(&settings, &certs)?;
+        let mut info = node_info::measure(data_dir, settings.driver, &settings.capacity, started_at);
+        let node_id = choose_node_id(&settings, member.as_ref(), &info)?;
+        info.node_id = node_id.to_string();
+        info.cluster = member.as_ref().map_or_else(String::new, |member| member.cluster.to_string());
+        info.source = if settings.desired_file.is_some() { "file" } else { "session" }.to_owned();
+
+        // The doors first: two agents on one data directory must not both open its state.
+        let socket = LocalSocket::bind(&settings.socket)
+            .map_err(|cause| AgentError::Socket { path: settings.socket.clone(), cause })?;
+        let metrics_listener = TcpListener::bind(settings.metrics_listen)
+            .await
+            .map_err(|cause| AgentError::MetricsListen { address: settings.metrics_listen, cause })?;
+        let metrics_address = metrics_listener.local_addr().unwrap_or(settings.metrics_listen);
+        if !metrics_address.ip().is_loopback() {
+            warn!(address = %metrics_address, "metrics and health are open to the network");
+        }
+        let server = member.as_ref().map(|member| bind_api(&settings, member)).transpose()?;
+        let api_address = server.as_ref().map(Server::local_addr);
+
+        let capacity = info.capacity.unwrap_or_default();
+        let (node, handle) = open_node(&settings, &node_id, capacity, clock.clone()).await?;
+        let acceptor =
+            member.as_ref().map(|_| open_acceptor(&settings, &certs, &node_id, clock.clone())).transpose()?;
+        let intake = Intake::new(
+            acceptor.clone(),
+            settings.desired_file.is_some(),
+            handle.clone(),
+            Arc::clone(&metrics),
+        );
+
+        let mut tasks = Tasks::new(shutdown.clone());
+        let stop = tasks.stop_token();
+
+        // The source of desired state.
+        let (file_state, file_watch) = watch::channel(FileState::default());
+        let in_force = match (&settings.desired_file, &acceptor) {
+            (Some(path), _) => {
+                let (sender, receiver) = watch::channel(None);
+                let source =
+                    FileSource { path: path.clone(), node_id: node_id.clone(), interval: settings.interval };
+                tasks.spawn(
+                    "file_source",
+                    file_source_task(source, sender, file_state, handle.clone(), stop.clone()),
+                );
+                receiver
+            }
+            (None, Some(acceptor)) => acceptor.in_force(),
+            (None, None) => return Err(AgentError::NoSource),
+        };
+
+        // Health before the tasks that it watches, so that it sees their first word.
+        let (session_state, session_watch) = watch::channel(SessionState::default());
+        let dials = settings.session && member.as_ref().is_some_and(|member| member.coordinator.is_some());
+        let source = match &settings.desired_file {
+            Some(_) => SourceHealth::File(file_watch),
+            None if dials => SourceHealth::Session(session_watch.clone()),
+            None => SourceHealth::Pushed,
+        };
+        let (pass_sender, last_pass) = watch::channel(Instant::now());
+        let health = Arc::new(Health {
+            metrics: Arc::clone(&metrics),
+            clock: clock.clone(),
+            interval: settings.interval,
+            data_dir: data_dir.clone(),
+            last_pass,
+            credential: member.as_ref().map(|member| member.credential.clone()),
+            source,
+        });
+        tasks.spawn(
+            "passes",
+            tasks::passes_task(handle.clone(), Arc::clone(&metrics), pass_sender, stop.clone()),
+        );
+        tasks.spawn("reconcile", reconcile_task(node, in_force, stop.clone()));
+
+        // The doors.
+        let describe = describe(info, intake.clone(), Arc::clone(&health), dials.then_some(session_watch));
+        let for_api = Arc::clone(&describe);
+        let api = Api::new(
+            intake.clone(),
+            handle.clone(),
+            move || for_api(),
+            Arc::clone(&metrics),
+            settings.rate,
+            settings.limits.max_body_bytes,
+            stop.clone(),
+        );
+        tasks.spawn("socket", tasks::http_task(socket, api.router(Door::Local), stop.clone()));
+        tasks.spawn(
+            "metrics",
+            tasks::http_task(metrics_listener, health::router(Arc::clone(&health)), stop.clone()),
+        );
+        if let Some(server) = server {
+            tasks.spawn("api", server.serve(Some(api.router(Door::Network)), None, stop.clone()));
+        }
+
+        // What only a member of a cluster does.
+        if let Some(member) = member {
+            metrics.certificate(member.credential.current().not_after());
+            tasks.spawn(
+                "credentials",
+                credentials::reload_task(
+                    certs.clone(),
+                    member.credential.clone(),
+                    member.anchors.clone(),
+                    Arc::clone(&metrics),
+                    stop.clone(),
+                ),
+            );
+            if let Some(coordinator) = member.coordinator {
+                let renewal = CoordinatorRenewal {
+                    coordinator: coordinator.clone(),
+                    credential: member.credential.clone(),
+                    anchors: member.anchors.clone(),
+                };
+                let (live, anchors) = (member.credential.clone(), member.anchors.clone());
+                let save = move |credential: &_, anchors: &_| certs.save(credential, anchors);
+                let names = member.names;
+                tasks.spawn(
+                    "renewal",
+                    mvm_pki::renewal_task(live, anchors, save, renewal, names, stop.clone()),
+                );
+                if dials {
+                    let context = SessionContext {
+                        coordinator,
+                        credential: member.credential,
+                        anchors: member.anchors,
+                        limits: settings.limits.clone(),
+                        node: handle.clone(),
+                        intake,
+                        describe,
+                        metrics,
+                        state: session_state,
+                    };
+                    tasks.spawn("session", session_task(context, stop.clone()));
+                }
+            }
+        }
+        let watched = Arc::clone(&health);
+        tasks.spawn_short("watchdog", watchdog_task(move || watched.is_alive(), stop));
+
+        Ok(Self {
+            node_id,
+            api_address,
+            metrics_address,
+            socket: settings.socket,
+            node: handle,
+            tasks,
+            shutdown,
+        })
+    }
+
+    /// Says that the agent is ready, and keeps it until `shutdown`.
+    pub async fn run(mut self) -> Result<(), AgentError> {
+        let api = self.api_address.map_or_else(|| "none".to_owned(), |address| address.to_string());
+        info!(node = %self.node_id, %api, metrics = %self.metrics_address, socket = %self.socket.display(), "ready");
+        notify_ready(&format!("node {} is ready", self.node_id));
+        let ended = tokio::select! {
+            () = self.shutdown.cancelled() => None,
+            ended = self.tasks.first_to_end() => Some(ended),
+        };
+        notify_stopping();
+        self.tasks.stop().await;
+        match ended {
+            None => {
+                info!("stopped; instances are left as they are");
+                Ok(())
+            }
+            Some(task) => Err(AgentError::TaskEnded { task }),
+        }
+    }
+
+    #[must_use]
+    pub fn node_id(&self) -> &NodeId {
+        &self.node_id
+    }
+
+    /// Where the HTTP/3 API listens; none without certificates.
+    #[must_use]
+    pub fn api_address(&self) -> Option<SocketAddr> {
+        self.api_address
+    }
+
+    #[must_use]
+    pub fn metrics_address(&self) -> SocketAddr {
+        self.metrics_address
+    }
+
+    #[must_use]
+    pub fn node(&self) -> &NodeHandle {
+        &self.node
+    }
+}
+
+/// The certificates, if this node has any. It may have none only if it lives from a file.
+fn load_member(settings: &AgentSettings, certs: &CertsDir) -> Result<Option<Member>, AgentError> {
+    if !certs.is_enrolled() && settings.desired_file.is_some() {
+        return Ok(None);
+    }
+    let loaded = certs.load().map_err(AgentError::Certs)?;
+    let cluster = loaded.anchors.cluster().clone();
+    let given = settings.names != CsrNames::default();
+    let names = if given { settings.names.clone() } else { loaded.enrolment.names() };
+    Ok(Some(Member {
+        coordinator: settings.coordinator.clone().or_else(|| loaded.enrolment.coordinator()),
+        credential: LiveCredential::new(loaded.credential),
+        anchors: LiveAnchors::new(loaded.anchors),
+        cluster,
+        names,
+    }))
+}
+
+/// The certificate's node id; without a certificate the one that was given, else the host name's.
+fn choose_node_id(
+    settings: &AgentSettings,
+    member: Option<&Member>,
+    info: &NodeInfo,
+) -> Result<NodeId, AgentError> {
+    let given = settings.node_id.clone();
+    let Some(member) = member else {
+        return given
+            .or_else(|| node_info::node_id_from_hostname(&info.hostname))
+            .ok_or_else(|| AgentError::NoNodeId { hostname: info.hostname.clone() });
+    };
+    let identity = member.credential.current().identity().clone();
+    let certified = identity.node_id().ok_or(AgentError::NotANode { identity })?;
+    match given {
+        Some(given) if given != certified => Err(AgentError::OtherNodeId { given, certified }),
+        _ => Ok(certified),
+    }
+}
+
+fn bind_api(settings: &AgentSettings, member: &Member) -> Result<Server, AgentError> {
+    let bind = |address| {
+        let tls = tls::server_config(
+            &member.credential,
+            &member.anchors,
+            &member.cluster,
+            ClientAuth::Required,
+            &[ALPN_H3],
+        )
+        .map_err(AgentError::Tls)?;
+        Server::bind(address, tls, settings.limits.clone()).map_err(AgentError::Listen)
+    };
+    let any_v6 = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    bind(settings.listen).or_else(|error| {
+        if settings.listen.ip() != any_v6 {
+            return Err(error);
+        }
+        // A kernel without IPv6 can't listen on `::`, which on all others means IPv4 as well.
+        bind(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), settings.listen.port())).map_err(|_| error)
+    })
+}
+
+async fn open_node(
+    settings: &AgentSettings,
+    node_id: &NodeId,
+    capacity: Capacity,
+    clock: Clock,
+) -> Result<(Node, NodeHandle), AgentError> {
+    let settings = NodeSettings {
+        node_id: node_id.clone(),
+        data_dir: settings.data_dir.clone(),
+        driver: settings.driver,
+        capacity,
+        interval: settings.interval,
+        parallel_steps: settings.parallel_steps,
+        clock,
+    };
+    Box::pin(Node::open(settings)).await.map_err(|cause| AgentError::Node(Box::new(cause)))
+}
+
+fn open_acceptor(
+    settings: &AgentSettings,
+    certs: &CertsDir,
+    node_id: &NodeId,
+    clock: Clock,
+) -> Result<Arc<Acceptor>, AgentError> {
+    let settings = AcceptorSettings {
+        node_id: node_id.clone(),
+        trust_file: certs.trust(),
+        ledger_file: settings.data_dir.join(LEDGER_FILE),
+        limits: HardLimits::default(),
+    };
+    Acceptor::open(settings, clock).map_err(|problem| AgentError::State(Box::new(problem)))
+}
+
+/// What this node is, with what changes filled in at each asking.
+fn describe(
+    fixed: NodeInfo,
+    intake: Intake,
+    health: Arc<Health>,
+    session: Option<watch::Receiver<SessionState>>,
+) -> Arc<dyn Fn() -> NodeInfo + Send + Sync> {
+    Arc::new(move || {
+        let mut info = fixed.clone();
+        info.trust_root_version = intake.trust_versions().0;
+        info.dev_cluster = intake.is_dev_cluster();
+        info.conditions.push(health.condition());
+        if let Some(session) = &session {
+            info.conditions.push(session.borrow().condition(health.clock.now()));
+        }
+        info
+    })
+}

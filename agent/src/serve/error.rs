@@ -1,0 +1,84 @@
+//! Why an agent does not start, or does not go on, and what to do about it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use mvm_pki::{Identity, TlsError};
+use mvm_proto::{NodeId, Problem};
+use mvm_transport::BindError;
+
+use crate::certs::CertsError;
+use crate::reconcile::NodeError;
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AgentError {
+    #[error("could not use this node's certificates")]
+    Certs(#[source] CertsError),
+    #[error("the certificate is for {identity}, which is not a node")]
+    NotANode { identity: Identity },
+    #[error("the certificate is for node {certified}, but this agent was started as {given}")]
+    OtherNodeId { given: NodeId, certified: NodeId },
+    #[error("no node id was given, and none can be made of the host name {hostname:?}")]
+    NoNodeId { hostname: String },
+    #[error("there is no source of desired state")]
+    NoSource,
+    #[error("could not use the data directory {path}")]
+    DataDir {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("could not listen on the unix socket {path}")]
+    Socket {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("could not listen on TCP {address} for metrics and health")]
+    MetricsListen {
+        address: SocketAddr,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("could not start the API")]
+    Listen(#[source] BindError),
+    #[error("could not set up TLS for the API")]
+    Tls(#[source] TlsError),
+    #[error("could not open this node's trust and ledger")]
+    State(#[source] Box<Problem>),
+    #[error("could not open this node's instances")]
+    Node(#[source] Box<NodeError>),
+    #[error("the task `{task}` ended although nobody asked it to")]
+    TaskEnded { task: &'static str },
+}
+
+impl AgentError {
+    /// What to do next.
+    #[must_use]
+    pub fn remediation(&self) -> String {
+        match self {
+            Self::Certs(error) => format!(
+                "{} To run from a local file without a coordinator, start with --desired FILE.",
+                error.remediation()
+            ),
+            Self::NotANode { .. } => "Point --certs-dir at the certificates of this node.".to_owned(),
+            Self::OtherNodeId { .. } => "Leave --node-id out, or enrol again under that id.".to_owned(),
+            Self::NoNodeId { .. } => "Give one: --node-id NODE (a-z, 0-9 and hyphens).".to_owned(),
+            Self::NoSource => "Enrol this node, or start with --desired FILE.".to_owned(),
+            Self::DataDir { path, .. } => {
+                format!("Check the owner and mode of {}, or give another --data-dir.", path.display())
+            }
+            Self::Socket { .. } => "Give another --socket, or stop the agent that uses this one.".to_owned(),
+            Self::MetricsListen { .. } => "Give another --metrics-listen.".to_owned(),
+            Self::Listen(_) => "Stop what uses that UDP port, or give another --listen.".to_owned(),
+            Self::Tls(_) => "Check the certificates with `mvm agent certs status`.".to_owned(),
+            Self::State(problem) => problem.remediation.clone(),
+            Self::Node(_) => "The causes above name the file; nothing was changed.".to_owned(),
+            Self::TaskEnded { .. } => {
+                "Start the agent again and report the log; instances still run.".to_owned()
+            }
+        }
+    }
+}

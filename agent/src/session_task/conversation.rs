@@ -1,0 +1,323 @@
+//! One session, from hello to its end.
+//!
+//! A single loop owns both directions: it waits for whichever comes first - a frame from the coordinator, an ack that
+//! is due, a change of status, an event, a heartbeat, a finished request - and finishes with that before it waits
+//! again. Sending waits for the peer, so a slow coordinator slows this loop and nothing else: status is the newest
+//! when it is sent, and events that nobody waits for are dropped at their source.
+
+use std::time::Duration;
+
+use mvm_proto::status::Event;
+use mvm_proto::wire::SESSION_PROTOCOL;
+use mvm_proto::wire::session::v1::{
+    AgentFrame, CoordinatorFrame, Document, Events, Heartbeat, Hello, Reply, Request, Trust, Welcome,
+    agent_frame, coordinator_frame, request,
+};
+use mvm_proto::{IdError, Problem};
+use mvm_transport::session::close_code;
+use mvm_transport::{AckBatcher, ClientSession, FrameSender, SessionError};
+use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::acks::{self, Awaiting};
+use super::status_pacer::StatusPacer;
+use super::{Ending, SessionContext, SessionFailure, SessionState};
+use crate::reconcile_task::NodeHandle;
+
+/// From hello to welcome: a coordinator that takes longer is not well.
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
+/// When the coordinator names no interval.
+const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(10);
+/// The longest interval that a coordinator may ask for; above it a dead peer would go unnoticed for minutes.
+const MAX_HEARTBEAT: Duration = Duration::from_secs(60);
+/// So many heartbeats may go unanswered before the session counts as dead.
+const MISSED_HEARTBEATS: u32 = 3;
+/// Events in one frame.
+const EVENTS_PER_FRAME: usize = 64;
+/// Requests worked on at once; more are turned away, and the coordinator asks again.
+const MAX_REQUESTS: usize = 64;
+/// How long the last words of a stopping agent may take.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Speaks until the session ends.
+pub(super) async fn converse(
+    context: &SessionContext,
+    mut session: ClientSession,
+    shutdown: &CancellationToken,
+) -> Ending {
+    let welcome = tokio::select! {
+        welcome = greet(context, &mut session) => welcome,
+        () = shutdown.cancelled() => return Ending::Stopping,
+    };
+    let welcome = match welcome {
+        Ok(welcome) => welcome,
+        Err(failure) => {
+            session.control.close(close_code::PROTOCOL, "no welcome");
+            return Ending::Failed(failure);
+        }
+    };
+    info!(coordinator = %welcome.coordinator, "welcomed");
+    context.metrics.session(true);
+    context.state.send_replace(SessionState::Connected { coordinator: welcome.coordinator });
+
+    let heartbeat = heartbeat_of(welcome.heartbeat_seconds);
+    session.frames_in.set_silence(Some(heartbeat * MISSED_HEARTBEATS));
+    let mut conversation = Conversation::new(context);
+    match conversation.run(&mut session, heartbeat, shutdown).await {
+        Ok(ending) => ending,
+        Err(error) => Ending::Failed(error.into()),
+    }
+}
+
+fn heartbeat_of(seconds: u32) -> Duration {
+    match seconds {
+        0 => DEFAULT_HEARTBEAT,
+        seconds => Duration::from_secs(seconds.into()).min(MAX_HEARTBEAT),
+    }
+}
+
+async fn greet(context: &SessionContext, session: &mut ClientSession) -> Result<Welcome, SessionFailure> {
+    let (trust_root_version, images_version) = context.intake.trust_versions();
+    let hello = Hello {
+        protocol: SESSION_PROTOCOL,
+        info: Some((context.describe)()),
+        high_water: context.intake.high_water(),
+        trust_root_version,
+        images_version,
+    };
+    send(&mut session.frames_out, agent_frame::Body::Hello(hello)).await?;
+    let first = tokio::time::timeout(WELCOME_TIMEOUT, session.frames_in.recv())
+        .await
+        .map_err(|_| SessionFailure::NoWelcome(WELCOME_TIMEOUT))??;
+    match first.and_then(|frame| frame.body) {
+        Some(coordinator_frame::Body::Welcome(welcome)) if welcome.protocol == SESSION_PROTOCOL => {
+            Ok(welcome)
+        }
+        Some(coordinator_frame::Body::Welcome(welcome)) => {
+            Err(SessionFailure::Protocol { ours: SESSION_PROTOCOL, theirs: welcome.protocol })
+        }
+        Some(_) => Err(SessionFailure::NoWelcome(Duration::ZERO)),
+        None => Err(SessionFailure::Ended),
+    }
+}
+
+async fn send(out: &mut FrameSender<AgentFrame>, body: agent_frame::Body) -> Result<(), SessionError> {
+    out.send(&AgentFrame { body: Some(body) }).await
+}
+
+struct Conversation<'a> {
+    context: &'a SessionContext,
+    acks: AckBatcher,
+    awaiting: Awaiting,
+    pacer: StatusPacer,
+    requests: JoinSet<Reply>,
+    heartbeats: u64,
+}
+
+impl<'a> Conversation<'a> {
+    fn new(context: &'a SessionContext) -> Self {
+        let mut awaiting = Awaiting::default();
+        // The coordinator may have missed the convergence of what was accepted in an earlier session.
+        awaiting.expect(context.intake.high_water());
+        Self {
+            context,
+            acks: AckBatcher::new(),
+            awaiting,
+            pacer: StatusPacer::default(),
+            requests: JoinSet::new(),
+            heartbeats: 0,
+        }
+    }
+
+    async fn run(
+        &mut self,
+        session: &mut ClientSession,
+        heartbeat: Duration,
+        shutdown: &CancellationToken,
+    ) -> Result<Ending, SessionError> {
+        let mut status = self.context.node.status();
+        let mut events = self.context.node.events();
+        let mut ticks = interval(heartbeat);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut due = Instant::now();
+        loop {
+            tokio::select! {
+                frame = session.frames_in.recv() => match frame? {
+                    Some(CoordinatorFrame { body: Some(body) }) => {
+                        if let Some(ending) = self.on_frame(body).await {
+                            return Ok(ending);
+                        }
+                    }
+                    // A frame of a kind that a newer coordinator knows: not for this agent.
+                    Some(CoordinatorFrame { body: None }) => {}
+                    None => return Ok(Ending::Failed(SessionFailure::Ended)),
+                },
+                batch = self.acks.ready() => send(&mut session.frames_out, agent_frame::Body::Acks(batch)).await?,
+                changed = status.changed() => {
+                    if changed.is_err() {
+                        return Ok(Ending::Stopping);
+                    }
+                    due = self.pacer.due(&status.borrow_and_update(), Instant::now());
+                }
+                () = tokio::time::sleep_until(due) => {
+                    let newest = status.borrow_and_update().clone();
+                    send(&mut session.frames_out, agent_frame::Body::Status(newest.clone())).await?;
+                    let now = Instant::now();
+                    self.pacer.sent(newest.clone(), now);
+                    due = self.pacer.due(&newest, now);
+                }
+                event = events.recv() => {
+                    if let Some(batch) = collect(event, &mut events) {
+                        send(&mut session.frames_out, agent_frame::Body::Events(batch)).await?;
+                    }
+                }
+                Some(done) = self.requests.join_next() => {
+                    if let Ok(reply) = done {
+                        send(&mut session.frames_out, agent_frame::Body::Reply(reply)).await?;
+                    }
+                }
+                _ = ticks.tick() => {
+                    self.heartbeats += 1;
+                    let beat = Heartbeat { sequence: self.heartbeats };
+                    send(&mut session.frames_out, agent_frame::Body::Heartbeat(beat)).await?;
+                }
+                () = shutdown.cancelled() => {
+                    let _ = tokio::time::timeout(FAREWELL_TIMEOUT, self.farewell(session)).await;
+                    session.control.close(close_code::SHUTDOWN, "the agent is stopping");
+                    return Ok(Ending::Stopping);
+                }
+            }
+            // After whatever happened: a document may just have been accepted, or made true.
+            if let Some(ack) = self.awaiting.observe(&status.borrow()) {
+                self.acks.push(ack);
+            }
+        }
+    }
+
+    /// The acks that were not sent yet, so that nothing accepted goes unreported.
+    async fn farewell(&mut self, session: &mut ClientSession) -> Result<(), SessionError> {
+        if !self.acks.is_empty() {
+            let batch = self.acks.take();
+            send(&mut session.frames_out, agent_frame::Body::Acks(batch)).await?;
+        }
+        session.frames_out.finish().await
+    }
+
+    async fn on_frame(&mut self, body: coordinator_frame::Body) -> Option<Ending> {
+        match body {
+            coordinator_frame::Body::Document(document) => self.on_document(&document).await,
+            coordinator_frame::Body::Trust(trust) => self.on_trust(&trust).await,
+            coordinator_frame::Body::Request(request) => self.on_request(request),
+            coordinator_frame::Body::Goodbye(goodbye) => {
+                return Some(Ending::Goodbye { reason: goodbye.reason, redial: goodbye.redial });
+            }
+            coordinator_frame::Body::HeartbeatAck(_) | coordinator_frame::Body::Welcome(_) => {}
+        }
+        None
+    }
+
+    async fn on_document(&mut self, document: &Document) {
+        let intake = &self.context.intake;
+        match intake.accept(&document.envelope).await {
+            Ok(accepted) => {
+                self.awaiting.expect(Some(accepted.mark.clone()));
+                self.acks.push(acks::accepted(accepted.mark));
+            }
+            Err(problem) => self.acks.push(acks::refused(&document.envelope, &problem, intake.high_water())),
+        }
+    }
+
+    async fn on_trust(&mut self, trust: &Trust) {
+        // A refusal was announced as an event; the documents that need this trust will be refused by name.
+        let _ = self.context.intake.update_trust(&trust.roots, &trust.images).await;
+    }
+
+    fn on_request(&mut self, request: Request) {
+        let Request { id, ask } = request;
+        let busy = self.requests.len() >= MAX_REQUESTS;
+        let node = self.context.node.clone();
+        self.requests.spawn(async move {
+            let done = match ask {
+                _ if busy => Err(too_busy()),
+                Some(request::Ask::Wake(wake)) => wake_instance(&node, &wake).await,
+                None => Err(unknown_request()),
+            };
+            let problem = done.err().map_or_else(Vec::new, |problem| {
+                warn!(code = %problem.code, detail = %problem.detail, "could not do what the coordinator asked");
+                serde_json::to_vec(&problem).unwrap_or_default()
+            });
+            Reply { id, problem }
+        });
+    }
+}
+
+async fn wake_instance(node: &NodeHandle, wake: &mvm_proto::wire::session::v1::Wake) -> Result<(), Problem> {
+    let bad = |field: &'static str| {
+        move |rule: IdError| {
+            let remediation = "Correct the id.";
+            Problem::new(400, "bad_id", format!("{field} {rule}"), remediation)
+        }
+    };
+    let tenant = wake.tenant_id.parse().map_err(bad("tenant_id"))?;
+    let pool = wake.pool_id.parse().map_err(bad("pool_id"))?;
+    let instance = wake.instance_id.parse().map_err(bad("instance_id"))?;
+    node.wake(&tenant, &pool, &instance).await
+}
+
+fn too_busy() -> Problem {
+    let detail = format!("{MAX_REQUESTS} requests are already being worked on");
+    Problem::new(503, "busy", detail, "Ask again in a moment.")
+}
+
+fn unknown_request() -> Problem {
+    let remediation = "Upgrade the agent, or ask for what its version knows.";
+    Problem::new(501, "unknown_request", "this agent does not know that request", remediation)
+}
+
+/// This event and those that already wait behind it.
+fn collect(first: Result<Event, RecvError>, more: &mut broadcast::Receiver<Event>) -> Option<Events> {
+    let first = match first {
+        Ok(event) => event,
+        Err(RecvError::Lagged(missed)) => {
+            let message = format!("{missed} events were lost because they could not be sent in time");
+            Event { kind: "EventsLost".to_owned(), message, ..Event::default() }
+        }
+        Err(RecvError::Closed) => return None,
+    };
+    let mut events = vec![first];
+    while events.len() < EVENTS_PER_FRAME {
+        match more.try_recv() {
+            Ok(event) => events.push(event),
+            Err(_) => break,
+        }
+    }
+    Some(Events { events })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_coordinators_heartbeat_is_taken_within_bounds() {
+        assert_eq!(heartbeat_of(0), DEFAULT_HEARTBEAT);
+        assert_eq!(heartbeat_of(5), Duration::from_secs(5));
+        assert_eq!(heartbeat_of(u32::MAX), MAX_HEARTBEAT);
+    }
+
+    #[test]
+    fn waiting_events_travel_in_one_frame_and_losses_are_told() {
+        let (sender, mut receiver) = broadcast::channel(2);
+        let event = |kind: &str| Event { kind: kind.to_owned(), ..Event::default() };
+        for kind in ["a", "b", "c"] {
+            sender.send(event(kind)).unwrap();
+        }
+        let lagged = receiver.try_recv().map_err(|_| RecvError::Lagged(1));
+        let kinds: Vec<_> =
+            collect(lagged, &mut receiver).unwrap().events.into_iter().map(|e| e.kind).collect();
+        assert_eq!(kinds, ["EventsLost", "b", "c"]);
+    }
+}

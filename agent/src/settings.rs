@@ -1,0 +1,107 @@
+//! What the agent is told at start: one typed value, filled by the command line (flag > environment > file).
+//!
+//! Nothing below reads the environment or a configuration file; whoever needs a setting gets this struct's part.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mvm_pki::credential::CsrNames;
+use mvm_proto::NodeId;
+use mvm_transport::{Limits, Target};
+
+use crate::driver::DriverKind;
+
+/// The agent's own HTTP/3 API.
+pub const DEFAULT_API_PORT: u16 = 4434;
+/// Metrics and health, on loopback only.
+pub const DEFAULT_METRICS_PORT: u16 = 9434;
+/// How often the node is compared with its desired state when nothing happens.
+pub const DEFAULT_INTERVAL: Duration = Duration::from_secs(30);
+/// Where an agent keeps its state unless told otherwise.
+pub const DEFAULT_DATA_DIR: &str = "/var/lib/mvm/agent";
+
+const CERTS_DIR: &str = "certs";
+const SOCKET_FILE: &str = "agent.sock";
+
+/// The token bucket that each peer of the API has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RateSettings {
+    pub per_second: u32,
+    pub burst: u32,
+}
+
+impl Default for RateSettings {
+    fn default() -> Self {
+        Self { per_second: 10, burst: 20 }
+    }
+}
+
+/// The operator's word on how much of the machine instances may use; what is absent is measured.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CapacityCaps {
+    pub vcpus: Option<u32>,
+    pub mem_mib: Option<u64>,
+    pub disk_mib: Option<u64>,
+    pub max_instances: Option<u32>,
+}
+
+#[derive(Debug, Clone)]
+pub struct AgentSettings {
+    /// Default: the certificate's; without a certificate, the host name's.
+    pub node_id: Option<NodeId>,
+    pub data_dir: PathBuf,
+    pub certs_dir: PathBuf,
+    /// Default: the coordinator that issued the certificate, as remembered at enrolment.
+    pub coordinator: Option<Target>,
+    /// Whether to dial the coordinator at all; off, the agent is reached only through its own API.
+    pub session: bool,
+    pub listen: SocketAddr,
+    pub metrics_listen: SocketAddr,
+    pub socket: PathBuf,
+    pub interval: Duration,
+    /// Desired state from this file instead of from a coordinator.
+    pub desired_file: Option<PathBuf>,
+    pub driver: DriverKind,
+    pub rate: RateSettings,
+    pub limits: Limits,
+    pub capacity: CapacityCaps,
+    /// DNS names and addresses to ask for in the certificate, for peers that call this node's API.
+    pub names: CsrNames,
+    /// How many instances may be worked on at once.
+    pub parallel_steps: usize,
+}
+
+/// Enough to hide one slow boot behind others without starving the host's processors.
+pub const DEFAULT_PARALLEL_STEPS: usize = 4;
+
+impl AgentSettings {
+    /// The defaults for an agent that keeps its state in `data_dir`.
+    #[must_use]
+    pub fn new(data_dir: &Path) -> Self {
+        Self {
+            node_id: None,
+            data_dir: data_dir.to_owned(),
+            certs_dir: default_certs_dir(data_dir),
+            coordinator: None,
+            session: true,
+            listen: SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), DEFAULT_API_PORT),
+            metrics_listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_METRICS_PORT),
+            socket: data_dir.join(SOCKET_FILE),
+            interval: DEFAULT_INTERVAL,
+            desired_file: None,
+            driver: DriverKind::default(),
+            rate: RateSettings::default(),
+            limits: Limits::default(),
+            capacity: CapacityCaps::default(),
+            names: CsrNames::default(),
+            parallel_steps: DEFAULT_PARALLEL_STEPS,
+        }
+    }
+}
+
+/// Where certificates live when no directory was named.
+#[must_use]
+pub fn default_certs_dir(data_dir: &Path) -> PathBuf {
+    data_dir.join(CERTS_DIR)
+}
