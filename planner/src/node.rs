@@ -79,9 +79,8 @@ fn no_start(tenant: &Tenant, pool: &Pool, position: usize, blocked: &[Blocked]) 
     if position >= usize::try_from(limit).unwrap_or(usize::MAX) {
         return Some(format!("max_pools is {limit}, this is the tenant's pool number {}", position + 1));
     }
-    let names = |b: &&Blocked| {
-        b.tenant == tenant.tenant_id && b.pool.as_ref().is_none_or(|id| *id == pool.pool_id)
-    };
+    let names =
+        |b: &&Blocked| b.tenant == tenant.tenant_id && b.pool.as_ref().is_none_or(|id| *id == pool.pool_id);
     blocked.iter().find(names).map(|b| b.reason.clone())
 }
 

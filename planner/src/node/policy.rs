@@ -51,7 +51,7 @@ fn due(draft: &mut Draft, view: &PoolView<'_>, instance: &ObservedInstance) -> O
     if sleeps {
         draft.wake_at(sleep_at);
     }
-    if warms && warm_at > draft.now {
+    if (warms || home == Phase::Running) && warm_at > draft.now {
         draft.wake_at(warm_at);
     }
     let warm_now = warms && home != Phase::Running && warm_at <= draft.now;

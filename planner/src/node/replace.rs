@@ -21,7 +21,13 @@ pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
         return draft.defer(view.place, Some(&instance.id), Action::Replace, 1, reason);
     }
     if view.staging_busy {
-        return draft.defer(view.place, Some(&instance.id), Action::Replace, 1, "one at a time per pool".to_owned());
+        return draft.defer(
+            view.place,
+            Some(&instance.id),
+            Action::Replace,
+            1,
+            "one at a time per pool".to_owned(),
+        );
     }
     let mut why = "the pool's revision changed".to_owned();
     if replacing_running && view.stand_ins.is_empty() && view.have.running <= view.wanted().running {

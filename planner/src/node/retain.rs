@@ -41,6 +41,7 @@ pub(crate) fn retain(draft: &mut Draft, view: &mut PoolView<'_>) {
 
 /// A stand-in leaves nothing worth keeping.
 fn ends_at(view: &PoolView<'_>, instance: &ObservedInstance) -> Timestamp {
-    let kept = if instance.staging == Some(Phase::Running) { 0 } else { view.place.pool.stopped_retention_seconds };
+    let kept =
+        if instance.staging == Some(Phase::Running) { 0 } else { view.place.pool.stopped_retention_seconds };
     instance.since + Duration::from_secs(kept)
 }

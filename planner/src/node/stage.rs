@@ -26,8 +26,7 @@ pub(crate) fn stage(draft: &mut Draft, view: &mut PoolView<'_>) {
         if missing == 0 || view.staging_busy {
             continue;
         }
-        let wanted =
-            if target == Phase::Warm { view.wanted().warm } else { view.wanted().sleeping };
+        let wanted = if target == Phase::Warm { view.wanted().warm } else { view.wanted().sleeping };
         let why = format!("{target} {} of {wanted}, nothing can be spared", wanted - missing);
         match stage_one(draft, view, target, why) {
             Ok(true) => {
@@ -44,7 +43,12 @@ pub(crate) fn stage(draft: &mut Draft, view: &mut PoolView<'_>) {
 }
 
 /// Plans the boot of one instance toward `target`; false when a failed one must be waited for.
-fn stage_one(draft: &mut Draft, view: &mut PoolView<'_>, target: Phase, why: String) -> Result<bool, Shortage> {
+fn stage_one(
+    draft: &mut Draft,
+    view: &mut PoolView<'_>,
+    target: Phase,
+    why: String,
+) -> Result<bool, Shortage> {
     // A sleeper above its count becomes warm without being made anew.
     if target == Phase::Warm && view.have.sleeping > view.wanted().sleeping {
         let mut sleeping = std::mem::take(&mut view.sleeping);
@@ -70,7 +74,10 @@ fn stage_one(draft: &mut Draft, view: &mut PoolView<'_>, target: Phase, why: Str
         return Ok(false);
     }
     let size = &view.place.pool.instance_resources;
-    draft.spend(view.place, Usage::of(Phase::Running, size, Some(target)).most(Usage::of(target, size, None)))?;
+    draft.spend(
+        view.place,
+        Usage::of(Phase::Running, size, Some(target)).most(Usage::of(target, size, None)),
+    )?;
     draft.step(view.place, None, Action::Create, Some(target), why);
     Ok(true)
 }

@@ -119,7 +119,9 @@ impl<'a> PoolView<'a> {
             return false;
         }
         match instance.home.unwrap_or(Phase::Running) {
-            Phase::Running => self.is_idle_for(instance, self.place.pool.sleep_policy.warm_after_seconds, now),
+            Phase::Running => {
+                self.is_idle_for(instance, self.place.pool.sleep_policy.warm_after_seconds, now)
+            }
             home => instance.phase == home && instance.moving_to.is_none(),
         }
     }
