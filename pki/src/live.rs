@@ -87,7 +87,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    fn new(anchors: Anchors) -> Self {
+    pub(crate) fn new(anchors: Anchors) -> Self {
         // `Anchors` takes no root that can not be parsed.
         let parse = |root| webpki::anchor_from_trusted_cert(root).map(|anchor| anchor.to_owned()).ok();
         let trusted = anchors.certificates().iter().filter_map(parse).collect();

@@ -1,17 +1,43 @@
-//! Renews a certificate in the background.
+//! Renews a process's certificate in the background, for as long as the process runs.
+//!
+//! One task per credential. It sleeps until half of the certificate's life is over, makes a new key, asks the
+//! authority through [`Renew`], saves key and chain together, and only then swaps them into [`LiveCredential`]; live
+//! connections keep the certificate they were made with. A swap from elsewhere (an operator who rotates by hand)
+//! makes it plan anew. When renewal fails it tries again with growing waits, also past expiry, and what is in use
+//! stays in use.
 
+#[cfg(test)]
+mod tests;
+
+use std::error::Error;
 use std::future::Future;
 use std::io;
+use std::time::{Duration, SystemTime};
 
+use mvm_proto::Timestamp;
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
 
 use crate::credential::{Anchors, Credential, CsrNames, LeafKey};
+use crate::identity::Identity;
 use crate::live::{LiveAnchors, LiveCredential};
+use crate::{rotation, tls};
 
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub type BoxError = Box<dyn Error + Send + Sync>;
+
+/// An authority that has not answered by then will not.
+const RENEW_DEADLINE: Duration = Duration::from_secs(30);
+/// How long the task sleeps at most before it looks at the clock again: a machine that was suspended, or whose clock
+/// was set, is noticed within this time.
+const MAX_NAP: Duration = Duration::from_secs(60);
+/// No two renewals follow each other faster, and none within a tenth of the new certificate's life: with an authority
+/// whose clock is far behind ours, a new certificate can look half spent.
+const MIN_GAP: Duration = Duration::from_secs(1);
+const MIN_GAP_PART: u32 = 10;
 
 /// What an authority answers to a renewal.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Renewed {
     pub chain_pem: String,
     /// The roots to trust from now on; `None` leaves them.
@@ -28,7 +54,24 @@ pub trait Renew: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Renewed, BoxError>> + Send;
 }
 
-/// Keeps `live` renewed until `shutdown`. A new certificate is saved before it is used.
+#[derive(Debug, thiserror::Error)]
+enum RenewalError {
+    #[error("the authority did not answer within {RENEW_DEADLINE:?}")]
+    Deadline,
+    #[error("the authority could not be asked")]
+    Ask(#[source] BoxError),
+    #[error("the authority's answer can not be used")]
+    Answer(#[source] BoxError),
+    #[error("the new certificate is for {found}, not for {expected}")]
+    OtherIdentity { expected: Identity, found: Identity },
+    #[error("the new certificate was not saved, so it is not used")]
+    Save(#[source] io::Error),
+    #[error("could not make a new key")]
+    Key(#[source] BoxError),
+}
+
+/// Keeps `live` renewed until `shutdown`. `save` is called with every new certificate before it is used, and blocks
+/// for as long as two small files take to reach the disk.
 pub async fn renewal_task<R: Renew>(
     live: LiveCredential,
     anchors: LiveAnchors,
@@ -37,6 +80,153 @@ pub async fn renewal_task<R: Renew>(
     names: CsrNames,
     shutdown: CancellationToken,
 ) {
-    let _ = (live, anchors, save, renew, names, shutdown);
-    todo!()
+    let clock = || Timestamp::from(SystemTime::now());
+    Renewal { live, anchors, save, renew, names, shutdown, clock, chance: fastrand::f64 }.run().await;
+}
+
+/// The task with its clock and its dice as arguments.
+struct Renewal<R, S, C, J> {
+    live: LiveCredential,
+    anchors: LiveAnchors,
+    save: S,
+    renew: R,
+    names: CsrNames,
+    shutdown: CancellationToken,
+    clock: C,
+    chance: J,
+}
+
+/// Why the task woke.
+enum Wake {
+    Due,
+    Swapped,
+    Shutdown,
+}
+
+impl<R, S, C, J> Renewal<R, S, C, J>
+where
+    R: Renew,
+    S: Fn(&Credential, &Anchors) -> io::Result<()> + Send + Sync,
+    C: Fn() -> Timestamp + Send + Sync,
+    J: Fn() -> f64 + Send + Sync,
+{
+    async fn run(self) {
+        let mut swaps = self.live.changed();
+        let mut not_before = Instant::now();
+        let mut failures = 0;
+        loop {
+            match self.wait(not_before, &mut swaps).await {
+                Wake::Shutdown => return,
+                Wake::Swapped => {
+                    (failures, not_before) = (0, Instant::now());
+                    continue;
+                }
+                Wake::Due => {}
+            }
+            let attempt = tokio::select! {
+                biased;
+                () = self.shutdown.cancelled() => return,
+                attempt = self.attempt() => attempt,
+            };
+            let pause = match attempt {
+                Ok(()) => {
+                    failures = 0;
+                    swaps.mark_unchanged();
+                    self.gap()
+                }
+                Err(error) => {
+                    failures += 1;
+                    self.report(&error, failures)
+                }
+            };
+            not_before = Instant::now() + pause;
+        }
+    }
+
+    /// Until the certificate in use is due and `not_before` has passed.
+    async fn wait(&self, not_before: Instant, swaps: &mut tokio::sync::watch::Receiver<u64>) -> Wake {
+        loop {
+            let current = self.live.current();
+            let jitter = rotation::jitter_of(&current.fingerprint());
+            let due = rotation::renew_at(current.not_before(), current.not_after(), jitter);
+            let left = due.since((self.clock)()).max(not_before.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Wake::Due;
+            }
+            tokio::select! {
+                biased;
+                () = self.shutdown.cancelled() => return Wake::Shutdown,
+                Ok(()) = swaps.changed() => return Wake::Swapped,
+                () = sleep(left.min(MAX_NAP)) => {}
+            }
+        }
+    }
+
+    async fn attempt(&self) -> Result<(), RenewalError> {
+        let made = |cause| RenewalError::Key(Box::new(cause));
+        // A new key each time: one that leaked is worthless after the next renewal.
+        let key = LeafKey::generate().map_err(made)?;
+        let request = key.csr_der(&self.names).map_err(made)?;
+        let renewed = timeout(RENEW_DEADLINE, self.renew.renew(&key, request)).await;
+        let renewed = renewed.map_err(|_| RenewalError::Deadline)?.map_err(RenewalError::Ask)?;
+        let (credential, anchors) = self.judge(key, &renewed)?;
+        (self.save)(&credential, &anchors).map_err(RenewalError::Save)?;
+        info!(
+            identity = %credential.identity(),
+            serial = credential.serial_hex(),
+            not_after = %credential.not_after(),
+            "renewed the certificate"
+        );
+        // The anchors first, so that no handshake shows the new certificate while its root is unknown here.
+        if anchors != *self.anchors.current() {
+            self.anchors.swap(anchors);
+        }
+        self.live.swap(credential);
+        Ok(())
+    }
+
+    /// Whether the answer may replace what is in use.
+    fn judge(&self, key: LeafKey, renewed: &Renewed) -> Result<(Credential, Anchors), RenewalError> {
+        let answer = |cause: BoxError| RenewalError::Answer(cause);
+        let credential =
+            Credential::with_chain_pem(key, &renewed.chain_pem).map_err(|cause| answer(cause.into()))?;
+        let expected = self.live.current().identity().clone();
+        if *credential.identity() != expected {
+            return Err(RenewalError::OtherIdentity { expected, found: credential.identity().clone() });
+        }
+        let anchors = match &renewed.roots_pem {
+            Some(roots) => Anchors::from_pem(roots).map_err(|cause| answer(cause.into()))?,
+            None => (*self.anchors.current()).clone(),
+        };
+        tls::verify_issued(&anchors, &credential).map_err(|refusal| answer(refusal.into()))?;
+        Ok((credential, anchors))
+    }
+
+    fn gap(&self) -> Duration {
+        let current = self.live.current();
+        MIN_GAP.max(current.not_after().since(current.not_before()) / MIN_GAP_PART)
+    }
+
+    fn report(&self, error: &RenewalError, failures: u32) -> Duration {
+        let not_after = self.live.current().not_after();
+        let remaining = not_after.since((self.clock)());
+        let pause = rotation::retry_after(failures, remaining, (self.chance)());
+        warn!(
+            error = %causes(error), failures, %not_after, expired = remaining.is_zero(), retry_in = ?pause,
+            "could not renew the certificate"
+        );
+        pause
+    }
+}
+
+/// An error with its causes on one line.
+fn causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    text
 }

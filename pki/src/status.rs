@@ -1,10 +1,13 @@
 //! What a process's certificate looks like now, for people and for `--json`.
 
 use mvm_proto::{Digest, Timestamp};
+use rustls_pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 
+use crate::certificate;
 use crate::credential::{Anchors, Credential};
-use crate::trust::TrustStore;
+use crate::rotation;
+use crate::trust::{TrustRole, TrustStore};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -23,9 +26,11 @@ pub struct CertificateName {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrustKeyStatus {
-    pub role: String,
+    pub role: TrustRole,
     pub key_id: String,
+    /// How many of the role's keys must sign.
     pub threshold: u32,
+    /// When the role ends, or the root metadata that names it, whichever is first.
     pub expires_at: Timestamp,
 }
 
@@ -53,7 +58,54 @@ impl CertificateStatus {
         trust: Option<&TrustStore>,
         now: Timestamp,
     ) -> Self {
-        let _ = (credential, anchors, trust, now);
-        todo!()
+        let (not_before, not_after) = (credential.not_before(), credential.not_after());
+        let jitter = rotation::jitter_of(&credential.fingerprint());
+        Self {
+            state: state_of(not_before, not_after, now),
+            subject: credential.subject().to_owned(),
+            identity: credential.identity().to_string(),
+            serial: credential.serial_hex().to_owned(),
+            not_before,
+            not_after,
+            percent_of_life: rotation::percent_of_life(not_before, not_after, now),
+            next_renewal: rotation::renew_at(not_before, not_after, jitter),
+            chain: names(credential.chain()),
+            roots: names(anchors.certificates()),
+            trust_keys: trust.map(trust_keys).unwrap_or_default(),
+        }
     }
+}
+
+fn state_of(not_before: Timestamp, not_after: Timestamp, now: Timestamp) -> CertificateState {
+    if now < not_before {
+        CertificateState::NotYetValid
+    } else if now > not_after {
+        CertificateState::Expired
+    } else {
+        CertificateState::Valid
+    }
+}
+
+fn names(certificates: &[CertificateDer<'_>]) -> Vec<CertificateName> {
+    let name = |certificate| {
+        let facts = certificate::facts(certificate).ok()?;
+        let fingerprint = certificate::fingerprint(certificate);
+        Some(CertificateName { subject: facts.subject, fingerprint, not_after: facts.not_after })
+    };
+    certificates.iter().filter_map(name).collect()
+}
+
+fn trust_keys(trust: &TrustStore) -> Vec<TrustKeyStatus> {
+    let root = trust.root();
+    let of_role = |role: TrustRole| {
+        let keys = root.role(role);
+        let expires_at = keys.expires_at.map_or(root.expires_at, |own| own.min(root.expires_at));
+        keys.key_ids.iter().map(move |key_id| TrustKeyStatus {
+            role,
+            key_id: key_id.clone(),
+            threshold: keys.threshold,
+            expires_at,
+        })
+    };
+    TrustRole::ALL.into_iter().flat_map(of_role).collect()
 }

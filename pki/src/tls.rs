@@ -7,6 +7,7 @@
 mod verify;
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use mvm_proto::ClusterId;
 use rustls::client::Resumption;
@@ -14,10 +15,12 @@ use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::{self, cipher_suite};
 use rustls::server::NoServerSessionStorage;
 use rustls::{ClientConfig, ServerConfig};
-use rustls_pki_types::CertificateDer;
+use rustls_pki_types::{CertificateDer, UnixTime};
+use webpki::KeyUsage;
 
+use crate::credential::{Anchors, Credential};
 use crate::identity::{Identity, Role, identity_of};
-use crate::live::{LiveAnchors, LiveCredential};
+use crate::live::{LiveAnchors, LiveCredential, Prepared};
 use crate::refusal::Refusal;
 
 #[derive(Debug, thiserror::Error)]
@@ -120,6 +123,20 @@ fn hardened(mut config: ClientConfig, alpn: &[&[u8]]) -> ClientConfig {
 
 fn owned(alpn: &[&[u8]]) -> Vec<Vec<u8>> {
     alpn.iter().map(|protocol| protocol.to_vec()).collect()
+}
+
+/// Verifies a chain (leaf first) outside a handshake, as it was when its leaf became valid: for a chain that an
+/// authority has just issued to us, before it is used. Its age is judged by whoever is shown it.
+pub fn verify_issued(anchors: &Anchors, credential: &Credential) -> Result<(), Refusal> {
+    let [leaf, intermediates @ ..] = credential.chain() else { return Err(Refusal::NoCertificate) };
+    let time = u64::try_from(credential.not_before().unix_secs()).unwrap_or(0);
+    let time = UnixTime::since_unix_epoch(Duration::from_secs(time));
+    let prepared = Prepared::new(anchors.clone());
+    for usage in [KeyUsage::client_auth(), KeyUsage::server_auth()] {
+        let identity = verify::verified_identity(&prepared, leaf, intermediates, time, usage)?;
+        verify::check_cluster(&identity, anchors.cluster())?;
+    }
+    Ok(())
 }
 
 /// The identity in an already verified chain.

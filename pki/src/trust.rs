@@ -1,231 +1,158 @@
-//! Whose documents a node obeys.
+//! Whose documents a node obeys: Uptane's shape, not "a signature".
+//!
+//! An offline **root** names the **director** keys, which say what a node runs, and the **image** keys, which say
+//! what artifacts exist; each role has its own keys, threshold and expiry. Whoever steals a director's key can
+//! then not run unknown code, and whoever steals an image key can not tell a node to run it. A root is replaced
+//! only by the version after it, signed by the old set and the new one.
+//!
+//! Coordinators and agents each hold a [`TrustStore`]. It keeps every root since the first pinned one, so that a
+//! node that missed several can follow. Nothing here reads a clock.
 
-use std::path::Path;
+mod bundle;
+mod metadata;
+mod role;
+mod store;
 
-use mvm_proto::{
-    ClusterId, DesiredState, Digest, Envelope, FieldError, SignedDocument, Timestamp, Unverified, Verified,
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mvm_proto::document::DocumentErrors;
+use mvm_proto::envelope::EnvelopeError;
+use mvm_proto::{ClusterId, FieldError, Problem, Timestamp};
+
+pub use bundle::TrustBundle;
+pub use metadata::{
+    IMAGES_PAYLOAD_TYPE, ImagesMetadata, MetadataError, ROOT_PAYLOAD_TYPE, RoleSpec, RootMetadata, RootSpec,
 };
-use serde::{Deserialize, Serialize};
+pub use role::{RoleKeys, Roles, TrustKey, TrustRole};
+pub use store::{RootChange, TrustStore};
 
-use crate::signing::{PublicKey, SigningKey};
-
-pub const ROOT_PAYLOAD_TYPE: &str = "application/vnd.mvm.root.v1+json";
-pub const IMAGES_PAYLOAD_TYPE: &str = "application/vnd.mvm.images.v1+json";
+/// How long root metadata is valid unless its maker says otherwise.
+pub const ROOT_METADATA_LIFE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// How long a statement of images is valid unless its maker says otherwise.
+pub const IMAGES_LIFE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
+/// How far ahead of our clock something may say that it was made.
+pub const MAX_SKEW: Duration = Duration::from_secs(5 * 60);
+/// The longest chain of roots that is followed: centuries of yearly replacements, and a bound on a stranger's bundle.
+pub const MAX_ROOTS: usize = 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    #[error("images")]
-    Images(Vec<FieldError>),
+    #[error("could not use the trust file {path}")]
+    File {
+        path: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error("the trust file {path} is damaged; enrol again to pin the trust anew")]
+    Damaged {
+        path: PathBuf,
+        #[source]
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
+    #[error("there is no root")]
+    NoRoot,
+    #[error("more than {MAX_ROOTS} roots")]
+    TooManyRoots,
+    #[error("the envelope can not be read")]
+    Envelope(#[from] EnvelopeError),
+    #[error("the envelope holds {found:?}, not {expected}")]
+    WrongType { expected: &'static str, found: String },
+    #[error("{found} valid signatures by {role} keys, {needed} needed")]
+    NotEnoughSignatures { role: TrustRole, needed: u32, found: u32 },
+    #[error("the {role} metadata is not valid")]
+    Metadata {
+        role: TrustRole,
+        #[source]
+        cause: MetadataError,
+    },
+    #[error("the document is not valid")]
+    Document(#[source] DocumentErrors),
+    #[error("the {role} metadata is of cluster {found}, not of {expected}")]
+    WrongCluster { role: TrustRole, expected: ClusterId, found: ClusterId },
+    #[error("version {found} of the {role} metadata is older than version {held}, which is held already")]
+    Rollback { role: TrustRole, held: u64, found: u64 },
+    #[error("version {found} of the {role} metadata differs from the version {found} that is held")]
+    Conflict { role: TrustRole, found: u64 },
+    #[error("root version {found} can not follow; version {expected} comes next")]
+    SkippedVersion { expected: u64, found: u64 },
+    #[error("the {role} metadata says that it was made at {issued_at}, which is still ahead")]
+    FromTheFuture { role: TrustRole, issued_at: Timestamp },
+    #[error("root version {version} expired at {expired_at}; only its successor is accepted")]
+    RootExpired { version: u64, expired_at: Timestamp },
+    #[error("the {role} keys expired at {expired_at}")]
+    RoleExpired { role: TrustRole, expired_at: Timestamp },
+    #[error("no image key has said which images exist")]
+    NoImages,
+    #[error("version {version} of the statement of images expired at {expired_at}")]
+    ImagesExpired { version: u64, expired_at: Timestamp },
+    #[error("{} image(s) in the document are not vouched for", .0.len())]
+    UnknownImages(Vec<FieldError>),
 }
 
 impl TrustError {
     /// A stable word for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
-        todo!()
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TrustRole {
-    Root,
-    Director,
-    Image,
-}
-
-/// The keys that are to hold a role, for building root metadata.
-#[derive(Debug, Clone)]
-pub struct RoleSpec {
-    pub keys: Vec<PublicKey>,
-    pub threshold: u32,
-    pub expires_at: Option<Timestamp>,
-}
-
-#[derive(Debug, Clone)]
-pub struct RootSpec {
-    pub cluster: ClusterId,
-    pub expires_at: Timestamp,
-    pub dev: bool,
-    pub resets_high_water: bool,
-    pub root: RoleSpec,
-    pub director: RoleSpec,
-    pub image: RoleSpec,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RootMetadata {}
-
-impl RootMetadata {
-    /// Version 1.
-    pub fn first(spec: &RootSpec, now: Timestamp) -> Result<Self, TrustError> {
-        let _ = (spec, now);
-        todo!()
+        match self {
+            Self::File { .. } => "trust_file",
+            Self::Damaged { .. } => "trust_damaged",
+            Self::NoRoot => "trust_no_root",
+            Self::TooManyRoots => "trust_too_many_roots",
+            Self::Envelope(_) => "envelope_invalid",
+            Self::WrongType { .. } => "payload_type_wrong",
+            Self::NotEnoughSignatures { .. } => "signature_insufficient",
+            Self::Metadata { .. } => "trust_metadata_invalid",
+            Self::Document(_) => "document_invalid",
+            Self::WrongCluster { .. } => "trust_wrong_cluster",
+            Self::Rollback { .. } => "trust_rollback",
+            Self::Conflict { .. } => "trust_conflict",
+            Self::SkippedVersion { .. } => "trust_version_skipped",
+            Self::FromTheFuture { .. } => "trust_from_the_future",
+            Self::RootExpired { .. } => "trust_root_expired",
+            Self::RoleExpired { .. } => "trust_role_expired",
+            Self::NoImages => "images_missing",
+            Self::ImagesExpired { .. } => "images_expired",
+            Self::UnknownImages(_) => "images_unknown",
+        }
     }
 
-    /// The version after this one.
-    pub fn next(&self, spec: &RootSpec, now: Timestamp) -> Result<Self, TrustError> {
-        let _ = (spec, now);
-        todo!()
-    }
-
+    /// What to do about it, for people.
     #[must_use]
-    pub fn seal(&self, keys: &[&SigningKey]) -> Envelope {
-        let _ = keys;
-        todo!()
+    pub fn remediation(&self) -> &'static str {
+        match self {
+            Self::NotEnoughSignatures { .. } => "sign with the keys that the newest root names for this role",
+            Self::RootExpired { .. } | Self::RoleExpired { .. } => {
+                "publish the next root version, signed by the root keys"
+            }
+            Self::SkippedVersion { .. } => "send every root version in between, oldest first",
+            Self::NoImages | Self::ImagesExpired { .. } | Self::UnknownImages(_) => {
+                "publish a statement of images that lists these digests, signed by the image keys"
+            }
+            Self::FromTheFuture { .. } => "compare the clocks of both machines",
+            Self::File { .. } | Self::Damaged { .. } | Self::NoRoot => "enrol again",
+            _ => "send what was signed, unchanged",
+        }
     }
-}
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImagesMetadata {
-    pub cluster: ClusterId,
-    pub version: u64,
-    pub issued_at: Timestamp,
-    pub expires_at: Timestamp,
-    pub digests: Vec<Digest>,
-}
-
-impl ImagesMetadata {
+    /// This error as an answer to whoever sent the document or the metadata.
     #[must_use]
-    pub fn seal(&self, keys: &[&SigningKey]) -> Envelope {
-        let _ = keys;
-        todo!()
-    }
-}
-
-/// What moving to the next root changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RootChange {
-    pub from: u64,
-    pub to: u64,
-    /// The ledger's high-water mark is to be forgotten.
-    pub resets_high_water: bool,
-    /// The images statement was not signed by the new root's image keys and is gone.
-    pub images_dropped: bool,
-}
-
-/// Everything that another party needs to come to the same trust: the roots from the first on, the images statement.
-/// Serialises as `{"roots":[envelope...],"images":[envelope?]}`. Self-verifying; holds no secret.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TrustBundle {
-    pub roots: Vec<Envelope>,
-    pub images: Option<Envelope>,
-}
-
-impl Serialize for TrustBundle {
-    fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
-        todo!()
-    }
-}
-
-impl<'de> Deserialize<'de> for TrustBundle {
-    fn deserialize<D: serde::Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
-        todo!()
-    }
-}
-
-/// What is trusted now: the verified chain of roots and the newest images statement.
-#[derive(Debug, Clone)]
-pub struct TrustStore {}
-
-impl TrustStore {
-    pub fn pin(first_root: Envelope, now: Timestamp) -> Result<Self, TrustError> {
-        let _ = (first_root, now);
-        todo!()
-    }
-
-    /// Pins the bundle's first root and follows the rest.
-    pub fn pin_bundle(bundle: &TrustBundle, now: Timestamp) -> Result<Self, TrustError> {
-        let _ = (bundle, now);
-        todo!()
-    }
-
-    pub fn load(path: &Path) -> Result<Self, TrustError> {
-        let _ = path;
-        todo!()
-    }
-
-    pub fn save(&self, path: &Path) -> Result<(), TrustError> {
-        let _ = path;
-        todo!()
-    }
-
-    #[must_use]
-    pub fn bundle(&self) -> TrustBundle {
-        todo!()
-    }
-
-    pub fn advance_root(&mut self, next: Envelope, now: Timestamp) -> Result<RootChange, TrustError> {
-        let _ = (next, now);
-        todo!()
-    }
-
-    /// Takes a newer images statement; `false` when it is the one already held.
-    pub fn advance_images(&mut self, images: Envelope, now: Timestamp) -> Result<bool, TrustError> {
-        let _ = (images, now);
-        todo!()
-    }
-
-    /// Follows a bundle from wherever this store is: older roots are passed over.
-    pub fn update(&mut self, bundle: &TrustBundle, now: Timestamp) -> Result<Vec<RootChange>, TrustError> {
-        let _ = (bundle, now);
-        todo!()
-    }
-
-    pub fn verify_document(
-        &self,
-        document: Unverified<SignedDocument>,
-        now: Timestamp,
-    ) -> Result<Verified<SignedDocument>, TrustError> {
-        let _ = (document, now);
-        todo!()
-    }
-
-    pub fn check_images(&self, desired: &DesiredState, now: Timestamp) -> Result<(), TrustError> {
-        let _ = (desired, now);
-        todo!()
-    }
-
-    #[must_use]
-    pub fn cluster(&self) -> &ClusterId {
-        todo!()
-    }
-
-    #[must_use]
-    pub fn root(&self) -> &RootMetadata {
-        todo!()
-    }
-
-    #[must_use]
-    pub fn root_version(&self) -> u64 {
-        todo!()
-    }
-
-    /// 0: no statement is held.
-    #[must_use]
-    pub fn images_version(&self) -> u64 {
-        todo!()
-    }
-
-    #[must_use]
-    pub fn is_dev(&self) -> bool {
-        todo!()
-    }
-
-    /// The keys that hold a role now.
-    #[must_use]
-    pub fn keys(&self, role: TrustRole) -> Vec<PublicKey> {
-        let _ = role;
-        todo!()
-    }
-
-    #[must_use]
-    pub fn root_envelopes(&self) -> &[Envelope] {
-        todo!()
-    }
-
-    #[must_use]
-    pub fn images_envelope(&self) -> Option<&Envelope> {
-        todo!()
+    pub fn to_problem(&self) -> Problem {
+        let status = match self {
+            Self::File { .. } | Self::Damaged { .. } | Self::NoRoot => 500,
+            Self::Envelope(_) | Self::WrongType { .. } => 400,
+            Self::Metadata { .. } | Self::Document(_) | Self::UnknownImages(_) => 422,
+            Self::Rollback { .. } | Self::Conflict { .. } | Self::SkippedVersion { .. } => 409,
+            _ => 403,
+        };
+        let detail = match std::error::Error::source(self) {
+            Some(cause) if !matches!(self, Self::Document(_)) => format!("{self}: {cause}"),
+            _ => self.to_string(),
+        };
+        let errors = match self {
+            Self::UnknownImages(errors) | Self::Document(DocumentErrors(errors)) => errors.clone(),
+            _ => Vec::new(),
+        };
+        Problem::new(status, self.code(), detail, self.remediation()).with_errors(errors)
     }
 }

@@ -14,7 +14,7 @@ use webpki::{EndEntityCert, KeyUsage};
 use super::{ClientAuth, ExpectedPeer, peer_identity, provider};
 use crate::certificate;
 use crate::identity::Identity;
-use crate::live::LiveAnchors;
+use crate::live::{LiveAnchors, Prepared};
 use crate::refusal::Refusal;
 
 fn algorithms() -> WebPkiSupportedAlgorithms {
@@ -22,8 +22,8 @@ fn algorithms() -> WebPkiSupportedAlgorithms {
 }
 
 /// Verifies the chain, then reads who the leaf is for.
-fn verified_identity(
-    anchors: &LiveAnchors,
+pub(super) fn verified_identity(
+    anchors: &Prepared,
     leaf: &CertificateDer<'_>,
     intermediates: &[CertificateDer<'_>],
     now: UnixTime,
@@ -31,14 +31,13 @@ fn verified_identity(
 ) -> Result<Identity, Refusal> {
     let refused = |error| Refusal::of_webpki(&error);
     let parsed = EndEntityCert::try_from(leaf).map_err(refused)?;
-    let anchors = anchors.prepared();
     parsed
         .verify_for_usage(algorithms().all, &anchors.trusted, intermediates, now, usage, None, None)
         .map_err(refused)?;
     peer_identity(Some(std::slice::from_ref(leaf)))
 }
 
-fn check_cluster(identity: &Identity, expected: &ClusterId) -> Result<(), Refusal> {
+pub(super) fn check_cluster(identity: &Identity, expected: &ClusterId) -> Result<(), Refusal> {
     if identity.cluster() == expected {
         Ok(())
     } else {
@@ -76,7 +75,7 @@ impl ClientCertVerifier for ClientVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        verified_identity(&self.anchors, end_entity, intermediates, now, KeyUsage::client_auth())
+        verified_identity(&self.anchors.prepared(), end_entity, intermediates, now, KeyUsage::client_auth())
             .and_then(|identity| check_cluster(&identity, &self.cluster))
             .map(|()| ClientCertVerified::assertion())
             .map_err(|refusal| refusal.into_tls_error(now))
@@ -154,7 +153,7 @@ impl ServerCertVerifier for ServerVerifier {
         _: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        verified_identity(&self.anchors, end_entity, intermediates, now, KeyUsage::server_auth())
+        verified_identity(&self.anchors.prepared(), end_entity, intermediates, now, KeyUsage::server_auth())
             .and_then(|identity| self.check(&identity, end_entity, server_name))
             .map(|()| ServerCertVerified::assertion())
             .map_err(|refusal| refusal.into_tls_error(now))
