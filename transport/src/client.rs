@@ -105,7 +105,10 @@ impl Client {
             debug!(%ended, "an HTTP/3 connection ended");
         });
         let request_timeout = limits.request_timeout;
-        Ok(Self { shared: Arc::new(Shared { endpoint, connection, requests, authority, request_timeout }), peer })
+        Ok(Self {
+            shared: Arc::new(Shared { endpoint, connection, requests, authority, request_timeout }),
+            peer,
+        })
     }
 
     /// Sends a request and waits for the response's headers; the body follows as it is read. A URI may be a path only.

@@ -7,7 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use mvm_pki::refusal::alert_in_words;
+use mvm_pki::refusal::{alert_in_words, refusal_in_text};
 use mvm_pki::{Identity, Refusal};
 use quinn::ConnectionError;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -38,11 +38,15 @@ pub enum ConnectError {
     #[error("timed out after {waited:?}: is a coordinator or agent listening on UDP {address}?")]
     TimedOut { address: SocketAddr, waited: Duration },
     /// Our verifier's finding about the peer.
-    #[error("the certificate of {address} is refused: {reason}")]
-    PeerRefused { address: SocketAddr, reason: String },
-    /// The peer's finding about us.
+    #[error("refused the certificate of {address}")]
+    PeerRefused {
+        address: SocketAddr,
+        #[source]
+        refusal: Refusal,
+    },
+    /// The peer's finding about us. Its reason is the peer's word, so it is for people, not for decisions.
     #[error("the peer refused our certificate: {reason}")]
-    RefusedByPeer { address: SocketAddr, reason: String },
+    RefusedByPeer { address: SocketAddr, reason: String, refusal: Option<Refusal> },
     #[error("no common protocol (ALPN): {address} does not speak {wanted}")]
     NoCommonProtocol { address: SocketAddr, wanted: String },
     #[error("{address} refused the connection: it has as many as it allows; try again later")]
@@ -51,6 +55,18 @@ pub enum ConnectError {
     Closed { address: SocketAddr, code: u64, reason: String },
     #[error("could not connect to {address}: {reason}")]
     Failed { address: SocketAddr, reason: String },
+}
+
+impl ConnectError {
+    /// What was wrong with a certificate: the peer's as we found, or ours as the peer says.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Self::PeerRefused { refusal, .. } => Some(refusal),
+            Self::RefusedByPeer { refusal, .. } => refusal.as_ref(),
+            _ => None,
+        }
+    }
 }
 
 /// A connection on which both sides have verified each other.
@@ -101,7 +117,7 @@ pub(crate) async fn dial_from(
     };
     let chain = quic::chain_of(&connection);
     let peer = mvm_pki::tls::peer_identity(chain.as_deref().map(Vec::as_slice))
-        .map_err(|refusal: Refusal| ConnectError::PeerRefused { address, reason: refusal.to_string() })?;
+        .map_err(|refusal| ConnectError::PeerRefused { address, refusal })?;
     Ok(Dialled { endpoint, connection, peer })
 }
 
@@ -121,12 +137,18 @@ fn explain(error: &ConnectionError, address: SocketAddr, alpn: &[u8], limits: &L
     match error {
         ConnectionError::TransportError(ours) => match alert_of(ours.code.into()) {
             Some(ALERT_NO_APPLICATION_PROTOCOL) => no_common_protocol(address, alpn),
-            Some(_) => ConnectError::PeerRefused { address, reason: refusal_text(&ours.reason) },
-            None => ConnectError::Failed { address, reason: error.to_string() },
+            _ => match refusal_in_text(&ours.reason) {
+                Some(refusal) => ConnectError::PeerRefused { address, refusal },
+                None => ConnectError::Failed { address, reason: error.to_string() },
+            },
         },
         ConnectionError::ConnectionClosed(theirs) => match alert_of(theirs.error_code.into()) {
             Some(ALERT_NO_APPLICATION_PROTOCOL) => no_common_protocol(address, alpn),
-            Some(alert) => ConnectError::RefusedByPeer { address, reason: alert_in_words(alert).to_owned() },
+            Some(alert) => {
+                let refusal = refusal_in_text(&String::from_utf8_lossy(&theirs.reason));
+                let reason = reason_of(alert, refusal.as_ref());
+                ConnectError::RefusedByPeer { address, reason, refusal }
+            }
             None if u64::from(theirs.error_code) == CONNECTION_REFUSED => ConnectError::Busy { address },
             None => ConnectError::Failed { address, reason: error.to_string() },
         },
@@ -157,8 +179,7 @@ pub(crate) fn text_of(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_control()).take(LONGEST).collect()
 }
 
-/// The verifier's own words inside the text that rustls and quinn wrap around them.
-fn refusal_text(reason: &str) -> String {
-    let inner = reason.split_once("OtherError(").and_then(|(_, rest)| rest.strip_suffix("))"));
-    text_of(inner.unwrap_or(reason).as_bytes())
+/// What a peer's alert means: in the refusal's words where it sent one along, else in the alert's.
+pub(crate) fn reason_of(alert: u8, refusal: Option<&Refusal>) -> String {
+    refusal.map_or_else(|| alert_in_words(alert).to_owned(), Refusal::to_string)
 }

@@ -53,6 +53,15 @@ pub trait SessionHandler: Send + Sync + 'static {
     fn handle(&self, peer: Identity, address: SocketAddr, session: ServerSession) -> BoxFuture<'static, ()>;
 }
 
+impl<F> SessionHandler for F
+where
+    F: Fn(Identity, SocketAddr, ServerSession) -> BoxFuture<'static, ()> + Send + Sync + 'static,
+{
+    fn handle(&self, peer: Identity, address: SocketAddr, session: ServerSession) -> BoxFuture<'static, ()> {
+        self(peer, address, session)
+    }
+}
+
 /// A bound endpoint. It accepts nothing before [`Server::serve`].
 #[derive(Debug)]
 pub struct Server {
@@ -100,8 +109,13 @@ impl Server {
         let http = http.map(|router| router.layer(DefaultBodyLimit::disable()));
         let admission = Admission::new(self.limits.clone(), Arc::clone(&self.stats));
         let stats = Arc::clone(&self.stats);
-        let services =
-            Arc::new(Services { http, sessions, limits: self.limits.clone(), stats, shutdown: shutdown.clone() });
+        let services = Arc::new(Services {
+            http,
+            sessions,
+            limits: self.limits.clone(),
+            stats,
+            shutdown: shutdown.clone(),
+        });
         let tasks = TaskTracker::new();
         info!(address = %self.address, "listening on UDP");
         loop {

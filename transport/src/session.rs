@@ -8,7 +8,7 @@ mod control;
 mod receiver;
 mod sender;
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 
 use mvm_pki::Identity;
 use mvm_proto::wire::session::v1::{AgentFrame, CoordinatorFrame};
@@ -73,9 +73,10 @@ pub struct SessionDialer {
 }
 
 impl SessionDialer {
-    /// Opens a socket of `towards`'s address family. Must be called inside a tokio runtime.
-    pub fn new(towards: SocketAddr) -> Result<Self, ConnectError> {
-        let socket = quic::client_socket(towards).map_err(ConnectError::Socket)?;
+    /// Opens a socket at `local`, which decides the address family; port 0 lets the system choose. Must be called inside
+    /// a tokio runtime.
+    pub fn bind(local: SocketAddr) -> Result<Self, ConnectError> {
+        let socket = UdpSocket::bind(local).map_err(ConnectError::Socket)?;
         Ok(Self { endpoint: quic::endpoint(socket, None).map_err(ConnectError::Socket)? })
     }
 

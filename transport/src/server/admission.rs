@@ -88,7 +88,9 @@ impl Admission {
             self.stats.count(Count::retries_sent);
             return Decision::Retry;
         }
-        if table.handshakes >= self.limits.max_handshakes || seen.handshakes >= self.limits.max_handshakes_per_ip {
+        if table.handshakes >= self.limits.max_handshakes
+            || seen.handshakes >= self.limits.max_handshakes_per_ip
+        {
             self.stats.count(Count::handshakes_ignored);
             return Decision::Ignore;
         }
@@ -232,8 +234,7 @@ mod tests {
 
     #[test]
     fn the_whole_and_one_address_are_limited_apart() {
-        let admission =
-            admission(Limits { max_connections: 3, max_connections_per_ip: 2, ..roomy() });
+        let admission = admission(Limits { max_connections: 3, max_connections_per_ip: 2, ..roomy() });
         let held = [admit(&admission, ip(1)), admit(&admission, ip(1))];
         assert!(held.iter().all(Option::is_some));
         assert!(matches!(admission.decide(ip(1), true), Decision::Refuse));

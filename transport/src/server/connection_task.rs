@@ -10,10 +10,10 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, error, info_span, warn};
 
+use super::SessionHandler;
 use super::admission::Permit;
 use super::http::serve_http;
 use super::stats::{Count, ServerStats};
-use super::SessionHandler;
 use crate::connect::alert_of;
 use crate::limits::Limits;
 use crate::peer::Peer;

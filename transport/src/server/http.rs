@@ -134,7 +134,8 @@ async fn answer(resolver: Resolver, router: axum::Router, peer: Peer, services: 
 }
 
 fn body_is_announced_too_large(request: &Request<()>, limits: &Limits) -> bool {
-    let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let announced =
+        request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     announced.is_some_and(|length: u64| length > limits.max_body_bytes as u64)
 }
 
@@ -217,7 +218,8 @@ fn internal_error() -> Response<Body> {
 fn problem(problem: &Problem) -> Response<Body> {
     let body = serde_json::to_vec(problem).unwrap_or_default();
     let mut response = Response::new(Body::from(body));
-    *response.status_mut() = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    *response.status_mut() =
+        StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(PROBLEM_MEDIA_TYPE));
     response
 }

@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use mvm_pki::refusal::alert_in_words;
+use mvm_pki::refusal::refusal_in_text;
 use quinn::ConnectionError;
 
-use crate::connect::{alert_of, text_of};
+use crate::connect::{alert_of, reason_of, text_of};
 
 /// Why a session was closed, as both sides may say it on the wire.
 pub mod close_code {
@@ -65,7 +65,9 @@ impl From<ConnectionError> for SessionError {
             }
             ConnectionError::ConnectionClosed(close) => match alert_of(close.error_code.into()) {
                 Some(alert) => {
-                    Self::Lost(format!("the peer refused our certificate: {}", alert_in_words(alert)))
+                    let refusal = refusal_in_text(&String::from_utf8_lossy(&close.reason));
+                    let reason = reason_of(alert, refusal.as_ref());
+                    Self::Lost(format!("the peer refused our certificate: {reason}"))
                 }
                 None => Self::Lost(text_of(close.to_string().as_bytes())),
             },

@@ -1,0 +1,8 @@
+//! The transport on real loopback sockets: what it carries, and every limit hit once.
+
+mod bad_peers;
+mod connections;
+mod http;
+mod refusals;
+mod sessions;
+mod support;
