@@ -136,7 +136,7 @@ fn desired_state(fields: &Fields<'_, '_>) -> Option<DesiredState> {
     let schema_version = fields.get("schema_version", |node| node.integer32(SCHEMA_VERSION..=SCHEMA_VERSION));
     let node_id = fields.get("node_id", |node| node.parse());
     let mut across = AcrossTenants::default();
-    let tenants = fields.get("tenants", |node| all(&node, |item| tenant(&item, &mut across)));
+    let tenants = fields.get("tenants", |node| all(&node, |at, item| tenant(&item, at, &mut across)));
     let prune_unknown_tenants = fields.or("prune_unknown_tenants", false, |node| node.boolean());
     let prune_unknown_pools = fields.or("prune_unknown_pools", false, |node| node.boolean());
     Some(DesiredState {
@@ -150,11 +150,11 @@ fn desired_state(fields: &Fields<'_, '_>) -> Option<DesiredState> {
 }
 
 /// Reads every item, also after a bad one; the list only if all were good.
-fn all<'a, T>(node: &Node<'_, 'a>, mut read: impl FnMut(Node<'_, 'a>) -> Option<T>) -> Option<Vec<T>> {
+fn all<'a, T>(node: &Node<'_, 'a>, mut read: impl FnMut(usize, Node<'_, 'a>) -> Option<T>) -> Option<Vec<T>> {
     let items = node.items()?;
     let mut list = Some(Vec::with_capacity(items.len()));
-    for item in items {
-        match read(item) {
+    for (at, item) in items.enumerate() {
+        match read(at, item) {
             Some(value) => {
                 if let Some(list) = &mut list {
                     list.push(value);
@@ -174,15 +174,15 @@ struct AcrossTenants {
     subnets: Subnets,
 }
 
-fn tenant(node: &Node<'_, '_>, across: &mut AcrossTenants) -> Option<Tenant> {
+fn tenant(node: &Node<'_, '_>, at: usize, across: &mut AcrossTenants) -> Option<Tenant> {
     let fields = node.fields(TENANT)?;
     let tenant_id = fields.get("tenant_id", |node| {
         let id = node.parse()?;
-        across.ids.check(&id, &node, "document");
+        across.ids.check(&id, "tenants", at, &node);
         Some(id)
     });
     let pinned = fields.or("pinned", false, |node| node.boolean());
-    let (net_id, subnet) = fields.get("network", |node| network(&node, across)).unwrap_or_default();
+    let (net_id, subnet) = fields.get("network", |node| network(&node, at, across)).unwrap_or_default();
     let quotas = fields.get("quotas", |node| quotas(&node));
     let secrets_hash = fields.maybe("secrets_hash", |node| node.parse());
     let egress = fields.or("egress", Egress::default(), |node| egress(&node));
@@ -199,16 +199,20 @@ fn tenant(node: &Node<'_, '_>, across: &mut AcrossTenants) -> Option<Tenant> {
 }
 
 /// The two halves apart, so that a bad id does not keep the subnet from being checked against the pools.
-fn network(node: &Node<'_, '_>, across: &mut AcrossTenants) -> Option<(Option<u16>, Option<Subnet>)> {
+fn network(
+    node: &Node<'_, '_>,
+    at: usize,
+    across: &mut AcrossTenants,
+) -> Option<(Option<u16>, Option<Subnet>)> {
     let fields = node.fields(NETWORK)?;
     let net_id = fields.get("tenant_net_id", |node| {
         let id = node.integer(0..=u64::from(MAX_TENANT_NET_ID)).and_then(|id| u16::try_from(id).ok())?;
-        across.net_ids.check(&id, &node, "document");
+        across.net_ids.check(&id, "tenants", at, &node);
         Some(id)
     });
     let subnet = fields.get("ipv4_subnet", |node| {
         let subnet = node.parse()?;
-        across.subnets.check(subnet, &node);
+        across.subnets.check(subnet, at, &node);
         Some(subnet)
     });
     Some((net_id, subnet))
@@ -245,7 +249,7 @@ fn egress(node: &Node<'_, '_>) -> Option<Egress> {
 fn pools(node: &Node<'_, '_>, quotas: Option<&Quotas>, subnet: Option<Subnet>) -> Option<Vec<Pool>> {
     let mut ids = Unique::default();
     let mut wanted = 0;
-    let pools = all(node, |item| pool(&item, quotas, &mut ids, &mut wanted));
+    let pools = all(node, |at, item| pool(&item, at, quotas, &mut ids, &mut wanted));
     if let Some(quotas) = quotas {
         rules::pools_within_quota(node, quotas);
     }
@@ -258,6 +262,7 @@ fn pools(node: &Node<'_, '_>, quotas: Option<&Quotas>, subnet: Option<Subnet>) -
 /// Adds what the pool wants to `wanted`, whatever else is wrong with it.
 fn pool(
     node: &Node<'_, '_>,
+    at: usize,
     quotas: Option<&Quotas>,
     ids: &mut Unique<PoolId>,
     wanted: &mut u64,
@@ -275,7 +280,7 @@ fn pool(
     let fields = node.fields(POOL)?;
     let pool_id = fields.get("pool_id", |node| {
         let id = node.parse()?;
-        ids.check(&id, &node, "tenant");
+        ids.check(&id, "pools", at, &node);
         Some(id)
     });
     let flake_ref = fields.get("flake_ref", |node| rules::printable(&node, MAX_FLAKE_REF_BYTES));

@@ -9,10 +9,10 @@ use super::{DesiredCounts, DesiredState, Quotas, Subnet};
 use crate::FieldError;
 use crate::json::Node;
 
-/// Values that must differ, and where each was first.
+/// Values that must differ between the items of a list, and which item had each first.
 #[derive(Debug)]
 pub(super) struct Unique<K> {
-    first: BTreeMap<K, String>,
+    first: BTreeMap<K, usize>,
 }
 
 impl<K> Default for Unique<K> {
@@ -22,14 +22,11 @@ impl<K> Default for Unique<K> {
 }
 
 impl<K: Ord + Clone> Unique<K> {
-    pub(super) fn check(&mut self, key: &K, node: &Node<'_, '_>, scope: &str) {
-        match self.first.get(key) {
-            Some(first) => {
-                node.refuse::<()>(format_args!("must be unique in the {scope}: {first} has it"));
-            }
-            None => {
-                self.first.insert(key.clone(), node.path().to_string());
-            }
+    /// Checks the key of item number `at` of the list of this name.
+    pub(super) fn check(&mut self, key: &K, list: &str, at: usize, node: &Node<'_, '_>) {
+        let first = *self.first.entry(key.clone()).or_insert(at);
+        if first != at {
+            node.refuse::<()>(format_args!("must be unique, and {list}[{first}] has it already"));
         }
     }
 }
@@ -38,20 +35,21 @@ impl<K: Ord + Clone> Unique<K> {
 /// that could hold a new one, and the range of those it could hold, finds every overlap without comparing all pairs.
 #[derive(Debug, Default)]
 pub(super) struct Subnets {
-    taken: BTreeMap<Subnet, String>,
+    taken: BTreeMap<Subnet, usize>,
 }
 
 impl Subnets {
-    pub(super) fn check(&mut self, subnet: Subnet, node: &Node<'_, '_>) {
+    /// Checks the subnet of tenant number `at`.
+    pub(super) fn check(&mut self, subnet: Subnet, at: usize, node: &Node<'_, '_>) {
         let around = subnet.enclosing().find_map(|outer| self.taken.get_key_value(&outer));
         let inside = || {
             // Subnets are ordered by address, then prefix: those inside follow the one that holds them.
             self.taken.range(subnet..).next().filter(|(next, _)| subnet.contains(next.network()))
         };
-        if let Some((other, path)) = around.or_else(inside) {
-            node.refuse::<()>(format_args!("must not overlap {other} of {path}"));
+        if let Some((other, first)) = around.or_else(inside) {
+            node.refuse::<()>(format_args!("must not overlap {other} of tenants[{first}]"));
         }
-        self.taken.entry(subnet).or_insert_with(|| node.path().to_string());
+        self.taken.entry(subnet).or_insert(at);
     }
 }
 

@@ -250,8 +250,7 @@ fn rules_between_fields_hold_on_what_could_be_read() {
     document["tenants"][0]["pools"].as_array_mut().unwrap().push(broken);
     let lines = [
         "tenants[0].pools: must want at most 4 instances, as many as 10.240.3.0/29 has addresses for, found 12",
-        "tenants[0].pools[1].pool_id: must be unique in the tenant: tenants[0].pools[0].pool_id has it, \
-         found \"workers\"",
+        "tenants[0].pools[1].pool_id: must be unique, and pools[0] has it already, found \"workers\"",
         "tenants[0].pools[1].profile: must be a string, found 5",
     ];
     assert_eq!(errors(&document), lines);
@@ -291,15 +290,11 @@ fn tenants_share_no_id_no_net_id_and_no_address() {
         tenant("e", 5, "10.2.9.0/24"),
     ];
     let mut lines = [
-        "tenants[2].tenant_id: must be unique in the document: tenants[0].tenant_id has it, found \"a\"",
-        "tenants[2].network.tenant_net_id: must be unique in the document: \
-         tenants[1].network.tenant_net_id has it, found 2",
-        "tenants[3].network.ipv4_subnet: must not overlap 10.1.1.0/24 of tenants[0].network.ipv4_subnet, \
-         found \"10.1.0.0/16\"",
-        "tenants[4].network.ipv4_subnet: must not overlap 10.1.0.0/16 of tenants[3].network.ipv4_subnet, \
-         found \"10.1.2.0/24\"",
-        "tenants[5].network.ipv4_subnet: must not overlap 10.2.0.0/16 of tenants[1].network.ipv4_subnet, \
-         found \"10.2.9.0/24\"",
+        "tenants[2].tenant_id: must be unique, and tenants[0] has it already, found \"a\"",
+        "tenants[2].network.tenant_net_id: must be unique, and tenants[1] has it already, found 2",
+        "tenants[3].network.ipv4_subnet: must not overlap 10.1.1.0/24 of tenants[0], found \"10.1.0.0/16\"",
+        "tenants[4].network.ipv4_subnet: must not overlap 10.1.0.0/16 of tenants[3], found \"10.1.2.0/24\"",
+        "tenants[5].network.ipv4_subnet: must not overlap 10.2.0.0/16 of tenants[1], found \"10.2.9.0/24\"",
     ];
     // Which field comes first is up to the JSON writer here, so compare without the order.
     let mut found = errors(&with(minimal(), "/tenants", json!(tenants)));
