@@ -1,0 +1,185 @@
+//! The session to the coordinator: hello, documents, acks, requests, and coming back after a restart.
+
+use std::sync::Arc;
+
+use mvm_agent::AgentSettings;
+use mvm_proto::Problem;
+use mvm_proto::wire::session::v1::{
+    Ack, AgentFrame, CoordinatorFrame, Document, Goodbye, Hello, Request, Stage, Wake, Welcome, agent_frame,
+    coordinator_frame, request,
+};
+use mvm_transport::ServerSession;
+
+use crate::cluster::{Cluster, NODE, PATIENCE, Running, get_local};
+use crate::coordinator::Coordinator;
+
+fn settings(cluster: &Cluster, coordinator: &Coordinator) -> AgentSettings {
+    let mut settings = cluster.settings();
+    settings.coordinator = Some(coordinator.target());
+    cluster.enrol(&settings);
+    settings
+}
+
+/// The coordinator's side of one session.
+struct Talk(ServerSession);
+
+impl Talk {
+    /// Waits for an agent, hears its hello and welcomes it.
+    async fn begin(coordinator: &mut Coordinator) -> (Self, Hello) {
+        let session = tokio::time::timeout(PATIENCE, coordinator.sessions.recv()).await.unwrap().unwrap();
+        let mut talk = Self(session);
+        let Some(agent_frame::Body::Hello(hello)) = talk.next().await else { panic!("hello comes first") };
+        let welcome =
+            Welcome { protocol: 1, coordinator: "c1".to_owned(), heartbeat_seconds: 5, now: String::new() };
+        talk.send(coordinator_frame::Body::Welcome(welcome)).await;
+        (talk, hello)
+    }
+
+    async fn next(&mut self) -> Option<agent_frame::Body> {
+        let frame: Option<AgentFrame> =
+            tokio::time::timeout(PATIENCE, self.0.frames_in.recv()).await.unwrap().unwrap();
+        frame.and_then(|frame| frame.body)
+    }
+
+    async fn send(&mut self, body: coordinator_frame::Body) {
+        self.0.frames_out.send(&CoordinatorFrame { body: Some(body) }).await.unwrap();
+    }
+
+    async fn push(&mut self, envelope: &mvm_proto::Envelope) {
+        self.send(coordinator_frame::Body::Document(Document { envelope: envelope.to_json() })).await;
+    }
+
+    /// The next ack of this stage; other frames are passed over.
+    async fn ack(&mut self, stage: Stage) -> Ack {
+        loop {
+            match self.next().await.expect("the session goes on") {
+                agent_frame::Body::Acks(acks) => {
+                    if let Some(ack) = acks.acks.into_iter().find(|ack| ack.stage == i32::from(stage)) {
+                        return ack;
+                    }
+                }
+                _ => continue,
+            }
+        }
+    }
+
+    async fn reply(&mut self, id: &str) -> Vec<u8> {
+        loop {
+            if let agent_frame::Body::Reply(reply) = self.next().await.expect("the session goes on") {
+                assert_eq!(reply.id, id);
+                return reply.problem;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_document_is_acknowledged_when_durable_and_again_when_made_true() {
+    let cluster = Arc::new(Cluster::new());
+    let mut coordinator = Coordinator::start(&cluster);
+    let agent = Running::start(settings(&cluster, &coordinator)).await;
+    let (mut talk, hello) = Talk::begin(&mut coordinator).await;
+    let info = hello.info.unwrap();
+    assert_eq!((hello.protocol, hello.high_water, info.node_id.as_str()), (1, None, NODE));
+    assert_eq!((hello.trust_root_version, info.dev_cluster, info.driver.as_str()), (1, true, "fake"));
+
+    talk.push(&cluster.document(4, 2)).await;
+    let accepted = talk.ack(Stage::Accepted).await.mark.unwrap();
+    assert_eq!(accepted.generation, 4);
+    assert_eq!(talk.ack(Stage::Converged).await.mark, Some(accepted));
+    assert_eq!(get_local(agent.metrics, "/readyz").await.0, 200);
+    agent.stop().await.unwrap();
+    coordinator.stop().await;
+}
+
+#[tokio::test]
+async fn a_refused_document_is_answered_with_the_problem_and_the_high_water_mark() {
+    let cluster = Arc::new(Cluster::new());
+    let mut coordinator = Coordinator::start(&cluster);
+    let agent = Running::start(settings(&cluster, &coordinator)).await;
+    let (mut talk, _) = Talk::begin(&mut coordinator).await;
+    talk.push(&cluster.document(8, 1)).await;
+    talk.ack(Stage::Accepted).await;
+    talk.push(&cluster.document(7, 1)).await;
+    let refused = talk.ack(Stage::Refused).await;
+    assert_eq!(refused.mark.unwrap().generation, 7);
+    assert_eq!(refused.high_water.unwrap().generation, 8);
+    assert!(serde_json::from_slice::<Problem>(&refused.problem).is_ok());
+    agent.stop().await.unwrap();
+    coordinator.stop().await;
+}
+
+#[tokio::test]
+async fn the_agent_comes_back_to_a_coordinator_that_restarted_and_tells_its_high_water_mark() {
+    let cluster = Arc::new(Cluster::new());
+    let mut coordinator = Coordinator::start(&cluster);
+    let address = coordinator.address;
+    let agent = Running::start(settings(&cluster, &coordinator)).await;
+    let (mut talk, _) = Talk::begin(&mut coordinator).await;
+    talk.push(&cluster.document(2, 1)).await;
+    talk.ack(Stage::Converged).await;
+    drop(talk);
+    coordinator.stop().await;
+
+    let mut again =
+        Coordinator::start_with(&cluster, address, Vec::new(), std::time::Duration::from_secs(3600));
+    let (mut talk, hello) = Talk::begin(&mut again).await;
+    assert_eq!(hello.high_water.map(|mark| mark.generation), Some(2));
+    assert_eq!(
+        talk.ack(Stage::Converged).await.mark.unwrap().generation,
+        2,
+        "what may have been missed is told again"
+    );
+    agent.stop().await.unwrap();
+    again.stop().await;
+}
+
+#[tokio::test]
+async fn requests_are_answered_with_their_id_and_their_problem() {
+    let cluster = Arc::new(Cluster::new());
+    let mut coordinator = Coordinator::start(&cluster);
+    let agent = Running::start(settings(&cluster, &coordinator)).await;
+    let (mut talk, _) = Talk::begin(&mut coordinator).await;
+    let wake = |instance: &str| {
+        let wake = Wake {
+            tenant_id: "acme".to_owned(),
+            pool_id: "workers".to_owned(),
+            instance_id: instance.to_owned(),
+        };
+        Request { id: format!("r-{instance}"), ask: Some(request::Ask::Wake(wake)) }
+    };
+    talk.push(&cluster.document(1, 1)).await;
+    talk.ack(Stage::Converged).await;
+    let instance = agent.node.instances(None)[0].instance_id.clone();
+    talk.send(coordinator_frame::Body::Request(wake(&instance))).await;
+    assert_eq!(talk.reply(&format!("r-{instance}")).await, b"", "an instance that runs is awake");
+    talk.send(coordinator_frame::Body::Request(wake("../x"))).await;
+    let problem: Problem = serde_json::from_slice(&talk.reply("r-../x").await).unwrap();
+    assert_eq!(problem.code, "bad_id");
+    agent.stop().await.unwrap();
+    coordinator.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_that_was_told_not_to_come_back_is_not_ready_and_does_not_redial() {
+    let cluster = Arc::new(Cluster::new());
+    let mut coordinator = Coordinator::start(&cluster);
+    let agent = Running::start(settings(&cluster, &coordinator)).await;
+    let (mut talk, _) = Talk::begin(&mut coordinator).await;
+    let goodbye = Goodbye { reason: "removed".to_owned(), redial: false };
+    talk.send(coordinator_frame::Body::Goodbye(goodbye)).await;
+    let not_ready = async {
+        loop {
+            let (status, body) = get_local(agent.metrics, "/readyz").await;
+            if status == 503 && body.contains("removed") {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, not_ready).await.unwrap();
+    let redialled =
+        tokio::time::timeout(std::time::Duration::from_millis(1500), coordinator.sessions.recv()).await;
+    assert!(redialled.is_err(), "three of the shortest waits passed without a new session");
+    agent.stop().await.unwrap();
+    coordinator.stop().await;
+}
