@@ -10,7 +10,9 @@ pub fn mvm_binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         let test = std::env::current_exe().expect("a test knows its own path");
-        let profile_dir = test.ancestors().nth(2).expect("tests run from target/<profile>/deps").to_owned();
+        // Tests run from target/<profile>/deps, the benches from target/<profile>.
+        let dir = test.parent().expect("a program lies in a folder");
+        let profile_dir = if dir.ends_with("deps") { dir.parent().unwrap_or(dir) } else { dir }.to_owned();
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--quiet", "--locked", "--package", "mvm", "--bin", "mvm"]);
         build.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));

@@ -1,0 +1,140 @@
+//! The peer: quinn and rustls as they come, with our chain, our cipher suites and mutual TLS, and nothing of ours.
+//!
+//! Tickets are off, as they are in ours: their cost is not the handshake's. Everything else is the libraries' default.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use mvm_pki::Credential;
+use quinn::crypto::rustls::{HandshakeData, QuicClientConfig, QuicServerConfig};
+use rustls::RootCertStore;
+use rustls::client::WebPkiServerVerifier;
+use rustls::server::WebPkiClientVerifier;
+use rustls_pki_types::PrivateKeyDer;
+use rustls_pki_types::pem::PemObject as _;
+
+use crate::authority::Certificates;
+
+/// What is spoken after the handshake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// Nothing.
+    Plain,
+    /// HTTP/3's own streams and settings, by the h3 crate as it comes.
+    Http3,
+}
+
+const PLAIN: &[u8] = b"bare";
+const HTTP3: &[u8] = b"h3";
+/// The longest message that [`echo_task`] returns.
+const MAX_ECHO_BYTES: usize = 16 << 20;
+
+/// Any port.
+pub const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// A server's endpoint on loopback. Must be called inside a tokio runtime.
+pub fn server(certificates: &Certificates) -> Result<quinn::Endpoint> {
+    let provider = mvm_pki::tls::provider();
+    let roots = Arc::new(roots(certificates)?);
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build()?;
+    let credential = certificates.coordinator.current();
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(credential.chain().to_vec(), key(&credential)?)?;
+    tls.alpn_protocols = vec![PLAIN.to_vec(), HTTP3.to_vec()];
+    tls.send_tls13_tickets = 0;
+    let config = quinn::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls)?));
+    Ok(quinn::Endpoint::server(config, LOOPBACK)?)
+}
+
+pub fn client_config(certificates: &Certificates, protocol: Protocol) -> Result<quinn::ClientConfig> {
+    let provider = mvm_pki::tls::provider();
+    let roots = Arc::new(roots(certificates)?);
+    let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build()?;
+    let credential = certificates.node.current();
+    let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_webpki_verifier(verifier)
+        .with_client_auth_cert(credential.chain().to_vec(), key(&credential)?)?;
+    tls.alpn_protocols = vec![if protocol == Protocol::Plain { PLAIN } else { HTTP3 }.to_vec()];
+    tls.resumption = rustls::client::Resumption::disabled();
+    Ok(quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls)?)))
+}
+
+/// A client's endpoint on loopback. Must be called inside a tokio runtime.
+pub fn client() -> Result<quinn::Endpoint> {
+    Ok(quinn::Endpoint::client(LOOPBACK)?)
+}
+
+/// Accepts whatever comes, and counts handshakes that are complete on this side too.
+pub async fn accept_task(server: quinn::Endpoint, accepted: Arc<AtomicU64>) {
+    while let Some(incoming) = server.accept().await {
+        let accepted = Arc::clone(&accepted);
+        tokio::spawn(async move {
+            let Ok(connection) = incoming.await else { return };
+            let agreed = connection.handshake_data().and_then(|data| data.downcast::<HandshakeData>().ok());
+            if agreed.and_then(|data| data.protocol).as_deref() == Some(HTTP3) {
+                let quic = h3_quinn::Connection::new(connection);
+                let Ok(mut http) = h3::server::Connection::<_, Bytes>::new(quic).await else { return };
+                accepted.fetch_add(1, Ordering::Relaxed);
+                // Ends with the connection: the bench sends no request.
+                let _ = http.accept().await;
+            } else {
+                accepted.fetch_add(1, Ordering::Relaxed);
+                connection.closed().await;
+            }
+        });
+    }
+}
+
+/// What keeps an HTTP/3 connection open on the client's side.
+pub type HttpClient = (
+    h3::client::Connection<h3_quinn::Connection, Bytes>,
+    h3::client::SendRequest<h3_quinn::OpenStreams, Bytes>,
+);
+
+/// Opens HTTP/3's streams on a connection, and sends the settings.
+pub async fn http_client(connection: quinn::Connection) -> Result<HttpClient> {
+    Ok(h3::client::new(h3_quinn::Connection::new(connection)).await?)
+}
+
+/// Sends every message of every stream back.
+pub async fn echo_task(server: quinn::Endpoint) {
+    while let Some(incoming) = server.accept().await {
+        tokio::spawn(async move {
+            let Ok(connection) = incoming.await else { return };
+            while let Ok((mut send, mut recv)) = connection.accept_bi().await {
+                let Ok(message) = recv.read_to_end(MAX_ECHO_BYTES).await else { return };
+                // The other side measures what comes back, and fails when nothing does.
+                let _ = send.write_all(&message).await;
+                let _ = send.finish();
+            }
+        });
+    }
+}
+
+/// One message there and back.
+pub async fn round_trip(connection: &quinn::Connection, message: &[u8]) -> Result<()> {
+    let (mut send, mut recv) = connection.open_bi().await?;
+    send.write_all(message).await?;
+    send.finish()?;
+    let back = recv.read_to_end(MAX_ECHO_BYTES).await?;
+    anyhow::ensure!(back.len() == message.len(), "the echo has another length");
+    Ok(())
+}
+
+fn roots(certificates: &Certificates) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for root in certificates.anchors.certificates() {
+        roots.add(root.clone())?;
+    }
+    Ok(roots)
+}
+
+fn key(credential: &Credential) -> Result<PrivateKeyDer<'static>> {
+    PrivateKeyDer::from_pem_slice(credential.to_pem().as_bytes()).context("a credential holds its key")
+}

@@ -1,0 +1,41 @@
+//! The operator of a cluster of real processes: a gRPC client with the operator's certificate.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use mvm_coordinator::client::ControlClient;
+use mvm_pki::{Anchors, Credential, LiveAnchors, LiveCredential};
+use mvm_proto::wire::control::v1::PushRequest;
+use mvm_tests::Cluster;
+use mvm_transport::Target;
+
+/// For connecting, and for a node to accept what was pushed: a healthy machine needs milliseconds.
+const LIMIT: Duration = Duration::from_secs(30);
+
+pub async fn connect(cluster: &Cluster) -> Result<ControlClient> {
+    let dir = cluster.coordinator_dir().join("operator");
+    let credential = Credential::load(&dir.join("operator.pem"))?;
+    let anchors = LiveAnchors::new(Anchors::load(&dir.join("ca.crt"))?);
+    let name = credential.identity().cluster().clone();
+    let target: Target = cluster.url().parse()?;
+    let operator = LiveCredential::new(credential);
+    Ok(mvm_coordinator::client::connect(&target, &operator, &anchors, &name, LIMIT).await?)
+}
+
+/// Pushes, and returns once the node has said that the document is durable with it.
+pub async fn push(client: &mut ControlClient, node: &str, document: Vec<u8>) -> Result<()> {
+    let wait_seconds = u32::try_from(LIMIT.as_secs())?;
+    let request = PushRequest { document, node_id: node.to_owned(), dry_run: false, wait_seconds };
+    let accepted = async {
+        let mut stages = client.push(request).await?.into_inner();
+        while let Some(progress) = stages.message().await? {
+            match progress.stage.as_str() {
+                "accepted" | "converged" => return Ok(()),
+                "refused" => bail!("{node} refused: {}", String::from_utf8_lossy(&progress.problem)),
+                _ => {}
+            }
+        }
+        bail!("the push ended before {node} accepted")
+    };
+    tokio::time::timeout(LIMIT, accepted).await.with_context(|| format!("{node} did not accept in time"))?
+}

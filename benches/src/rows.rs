@@ -1,0 +1,65 @@
+//! The measurements, one file for each subject.
+
+mod documents;
+mod fleet;
+mod handshakes;
+mod idle;
+mod push;
+mod startup;
+
+use anyhow::Result;
+
+use crate::effort::Effort;
+use crate::row::{Row, Subject};
+
+/// Everything, in the order in which it is shown.
+pub const ALL: [Subject; 7] = [
+    Subject::Documents,
+    Subject::Handshakes,
+    Subject::Push,
+    Subject::Idle,
+    Subject::Sessions,
+    Subject::Fanout,
+    Subject::Startup,
+];
+
+/// Measures `wanted`, one after the other. What fails, or panics, becomes a row that says so; the others go on.
+pub fn measure(wanted: &[Subject], effort: Effort, mut progress: impl FnMut(Subject)) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for subject in ALL.into_iter().filter(|subject| wanted.contains(subject)) {
+        progress(subject);
+        // Both are looked at on one fleet; it is told once.
+        if subject == Subject::Fanout && wanted.contains(&Subject::Sessions) {
+            continue;
+        }
+        rows.extend(apart(subject, move || match subject {
+            Subject::Documents => documents::measure(&effort),
+            Subject::Handshakes => handshakes::measure(&effort),
+            Subject::Push => push::measure(&effort),
+            Subject::Idle => idle::measure(&effort),
+            Subject::Sessions | Subject::Fanout => fleet::measure(&effort),
+            Subject::Startup => startup::measure(&effort),
+        }));
+    }
+    rows.retain(|row| wanted.contains(&row.subject));
+    rows
+}
+
+/// In a thread of its own, which it may bind to a core, and whose panic is not everyone's.
+fn apart(subject: Subject, measure: impl FnOnce() -> Result<Vec<Row>> + Send + 'static) -> Vec<Row> {
+    let told = std::thread::spawn(measure).join();
+    let why = match told {
+        Ok(Ok(rows)) => return rows,
+        Ok(Err(error)) => format!("{error:#}"),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+        }
+    };
+    vec![Row::failed(subject, why)]
+}
+
+/// A runtime on the calling thread only, so that its work stays on the thread's core.
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
