@@ -1,1 +1,47 @@
-//! coordinator
+//! The control plane: enrolment, documents, fleet sessions and the operators' API.
+//!
+//! [`serve`] runs one coordinator on one data directory made by [`init`]. Inside it:
+//! - the QUIC endpoint answers enrolment over HTTP/3 ([`http`]) and holds one [`session`] per node,
+//! - the TCP endpoint answers operators over gRPC ([`api`]),
+//! - [`documents`] numbers, signs and stores; [`fleet`] delivers the newest document of each node,
+//! - background tasks issue documents again at half-life, renew the own certificate, and tidy up.
+//!
+//! The store is the truth; sessions and progress live in memory and are rebuilt from the agents' hellos.
+
+mod api;
+pub mod client;
+mod documents;
+mod enrolment;
+mod error;
+mod fleet;
+mod grpc_listener;
+mod http;
+mod init;
+mod metrics;
+mod own_leaf;
+mod paths;
+mod rate_limit;
+mod records;
+mod refuse;
+mod reissue_task;
+mod serve;
+mod session;
+mod settings;
+mod state;
+mod tidy_task;
+mod tokens;
+mod trust;
+
+pub use client::{ClientError, ControlClient, connect, problem_of};
+pub use error::{BoxError, CoordinatorError};
+pub use init::{
+    ClusterFile, InitError, InitReport, InitSettings, OPERATOR_LIFE, OfflineKey, OperatorFiles,
+    create_operator, init,
+};
+pub use paths::DataDir;
+pub use serve::serve;
+pub use settings::{
+    Addresses, CoordinatorSettings, DEFAULT_METRICS_PORT, DEFAULT_PORT, DOCUMENT_LIFE, HEARTBEAT,
+    MAX_GRPC_CONNECTIONS, OnReady, SILENT_INTERVALS,
+};
+pub use tokens::{DEFAULT_TTL as TOKEN_DEFAULT_TTL, MAX_TTL as TOKEN_MAX_TTL};

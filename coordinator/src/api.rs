@@ -1,0 +1,243 @@
+//! What operators ask over gRPC: the `Control` service, with health and reflection beside it.
+//!
+//! Every request on this listener carries a verified certificate; the role is checked once, for all services, before
+//! any of them sees the request. Errors carry a problem (see `refuse`).
+
+mod nodes;
+mod push;
+mod trust;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mvm_pki::{Identity, Role};
+use mvm_proto::wire::FILE_DESCRIPTORS;
+use mvm_proto::wire::control::v1::control_server::{Control, ControlServer};
+use mvm_proto::wire::control::v1::{
+    CoordinatorInfo, CreateTokenRequest, CreateTokenResponse, GetDocumentRequest, GetInfoRequest,
+    GetNodeRequest, GetTrustRequest, ListNodesRequest, ListNodesResponse, ListTokensRequest,
+    ListTokensResponse, Node, PushProgress, PushRequest, RemoveNodeRequest, RemoveNodeResponse,
+    RenewCertificateRequest, RenewCertificateResponse, RevokeTokenRequest, RevokeTokenResponse,
+    StoredDocument, TrustState, UpdateTrustRequest, WakeInstanceRequest, WakeInstanceResponse,
+};
+use mvm_proto::wire::session::v1::{Wake, request};
+use mvm_proto::{InstanceId, NodeId, PoolId, Problem, TenantId};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use crate::error::BoxError;
+use crate::grpc_listener::{GrpcPeer, GrpcStream};
+use crate::state::{State, now};
+use crate::{enrolment, refuse, tokens};
+
+/// The largest document with room for what gRPC puts around it.
+pub(crate) const MAX_MESSAGE_BYTES: usize = mvm_proto::envelope::MAX_ENVELOPE_BYTES + 64 * 1024;
+/// Calls at once on one connection.
+const MAX_STREAMS: u32 = 64;
+/// The longest a node may take to wake an instance.
+const WAKE_WAIT: Duration = Duration::from_secs(30);
+/// A connection whose other end is gone is noticed after this.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+const KEEP_ALIVE_WAIT: Duration = Duration::from_secs(10);
+/// Header bytes of one request.
+const MAX_HEADER_BYTES: u32 = 16 * 1024;
+
+/// Serves gRPC on verified connections until `shutdown`, then lets calls in flight finish.
+pub(crate) async fn serve(
+    state: Arc<State>,
+    connections: mpsc::Receiver<std::io::Result<GrpcStream>>,
+) -> Result<(), BoxError> {
+    let control = ControlServer::new(Service(Arc::clone(&state)))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<ControlServer<Service>>().await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(FILE_DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()?;
+    tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(KEEP_ALIVE))
+        .http2_keepalive_timeout(Some(KEEP_ALIVE_WAIT))
+        .max_concurrent_streams(MAX_STREAMS)
+        .http2_max_header_list_size(MAX_HEADER_BYTES)
+        .layer(tonic::service::InterceptorLayer::new(authorise))
+        .add_service(control)
+        .add_service(health_service)
+        .add_service(reflection)
+        .serve_with_incoming_shutdown(ReceiverStream::new(connections), async move {
+            state.shutdown.cancelled().await;
+            health.set_not_serving::<ControlServer<Service>>().await;
+        })
+        .await?;
+    Ok(())
+}
+
+/// The roles that may call anything on this listener.
+fn authorise(request: Request<()>) -> Result<Request<()>, Status> {
+    let peer = request.extensions().get::<GrpcPeer>();
+    let identity = &peer.ok_or_else(|| refuse::status(&refuse::no_certificate()))?.identity;
+    match identity.role() {
+        Role::Operator | Role::Coordinator => Ok(request),
+        Role::Node => {
+            tracing::warn!(peer = %identity, "a node called the operators' API");
+            Err(refuse::status(&refuse::wrong_role(&identity.to_string(), "operator")))
+        }
+    }
+}
+
+fn caller<T>(request: &Request<T>) -> Result<Identity, Status> {
+    let peer = request.extensions().get::<GrpcPeer>();
+    peer.map(|peer| peer.identity.clone()).ok_or_else(|| refuse::status(&refuse::no_certificate()))
+}
+
+struct Service(Arc<State>);
+
+type Answer<T> = Result<Response<T>, Status>;
+
+fn answer<T>(result: Result<T, Problem>) -> Answer<T> {
+    result.map(Response::new).map_err(|problem| refuse::status(&problem))
+}
+
+fn parse<T: std::str::FromStr>(what: &str, text: &str) -> Result<T, Problem>
+where
+    T::Err: std::fmt::Display,
+{
+    text.parse().map_err(|error| refuse::bad_request(format!("{what} {error}")))
+}
+
+#[tonic::async_trait]
+impl Control for Service {
+    async fn get_info(&self, _: Request<GetInfoRequest>) -> Answer<CoordinatorInfo> {
+        let state = &self.0;
+        let nodes = nodes::count(state).await.map_err(|problem| refuse::status(&problem))?;
+        Ok(Response::new(CoordinatorInfo {
+            cluster: state.cluster.cluster.to_string(),
+            name: state.cluster.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started_at: state.started_at.to_string(),
+            epoch: state.epoch,
+            dev_cluster: state.trust.current().is_dev(),
+            nodes,
+            connected: u32::try_from(state.fleet.connected()).unwrap_or(u32::MAX),
+        }))
+    }
+
+    async fn create_token(&self, request: Request<CreateTokenRequest>) -> Answer<CreateTokenResponse> {
+        let by = caller(&request)?;
+        answer(self.new_token(request.get_ref(), &by).await)
+    }
+
+    async fn list_tokens(&self, _: Request<ListTokensRequest>) -> Answer<ListTokensResponse> {
+        let now = now();
+        let records = tokens::list(&self.0.store).await;
+        answer(records.map(|records| ListTokensResponse {
+            tokens: records.iter().map(|record| tokens::message(record, now)).collect(),
+        }))
+    }
+
+    async fn revoke_token(&self, request: Request<RevokeTokenRequest>) -> Answer<RevokeTokenResponse> {
+        let now = now();
+        let revoked = tokens::revoke(&self.0.store, &request.get_ref().token_id, now).await;
+        answer(revoked.map(|record| RevokeTokenResponse { record: Some(tokens::message(&record, now)) }))
+    }
+
+    async fn list_nodes(&self, _: Request<ListNodesRequest>) -> Answer<ListNodesResponse> {
+        answer(nodes::list(&self.0).await.map(|nodes| ListNodesResponse { nodes }))
+    }
+
+    async fn get_node(&self, request: Request<GetNodeRequest>) -> Answer<Node> {
+        answer(nodes::get(&self.0, &request.get_ref().node_id).await)
+    }
+
+    async fn remove_node(&self, request: Request<RemoveNodeRequest>) -> Answer<RemoveNodeResponse> {
+        let node: NodeId =
+            parse("node_id", &request.get_ref().node_id).map_err(|problem| refuse::status(&problem))?;
+        let removed = enrolment::remove(&self.0, &node, now()).await;
+        answer(removed.map(|session_closed| RemoveNodeResponse { session_closed }))
+    }
+
+    type PushStream = ReceiverStream<Result<PushProgress, Status>>;
+
+    async fn push(&self, request: Request<PushRequest>) -> Answer<Self::PushStream> {
+        answer(push::push(&self.0, request.into_inner()).await.map(ReceiverStream::new))
+    }
+
+    async fn get_document(&self, request: Request<GetDocumentRequest>) -> Answer<StoredDocument> {
+        answer(self.document(request.get_ref()).await)
+    }
+
+    async fn wake_instance(&self, request: Request<WakeInstanceRequest>) -> Answer<WakeInstanceResponse> {
+        answer(self.wake(request.get_ref()).await.map(|()| WakeInstanceResponse {}))
+    }
+
+    async fn get_trust(&self, _: Request<GetTrustRequest>) -> Answer<TrustState> {
+        Ok(Response::new(trust::state(&self.0.trust.current())))
+    }
+
+    async fn update_trust(&self, request: Request<UpdateTrustRequest>) -> Answer<TrustState> {
+        answer(trust::update(&self.0, request.get_ref()).await)
+    }
+
+    async fn renew_certificate(
+        &self,
+        request: Request<RenewCertificateRequest>,
+    ) -> Answer<RenewCertificateResponse> {
+        let identity = caller(&request)?;
+        let renewed = enrolment::renew(&self.0, &identity, &request.get_ref().csr_der, now()).await;
+        answer(renewed.map(|issued| RenewCertificateResponse {
+            chain_pem: issued.chain_pem(),
+            roots_pem: self.0.anchors.current().to_pem(),
+        }))
+    }
+}
+
+impl Service {
+    async fn new_token(
+        &self,
+        request: &CreateTokenRequest,
+        by: &Identity,
+    ) -> Result<CreateTokenResponse, Problem> {
+        let state = &self.0;
+        let node: NodeId = parse("node_id", &request.node_id)?;
+        // During a change of roots the first is the one that this coordinator's own chain leads to.
+        let fingerprint = state.anchors.current().fingerprints().first().copied();
+        let fingerprint = fingerprint.ok_or_else(|| refuse::bad_request("there is no root certificate"))?;
+        let ttl = Duration::from_secs(request.ttl_seconds);
+        let now = now();
+        let (text, record) = tokens::create(&state.store, node, ttl, by.name(), fingerprint, now).await?;
+        state.metrics.tokens_created.inc();
+        tracing::info!(token = %record.token_id, node = %record.node_id, by = %by.name(), "made a join token");
+        Ok(CreateTokenResponse { token: text.to_string(), record: Some(tokens::message(&record, now)) })
+    }
+
+    async fn document(&self, request: &GetDocumentRequest) -> Result<StoredDocument, Problem> {
+        let node: NodeId = parse("node_id", &request.node_id)?;
+        enrolment::registered(&self.0, &node).await?;
+        let stored = self.0.documents.load(&node).await?.ok_or_else(|| {
+            let detail = format!("no document was pushed to node {node}");
+            Problem::new(404, "no_document", detail, "Push one: `mvm push -f doc.json`.")
+        })?;
+        Ok(StoredDocument {
+            envelope: stored.envelope.into(),
+            mark: Some(stored.assigned.mark()),
+            issued_at: stored.assigned.issued_at.to_string(),
+            expires_at: stored.assigned.expires_at.to_string(),
+        })
+    }
+
+    async fn wake(&self, request: &WakeInstanceRequest) -> Result<(), Problem> {
+        let node: NodeId = parse("node_id", &request.node_id)?;
+        let tenant: TenantId = parse("tenant_id", &request.tenant_id)?;
+        let pool: PoolId = parse("pool_id", &request.pool_id)?;
+        let instance: InstanceId = parse("instance_id", &request.instance_id)?;
+        enrolment::registered(&self.0, &node).await?;
+        let wake = Wake {
+            tenant_id: tenant.to_string(),
+            pool_id: pool.to_string(),
+            instance_id: instance.to_string(),
+        };
+        self.0.fleet.ask(&node, request::Ask::Wake(wake), WAKE_WAIT).await
+    }
+}

@@ -1,0 +1,201 @@
+//! `Push`: from an operator's JSON to a node that has made it true, told stage by stage.
+//!
+//! Once stored, the document is the cluster's word: an operator who hangs up, or whose patience ends, does not take it
+//! back. The stream watches the node's marks; it is told by the fleet's table, never by a timer.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mvm_proto::status::Mark;
+use mvm_proto::wire::control::v1::{PushProgress, PushRequest};
+use mvm_proto::{DesiredState, NodeId, Problem};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use crate::documents::Stored;
+use crate::fleet::Offered;
+use crate::records::Numbers;
+use crate::state::{State, now};
+use crate::{enrolment, refuse};
+
+/// Stages that may wait to be read; there are never more than this many of one push.
+const STAGES: usize = 8;
+/// The longest that anyone may wait in one call.
+const MAX_WAIT: Duration = Duration::from_secs(24 * 3600);
+
+type Progress = mpsc::Sender<Result<PushProgress, Status>>;
+
+/// Checks the document; the rest goes on in a task of its own, which outlives the call.
+pub(super) async fn push(
+    state: &Arc<State>,
+    request: PushRequest,
+) -> Result<mpsc::Receiver<Result<PushProgress, Status>>, Problem> {
+    let node = match request.node_id.as_str() {
+        "" => None,
+        id => Some(super::parse::<NodeId>("node_id", id)?),
+    };
+    let desired = state.documents.read(&request.document, node, now())?;
+    enrolment::registered(state, &desired.node_id).await?;
+    if state.shutdown.is_cancelled() {
+        return Err(refuse::stopping());
+    }
+
+    let (progress, stages) = mpsc::channel(STAGES);
+    let teller = Teller { node: desired.node_id.clone(), progress };
+    teller.tell("validated", None, "the document is valid").await;
+    if !request.dry_run {
+        let wait = Duration::from_secs(request.wait_seconds.into()).min(MAX_WAIT);
+        tokio::spawn(store_and_follow(Arc::clone(state), desired, wait, teller));
+    }
+    Ok(stages)
+}
+
+async fn store_and_follow(state: Arc<State>, desired: DesiredState, wait: Duration, teller: Teller) {
+    let begun = Instant::now();
+    let stored = match state.documents.push(&desired, now()).await {
+        Ok(stored) => stored,
+        Err(problem) => return teller.fail(&problem).await,
+    };
+    state.metrics.documents_pushed.inc();
+    let mark = stored.assigned.mark();
+    tracing::info!(node = %teller.node, generation = mark.generation, "stored a document");
+    let offered = state.fleet.offer(&teller.node, &stored, Some(begun));
+    teller.tell("stored", Some(&mark), "the document is stored and will be delivered").await;
+    if wait.is_zero() {
+        return;
+    }
+    if offered == Offered::NotConnected {
+        teller.tell("waiting", Some(&mark), "the node is not connected").await;
+    }
+    let Teller { progress, .. } = &teller;
+    tokio::select! {
+        () = follow(&state, &stored, &teller) => {}
+        // The caller went away; nobody listens any more.
+        () = progress.closed() => {}
+        () = state.shutdown.cancelled() => teller.fail(&refuse::stopping()).await,
+        () = tokio::time::sleep(wait) => {
+            let message = format!("not converged within {} s; the document stays in force", wait.as_secs());
+            teller.tell("waiting", Some(&mark), &message).await;
+        }
+    }
+}
+
+/// What of a push can be told, in the order in which it is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Reached {
+    Stored,
+    Sent,
+    Accepted,
+    Converged,
+}
+
+/// Tells every stage once, until the node converged on this document or refused it.
+async fn follow(state: &State, stored: &Stored, teller: &Teller) {
+    let (numbers, mark) = (stored.assigned.numbers, stored.assigned.mark());
+    let live = state.fleet.get_or_insert(&teller.node);
+    let mut changes = live.watch();
+    let mut told = Reached::Stored;
+    loop {
+        changes.mark_unchanged();
+        let (reached, newest, refused) = {
+            let live = live.lock();
+            if live.removed {
+                break;
+            }
+            let refused = live.refused.as_ref().filter(|refused| refused.numbers >= numbers);
+            let newest = live.converged.clone().max_by_numbers(live.accepted.clone());
+            (reached(&live, numbers), newest, refused.map(|refused| refused.problem.clone()))
+        };
+        let stages =
+            [(Reached::Sent, "sent"), (Reached::Accepted, "accepted"), (Reached::Converged, "converged")];
+        for (stage, name) in stages {
+            if stage <= told || reached < stage {
+                continue;
+            }
+            teller.tell(name, Some(&mark), &message(stage, numbers, newest.as_ref())).await;
+            told = stage;
+        }
+        if reached == Reached::Converged {
+            return;
+        }
+        if let Some(problem) = refused.filter(|_| reached < Reached::Accepted) {
+            return teller.refused(&mark, problem).await;
+        }
+        if changes.changed().await.is_err() {
+            break;
+        }
+    }
+    teller.fail(&refuse::removed_node(&teller.node)).await;
+}
+
+fn reached(live: &crate::fleet::Live, numbers: Numbers) -> Reached {
+    let at_least = |mark: &Option<Mark>| mark.as_ref().is_some_and(|mark| Numbers::from(mark) >= numbers);
+    if at_least(&live.converged) {
+        Reached::Converged
+    } else if at_least(&live.accepted) {
+        Reached::Accepted
+    } else if live.sent >= Some(numbers) {
+        Reached::Sent
+    } else {
+        Reached::Stored
+    }
+}
+
+fn message(stage: Reached, numbers: Numbers, newest: Option<&Mark>) -> String {
+    if let Some(newer) = newest.filter(|newest| Numbers::from(*newest) > numbers) {
+        return format!("the node is at generation {}, which replaced this one", newer.generation);
+    }
+    match stage {
+        Reached::Stored | Reached::Sent => "the document was sent to the node".to_owned(),
+        Reached::Accepted => "the document is durable on the node".to_owned(),
+        Reached::Converged => "the node runs what the document says".to_owned(),
+    }
+}
+
+trait MaxByNumbers {
+    fn max_by_numbers(self, other: Self) -> Self;
+}
+
+impl MaxByNumbers for Option<Mark> {
+    fn max_by_numbers(self, other: Self) -> Self {
+        let numbers = |mark: &Self| mark.as_ref().map(Numbers::from);
+        if numbers(&self) >= numbers(&other) { self } else { other }
+    }
+}
+
+/// Writes the stream. A reader that went away is no reason to stop.
+struct Teller {
+    node: NodeId,
+    progress: Progress,
+}
+
+impl Teller {
+    async fn tell(&self, stage: &str, mark: Option<&Mark>, message: &str) {
+        self.send(Ok(self.stage(stage, mark, message.to_owned(), Vec::new()))).await;
+    }
+
+    async fn refused(&self, mark: &Mark, problem: Vec<u8>) {
+        let told: Option<Problem> = serde_json::from_slice(&problem).ok();
+        let message = told.map_or_else(|| "the node refused it".to_owned(), |problem| problem.detail);
+        self.send(Ok(self.stage("refused", Some(mark), message, problem))).await;
+    }
+
+    async fn fail(&self, problem: &Problem) {
+        self.send(Err(refuse::status(problem))).await;
+    }
+
+    fn stage(&self, stage: &str, mark: Option<&Mark>, message: String, problem: Vec<u8>) -> PushProgress {
+        PushProgress {
+            node_id: self.node.to_string(),
+            stage: stage.to_owned(),
+            mark: mark.cloned(),
+            message,
+            problem,
+            at: now().to_string(),
+        }
+    }
+
+    async fn send(&self, item: Result<PushProgress, Status>) {
+        let _ = self.progress.send(item).await;
+    }
+}

@@ -1,0 +1,57 @@
+//! Trust as operators see it and change it.
+
+use mvm_pki::trust::TrustRole;
+use mvm_pki::{RootMetadata, TrustStore};
+use mvm_proto::wire::control::v1::{TrustKey, TrustState, UpdateTrustRequest};
+use mvm_proto::{Envelope, Problem};
+
+use crate::refuse;
+use crate::state::{State, now};
+
+/// More versions than any cluster signs between two uploads.
+const MAX_ENVELOPES: usize = 64;
+
+pub(super) async fn update(state: &State, request: &UpdateTrustRequest) -> Result<TrustState, Problem> {
+    if request.roots.len() + request.images.len() > MAX_ENVELOPES {
+        return Err(refuse::bad_request(format!("at most {MAX_ENVELOPES} envelopes may be sent at once")));
+    }
+    let changes = state.trust.update(&request.roots, &request.images, now()).await?;
+    for change in &changes {
+        tracing::info!(from = change.from, to = change.to, "moved to the next trust root");
+    }
+    if changes.iter().any(|change| change.resets_high_water) {
+        state.documents.forget_floors().await?;
+    }
+    state.fleet.trust_changed();
+    Ok(self::state(&state.trust.current()))
+}
+
+pub(super) fn state(trust: &TrustStore) -> TrustState {
+    let root = trust.root();
+    let images = trust.images();
+    TrustState {
+        root_version: root.version,
+        root_expires_at: root.expires_at.to_string(),
+        dev_cluster: root.dev,
+        keys: TrustRole::ALL.into_iter().flat_map(|role| keys(root, role)).collect(),
+        images_version: trust.images_version(),
+        image_digests: images.map_or(0, |images| u32::try_from(images.digests.len()).unwrap_or(u32::MAX)),
+        images_expires_at: images.map(|images| images.expires_at.to_string()).unwrap_or_default(),
+        root_envelope: trust.root_envelopes().last().map(Envelope::to_json).unwrap_or_default(),
+        root_envelopes: trust.root_envelopes().iter().map(Envelope::to_json).collect(),
+        images_envelope: trust.images_envelope().map(Envelope::to_json).unwrap_or_default(),
+    }
+}
+
+/// The keys of one role; a role without an expiry of its own ends with the root.
+fn keys(root: &RootMetadata, role: TrustRole) -> Vec<TrustKey> {
+    let holders = root.role(role);
+    let expires_at = holders.expires_at.map_or(root.expires_at, |own| own.min(root.expires_at));
+    let key = |key_id: &String| TrustKey {
+        key_id: key_id.clone(),
+        role: role.to_string(),
+        expires_at: expires_at.to_string(),
+        threshold: holders.threshold,
+    };
+    holders.key_ids.iter().map(key).collect()
+}

@@ -1,0 +1,140 @@
+//! The operators' side of gRPC: connects the cli to a coordinator.
+
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use mvm_pki::{ExpectedPeer, LiveAnchors, LiveCredential, Refusal, Role, refusal_of};
+use mvm_proto::wire::control::v1::control_client;
+use mvm_proto::{ClusterId, Problem};
+use mvm_transport::{ResolveError, Target};
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use crate::api::MAX_MESSAGE_BYTES;
+use crate::error::BoxError;
+use crate::refuse::PROBLEM_METADATA;
+
+/// The generated client on a connected channel.
+pub type ControlClient = control_client::ControlClient<Channel>;
+
+/// Keeps a long `push` alive through firewalls that forget silent connections.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("could not find {target}")]
+    Resolve {
+        target: Target,
+        #[source]
+        cause: ResolveError,
+    },
+    #[error("{target} did not answer within {waited:?}")]
+    Timeout { target: Target, waited: Duration },
+    #[error("could not connect to {target}")]
+    Connect {
+        target: Target,
+        #[source]
+        cause: std::io::Error,
+    },
+    /// Our side refused what answered.
+    #[error("what answers at {target} is not this cluster's coordinator")]
+    NotTheCoordinator {
+        target: Target,
+        #[source]
+        cause: Refusal,
+    },
+    #[error("could not agree on TLS with {target}")]
+    Tls {
+        target: Target,
+        #[source]
+        cause: BoxError,
+    },
+    #[error("could not speak gRPC with {target}")]
+    Grpc {
+        target: Target,
+        #[source]
+        cause: tonic::transport::Error,
+    },
+}
+
+/// Connects with an operator's certificate; the peer must be a coordinator of `cluster` with a certificate for the
+/// target's host.
+pub async fn connect(
+    target: &Target,
+    operator: &LiveCredential,
+    anchors: &LiveAnchors,
+    cluster: &ClusterId,
+    timeout: Duration,
+) -> Result<ControlClient, ClientError> {
+    let expired = |_| ClientError::Timeout { target: target.clone(), waited: timeout };
+    tokio::time::timeout(timeout, connect_now(target, operator, anchors, cluster)).await.map_err(expired)?
+}
+
+async fn connect_now(
+    target: &Target,
+    operator: &LiveCredential,
+    anchors: &LiveAnchors,
+    cluster: &ClusterId,
+) -> Result<ControlClient, ClientError> {
+    let tls_error = |cause: BoxError| ClientError::Tls { target: target.clone(), cause };
+    let expected =
+        ExpectedPeer { cluster: cluster.clone(), role: Role::Coordinator, name: None, check_host: true };
+    let tls = mvm_pki::tls::client_config(Some(operator), anchors, expected, &[b"h2"])
+        .map_err(|cause| tls_error(cause.into()))?;
+    let name = ServerName::try_from(target.host().to_owned()).map_err(|cause| tls_error(cause.into()))?;
+
+    // The first connection is made here, so that its failure is told by our types and not through tonic's.
+    let tcp = dial(target).await?;
+    let connector = TlsConnector::from(std::sync::Arc::new(tls));
+    let stream = connector.connect(name.clone(), tcp).await.map_err(|cause| told(target, cause))?;
+
+    let mut first = Some(stream);
+    let redial = target.clone();
+    let service = tower::service_fn(move |_: Uri| {
+        let (ready, connector, name, target) =
+            (first.take(), connector.clone(), name.clone(), redial.clone());
+        async move {
+            let stream = match ready {
+                Some(stream) => stream,
+                None => connector.connect(name, dial(&target).await?).await?,
+            };
+            Ok::<_, BoxError>(TokioIo::new(stream))
+        }
+    });
+    let grpc_error = |cause| ClientError::Grpc { target: target.clone(), cause };
+    let endpoint = Endpoint::from_shared(target.to_string())
+        .map_err(grpc_error)?
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_while_idle(false);
+    let channel = endpoint.connect_with_connector(service).await.map_err(grpc_error)?;
+    Ok(control_client::ControlClient::new(channel)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES))
+}
+
+async fn dial(target: &Target) -> Result<TcpStream, ClientError> {
+    let addresses =
+        target.resolve().await.map_err(|cause| ClientError::Resolve { target: target.clone(), cause })?;
+    let connect_error = |cause| ClientError::Connect { target: target.clone(), cause };
+    let tcp = TcpStream::connect(addresses.as_slice()).await.map_err(connect_error)?;
+    tcp.set_nodelay(true).map_err(connect_error)?;
+    Ok(tcp)
+}
+
+/// A failed handshake in our own words when our verifier was the cause.
+fn told(target: &Target, cause: std::io::Error) -> ClientError {
+    let inner = cause.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match inner.and_then(refusal_of) {
+        Some(cause) => ClientError::NotTheCoordinator { target: target.clone(), cause },
+        None => ClientError::Tls { target: target.clone(), cause: cause.into() },
+    }
+}
+
+/// The problem that a coordinator attached to an error answer.
+#[must_use]
+pub fn problem_of(status: &tonic::Status) -> Option<Problem> {
+    let bytes = status.metadata().get_bin(PROBLEM_METADATA)?.to_bytes().ok()?;
+    serde_json::from_slice(&bytes).ok()
+}

@@ -1,0 +1,316 @@
+//! Numbers, signs and stores the document of each node. The only place that uses the director's key.
+//!
+//! A document is accepted once it is stored: signed, under numbers above everything that the node ever reported, in
+//! one transaction guarded by the document before it. Delivery is the fleet's business and may take days.
+
+mod check;
+mod due;
+mod numbering;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mvm_pki::{SigningKey, seal};
+use mvm_proto::document::{DOCUMENT_PAYLOAD_TYPE, MAX_DOCUMENT_BYTES};
+use mvm_proto::status::Mark;
+use mvm_proto::{
+    ClusterId, DesiredState, NodeId, Problem, Provenance, SignedDocument, Timestamp, Unverified,
+};
+use mvm_store::{Guard, Store, StoreError, Transaction};
+
+use crate::records::{ASSIGNED, Assigned, NODES, NodeRecord, Numbers, assigned_key, envelope_key, node_key};
+use crate::refuse;
+use crate::state::{Backend, MAX_TRIES, StateError, Versioned, encode, load, load_all, unchanged};
+use crate::trust::Trust;
+use check::OwnSignature;
+use due::DueList;
+use numbering::AfterHello;
+
+/// A stored document: its numbers and the envelope, exactly as it is sent.
+#[derive(Debug, Clone)]
+pub(crate) struct Stored {
+    pub(crate) assigned: Assigned,
+    pub(crate) envelope: Bytes,
+}
+
+/// What a new document is to say.
+enum Content<'a> {
+    New(&'a DesiredState),
+    /// What the stored one says; nothing happens unless it is still this one, when given.
+    Again {
+        only_if: Option<&'a Assigned>,
+    },
+}
+
+pub(crate) struct Documents {
+    store: Backend,
+    director: SigningKey,
+    trust: Arc<Trust>,
+    cluster: ClusterId,
+    epoch: u64,
+    life: Duration,
+    pub(crate) due: DueList,
+}
+
+impl Documents {
+    pub(crate) fn new(
+        store: Backend,
+        director: SigningKey,
+        trust: Arc<Trust>,
+        cluster: ClusterId,
+        epoch: u64,
+        life: Duration,
+    ) -> Self {
+        Self { store, director, trust, cluster, epoch, life, due: DueList::default() }
+    }
+
+    /// Fills the list of documents to issue again. Reads numbers only, not contents.
+    pub(crate) async fn load_due(&self) -> Result<usize, StateError> {
+        let all = load_all::<Assigned>(&self.store, ASSIGNED).await?;
+        for (node, assigned) in &all {
+            if let Ok(node) = node.parse() {
+                self.due.set(&node, assigned.value.reissue_at());
+            }
+        }
+        Ok(all.len())
+    }
+
+    /// Reads what an operator wrote and holds it against the rules that agents hold it against.
+    pub(crate) fn read(
+        &self,
+        bytes: &[u8],
+        node: Option<NodeId>,
+        now: Timestamp,
+    ) -> Result<DesiredState, Problem> {
+        let mut desired = DesiredState::parse(bytes).map_err(|errors| {
+            let detail = format!("the document has {} error(s)", errors.0.len());
+            Problem::new(422, "document_invalid", detail, "Correct the fields named; nothing was changed.")
+                .with_errors(errors.0)
+        })?;
+        if let Some(node) = node {
+            desired.node_id = node;
+        }
+        if desired.cluster.as_ref().is_some_and(|cluster| *cluster != self.cluster) {
+            let detail = format!("the document is for another cluster than {}", self.cluster);
+            return Err(Problem::new(
+                422,
+                "wrong_cluster",
+                detail,
+                "Remove `cluster`, or push it where it belongs.",
+            ));
+        }
+        let trust = self.trust.current();
+        trust.check_images(&desired, now).map_err(|error| error.to_problem())?;
+        Ok(desired)
+    }
+
+    /// Stores `desired` as the newest document of its node.
+    pub(crate) async fn push(&self, desired: &DesiredState, now: Timestamp) -> Result<Stored, Problem> {
+        let stored = self.issue(&desired.node_id, &Content::New(desired), None, now).await?;
+        stored.ok_or_else(|| refuse::unknown_node(&desired.node_id))
+    }
+
+    /// Issues the stored document again with a new life, if it is still `expected`.
+    pub(crate) async fn reissue(
+        &self,
+        node: &NodeId,
+        expected: &Assigned,
+        now: Timestamp,
+    ) -> Result<Option<Stored>, Problem> {
+        self.issue(node, &Content::Again { only_if: Some(expected) }, None, now).await
+    }
+
+    pub(crate) async fn assigned(&self, node: &NodeId) -> Result<Option<Assigned>, StateError> {
+        Ok(load(&self.store, &assigned_key(node)).await?.map(|found: Versioned<Assigned>| found.value))
+    }
+
+    /// The newest document of a node.
+    pub(crate) async fn load(&self, node: &NodeId) -> Result<Option<Stored>, StateError> {
+        loop {
+            let Some(before) = load::<Assigned>(&self.store, &assigned_key(node)).await? else {
+                return Ok(None);
+            };
+            let envelope = self.store.get(&envelope_key(node)).await?;
+            // Both are written by one transaction, so equal versions mean that they belong together.
+            match envelope {
+                Some(envelope) if envelope.version == before.version => {
+                    return Ok(Some(Stored { assigned: before.value, envelope: envelope.value }));
+                }
+                _ => tokio::task::yield_now().await,
+            }
+        }
+    }
+
+    /// What to send to a node whose ledger holds `reported`: the document that it lacks, if any.
+    pub(crate) async fn after_hello(
+        &self,
+        node: &NodeId,
+        reported: Option<&Mark>,
+        now: Timestamp,
+    ) -> Result<Option<Stored>, Problem> {
+        let assigned = self.assigned(node).await?;
+        match numbering::after_hello(assigned.as_ref(), reported) {
+            AfterHello::Nothing => Ok(None),
+            AfterHello::Send => Ok(self.load(node).await?),
+            AfterHello::Remember => {
+                if let Some(reported) = reported {
+                    self.remember(node, Numbers::from(reported)).await?;
+                }
+                Ok(None)
+            }
+            AfterHello::Renumber => {
+                tracing::warn!(%node, "the node is past the stored document; numbering it anew above the node's");
+                let floor = reported.map(Numbers::from);
+                self.issue(node, &Content::Again { only_if: None }, floor, now).await
+            }
+        }
+    }
+
+    /// The document under new numbers, if `reported` shows that the node is past it; `None` if it is not.
+    pub(crate) async fn renumber_if_past(
+        &self,
+        node: &NodeId,
+        reported: &Mark,
+        now: Timestamp,
+    ) -> Result<Option<Stored>, Problem> {
+        let assigned = self.assigned(node).await?;
+        match numbering::after_hello(assigned.as_ref(), Some(reported)) {
+            AfterHello::Renumber => self.after_hello(node, Some(reported), now).await,
+            AfterHello::Nothing | AfterHello::Send | AfterHello::Remember => Ok(None),
+        }
+    }
+
+    /// Keeps in mind that a node is past these numbers, for the first document to come.
+    async fn remember(&self, node: &NodeId, reported: Numbers) -> Result<(), Problem> {
+        let key = node_key(node);
+        for _ in 0..MAX_TRIES {
+            let found: Option<Versioned<NodeRecord>> = load(&self.store, &key).await?;
+            let Some(found) = found.filter(|found| found.value.floor < Some(reported)) else { return Ok(()) };
+            let record = NodeRecord { floor: Some(reported), ..found.value };
+            let txn = Transaction::new().guard(key.as_str(), Guard::Version(found.version));
+            match self.store.commit(txn.put(key.as_str(), encode(&record))).await {
+                Ok(_) => return Ok(()),
+                Err(StoreError::Conflict { .. }) => {}
+                Err(error) => return Err(StateError::from(error).into()),
+            }
+        }
+        Err(refuse::too_busy("the node"))
+    }
+
+    /// A new trust root made every node forget its numbers: claims from before it no longer count.
+    pub(crate) async fn forget_floors(&self) -> Result<(), Problem> {
+        for (_, found) in load_all::<NodeRecord>(&self.store, NODES).await? {
+            if found.value.floor.is_none() {
+                continue;
+            }
+            let key = node_key(&found.value.node_id);
+            let record = NodeRecord { floor: None, ..found.value };
+            let txn = Transaction::new().guard(key.as_str(), Guard::Version(found.version));
+            match self.store.commit(txn.put(key, encode(&record))).await {
+                // Whoever changed the record meanwhile saw the node after its reset, or will.
+                Ok(_) | Err(StoreError::Conflict { .. }) => {}
+                Err(error) => return Err(StateError::from(error).into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// The one way into the store: number, sign, check the own signature, commit. `None` when there is nothing to do.
+    async fn issue(
+        &self,
+        node: &NodeId,
+        content: &Content<'_>,
+        floor: Option<Numbers>,
+        now: Timestamp,
+    ) -> Result<Option<Stored>, Problem> {
+        for _ in 0..MAX_TRIES {
+            let record: Option<Versioned<NodeRecord>> = load(&self.store, &node_key(node)).await?;
+            let record = record.ok_or_else(|| refuse::unknown_node(node))?;
+            if record.value.removed_at.is_some() {
+                return Err(refuse::removed_node(node));
+            }
+            let before: Option<Versioned<Assigned>> = load(&self.store, &assigned_key(node)).await?;
+            let desired = match content {
+                Content::New(desired) => (*desired).clone(),
+                Content::Again { only_if } => {
+                    let same =
+                        |before: &Versioned<Assigned>| only_if.is_none_or(|only| *only == before.value);
+                    if !before.as_ref().is_some_and(same) {
+                        return Ok(None);
+                    }
+                    match self.load(node).await? {
+                        Some(stored) => self.stored_content(node, &stored)?,
+                        None => return Ok(None),
+                    }
+                }
+            };
+            let stored_numbers = before.as_ref().map(|before| before.value.numbers);
+            let reported = record.value.floor.max(floor);
+            let numbers =
+                numbering::next(self.epoch, stored_numbers, reported).map_err(|_| check::exhausted(node))?;
+            let stored = self.sign(desired, numbers, now)?;
+
+            let (node_key, key) = (node_key(node), assigned_key(node));
+            let txn = Transaction::new()
+                .guard(node_key.as_str(), Guard::Version(record.version))
+                .guard(key.as_str(), unchanged(before.as_ref()))
+                .put(key, encode(&stored.assigned))
+                .put(envelope_key(node), stored.envelope.clone());
+            match self.store.commit(txn).await {
+                Ok(_) => {
+                    self.due.set(node, stored.assigned.reissue_at());
+                    return Ok(Some(stored));
+                }
+                Err(StoreError::Conflict { .. }) => {}
+                Err(error) => return Err(StateError::from(error).into()),
+            }
+        }
+        Err(refuse::too_busy("the document"))
+    }
+
+    /// What a stored document says. Verified first: a changed store must not get our signature on its changes.
+    fn stored_content(&self, node: &NodeId, stored: &Stored) -> Result<DesiredState, Problem> {
+        let unverified = Unverified::<SignedDocument>::from_json(&stored.envelope)
+            .map_err(|error| check::unusable(node, &error))?;
+        let verified = unverified
+            .verify(&OwnSignature(self.director.public()))
+            .map_err(|error| check::unusable(node, &error))?;
+        let document = verified.into_inner();
+        if document.desired.node_id != *node || document.provenance.cluster != self.cluster {
+            return Err(check::misplaced(node));
+        }
+        Ok(document.desired)
+    }
+
+    fn sign(&self, desired: DesiredState, numbers: Numbers, now: Timestamp) -> Result<Stored, Problem> {
+        let provenance = Provenance {
+            cluster: self.cluster.clone(),
+            epoch: numbers.epoch,
+            generation: numbers.generation,
+            issued_at: now,
+            expires_at: now + self.life,
+        };
+        let document = SignedDocument { provenance, desired };
+        let payload = document.to_payload();
+        if payload.len() > MAX_DOCUMENT_BYTES {
+            let detail =
+                format!("the document has {} bytes, the limit is {MAX_DOCUMENT_BYTES}", payload.len());
+            return Err(Problem::new(413, "document_too_large", detail, "Split it over more nodes."));
+        }
+        let envelope = seal(DOCUMENT_PAYLOAD_TYPE, payload, &[&self.director]);
+        // Read back with an agent's eyes: a key that the trust root does not name is found here, not on the nodes.
+        let verified = self
+            .trust
+            .current()
+            .verify_document(Unverified::new(envelope), now)
+            .map_err(|error| check::unsignable(&error))?;
+        let assigned = Assigned {
+            numbers,
+            digest: verified.digest(),
+            issued_at: now,
+            expires_at: verified.get().provenance.expires_at,
+        };
+        Ok(Stored { assigned, envelope: verified.envelope().to_json().into() })
+    }
+}

@@ -1,0 +1,246 @@
+//! Certificates for nodes and operators: enrolment with a token, renewal with a certificate, removal.
+//!
+//! The identity in a certificate is decided here, from the token or from the certificate presented, never from the
+//! request. The certificate is made before the transaction that uses the token up and leaves the process only after
+//! it: one token, one certificate, however many ask at once.
+
+use std::net::IpAddr;
+
+use mvm_pki::authority::requested_names;
+use mvm_pki::{AuthorityError, CsrNames, Identity, Issued, LeafProfile, Role};
+use mvm_proto::{Digest, NodeId, Problem, Timestamp};
+use mvm_store::{Guard, Store, StoreError, Transaction};
+
+use crate::records::{
+    Assigned, IssuedRecord, NodeRecord, Numbers, assigned_key, envelope_key, node_key, status_key, token_key,
+};
+use crate::state::{MAX_TRIES, State, StateError, Versioned, encode, load, unchanged};
+use crate::{refuse, tokens};
+
+/// More DNS names and addresses than any honest node has.
+const MAX_NAMES: usize = 16;
+
+/// Registers `node_id` by a join token and issues its first certificate.
+pub(crate) async fn enrol(
+    state: &State,
+    token: &str,
+    node_id: &NodeId,
+    csr_der: &[u8],
+    now: Timestamp,
+) -> Result<Issued, Problem> {
+    for _ in 0..MAX_TRIES {
+        let token = tokens::prove(&state.store, token, node_id, now).await?;
+        let issued = issue_to_node(state, node_id, csr_der, now)?;
+        let node: Option<Versioned<NodeRecord>> = load(&state.store, &node_key(node_id)).await?;
+        // A removed node comes back by a token made after its removal only.
+        let removed_at = node.as_ref().and_then(|node| node.value.removed_at);
+        if removed_at.is_some_and(|removed_at| token.value.created_at <= removed_at) {
+            return Err(refuse::removed_node(node_id));
+        }
+
+        let mut used = token.value;
+        used.used_at = Some(now);
+        let record = enrolled(node.as_ref().map(|node| &node.value), node_id, &issued, now);
+        let (token_key, node_key) = (token_key(&used.token_id), node_key(node_id));
+        let txn = Transaction::new()
+            .guard(token_key.as_str(), Guard::Version(token.version))
+            .guard(node_key.as_str(), unchanged(node.as_ref()))
+            .put(token_key, encode(&used))
+            .put(node_key, encode(&record));
+        match state.store.commit(txn).await {
+            Ok(_) => {
+                tracing::info!(node = %node_id, token = %used.token_id, serial = %issued.serial_hex, "enrolled");
+                return Ok(issued);
+            }
+            // Someone else used the token, or the node was just renewed or removed: look again.
+            Err(StoreError::Conflict { .. }) => {}
+            Err(error) => return Err(StateError::from(error).into()),
+        }
+    }
+    Err(refuse::too_busy("the node"))
+}
+
+/// The record of a node that just got a certificate by token. One known before keeps when it first came and its
+/// numbers: its ledger still holds them.
+fn enrolled(before: Option<&NodeRecord>, node_id: &NodeId, issued: &Issued, now: Timestamp) -> NodeRecord {
+    let known = before.filter(|record| record.removed_at.is_none());
+    NodeRecord {
+        node_id: node_id.clone(),
+        enrolled_at: known.map_or(now, |record| record.enrolled_at),
+        removed_at: None,
+        certificate: issued_record(issued, now),
+        floor: before.and_then(|record| record.floor),
+    }
+}
+
+fn issued_record(issued: &Issued, now: Timestamp) -> IssuedRecord {
+    IssuedRecord {
+        serial: issued.serial_hex.clone(),
+        fingerprint: issued.chain.first().map_or(Digest::of(b""), |leaf| Digest::of(leaf)),
+        issued_at: now,
+        not_after: issued.not_after,
+    }
+}
+
+/// A fresh certificate for the holder of a valid one: the same identity, whatever the request says.
+pub(crate) async fn renew(
+    state: &State,
+    identity: &Identity,
+    csr_der: &[u8],
+    now: Timestamp,
+) -> Result<Issued, Problem> {
+    match (identity.role(), identity.node_id()) {
+        (Role::Node, Some(node_id)) => renew_node(state, &node_id, csr_der, now).await,
+        (Role::Operator, _) => {
+            let life = state.settings.operator_life;
+            let profile = LeafProfile { identity: identity.clone(), dns: Vec::new(), ips: Vec::new(), life };
+            issue(state, csr_der, &profile, now)
+        }
+        _ => Err(refuse::wrong_role(&identity.to_string(), "node or operator")),
+    }
+}
+
+async fn renew_node(
+    state: &State,
+    node_id: &NodeId,
+    csr_der: &[u8],
+    now: Timestamp,
+) -> Result<Issued, Problem> {
+    let key = node_key(node_id);
+    let mut issued = None;
+    for _ in 0..MAX_TRIES {
+        let found = registered(state, node_id).await?;
+        let issued = match &issued {
+            Some(issued) => issued,
+            None => issued.insert(issue_to_node(state, node_id, csr_der, now)?),
+        };
+        let record = NodeRecord { certificate: issued_record(issued, now), ..found.value };
+        let txn = Transaction::new().guard(key.as_str(), Guard::Version(found.version));
+        match state.store.commit(txn.put(key.as_str(), encode(&record))).await {
+            Ok(_) => return Ok(issued.clone()),
+            Err(StoreError::Conflict { .. }) => {}
+            Err(error) => return Err(StateError::from(error).into()),
+        }
+    }
+    Err(refuse::too_busy("the node"))
+}
+
+/// The record of a node that is part of the cluster now.
+pub(crate) async fn registered(state: &State, node_id: &NodeId) -> Result<Versioned<NodeRecord>, Problem> {
+    let found: Option<Versioned<NodeRecord>> = load(&state.store, &node_key(node_id)).await?;
+    let found = found.ok_or_else(|| refuse::unknown_node(node_id))?;
+    if found.value.removed_at.is_some() {
+        return Err(refuse::removed_node(node_id));
+    }
+    Ok(found)
+}
+
+/// Takes a node out of the cluster: its certificate is refused from here on, its document is gone, its numbers stay.
+/// Returns whether a session was closed.
+pub(crate) async fn remove(state: &State, node_id: &NodeId, now: Timestamp) -> Result<bool, Problem> {
+    let key = node_key(node_id);
+    for _ in 0..MAX_TRIES {
+        let found = registered(state, node_id).await?;
+        let assigned: Option<Versioned<Assigned>> = load(&state.store, &assigned_key(node_id)).await?;
+        let numbers = assigned.as_ref().map(|assigned| assigned.value.numbers);
+        let floor: Option<Numbers> = found.value.floor.max(numbers);
+        let record = NodeRecord { removed_at: Some(now), floor, ..found.value };
+        let txn = Transaction::new()
+            .guard(key.as_str(), Guard::Version(found.version))
+            .guard(assigned_key(node_id), unchanged(assigned.as_ref()))
+            .put(key.as_str(), encode(&record))
+            .delete(assigned_key(node_id))
+            .delete(envelope_key(node_id))
+            .delete(status_key(node_id));
+        match state.store.commit(txn).await {
+            Ok(_) => {
+                tracing::info!(node = %node_id, "removed");
+                // After the commit: a session that comes up meanwhile finds the node removed when it looks.
+                return Ok(state.fleet.forget(node_id));
+            }
+            Err(StoreError::Conflict { .. }) => {}
+            Err(error) => return Err(StateError::from(error).into()),
+        }
+    }
+    Err(refuse::too_busy("the node"))
+}
+
+fn issue_to_node(state: &State, node_id: &NodeId, csr_der: &[u8], now: Timestamp) -> Result<Issued, Problem> {
+    let asked = requested_names(csr_der).map_err(|error| refused_request(&error))?;
+    let names = allowed_names(asked, &state.cluster.dns, &state.cluster.ips, state.cluster.dev)?;
+    let identity = Identity::new(state.cluster.cluster.clone(), Role::Node, node_id.as_str())
+        .map_err(|error| refuse::internal(&error))?;
+    let profile = LeafProfile { identity, dns: names.dns, ips: names.ips, life: state.settings.leaf_life };
+    issue(state, csr_der, &profile, now)
+}
+
+fn issue(state: &State, csr_der: &[u8], profile: &LeafProfile, now: Timestamp) -> Result<Issued, Problem> {
+    state.authority.issue(csr_der, profile, now).map_err(|error| refused_request(&error))
+}
+
+fn refused_request(error: &AuthorityError) -> Problem {
+    let detail = format!("the certificate request was refused: {}", crate::error::chain(error));
+    Problem::new(400, "csr_refused", detail, "Make a new key and request, and try again.")
+}
+
+/// The names that a node's certificate gets. Clients of mvm check the role too, but others look at names alone: a
+/// node must not be able to pass for the coordinator. In a dev cluster both often share one machine.
+fn allowed_names(
+    asked: CsrNames,
+    coordinator_dns: &[String],
+    coordinator_ips: &[IpAddr],
+    dev: bool,
+) -> Result<CsrNames, Problem> {
+    if asked.dns.len() + asked.ips.len() > MAX_NAMES {
+        let detail = format!("the request asks for more than {MAX_NAMES} names");
+        return Err(Problem::new(400, "too_many_names", detail, "Ask for fewer DNS names and addresses."));
+    }
+    if let Some(name) = asked.dns.iter().find(|name| name.contains('*')) {
+        let detail = format!("the request asks for the wildcard {name:?}");
+        return Err(Problem::new(400, "wildcard_name", detail, "Ask for whole names."));
+    }
+    let own_dns = |name: &String| {
+        let same = |own: &String| own.eq_ignore_ascii_case(name);
+        name != "localhost" && !dev && coordinator_dns.iter().any(same)
+    };
+    let own_ip = |ip: &IpAddr| !ip.is_loopback() && !dev && coordinator_ips.contains(ip);
+    Ok(CsrNames {
+        dns: asked.dns.into_iter().filter(|name| !own_dns(name)).collect(),
+        ips: asked.ips.into_iter().filter(|ip| !own_ip(ip)).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(dns: &[&str], ips: &[&str]) -> CsrNames {
+        CsrNames {
+            dns: dns.iter().map(|name| (*name).to_owned()).collect(),
+            ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
+        }
+    }
+
+    fn allowed(names: CsrNames, dev: bool) -> Result<CsrNames, Problem> {
+        allowed_names(names, &["c.example".to_owned()], &["192.0.2.1".parse().unwrap()], dev)
+    }
+
+    #[test]
+    fn a_node_gets_its_own_names_but_never_the_coordinators() {
+        let names = asked(&["n.example", "C.example", "localhost"], &["192.0.2.1", "192.0.2.7", "127.0.0.1"]);
+        let expected = asked(&["n.example", "localhost"], &["192.0.2.7", "127.0.0.1"]);
+        assert_eq!(allowed(names, false).unwrap(), expected);
+    }
+
+    #[test]
+    fn in_a_dev_cluster_a_node_may_share_the_coordinators_machine() {
+        let names = asked(&["c.example"], &["192.0.2.1"]);
+        assert_eq!(allowed(names.clone(), true).unwrap(), names);
+    }
+
+    #[test]
+    fn wildcards_and_floods_of_names_are_refused() {
+        assert_eq!(allowed(asked(&["*.example"], &[]), false).unwrap_err().code, "wildcard_name");
+        assert_eq!(allowed(asked(&["n"; 17], &[]), false).unwrap_err().code, "too_many_names");
+    }
+}

@@ -1,0 +1,70 @@
+//! Why a coordinator could not start or had to stop, and how causes are shown in logs.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Why `serve` ended other than by being asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum CoordinatorError {
+    #[error("{} holds no cluster; make one with `mvm coordinator init --data-dir {}`", path.display(), path.display())]
+    NotInitialised { path: PathBuf },
+    #[error("could not read {what} from {}", path.display())]
+    Load {
+        what: &'static str,
+        path: PathBuf,
+        #[source]
+        cause: BoxError,
+    },
+    #[error("could not open the store in {}", path.display())]
+    Store {
+        path: PathBuf,
+        #[source]
+        cause: BoxError,
+    },
+    #[error("could not bind {what} on {address}")]
+    Bind {
+        what: &'static str,
+        address: SocketAddr,
+        #[source]
+        cause: BoxError,
+    },
+    #[error("could not set up TLS")]
+    Tls(#[source] BoxError),
+    #[error("{0}")]
+    Settings(String),
+    #[error("the {what} stopped unexpectedly")]
+    Stopped {
+        what: &'static str,
+        #[source]
+        cause: BoxError,
+    },
+}
+
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+impl CoordinatorError {
+    pub(crate) fn io(what: &'static str, path: impl Into<PathBuf>, cause: io::Error) -> Self {
+        Self::Load { what, path: path.into(), cause: Box::new(cause) }
+    }
+}
+
+/// An error with its causes, on one line: tracing's JSON format drops the sources of an error.
+pub(crate) struct Chain<'a>(&'a (dyn std::error::Error + 'static));
+
+pub(crate) fn chain<'a>(error: &'a (dyn std::error::Error + 'static)) -> Chain<'a> {
+    Chain(error)
+}
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut cause = self.0.source();
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,234 @@
+//! The table of nodes that this process knows live: at most one session each.
+//!
+//! Sessions attach and detach; documents, trust and requests are put into their outboxes; `remove` and `shutdown`
+//! close them from outside. The table's lock is held for lookups only, each node's lock for single changes only.
+
+mod live;
+mod outbox;
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use mvm_proto::status::{Mark, NodeInfo};
+use mvm_proto::wire::session::v1::{Goodbye, Request, request};
+use mvm_proto::{NodeId, Problem, Timestamp};
+use mvm_transport::SessionControl;
+use mvm_transport::session::close_code;
+use tokio::sync::{oneshot, watch};
+
+use crate::documents::Stored;
+use crate::metrics::Metrics;
+use crate::refuse;
+
+pub(crate) use live::{Live, LiveNode, Refused, SessionEntry};
+pub(crate) use outbox::{Item, Outbox};
+
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    nodes: RwLock<HashMap<NodeId, Arc<LiveNode>>>,
+    next_session: AtomicU64,
+    sessions: watch::Sender<usize>,
+    /// Nodes whose status is to be written to the store.
+    dirty: Mutex<HashSet<NodeId>>,
+    metrics: Arc<Metrics>,
+}
+
+/// What came of offering a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Offered {
+    ToSession,
+    NotConnected,
+}
+
+impl Fleet {
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+        Self {
+            nodes: RwLock::default(),
+            next_session: AtomicU64::new(1),
+            sessions: watch::Sender::new(0),
+            dirty: Mutex::default(),
+            metrics,
+        }
+    }
+
+    pub(crate) fn get(&self, node: &NodeId) -> Option<Arc<LiveNode>> {
+        self.nodes.read().unwrap_or_else(PoisonError::into_inner).get(node).cloned()
+    }
+
+    pub(crate) fn get_or_insert(&self, node: &NodeId) -> Arc<LiveNode> {
+        if let Some(found) = self.get(node) {
+            return found;
+        }
+        let mut nodes = self.nodes.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(nodes.entry(node.clone()).or_insert_with(|| Arc::new(LiveNode::new())))
+    }
+
+    pub(crate) fn connected(&self) -> usize {
+        *self.sessions.borrow()
+    }
+
+    /// Makes this the node's session; an older one is closed.
+    pub(crate) fn attach(
+        self: &Arc<Self>,
+        node: &NodeId,
+        control: SessionControl,
+        address: SocketAddr,
+        info: Option<NodeInfo>,
+        high_water: Option<&Mark>,
+        now: Timestamp,
+    ) -> Attached {
+        let id = self.next_session.fetch_add(1, Ordering::Relaxed);
+        let outbox = Arc::new(Outbox::default());
+        let entry = SessionEntry { id, control, outbox: Arc::clone(&outbox), since: now, address };
+        let live = self.get_or_insert(node);
+        let older = live.change(|live| {
+            let older = live.session.take();
+            live.end_session();
+            live.session = Some(entry);
+            live.info = info;
+            live.last_seen_at = Some(now);
+            if let Some(mark) = high_water {
+                live.accept(mark);
+            }
+            older
+        });
+        match older {
+            Some(older) => older.control.close(close_code::REPLACED, "replaced by a newer session"),
+            None => self.count(1),
+        }
+        self.mark_dirty(node);
+        Attached { fleet: Arc::clone(self), node: node.clone(), live, outbox, id }
+    }
+
+    fn detach(&self, live: &LiveNode, id: u64) {
+        let was_current = live.change(|live| {
+            let current = live.session.as_ref().is_some_and(|session| session.id == id);
+            if current {
+                live.end_session();
+            }
+            current
+        });
+        if was_current {
+            self.count(-1);
+        }
+    }
+
+    fn count(&self, by: isize) {
+        self.sessions.send_modify(|sessions| *sessions = sessions.saturating_add_signed(by));
+        self.metrics.sessions.set(i64::try_from(self.connected()).unwrap_or(i64::MAX));
+    }
+
+    /// Hands a newly stored document to the node's session, if there is one.
+    pub(crate) fn offer(&self, node: &NodeId, stored: &Stored, pushed_at: Option<Instant>) -> Offered {
+        let live = self.get_or_insert(node);
+        let outbox = live.change(|live| {
+            if let Some(at) = pushed_at {
+                live.pushed = Some((stored.assigned.numbers, at));
+            }
+            live.session.as_ref().map(|session| Arc::clone(&session.outbox))
+        });
+        match outbox {
+            Some(outbox) => {
+                outbox.put_document(stored.clone());
+                Offered::ToSession
+            }
+            None => Offered::NotConnected,
+        }
+    }
+
+    /// Asks a node and waits for its answer.
+    pub(crate) async fn ask(&self, node: &NodeId, ask: request::Ask, wait: Duration) -> Result<(), Problem> {
+        let id = format!("{:016x}", fastrand::u64(..));
+        let (reply, answer) = oneshot::channel();
+        let live = self.get(node).ok_or_else(|| refuse::not_connected(node))?;
+        let outbox = {
+            let mut live = live.lock();
+            let session = live.session.as_ref().ok_or_else(|| refuse::not_connected(node))?;
+            let outbox = Arc::clone(&session.outbox);
+            live.expect_reply(id.clone(), reply);
+            outbox
+        };
+        if !outbox.put_request(Request { id: id.clone(), ask: Some(ask) }) {
+            live.lock().take_waiting(&id);
+            let detail = format!("node {node} has too many requests waiting");
+            return Err(Problem::new(429, "node_busy", detail, "Try again in a moment."));
+        }
+        match tokio::time::timeout(wait, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(refuse::not_connected(node)),
+            Err(_) => {
+                live.lock().take_waiting(&id);
+                let detail = format!("node {node} did not answer within {} s", wait.as_secs());
+                Err(Problem::new(504, "node_silent", detail, "Asking again is safe: it is done once."))
+            }
+        }
+    }
+
+    /// Drops everything known live of a node and closes its session; `true` when there was one.
+    pub(crate) fn forget(&self, node: &NodeId) -> bool {
+        let removed = self.nodes.write().unwrap_or_else(PoisonError::into_inner).remove(node);
+        let Some(live) = removed else { return false };
+        let session = live.change(|live| {
+            let session = live.session.take();
+            live.end_session();
+            live.removed = true;
+            session
+        });
+        match session {
+            Some(session) => {
+                session.control.close(close_code::REMOVED, "the node was removed from the cluster");
+                self.count(-1);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn outboxes(&self) -> Vec<Arc<Outbox>> {
+        let nodes = self.nodes.read().unwrap_or_else(PoisonError::into_inner);
+        let outbox = |live: &Arc<LiveNode>| live.lock().session.as_ref().map(|s| Arc::clone(&s.outbox));
+        nodes.values().filter_map(outbox).collect()
+    }
+
+    /// Every session looks what trust its node lacks.
+    pub(crate) fn trust_changed(&self) {
+        self.outboxes().iter().for_each(|outbox| outbox.put_trust());
+    }
+
+    /// Says goodbye to all and waits until they are gone, or `wait` is over.
+    pub(crate) async fn close_all(&self, wait: Duration) {
+        let goodbye = Goodbye { reason: "the coordinator is stopping".to_owned(), redial: true };
+        self.outboxes().iter().for_each(|outbox| outbox.put_goodbye(goodbye.clone()));
+        let mut sessions = self.sessions.subscribe();
+        let _ = tokio::time::timeout(wait, sessions.wait_for(|sessions| *sessions == 0)).await;
+    }
+
+    pub(crate) fn mark_dirty(&self, node: &NodeId) {
+        self.dirty.lock().unwrap_or_else(PoisonError::into_inner).insert(node.clone());
+    }
+
+    /// The nodes to write since the last call.
+    pub(crate) fn take_dirty(&self) -> Vec<(NodeId, Arc<LiveNode>)> {
+        let dirty = std::mem::take(&mut *self.dirty.lock().unwrap_or_else(PoisonError::into_inner));
+        dirty.into_iter().filter_map(|node| self.get(&node).map(|live| (node, live))).collect()
+    }
+}
+
+/// A session's place in the table; gives it up when dropped.
+pub(crate) struct Attached {
+    fleet: Arc<Fleet>,
+    pub(crate) node: NodeId,
+    pub(crate) live: Arc<LiveNode>,
+    pub(crate) outbox: Arc<Outbox>,
+    id: u64,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.fleet.detach(&self.live, self.id);
+        self.fleet.mark_dirty(&self.node);
+    }
+}

@@ -1,0 +1,217 @@
+//! What is known of one node right now: its session, its newest word, and who waits for its answers.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use mvm_proto::status::{Event, Mark, NodeInfo, NodeStatus};
+use mvm_proto::{Problem, Timestamp};
+use mvm_transport::SessionControl;
+use tokio::sync::{oneshot, watch};
+
+use super::outbox::Outbox;
+use crate::records::{Numbers, StatusRecord};
+
+/// Events kept per node: a screenful, and at most some 60 KiB however chatty the node is.
+const MAX_EVENTS: usize = 50;
+/// The longest text of one event; a hostile node must not choose how much is kept.
+const MAX_EVENT_TEXT: usize = 512;
+
+/// A node's live session.
+#[derive(Debug, Clone)]
+pub(crate) struct SessionEntry {
+    pub(crate) id: u64,
+    pub(crate) control: SessionControl,
+    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) since: Timestamp,
+    pub(crate) address: SocketAddr,
+}
+
+/// A document that the node would not take.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Refused {
+    pub(crate) numbers: Numbers,
+    /// problem+json, as the node sent it.
+    pub(crate) problem: Vec<u8>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Live {
+    pub(crate) session: Option<SessionEntry>,
+    pub(crate) info: Option<NodeInfo>,
+    pub(crate) status: Option<NodeStatus>,
+    pub(crate) events: VecDeque<Event>,
+    pub(crate) last_seen_at: Option<Timestamp>,
+    pub(crate) sent: Option<Numbers>,
+    pub(crate) accepted: Option<Mark>,
+    pub(crate) converged: Option<Mark>,
+    pub(crate) refused: Option<Refused>,
+    /// The newest push and when it was stored, until the node accepts it.
+    pub(crate) pushed: Option<(Numbers, Instant)>,
+    /// The node was taken out of the cluster while someone still looks here.
+    pub(crate) removed: bool,
+    waiting: Vec<(String, oneshot::Sender<Result<(), Problem>>)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct LiveNode {
+    live: Mutex<Live>,
+    changed: watch::Sender<()>,
+}
+
+impl LiveNode {
+    pub(super) fn new() -> Self {
+        Self { live: Mutex::default(), changed: watch::Sender::new(()) }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes something and tells whoever watches.
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Live) -> T) -> T {
+        let result = change(&mut self.lock());
+        self.changed.send_replace(());
+        result
+    }
+
+    pub(crate) fn watch(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+}
+
+impl Live {
+    /// Takes over the node's word that it accepted or made true what `mark` names. `true` when that is news.
+    pub(crate) fn accept(&mut self, mark: &Mark) -> bool {
+        if self.refused.as_ref().is_some_and(|refused| refused.numbers <= Numbers::from(mark)) {
+            self.refused = None;
+        }
+        replace_if_newer(&mut self.accepted, mark)
+    }
+
+    pub(crate) fn converge(&mut self, mark: &Mark) -> bool {
+        let accepted = self.accept(mark);
+        replace_if_newer(&mut self.converged, mark) || accepted
+    }
+
+    /// How long the newest push took, once the node accepted it.
+    pub(crate) fn take_push_time(&mut self) -> Option<f64> {
+        let (numbers, since) = self.pushed?;
+        let accepted = self.accepted.as_ref().map(Numbers::from);
+        if accepted < Some(numbers) {
+            return None;
+        }
+        self.pushed = None;
+        Some(since.elapsed().as_secs_f64())
+    }
+
+    pub(crate) fn add_events(&mut self, events: Vec<Event>) {
+        let skipped = events.len().saturating_sub(MAX_EVENTS);
+        for mut event in events.into_iter().skip(skipped) {
+            for text in [&mut event.at, &mut event.kind, &mut event.subject, &mut event.message] {
+                shorten(text);
+            }
+            if self.events.len() == MAX_EVENTS {
+                self.events.pop_front();
+            }
+            self.events.push_back(event);
+        }
+    }
+
+    pub(crate) fn expect_reply(&mut self, id: String, reply: oneshot::Sender<Result<(), Problem>>) {
+        // Callers that gave up at their deadline leave a dead entry behind.
+        self.waiting.retain(|(_, waiting)| !waiting.is_closed());
+        self.waiting.push((id, reply));
+    }
+
+    /// Whoever waits for the answer to request `id`.
+    pub(crate) fn take_waiting(&mut self, id: &str) -> Option<oneshot::Sender<Result<(), Problem>>> {
+        let at = self.waiting.iter().position(|(waiting, _)| waiting == id)?;
+        Some(self.waiting.swap_remove(at).1)
+    }
+
+    /// The session is over: nobody will answer any more. Dropping the senders tells the callers.
+    pub(crate) fn end_session(&mut self) {
+        self.session = None;
+        self.sent = None;
+        self.waiting = Vec::new();
+    }
+
+    pub(crate) fn record(&self) -> StatusRecord {
+        StatusRecord {
+            last_seen_at: self.last_seen_at,
+            info: self.info.clone(),
+            status: self.status.clone(),
+            accepted: self.accepted.clone(),
+            converged: self.converged.clone(),
+        }
+    }
+}
+
+fn replace_if_newer(slot: &mut Option<Mark>, mark: &Mark) -> bool {
+    let newer = slot.as_ref().map(Numbers::from) < Some(Numbers::from(mark));
+    if newer {
+        *slot = Some(mark.clone());
+    }
+    newer
+}
+
+fn shorten(text: &mut String) {
+    if text.len() > MAX_EVENT_TEXT {
+        let cut = (0..=MAX_EVENT_TEXT).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        text.truncate(cut);
+        text.shrink_to_fit();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mvm_proto::Digest;
+
+    use super::*;
+
+    fn mark(generation: u64) -> Mark {
+        Mark::new(1, generation, Digest::of(b""))
+    }
+
+    #[test]
+    fn marks_only_move_forward() {
+        let mut live = Live::default();
+        assert!(live.accept(&mark(2)));
+        assert!(!live.accept(&mark(1)) && !live.accept(&mark(2)));
+        assert!(live.converge(&mark(3)));
+        assert_eq!((live.accepted, live.converged), (Some(mark(3)), Some(mark(3))));
+    }
+
+    #[test]
+    fn a_refusal_is_forgotten_once_that_document_or_a_newer_is_accepted() {
+        let refused = Refused { numbers: Numbers { epoch: 1, generation: 5 }, problem: Vec::new() };
+        let mut live = Live { refused: Some(refused.clone()), ..Live::default() };
+        live.accept(&mark(4));
+        assert_eq!(live.refused, Some(refused));
+        live.accept(&mark(5));
+        assert_eq!(live.refused, None);
+    }
+
+    #[test]
+    fn events_are_bounded_in_number_and_length() {
+        let mut live = Live::default();
+        let event =
+            |n: usize| Event { kind: n.to_string(), message: "é".repeat(10_000), ..Event::default() };
+        live.add_events((0..200).map(event).collect());
+        assert_eq!(live.events.len(), MAX_EVENTS);
+        assert_eq!(live.events.back().map(|last| last.kind.as_str()), Some("199"));
+        assert!(live.events.iter().all(|event| event.message.len() <= MAX_EVENT_TEXT));
+    }
+
+    #[test]
+    fn the_time_of_a_push_is_taken_once() {
+        let numbers = Numbers { epoch: 1, generation: 2 };
+        let mut live = Live { pushed: Some((numbers, Instant::now())), ..Live::default() };
+        live.accept(&mark(1));
+        assert!(live.take_push_time().is_none());
+        live.accept(&mark(2));
+        assert!(live.take_push_time().is_some() && live.take_push_time().is_none());
+    }
+}

@@ -1,0 +1,177 @@
+//! What Prometheus reads, and the loopback listener that serves it with health and readiness.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::extract::State;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use http::{StatusCode, header};
+use mvm_proto::Timestamp;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+/// From a loopback push (below a millisecond) to a node that was asleep for a minute.
+const PUSH_BUCKETS: [f64; 13] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct Outcome {
+    pub(crate) outcome: OutcomeKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[allow(non_camel_case_types)]
+pub(crate) enum OutcomeKind {
+    ok,
+    refused,
+}
+
+impl From<bool> for Outcome {
+    fn from(ok: bool) -> Self {
+        Self { outcome: if ok { OutcomeKind::ok } else { OutcomeKind::refused } }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    pub(crate) sessions: Gauge,
+    pub(crate) documents_pushed: Counter,
+    pub(crate) documents_reissued: Counter,
+    pub(crate) documents_refused: Counter,
+    pub(crate) push_to_accepted: Histogram,
+    pub(crate) enrolments: Family<Outcome, Counter>,
+    pub(crate) renewals: Family<Outcome, Counter>,
+    pub(crate) tokens_created: Counter,
+    pub(crate) grpc_handshakes_failed: Counter,
+    certificate_expiry: Gauge<f64, AtomicU64>,
+    epoch: Gauge<i64, AtomicI64>,
+    ready: AtomicBool,
+    registry: Mutex<Registry>,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let metrics = Self {
+            sessions: Gauge::default(),
+            documents_pushed: Counter::default(),
+            documents_reissued: Counter::default(),
+            documents_refused: Counter::default(),
+            push_to_accepted: Histogram::new(PUSH_BUCKETS),
+            enrolments: Family::default(),
+            renewals: Family::default(),
+            tokens_created: Counter::default(),
+            grpc_handshakes_failed: Counter::default(),
+            certificate_expiry: Gauge::default(),
+            epoch: Gauge::default(),
+            ready: AtomicBool::new(false),
+            registry: Mutex::new(Registry::with_prefix("mvm_coordinator")),
+        };
+        metrics.register();
+        metrics
+    }
+
+    fn register(&self) {
+        let mut registry = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let r = &mut *registry;
+        r.register("sessions", "Nodes connected now", self.sessions.clone());
+        r.register("documents_pushed", "Documents stored for operators", self.documents_pushed.clone());
+        r.register("documents_reissued", "Documents issued again", self.documents_reissued.clone());
+        r.register("documents_refused", "Documents that agents refused", self.documents_refused.clone());
+        r.register_with_unit(
+            "push_to_accepted",
+            "From a stored document to the agent's word that it is durable there",
+            Unit::Seconds,
+            self.push_to_accepted.clone(),
+        );
+        r.register("enrolments", "Requests to enrol", self.enrolments.clone());
+        r.register("renewals", "Requests to renew a certificate", self.renewals.clone());
+        r.register("tokens_created", "Join tokens made", self.tokens_created.clone());
+        r.register(
+            "grpc_handshakes_failed",
+            "TLS handshakes on TCP that did not succeed",
+            self.grpc_handshakes_failed.clone(),
+        );
+        r.register_with_unit(
+            "certificate_expiry_timestamp",
+            "When the coordinator's own certificate ends, in Unix time",
+            Unit::Seconds,
+            self.certificate_expiry.clone(),
+        );
+        r.register("epoch", "The fencing number of this process", self.epoch.clone());
+    }
+
+    pub(crate) fn set_certificate_expiry(&self, not_after: Timestamp) {
+        self.certificate_expiry.set(not_after.unix_ms() as f64 / 1000.0);
+    }
+
+    pub(crate) fn set_epoch(&self, epoch: u64) {
+        self.epoch.set(i64::try_from(epoch).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn set_ready(&self, ready: bool) {
+        self.ready.store(ready, Ordering::Release);
+    }
+
+    fn text(&self) -> Result<String, std::fmt::Error> {
+        let registry = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry)?;
+        Ok(text)
+    }
+}
+
+/// The routes of the loopback listener.
+pub(crate) fn router(metrics: Arc<Metrics>) -> Router {
+    Router::new()
+        .route("/metrics", get(serve_metrics))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(serve_ready))
+        .with_state(metrics)
+}
+
+async fn serve_metrics(State(metrics): State<Arc<Metrics>>) -> impl IntoResponse {
+    match metrics.text() {
+        Ok(text) => {
+            let media = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            ([(header::CONTENT_TYPE, media)], text).into_response()
+        }
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+async fn serve_ready(State(metrics): State<Arc<Metrics>>) -> (StatusCode, &'static str) {
+    if metrics.ready.load(Ordering::Acquire) {
+        (StatusCode::OK, "ready\n")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "not ready\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_carry_their_names_and_base_units() {
+        let metrics = Metrics::new();
+        metrics.sessions.set(3);
+        metrics.enrolments.get_or_create(&Outcome::from(true)).inc();
+        metrics.push_to_accepted.observe(0.004);
+        let text = metrics.text().unwrap();
+        for line in [
+            "mvm_coordinator_sessions 3",
+            "mvm_coordinator_documents_pushed_total 0",
+            "mvm_coordinator_push_to_accepted_seconds_count 1",
+            "mvm_coordinator_enrolments_total{outcome=\"ok\"} 1",
+            "mvm_coordinator_certificate_expiry_timestamp_seconds",
+        ] {
+            assert!(text.contains(line), "{line} is missing in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Where things lie in a coordinator's data directory. The only place that knows file names.
+
+use std::path::{Path, PathBuf};
+
+/// A coordinator's data directory.
+#[derive(Debug, Clone)]
+pub struct DataDir(PathBuf);
+
+impl DataDir {
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// What this directory is: written last by `init`, so that its presence means "complete".
+    #[must_use]
+    pub fn cluster_file(&self) -> PathBuf {
+        self.0.join("cluster.json")
+    }
+
+    #[must_use]
+    pub fn root_ca_dir(&self) -> PathBuf {
+        self.0.join("pki/root")
+    }
+
+    /// The root certificates that everyone pins.
+    #[must_use]
+    pub fn root_ca_cert(&self) -> PathBuf {
+        self.root_ca_dir().join("ca.crt")
+    }
+
+    #[must_use]
+    pub fn issuing_ca_dir(&self) -> PathBuf {
+        self.0.join("pki/issuing")
+    }
+
+    /// The coordinator's own key and chain.
+    #[must_use]
+    pub fn leaf(&self) -> PathBuf {
+        self.0.join("pki/coordinator.pem")
+    }
+
+    #[must_use]
+    pub fn signing_dir(&self) -> PathBuf {
+        self.0.join("signing")
+    }
+
+    #[must_use]
+    pub fn director_key(&self) -> PathBuf {
+        self.signing_dir().join("director.key")
+    }
+
+    /// The chain of root versions and the newest image statement.
+    #[must_use]
+    pub fn trust_file(&self) -> PathBuf {
+        self.0.join("trust.json")
+    }
+
+    #[must_use]
+    pub fn store_dir(&self) -> PathBuf {
+        self.0.join("store")
+    }
+
+    /// What the first operator needs: root certificates, credential, settings file.
+    #[must_use]
+    pub fn operator_dir(&self) -> PathBuf {
+        self.0.join("operator")
+    }
+}

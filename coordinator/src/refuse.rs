@@ -1,0 +1,144 @@
+//! Problems that this crate answers with, and how a problem travels over gRPC.
+//!
+//! Every refusal is one function with its stable code, so that the same cause reads the same over HTTP/3 and gRPC.
+
+use mvm_proto::{NodeId, Problem};
+use tonic::metadata::MetadataValue;
+use tonic::{Code, Status};
+
+/// The gRPC trailer that carries the problem as JSON.
+pub(crate) const PROBLEM_METADATA: &str = "mvm-problem-bin";
+
+/// A problem's JSON longer than this does not fit into gRPC trailers; its list of errors is cut.
+const MAX_TRAILER_BYTES: usize = 6 * 1024;
+
+pub(crate) fn internal(error: &(dyn std::error::Error + 'static)) -> Problem {
+    tracing::error!(error = %crate::error::chain(error), "could not serve a request");
+    Problem::new(
+        500,
+        "internal",
+        "the coordinator could not do this",
+        "Look for the cause in the coordinator's log, then try again.",
+    )
+}
+
+pub(crate) fn bad_request(detail: impl Into<String>) -> Problem {
+    Problem::new(400, "bad_request", detail, "Correct the request.")
+}
+
+pub(crate) fn unknown_node(node: &NodeId) -> Problem {
+    Problem::new(
+        404,
+        "node_unknown",
+        format!("no node {node} is enrolled"),
+        format!(
+            "List nodes with `mvm node list`, or enrol it: `mvm coordinator token create --node {node}`."
+        ),
+    )
+}
+
+pub(crate) fn removed_node(node: &NodeId) -> Problem {
+    Problem::new(
+        403,
+        "node_removed",
+        format!("node {node} was removed from the cluster"),
+        format!("To bring it back, make a new token: `mvm coordinator token create --node {node}`."),
+    )
+}
+
+pub(crate) fn wrong_role(found: &str, needed: &str) -> Problem {
+    Problem::new(
+        403,
+        "wrong_role",
+        format!("the certificate of {found} may not do this"),
+        format!("Use a certificate of the role {needed}."),
+    )
+}
+
+pub(crate) fn no_certificate() -> Problem {
+    Problem::new(
+        401,
+        "certificate_required",
+        "the request came without a client certificate",
+        "Connect with the certificate that enrolment gave.",
+    )
+}
+
+pub(crate) fn not_connected(node: &NodeId) -> Problem {
+    Problem::new(
+        503,
+        "node_not_connected",
+        format!("node {node} has no session to this coordinator"),
+        "Check that its agent runs and reaches the coordinator, then try again.",
+    )
+}
+
+pub(crate) fn too_busy(what: &str) -> Problem {
+    Problem::new(409, "conflict", format!("{what} was changed by others again and again"), "Try again.")
+}
+
+pub(crate) fn stopping() -> Problem {
+    Problem::new(503, "stopping", "the coordinator is stopping", "Try again when it is back.")
+}
+
+/// The gRPC form: a code for programs that know gRPC only, the whole problem in a trailer for ours.
+pub(crate) fn status(problem: &Problem) -> Status {
+    let code = match problem.status {
+        400 | 413 | 422 => Code::InvalidArgument,
+        401 => Code::Unauthenticated,
+        403 => Code::PermissionDenied,
+        404 => Code::NotFound,
+        409 => Code::Aborted,
+        410 | 412 => Code::FailedPrecondition,
+        429 => Code::ResourceExhausted,
+        503 => Code::Unavailable,
+        504 => Code::DeadlineExceeded,
+        _ => Code::Internal,
+    };
+    let mut status = Status::new(code, problem.detail.clone());
+    let value = MetadataValue::from_bytes(&trailer_json(problem));
+    status.metadata_mut().insert_bin(PROBLEM_METADATA, value);
+    status
+}
+
+fn trailer_json(problem: &Problem) -> Vec<u8> {
+    let json = |problem: &Problem| serde_json::to_vec(problem).unwrap_or_default();
+    let full = json(problem);
+    if full.len() <= MAX_TRAILER_BYTES {
+        return full;
+    }
+    let mut cut = problem.clone();
+    let total = cut.errors.len();
+    while !cut.errors.is_empty() && json(&cut).len() > MAX_TRAILER_BYTES {
+        cut.errors.truncate(cut.errors.len() / 2);
+    }
+    cut.detail.push_str(&format!(" (the first {} of {total} errors are shown)", cut.errors.len()));
+    json(&cut)
+}
+
+#[cfg(test)]
+mod tests {
+    use mvm_proto::FieldError;
+
+    use super::*;
+
+    #[test]
+    fn a_problem_survives_the_way_through_a_status() {
+        let problem = unknown_node(&"n1".parse().unwrap());
+        let status = status(&problem);
+        let value = status.metadata().get_bin(PROBLEM_METADATA).unwrap().to_bytes().unwrap();
+        assert_eq!(status.code(), Code::NotFound);
+        assert_eq!(serde_json::from_slice::<Problem>(&value).unwrap(), problem);
+    }
+
+    #[test]
+    fn a_problem_with_thousands_of_errors_is_cut_to_fit_a_trailer() {
+        let error = FieldError { path: "tenants[0]".into(), expected: "an id".into(), found: "7".into() };
+        let problem = bad_request("bad").with_errors(vec![error; 5000]);
+        let status = status(&problem);
+        let value = status.metadata().get_bin(PROBLEM_METADATA).unwrap().to_bytes().unwrap();
+        let back: Problem = serde_json::from_slice(&value).unwrap();
+        assert!(value.len() <= MAX_TRAILER_BYTES + 100 && !back.errors.is_empty());
+        assert!(back.detail.contains("of 5000 errors"));
+    }
+}

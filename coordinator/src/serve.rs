@@ -1,0 +1,277 @@
+//! Puts a coordinator together, runs it, and takes it apart again.
+//!
+//! Order of start: files, store, epoch, certificate, sockets, tasks; ready only when all of them stand. Order of stop:
+//! nothing new is accepted, sessions get a goodbye, calls in flight finish, then the store closes. All within
+//! [`STOP_WITHIN`], whatever the peers do.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mvm_pki::tls::server_config;
+use mvm_pki::{Anchors, Authority, ClientAuth, LiveAnchors, LiveCredential, SigningKey};
+use mvm_store::{Settings as StoreSettings, SledStore};
+use mvm_transport::{ALPN_H3, ALPN_SESSION, Server};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::documents::Documents;
+use crate::error::{BoxError, CoordinatorError};
+use crate::fleet::Fleet;
+use crate::init::{ClusterFile, InitError, read_cluster_file};
+use crate::metrics::{self, Metrics};
+use crate::paths::DataDir;
+use crate::rate_limit::{ENROL_BURST, ENROL_PER_SECOND, RateLimit};
+use crate::reissue_task::reissue_task;
+use crate::session::Sessions;
+use crate::settings::{Addresses, CoordinatorSettings};
+use crate::state::{State, StateError, now, take_epoch};
+use crate::tidy_task::{tidy_task, write_statuses};
+use crate::trust::Trust;
+use crate::{api, grpc_listener, http, own_leaf};
+
+/// A service manager that waits 10 s before it kills must never have to.
+const STOP_WITHIN: Duration = Duration::from_secs(9);
+/// Of that, for goodbyes to reach the nodes.
+const GOODBYES_WITHIN: Duration = Duration::from_secs(3);
+/// sled's page cache: the numbers of some thousand nodes stay in it.
+const STORE_CACHE_BYTES: u64 = 32 * 1024 * 1024;
+/// With port 0, the UDP port that the system picks may be taken on TCP; another one is then tried.
+const PORT_TRIES: usize = 16;
+
+/// Runs a coordinator until `shutdown`, then stops it gracefully.
+pub async fn serve(
+    settings: CoordinatorSettings,
+    shutdown: CancellationToken,
+) -> Result<(), CoordinatorError> {
+    check(&settings)?;
+    let data = DataDir::new(&settings.data_dir);
+    let cluster = cluster_file(&data)?;
+    let load = |what, path, cause: BoxError| CoordinatorError::Load { what, path, cause };
+    let authority = Authority::load(&data.issuing_ca_dir())
+        .map_err(|cause| load("the issuing authority", data.issuing_ca_dir(), cause.into()))?;
+    let anchors = Anchors::load(&data.root_ca_cert())
+        .map_err(|cause| load("the root certificates", data.root_ca_cert(), cause.into()))?;
+    let director = SigningKey::from_file(&data.director_key())
+        .map_err(|cause| load("the director key", data.director_key(), cause.into()))?;
+    let trust = Trust::load(data.trust_file())
+        .map_err(|cause| load("the trust root", data.trust_file(), cause.into()))?;
+
+    let store_error = |cause: BoxError| CoordinatorError::Store { path: data.store_dir(), cause };
+    let store = SledStore::open(
+        data.store_dir(),
+        StoreSettings { cache_bytes: STORE_CACHE_BYTES, ..StoreSettings::default() },
+    )
+    .await
+    .map_err(|cause| store_error(cause.into()))?;
+    let epoch = take_epoch(&store).await.map_err(|cause| store_error(cause.into()))?;
+
+    let authority = Arc::new(authority);
+    let anchors = LiveAnchors::new(anchors);
+    let trust = Arc::new(trust);
+    let metrics = Arc::new(Metrics::new());
+    metrics.set_epoch(epoch);
+    let documents = Documents::new(
+        store.clone(),
+        director,
+        Arc::clone(&trust),
+        cluster.cluster.clone(),
+        epoch,
+        settings.document_life,
+    );
+    let known = documents.load_due().await.map_err(|cause: StateError| store_error(cause.into()))?;
+    let state = Arc::new(State {
+        fleet: Arc::new(Fleet::new(Arc::clone(&metrics))),
+        settings,
+        cluster,
+        store,
+        authority,
+        anchors,
+        trust,
+        documents,
+        metrics,
+        enrol_limit: RateLimit::new(ENROL_PER_SECOND, ENROL_BURST),
+        epoch,
+        started_at: now(),
+        shutdown,
+    });
+    tracing::info!(cluster = %state.cluster.cluster, epoch, documents = known, "opened the store");
+    run(state, &data).await
+}
+
+fn check(settings: &CoordinatorSettings) -> Result<(), CoordinatorError> {
+    let positive = [
+        ("the life of documents", settings.document_life),
+        ("the life of certificates", settings.leaf_life),
+        ("the heartbeat", settings.heartbeat),
+    ];
+    for (what, value) in positive {
+        if value.is_zero() {
+            return Err(CoordinatorError::Settings(format!("{what} must be more than zero")));
+        }
+    }
+    match settings.metrics_listen {
+        Some(address) if !address.ip().is_loopback() => {
+            Err(CoordinatorError::Settings(format!("metrics are for loopback only, not for {address}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn cluster_file(data: &DataDir) -> Result<ClusterFile, CoordinatorError> {
+    read_cluster_file(data).map_err(|error| match error {
+        InitError::NotInitialised { path } => CoordinatorError::NotInitialised { path },
+        error => {
+            CoordinatorError::Load { what: "cluster.json", path: data.cluster_file(), cause: error.into() }
+        }
+    })
+}
+
+struct Sockets {
+    quic: Server,
+    grpc: TcpListener,
+    metrics: Option<TcpListener>,
+    addresses: Addresses,
+}
+
+/// Both listeners on one port number.
+async fn bind(state: &State, live: &LiveCredential) -> Result<Sockets, CoordinatorError> {
+    let listen = state.settings.listen;
+    let mut tries = 0;
+    let (quic, grpc) = loop {
+        tries += 1;
+        let tls = server_config(
+            live,
+            &state.anchors,
+            &state.cluster.cluster,
+            ClientAuth::Optional,
+            &[ALPN_SESSION, ALPN_H3],
+        )
+        .map_err(|cause| CoordinatorError::Tls(cause.into()))?;
+        let quic = Server::bind(listen, tls, state.settings.limits.clone())
+            .map_err(|cause| CoordinatorError::Bind { what: "UDP", address: listen, cause: cause.into() })?;
+        let address = SocketAddr::new(listen.ip(), quic.local_addr().port());
+        match TcpListener::bind(address).await {
+            Ok(grpc) => break (quic, grpc),
+            Err(_) if listen.port() == 0 && tries < PORT_TRIES => {}
+            Err(cause) => return Err(CoordinatorError::Bind { what: "TCP", address, cause: cause.into() }),
+        }
+    };
+    let bind_error = |address, cause: std::io::Error| CoordinatorError::Bind {
+        what: "the metrics listener",
+        address,
+        cause: cause.into(),
+    };
+    let mut metrics = None;
+    let mut metrics_address = None;
+    if let Some(address) = state.settings.metrics_listen {
+        let listener = TcpListener::bind(address).await.map_err(|cause| bind_error(address, cause))?;
+        metrics_address = Some(listener.local_addr().map_err(|cause| bind_error(address, cause))?);
+        metrics = Some(listener);
+    }
+    let grpc_address = grpc.local_addr().map_err(|cause| bind_error(listen, cause))?;
+    let addresses = Addresses { quic: quic.local_addr(), grpc: grpc_address, metrics: metrics_address };
+    Ok(Sockets { quic, grpc, metrics, addresses })
+}
+
+async fn run(state: Arc<State>, data: &DataDir) -> Result<(), CoordinatorError> {
+    let leaf_error = |cause: BoxError| CoordinatorError::Load {
+        what: "the coordinator's certificate",
+        path: data.leaf(),
+        cause,
+    };
+    let profile = own_leaf::profile(&state.cluster, &state.settings).map_err(leaf_error)?;
+    let live = own_leaf::start(data, &state.authority, &profile, now()).map_err(leaf_error)?;
+    let sockets = bind(&state, &live).await?;
+    let grpc_tls =
+        server_config(&live, &state.anchors, &state.cluster.cluster, ClientAuth::Required, &[b"h2"])
+            .map_err(|cause| CoordinatorError::Tls(cause.into()))?;
+
+    let tasks = TaskTracker::new();
+    tasks.spawn(reissue_task(Arc::clone(&state)));
+    tasks.spawn(tidy_task(Arc::clone(&state)));
+    tasks.spawn(own_leaf::own_leaf_task(
+        data.clone(),
+        live.clone(),
+        state.anchors.clone(),
+        Arc::clone(&state.authority),
+        profile,
+        Arc::clone(&state.metrics),
+        state.shutdown.clone(),
+    ));
+    if let Some(listener) = sockets.metrics {
+        let router = metrics::router(Arc::clone(&state.metrics));
+        let stop = state.shutdown.clone().cancelled_owned();
+        let serving = axum::serve(listener, router).with_graceful_shutdown(stop);
+        tasks.spawn(async move {
+            if let Err(error) = serving.await {
+                tracing::error!(%error, "the metrics listener stopped");
+            }
+        });
+    }
+
+    // QUIC outlives `shutdown` by as long as the goodbyes take.
+    let quic_stop = CancellationToken::new();
+    let sessions = Arc::new(Sessions(Arc::clone(&state)));
+    let quic = sockets.quic.serve(Some(http::router(Arc::clone(&state))), Some(sessions), quic_stop.clone());
+    let mut quic = tokio::spawn(quic);
+    let connections = grpc_listener::accept(
+        sockets.grpc,
+        grpc_tls,
+        state.settings.max_grpc_connections,
+        Arc::clone(&state.metrics),
+        state.shutdown.clone(),
+    );
+    let mut grpc = tokio::spawn(api::serve(Arc::clone(&state), connections));
+
+    state.metrics.set_ready(true);
+    let Addresses { quic: quic_address, grpc: grpc_address, .. } = sockets.addresses;
+    tracing::info!(quic = %quic_address, grpc = %grpc_address, "ready");
+    if let Some(on_ready) = &state.settings.on_ready {
+        on_ready(&sockets.addresses);
+    }
+
+    let early = |what, cause: BoxError| CoordinatorError::Stopped { what, cause };
+    let result = tokio::select! {
+        () = state.shutdown.cancelled() => Ok(()),
+        ended = &mut quic => Err(early("QUIC endpoint", ended.err().map_or("it returned".into(), Into::into))),
+        ended = &mut grpc => Err(early("gRPC listener", match ended {
+            Ok(Ok(())) => "it returned".into(),
+            Ok(Err(cause)) => cause,
+            Err(cause) => cause.into(),
+        })),
+    };
+
+    state.shutdown.cancel();
+    state.metrics.set_ready(false);
+    tasks.close();
+    let stopping = stop(&state, quic_stop, quic, grpc, &tasks);
+    if tokio::time::timeout(STOP_WITHIN, stopping).await.is_err() {
+        tracing::warn!("not everything ended in time; stopping all the same");
+    }
+    state.store.close().await;
+    tracing::info!("stopped");
+    result
+}
+
+async fn stop(
+    state: &State,
+    quic_stop: CancellationToken,
+    quic: tokio::task::JoinHandle<()>,
+    grpc: tokio::task::JoinHandle<Result<(), BoxError>>,
+    tasks: &TaskTracker,
+) {
+    state.fleet.close_all(GOODBYES_WITHIN).await;
+    quic_stop.cancel();
+    if !quic.is_finished() {
+        let _ = quic.await;
+    }
+    if !grpc.is_finished() {
+        let _ = grpc.await;
+    }
+    tasks.wait().await;
+    if let Err(error) = write_statuses(state).await {
+        tracing::warn!(error = %crate::error::chain(&error), "could not write what nodes said last");
+    }
+}

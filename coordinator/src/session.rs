@@ -1,0 +1,351 @@
+//! One conversation with one node, for as long as its session lasts.
+//!
+//! The transport proved who the node is. The task here hears the hello, takes the node's place in the fleet, and then
+//! does two things: what the node says goes to the fleet's table (`incoming`), what lies in the node's outbox goes to
+//! the node. It keeps no queue and no document; what must survive is in the store before it gets here.
+
+mod incoming;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use mvm_pki::{Identity, Role};
+use mvm_proto::wire::SESSION_PROTOCOL;
+use mvm_proto::wire::session::v1::{
+    AgentFrame, CoordinatorFrame, Document, Goodbye, Hello, Welcome, agent_frame, coordinator_frame,
+};
+use mvm_proto::{NodeId, Problem};
+use mvm_transport::session::close_code;
+use mvm_transport::{
+    FrameReceiver, FrameSender, ServerSession, SessionControl, SessionError, SessionHandler,
+};
+
+use crate::documents::Stored;
+use crate::enrolment;
+use crate::fleet::{Attached, Item};
+use crate::records::Numbers;
+use crate::settings::SILENT_INTERVALS;
+use crate::state::{State, now};
+
+/// The oldest version of the session that is still spoken.
+const OLDEST_PROTOCOL: u32 = 1;
+/// From the handshake to the hello. An agent sends it at once.
+const HELLO_WAIT: Duration = Duration::from_secs(5);
+/// How long a goodbye may take to get out before the connection is cut anyway.
+const GOODBYE_WAIT: Duration = Duration::from_secs(2);
+/// When a node refused a document for want of its own resources (a full disk), it is tried again after this.
+const RETRY_REFUSED: Duration = Duration::from_secs(30);
+
+/// Takes sessions from the transport.
+pub(crate) struct Sessions(pub(crate) Arc<State>);
+
+impl SessionHandler for Sessions {
+    fn handle(&self, peer: Identity, address: SocketAddr, session: ServerSession) -> BoxFuture<'static, ()> {
+        Box::pin(run(Arc::clone(&self.0), peer, address, session))
+    }
+}
+
+/// Why a conversation is over.
+#[derive(Debug)]
+enum End {
+    /// The other side or the network ended it.
+    Lost(SessionError),
+    Finished,
+    /// We end it, and say why.
+    Refused {
+        code: u32,
+        reason: String,
+        redial: bool,
+    },
+    Goodbye(Goodbye),
+}
+
+impl From<SessionError> for End {
+    fn from(error: SessionError) -> Self {
+        match error {
+            SessionError::Silent { waited } => Self::Refused {
+                code: close_code::TOO_SLOW,
+                reason: format!("nothing heard for {waited:?}"),
+                redial: true,
+            },
+            SessionError::FrameTooLarge { .. } | SessionError::Malformed(_) => {
+                Self::protocol(error.to_string())
+            }
+            error => Self::Lost(error),
+        }
+    }
+}
+
+impl End {
+    fn protocol(reason: String) -> Self {
+        Self::Refused { code: close_code::PROTOCOL, reason, redial: true }
+    }
+
+    fn problem(problem: &Problem) -> Self {
+        // A node that is unknown or was removed has nothing to gain by dialling again; trouble here will pass.
+        let pointless = matches!(problem.status, 403 | 404);
+        let code = if pointless { close_code::REMOVED } else { close_code::OVERLOADED };
+        Self::Refused { code, reason: problem.detail.clone(), redial: !pointless }
+    }
+}
+
+async fn run(state: Arc<State>, peer: Identity, address: SocketAddr, session: ServerSession) {
+    let ServerSession { mut frames_in, mut frames_out, control } = session;
+    let end = match converse(&state, &peer, address, &mut frames_in, &mut frames_out, &control).await {
+        Ok(()) => End::Finished,
+        Err(end) => end,
+    };
+    let (code, goodbye) = match end {
+        End::Finished => {
+            tracing::debug!(peer = %peer, "the session ended");
+            control.close(close_code::DONE, "");
+            return;
+        }
+        End::Lost(error) => {
+            tracing::info!(peer = %peer, %address, error = %error, "lost the session");
+            control.close(close_code::DONE, "");
+            return;
+        }
+        End::Refused { code, reason, redial } => {
+            tracing::warn!(peer = %peer, %address, %reason, "ended the session");
+            (code, Goodbye { reason, redial })
+        }
+        End::Goodbye(goodbye) => (close_code::SHUTDOWN, goodbye),
+    };
+    let reason = goodbye.reason.clone();
+    let body = coordinator_frame::Body::Goodbye(goodbye);
+    let farewell = async {
+        frames_out.send(&frame(body)).await?;
+        frames_out.finish().await
+    };
+    let _ = tokio::time::timeout(GOODBYE_WAIT, farewell).await;
+    control.close(code, &reason);
+}
+
+fn frame(body: coordinator_frame::Body) -> CoordinatorFrame {
+    CoordinatorFrame { body: Some(body) }
+}
+
+async fn converse(
+    state: &Arc<State>,
+    peer: &Identity,
+    address: SocketAddr,
+    frames_in: &mut FrameReceiver<AgentFrame>,
+    frames_out: &mut FrameSender<CoordinatorFrame>,
+    control: &SessionControl,
+) -> Result<(), End> {
+    let node = node_of(peer)?;
+    let hello = tokio::time::timeout(HELLO_WAIT, frames_in.recv());
+    let hello = match hello.await {
+        Ok(Ok(Some(AgentFrame { body: Some(agent_frame::Body::Hello(hello)) }))) => hello,
+        Ok(Ok(Some(_))) => return Err(End::protocol("the first frame is not a hello".to_owned())),
+        Ok(Ok(None)) => return Ok(()),
+        Ok(Err(error)) => return Err(error.into()),
+        Err(_) => {
+            let reason = "no hello came".to_owned();
+            return Err(End::Refused { code: close_code::TOO_SLOW, reason, redial: true });
+        }
+    };
+    let protocol = agree(&node, &hello)?;
+
+    // The place in the fleet is taken before the store is asked. Whoever removes the node or stores a document does
+    // it the other way round, so neither can slip between.
+    let attached = state.fleet.attach(
+        &node,
+        control.clone(),
+        address,
+        hello.info.clone(),
+        hello.high_water.as_ref(),
+        now(),
+    );
+    enrolment::registered(state, &node).await.map_err(|problem| End::problem(&problem))?;
+    tracing::info!(%node, %address, "connected");
+
+    let silence = state.settings.heartbeat * SILENT_INTERVALS;
+    frames_in.set_silence(Some(silence));
+    let welcome = Welcome {
+        protocol,
+        coordinator: state.cluster.name.clone(),
+        heartbeat_seconds: u32::try_from(state.settings.heartbeat.as_secs().max(1)).unwrap_or(u32::MAX),
+        now: now().to_string(),
+    };
+    frames_out.send(&frame(coordinator_frame::Body::Welcome(welcome))).await?;
+
+    let mut talk = Talk {
+        state,
+        attached,
+        trust: (hello.trust_root_version, hello.images_version),
+        sent: None,
+        renumbered: 0,
+        retry: None,
+    };
+    talk.send_trust(frames_out).await?;
+    let behind = state.documents.after_hello(&talk.attached.node, hello.high_water.as_ref(), now()).await;
+    match behind {
+        Ok(Some(stored)) => talk.attached.outbox.put_document(stored),
+        Ok(None) => {}
+        // Trouble with this one document; the session is of use all the same, for trust above all.
+        Err(problem) if problem.status < 500 => tracing::warn!(%node, %problem, "no document for the node"),
+        Err(problem) => return Err(End::problem(&problem)),
+    }
+    drop(hello);
+    talk.run(frames_in, frames_out).await
+}
+
+/// Only nodes hold sessions, and each speaks for itself alone.
+fn node_of(peer: &Identity) -> Result<NodeId, End> {
+    let refused = || End::Refused {
+        code: close_code::NOT_HERE,
+        reason: format!("{peer} is not a node"),
+        redial: false,
+    };
+    peer.node_id().filter(|_| peer.role() == Role::Node).ok_or_else(refused)
+}
+
+/// The version to speak, if the hello is one that this node may send.
+fn agree(node: &NodeId, hello: &Hello) -> Result<u32, End> {
+    let claimed = hello.info.as_ref().map_or("", |info| info.node_id.as_str());
+    if claimed != node.as_str() {
+        let shown: String = claimed.chars().take(64).collect();
+        let reason = format!("node {node} says that it is {shown:?}");
+        return Err(End::Refused { code: close_code::PROTOCOL, reason, redial: false });
+    }
+    if hello.protocol < OLDEST_PROTOCOL {
+        let reason = format!(
+            "session version {} is not spoken here, only {OLDEST_PROTOCOL} to {SESSION_PROTOCOL}; upgrade the agent",
+            hello.protocol
+        );
+        return Err(End::Refused { code: close_code::PROTOCOL, reason, redial: false });
+    }
+    Ok(hello.protocol.min(SESSION_PROTOCOL))
+}
+
+/// The conversation after the hello.
+struct Talk<'a> {
+    state: &'a Arc<State>,
+    attached: Attached,
+    /// Root and images versions that the node has, or was sent.
+    trust: (u64, u64),
+    sent: Option<Numbers>,
+    /// How often this session made us number its document anew.
+    renumbered: u32,
+    /// When to try again what the node could not take.
+    retry: Option<tokio::time::Instant>,
+}
+
+impl Talk<'_> {
+    async fn run(
+        &mut self,
+        frames_in: &mut FrameReceiver<AgentFrame>,
+        frames_out: &mut FrameSender<CoordinatorFrame>,
+    ) -> Result<(), End> {
+        loop {
+            let retry = self.retry;
+            tokio::select! {
+                received = frames_in.recv() => match received? {
+                    Some(AgentFrame { body: Some(body) }) => self.hear(body, frames_out).await?,
+                    // A frame of a kind that only newer versions know.
+                    Some(AgentFrame { body: None }) => {}
+                    None => return Ok(()),
+                },
+                () = self.attached.outbox.filled() => self.send_outbox(frames_out).await?,
+                () = sleep_until(retry), if retry.is_some() => self.try_again().await?,
+            }
+        }
+    }
+
+    async fn send_outbox(&mut self, frames_out: &mut FrameSender<CoordinatorFrame>) -> Result<(), End> {
+        while let Some(item) = self.attached.outbox.take() {
+            match item {
+                Item::Goodbye(goodbye) => return Err(End::Goodbye(goodbye)),
+                Item::Trust => self.send_trust(frames_out).await?,
+                Item::Document(stored) => self.send_document(stored, frames_out).await?,
+                Item::Request(request) => {
+                    frames_out.send(&frame(coordinator_frame::Body::Request(request))).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn send_trust(&mut self, frames_out: &mut FrameSender<CoordinatorFrame>) -> Result<(), End> {
+        let (root, images) = self.trust;
+        if let Some(trust) = self.state.trust.since(root, images) {
+            frames_out.send(&frame(coordinator_frame::Body::Trust(trust))).await?;
+            let current = self.state.trust.current();
+            self.trust = (current.root_version(), current.images_version());
+        }
+        Ok(())
+    }
+
+    async fn send_document(
+        &mut self,
+        stored: Stored,
+        frames_out: &mut FrameSender<CoordinatorFrame>,
+    ) -> Result<(), End> {
+        let numbers = stored.assigned.numbers;
+        if self.sent >= Some(numbers) {
+            return Ok(());
+        }
+        let document = Document { envelope: stored.envelope.into() };
+        frames_out.send(&frame(coordinator_frame::Body::Document(document))).await?;
+        self.sent = Some(numbers);
+        self.retry = None;
+        self.attached.live.change(|live| live.sent = Some(numbers));
+        tracing::debug!(node = %self.attached.node, generation = numbers.generation, "sent a document");
+        Ok(())
+    }
+
+    async fn try_again(&mut self) -> Result<(), End> {
+        self.retry = None;
+        let stored = self.state.documents.load(&self.attached.node).await;
+        if let Some(stored) = stored.map_err(|error| End::problem(&error.into()))? {
+            self.sent = None;
+            self.attached.outbox.put_document(stored);
+        }
+        Ok(())
+    }
+}
+
+async fn sleep_until(at: Option<tokio::time::Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mvm_proto::status::NodeInfo;
+
+    use super::*;
+
+    fn hello(protocol: u32, node: &str) -> Hello {
+        let info = NodeInfo { node_id: node.to_owned(), ..NodeInfo::default() };
+        Hello { protocol, info: Some(info), ..Hello::default() }
+    }
+
+    #[test]
+    fn a_newer_agent_is_answered_in_our_newest_version() {
+        let node: NodeId = "n1".parse().unwrap();
+        assert!(matches!(agree(&node, &hello(99, "n1")), Ok(SESSION_PROTOCOL)));
+        assert!(matches!(agree(&node, &hello(0, "n1")), Err(End::Refused { redial: false, .. })));
+    }
+
+    #[test]
+    fn a_node_that_gives_anothers_name_is_refused() {
+        let node: NodeId = "n1".parse().unwrap();
+        assert!(matches!(agree(&node, &hello(1, "n2")), Err(End::Refused { redial: false, .. })));
+        assert!(matches!(agree(&node, &Hello { protocol: 1, ..Hello::default() }), Err(End::Refused { .. })));
+    }
+
+    #[test]
+    fn only_nodes_hold_sessions() {
+        for role in [Role::Operator, Role::Coordinator] {
+            let peer = Identity::new("c".parse().unwrap(), role, "n1").unwrap();
+            assert!(matches!(node_of(&peer), Err(End::Refused { redial: false, .. })));
+        }
+    }
+}

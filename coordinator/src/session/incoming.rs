@@ -1,0 +1,143 @@
+//! What a node says after its hello, and what becomes of it.
+
+use mvm_proto::Problem;
+use mvm_proto::status::NodeStatus;
+use mvm_proto::wire::session::v1::{
+    Ack, CoordinatorFrame, HeartbeatAck, Reply, Stage, agent_frame, coordinator_frame,
+};
+use mvm_transport::FrameSender;
+use prost::Message;
+
+use super::{End, RETRY_REFUSED, Talk, frame};
+use crate::fleet::Refused;
+use crate::records::Numbers;
+use crate::state::now;
+
+/// The largest status that is kept: 1,000 pools with room to spare. A hostile node must not choose how much memory
+/// it takes.
+const MAX_STATUS_BYTES: usize = 1024 * 1024;
+/// The largest explanation of a refusal.
+const MAX_PROBLEM_BYTES: usize = 64 * 1024;
+/// A node that is ahead of us is followed this often per session; one that keeps running ahead is broken or lying.
+const MAX_RENUMBERINGS: u32 = 3;
+
+impl Talk<'_> {
+    pub(super) async fn hear(
+        &mut self,
+        body: agent_frame::Body,
+        frames_out: &mut FrameSender<CoordinatorFrame>,
+    ) -> Result<(), End> {
+        match body {
+            agent_frame::Body::Hello(_) => return Err(End::protocol("a second hello came".to_owned())),
+            agent_frame::Body::Heartbeat(heartbeat) => {
+                self.attached.live.lock().last_seen_at = Some(now());
+                let ack = HeartbeatAck { sequence: heartbeat.sequence };
+                frames_out.send(&frame(coordinator_frame::Body::HeartbeatAck(ack))).await?;
+            }
+            agent_frame::Body::Acks(acks) => {
+                for ack in acks.acks {
+                    self.hear_ack(ack).await?;
+                }
+            }
+            agent_frame::Body::Status(status) => self.hear_status(status)?,
+            agent_frame::Body::Events(events) => {
+                self.attached.live.change(|live| live.add_events(events.events));
+            }
+            agent_frame::Body::Reply(reply) => self.hear_reply(&reply),
+        }
+        Ok(())
+    }
+
+    async fn hear_ack(&mut self, ack: Ack) -> Result<(), End> {
+        let stage = ack.stage();
+        let Some(mark) = &ack.mark else { return Ok(()) };
+        match stage {
+            Stage::Unspecified => {}
+            Stage::Accepted => self.news(|live| live.accept(mark)),
+            Stage::Converged => self.news(|live| live.converge(mark)),
+            Stage::Refused => return self.hear_refusal(ack).await,
+        }
+        Ok(())
+    }
+
+    /// Changes the node's marks; what is new is counted, and written to the store soon.
+    fn news(&self, change: impl FnOnce(&mut crate::fleet::Live) -> bool) {
+        let (news, push_seconds) = self.attached.live.change(|live| {
+            live.last_seen_at = Some(now());
+            (change(live), live.take_push_time())
+        });
+        if let Some(seconds) = push_seconds {
+            self.state.metrics.push_to_accepted.observe(seconds);
+        }
+        if news {
+            self.state.fleet.mark_dirty(&self.attached.node);
+        }
+    }
+
+    async fn hear_refusal(&mut self, ack: Ack) -> Result<(), End> {
+        let node = self.attached.node.clone();
+        let mark = ack.mark.unwrap_or_default();
+        let mut problem = ack.problem;
+        let told: Option<Problem> = serde_json::from_slice(&problem).ok();
+        if problem.len() > MAX_PROBLEM_BYTES {
+            problem = Vec::new();
+        }
+        let code =
+            told.as_ref().map_or("", |problem| problem.code.as_str()).chars().take(64).collect::<String>();
+        tracing::warn!(%node, generation = mark.generation, ?code, "the node refused a document");
+        self.state.metrics.documents_refused.inc();
+
+        // The node may be ahead without having said so: another coordinator, or a push past this one.
+        if let Some(high_water) = &ack.high_water {
+            if self.renumbered < MAX_RENUMBERINGS {
+                let renumbered = self.state.documents.renumber_if_past(&node, high_water, now()).await;
+                if let Some(stored) = renumbered.map_err(|problem| End::problem(&problem))? {
+                    self.renumbered += 1;
+                    self.attached.outbox.put_document(stored);
+                    return Ok(());
+                }
+            }
+        }
+        if told.is_some_and(|problem| problem.status >= 500) {
+            self.retry = Some(tokio::time::Instant::now() + RETRY_REFUSED);
+        }
+        // What could not be read far enough to know its numbers is what was sent last.
+        let numbers = if mark.generation == 0 { self.sent } else { Some(Numbers::from(&mark)) };
+        if let Some(numbers) = numbers {
+            self.attached.live.change(|live| live.refused = Some(Refused { numbers, problem }));
+        }
+        Ok(())
+    }
+
+    fn hear_status(&self, status: NodeStatus) -> Result<(), End> {
+        if status.encoded_len() > MAX_STATUS_BYTES {
+            return Err(End::protocol(format!("a status of more than {MAX_STATUS_BYTES} bytes came")));
+        }
+        if status.node_id != self.attached.node.as_str() {
+            return Err(End::protocol("a status of another node came".to_owned()));
+        }
+        self.news(|live| {
+            let accepted = status.accepted.as_ref().is_some_and(|mark| live.accept(mark));
+            let converged = status.converged.as_ref().is_some_and(|mark| live.converge(mark));
+            live.status = Some(status);
+            accepted || converged
+        });
+        Ok(())
+    }
+
+    fn hear_reply(&self, reply: &Reply) {
+        let waiting = self.attached.live.lock().take_waiting(&reply.id);
+        let Some(waiting) = waiting else { return };
+        let answer = if reply.problem.is_empty() {
+            Ok(())
+        } else {
+            Err(serde_json::from_slice(&reply.problem).unwrap_or_else(|_| unreadable()))
+        };
+        // The caller may have given up meanwhile.
+        let _ = waiting.send(answer);
+    }
+}
+
+fn unreadable() -> Problem {
+    Problem::new(502, "node_answer_unreadable", "the node's answer can't be read", "Upgrade the agent.")
+}

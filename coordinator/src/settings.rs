@@ -1,0 +1,90 @@
+//! What `serve` is told. Parsed and defaulted by the cli; checked once, here.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mvm_transport::Limits;
+
+/// UDP for QUIC and TCP for gRPC share this number.
+pub const DEFAULT_PORT: u16 = 4433;
+/// Metrics and health, on loopback only.
+pub const DEFAULT_METRICS_PORT: u16 = 9433;
+/// How long a document may be acted on; issued again at half of it.
+pub const DOCUMENT_LIFE: Duration = Duration::from_secs(24 * 3600);
+/// How often an agent must be heard; a session is given up after [`SILENT_INTERVALS`] of these.
+pub const HEARTBEAT: Duration = Duration::from_secs(10);
+/// One lost heartbeat is weather, two are bad luck, three are an absence.
+pub const SILENT_INTERVALS: u32 = 3;
+/// Operators are people with a laptop: more than these at once is a mistake or an attack.
+pub const MAX_GRPC_CONNECTIONS: usize = 256;
+
+/// Called once with the bound addresses, so that tests and supervisors can use port 0.
+pub type OnReady = Arc<dyn Fn(&Addresses) + Send + Sync>;
+
+/// Where a running coordinator listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Addresses {
+    pub quic: SocketAddr,
+    pub grpc: SocketAddr,
+    /// `None` when metrics are switched off.
+    pub metrics: Option<SocketAddr>,
+}
+
+#[derive(Clone)]
+pub struct CoordinatorSettings {
+    /// Made by `init`.
+    pub data_dir: PathBuf,
+    /// UDP and TCP. With port 0 the system picks the UDP port and TCP gets the same one.
+    pub listen: SocketAddr,
+    /// `None`: no metrics, no health endpoint.
+    pub metrics_listen: Option<SocketAddr>,
+    pub document_life: Duration,
+    /// Of the certificates issued to nodes and to the coordinator itself.
+    pub leaf_life: Duration,
+    /// Of the certificates that operators renew.
+    pub operator_life: Duration,
+    pub heartbeat: Duration,
+    /// Of the QUIC endpoint.
+    pub limits: Limits,
+    pub max_grpc_connections: usize,
+    /// Names of the coordinator's own certificate besides those chosen at `init`.
+    pub dns: Vec<String>,
+    pub ips: Vec<IpAddr>,
+    pub on_ready: Option<OnReady>,
+}
+
+impl CoordinatorSettings {
+    #[must_use]
+    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            data_dir: data_dir.into(),
+            listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT)),
+            metrics_listen: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_METRICS_PORT))),
+            document_life: DOCUMENT_LIFE,
+            leaf_life: mvm_pki::LEAF_LIFE,
+            operator_life: crate::init::OPERATOR_LIFE,
+            heartbeat: HEARTBEAT,
+            limits: Limits::default(),
+            max_grpc_connections: MAX_GRPC_CONNECTIONS,
+            dns: Vec::new(),
+            ips: Vec::new(),
+            on_ready: None,
+        }
+    }
+}
+
+impl fmt::Debug for CoordinatorSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CoordinatorSettings")
+            .field("data_dir", &self.data_dir)
+            .field("listen", &self.listen)
+            .field("metrics_listen", &self.metrics_listen)
+            .field("document_life", &self.document_life)
+            .field("leaf_life", &self.leaf_life)
+            .field("heartbeat", &self.heartbeat)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,81 @@
+//! Whose signatures count, as this coordinator knows it and passes it on.
+//!
+//! The chain of root versions and the newest image statement lie in `trust.json`. Updates are checked exactly as an
+//! agent checks them, are durable before they are used, and then go to every session ahead of the next document.
+
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use mvm_pki::{RootChange, TrustBundle, TrustError, TrustStore};
+use mvm_proto::wire::session::v1;
+use mvm_proto::{Envelope, Problem, Timestamp};
+
+use crate::refuse;
+
+pub(crate) struct Trust {
+    current: RwLock<Arc<TrustStore>>,
+    path: PathBuf,
+    /// One update at a time: each is checked against the result of the one before.
+    updating: tokio::sync::Mutex<()>,
+}
+
+impl Trust {
+    pub(crate) fn load(path: PathBuf) -> Result<Self, TrustError> {
+        let store = TrustStore::load(&path)?;
+        Ok(Self { current: RwLock::new(Arc::new(store)), path, updating: tokio::sync::Mutex::new(()) })
+    }
+
+    pub(crate) fn current(&self) -> Arc<TrustStore> {
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Follows new root versions and image statements; all of them or none.
+    pub(crate) async fn update(
+        &self,
+        roots: &[Vec<u8>],
+        images: &[Vec<u8>],
+        now: Timestamp,
+    ) -> Result<Vec<RootChange>, Problem> {
+        let _one = self.updating.lock().await;
+        let mut next = TrustStore::clone(&self.current());
+        let mut changes = Vec::new();
+        for root in roots {
+            changes.push(next.advance_root(envelope(root)?, now).map_err(|error| error.to_problem())?);
+        }
+        for statement in images {
+            next.advance_images(envelope(statement)?, now).map_err(|error| error.to_problem())?;
+        }
+        let path = self.path.clone();
+        let next = tokio::task::spawn_blocking(move || next.save(&path).map(|()| next))
+            .await
+            .map_err(|error| refuse::internal(&error))?
+            .map_err(|error| refuse::internal(&error))?;
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
+        Ok(changes)
+    }
+
+    /// What a node with these versions lacks, oldest first.
+    pub(crate) fn since(&self, root_version: u64, images_version: u64) -> Option<v1::Trust> {
+        let trust = self.current();
+        if root_version >= trust.root_version() && images_version >= trust.images_version() {
+            return None;
+        }
+        // The chain starts at version 1, so as many are known to the node as its version says.
+        let known = usize::try_from(root_version).unwrap_or(usize::MAX);
+        let roots = trust.root_envelopes().iter().skip(known).map(Envelope::to_json).collect();
+        Some(v1::Trust {
+            roots,
+            images: trust.images_envelope().map(Envelope::to_json).into_iter().collect(),
+        })
+    }
+
+    pub(crate) fn bundle(&self) -> TrustBundle {
+        self.current().bundle()
+    }
+}
+
+fn envelope(json: &[u8]) -> Result<Envelope, Problem> {
+    Envelope::from_json(json).map_err(|error| {
+        Problem::new(400, "envelope_invalid", error.to_string(), "Send DSSE envelopes as JSON.")
+    })
+}

@@ -1,0 +1,350 @@
+//! A running coordinator on ports of the system's choice, with an operator and scripted nodes.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use mvm_coordinator::{
+    Addresses, ControlClient, CoordinatorError, CoordinatorSettings, InitReport, InitSettings, connect, init, serve,
+};
+use mvm_pki::{
+    Anchors, Credential, CsrNames, ExpectedPeer, LeafKey, LiveAnchors, LiveCredential, Role, TrustBundle, TrustStore,
+};
+use mvm_proto::status::{Mark, NodeInfo};
+use mvm_proto::wire::control::v1::{CreateTokenRequest, PushProgress, PushRequest};
+use mvm_proto::wire::session::v1::{
+    Ack, Acks, AgentFrame, CoordinatorFrame, Hello, Stage, Trust, Welcome, agent_frame, coordinator_frame,
+};
+use mvm_proto::{ClusterId, Problem, SignedDocument, Timestamp, Unverified, Verified};
+use mvm_transport::{ALPN_H3, ALPN_SESSION, Client, ClientSession, Limits, Target, dial_session};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// Long enough for a loaded machine; no test passes by waiting this long.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+pub fn now() -> Timestamp {
+    Timestamp::from(SystemTime::now())
+}
+
+pub fn cluster_id() -> ClusterId {
+    "test".parse().unwrap()
+}
+
+/// Waits for a future that must come; says what for if it does not.
+pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("gave up waiting for {what}"))
+}
+
+/// Asks again and again until the answer is the wanted one.
+pub async fn wait_until<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
+    let poll = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon(what, poll).await;
+}
+
+/// Files of a new dev cluster.
+pub fn new_cluster() -> (TempDir, InitReport) {
+    new_cluster_with(|settings| settings.dev = true)
+}
+
+pub fn new_cluster_with(change: impl FnOnce(&mut InitSettings)) -> (TempDir, InitReport) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut settings = InitSettings::new(dir.path().join("data"), cluster_id());
+    change(&mut settings);
+    let report = init(&settings, now()).unwrap();
+    (dir, report)
+}
+
+/// A running coordinator.
+pub struct Running {
+    pub addresses: Addresses,
+    pub data_dir: PathBuf,
+    pub shutdown: CancellationToken,
+    pub task: JoinHandle<Result<(), CoordinatorError>>,
+}
+
+impl Running {
+    pub async fn start(data_dir: &Path) -> Self {
+        Self::start_with(data_dir, |_| {}).await
+    }
+
+    pub async fn start_with(data_dir: &Path, change: impl FnOnce(&mut CoordinatorSettings)) -> Self {
+        let mut settings = CoordinatorSettings::new(data_dir);
+        settings.listen = "127.0.0.1:0".parse().unwrap();
+        settings.metrics_listen = Some("127.0.0.1:0".parse().unwrap());
+        settings.heartbeat = Duration::from_secs(1);
+        change(&mut settings);
+        let (tell, ready) = tokio::sync::oneshot::channel();
+        let tell = Mutex::new(Some(tell));
+        settings.on_ready = Some(Arc::new(move |addresses: &Addresses| {
+            let _ = tell.lock().unwrap().take().unwrap().send(*addresses);
+        }));
+        let shutdown = CancellationToken::new();
+        let task = tokio::spawn(serve(settings, shutdown.clone()));
+        let addresses = match soon("the coordinator", ready).await {
+            Ok(addresses) => addresses,
+            Err(_) => panic!("the coordinator did not start: {:?}", task.await),
+        };
+        Self { addresses, data_dir: data_dir.to_owned(), shutdown, task }
+    }
+
+    pub async fn stop(self) {
+        self.shutdown.cancel();
+        soon("the coordinator's end", self.task).await.unwrap().unwrap();
+    }
+
+    pub fn target(&self) -> Target {
+        format!("127.0.0.1:{}", self.addresses.grpc.port()).parse().unwrap()
+    }
+
+    pub fn anchors(&self) -> LiveAnchors {
+        LiveAnchors::new(Anchors::load(&self.data_dir.join("pki/root/ca.crt")).unwrap())
+    }
+
+    /// The first operator, connected.
+    pub async fn operator(&self) -> ControlClient {
+        let credential = Credential::load(&self.data_dir.join("operator/operator.pem")).unwrap();
+        let live = LiveCredential::new(credential);
+        connect(&self.target(), &live, &self.anchors(), &cluster_id(), PATIENCE).await.unwrap()
+    }
+
+    pub async fn token(&self, node: &str) -> String {
+        let request = CreateTokenRequest { node_id: node.to_owned(), ttl_seconds: 0 };
+        self.operator().await.create_token(request).await.unwrap().into_inner().token
+    }
+
+    /// An HTTP/3 connection, with a certificate or without.
+    pub async fn http(&self, credential: Option<&LiveCredential>) -> Client {
+        let tls = mvm_pki::tls::client_config(credential, &self.anchors(), coordinator(), &[ALPN_H3]).unwrap();
+        Client::connect(self.addresses.quic, "127.0.0.1", tls, &Limits::default()).await.unwrap()
+    }
+
+    /// A node enrolled with a fresh token.
+    pub async fn enrol(&self, node: &str) -> Node {
+        let token = self.token(node).await;
+        let (key, csr) = new_request();
+        let answer = post(&self.http(None).await, "/v1/enrol", &enrol_body(&token, &csr, node)).await.unwrap();
+        let credential = Credential::with_chain_pem(key, answer["chain_pem"].as_str().unwrap()).unwrap();
+        let bundle: TrustBundle = serde_json::from_value(answer["trust"].clone()).unwrap();
+        Node {
+            id: node.to_owned(),
+            credential: LiveCredential::new(credential),
+            anchors: self.anchors(),
+            trust: TrustStore::pin_bundle(&bundle, now()).unwrap(),
+            address: self.addresses.quic,
+        }
+    }
+
+    /// Pushes and collects every stage until the stream ends.
+    pub async fn push(&self, document: &Value, wait_seconds: u32) -> Vec<PushProgress> {
+        let request = push_request(document, wait_seconds);
+        let mut stream = self.operator().await.push(request).await.unwrap().into_inner();
+        let mut stages = Vec::new();
+        while let Some(stage) = soon("a stage", stream.message()).await.unwrap() {
+            stages.push(stage);
+        }
+        stages
+    }
+}
+
+pub fn push_request(document: &Value, wait_seconds: u32) -> PushRequest {
+    PushRequest { document: document.to_string().into_bytes(), wait_seconds, ..PushRequest::default() }
+}
+
+pub fn stages(progress: &[PushProgress]) -> Vec<&str> {
+    progress.iter().map(|stage| stage.stage.as_str()).collect()
+}
+
+pub fn coordinator() -> ExpectedPeer {
+    ExpectedPeer { cluster: cluster_id(), role: Role::Coordinator, name: None, check_host: true }
+}
+
+pub fn new_request() -> (LeafKey, Vec<u8>) {
+    let key = LeafKey::generate().unwrap();
+    let csr = key.csr_der(&CsrNames::default()).unwrap();
+    (key, csr)
+}
+
+pub fn enrol_body(token: &str, csr: &[u8], node: &str) -> Value {
+    json!({ "token": token, "csr": STANDARD.encode(csr), "node_id": node })
+}
+
+/// Posts JSON; the answer as JSON, or the problem.
+pub async fn post(client: &Client, path: &str, body: &Value) -> Result<Value, Problem> {
+    let request = Request::post(format!("https://127.0.0.1{path}"))
+        .header("content-type", "application/json")
+        .body(Bytes::from(body.to_string()))
+        .unwrap();
+    let (status, media, bytes) = fetch(client, request).await;
+    match status {
+        StatusCode::OK => Ok(serde_json::from_slice(&bytes).unwrap()),
+        _ => {
+            assert_eq!(media, "application/problem+json", "{}", String::from_utf8_lossy(&bytes));
+            Err(serde_json::from_slice(&bytes).unwrap())
+        }
+    }
+}
+
+/// Status, media type and body of an answer.
+pub async fn fetch(client: &Client, request: Request<Bytes>) -> (StatusCode, String, Bytes) {
+    let response = soon("an answer", client.request(request)).await.unwrap();
+    let status = response.status();
+    let media = response.headers().get("content-type").map(|v| v.to_str().unwrap().to_owned()).unwrap_or_default();
+    let mut body = response.into_body();
+    let bytes = soon("a body", body.bytes(1 << 20)).await.unwrap();
+    (status, media, bytes)
+}
+
+/// A node that does what the test says.
+pub struct Node {
+    pub id: String,
+    pub credential: LiveCredential,
+    pub anchors: LiveAnchors,
+    pub trust: TrustStore,
+    pub address: SocketAddr,
+}
+
+impl Node {
+    pub fn hello(&self, high_water: Option<Mark>) -> Hello {
+        Hello {
+            protocol: 1,
+            info: Some(NodeInfo { node_id: self.id.clone(), ..NodeInfo::default() }),
+            high_water,
+            trust_root_version: self.trust.root_version(),
+            images_version: self.trust.images_version(),
+        }
+    }
+
+    pub async fn dial(&self) -> Result<Session, mvm_transport::ConnectError> {
+        let tls =
+            mvm_pki::tls::client_config(Some(&self.credential), &self.anchors, coordinator(), &[ALPN_SESSION])
+                .unwrap();
+        let session = dial_session(self.address, "127.0.0.1", tls, &Limits::default()).await?;
+        Ok(Session { session, trust: self.trust.clone() })
+    }
+
+    /// A session that was welcomed.
+    pub async fn connect(&self, high_water: Option<Mark>) -> Session {
+        let mut session = self.dial().await.unwrap();
+        session.send(agent_frame::Body::Hello(self.hello(high_water))).await;
+        session.welcome().await;
+        session
+    }
+}
+
+pub struct Session {
+    pub session: ClientSession,
+    trust: TrustStore,
+}
+
+impl Session {
+    pub async fn send(&mut self, body: agent_frame::Body) {
+        self.session.frames_out.send(&AgentFrame { body: Some(body) }).await.unwrap();
+    }
+
+    /// The next frame; `None` when the session is over.
+    pub async fn next(&mut self) -> Option<coordinator_frame::Body> {
+        match soon("a frame", self.session.frames_in.recv()).await {
+            Ok(Some(CoordinatorFrame { body })) => Some(body.unwrap()),
+            Ok(None) | Err(_) => None,
+        }
+    }
+
+    pub async fn welcome(&mut self) -> Welcome {
+        match self.next().await {
+            Some(coordinator_frame::Body::Welcome(welcome)) => welcome,
+            other => panic!("expected a welcome, found {other:?}"),
+        }
+    }
+
+    /// The next document, verified as an agent verifies it.
+    pub async fn document(&mut self) -> Verified<SignedDocument> {
+        match self.next().await {
+            Some(coordinator_frame::Body::Document(document)) => {
+                let envelope = Unverified::from_json(&document.envelope).unwrap();
+                self.trust.verify_document(envelope, now()).unwrap()
+            }
+            other => panic!("expected a document, found {other:?}"),
+        }
+    }
+
+    pub async fn trust(&mut self) -> Trust {
+        match self.next().await {
+            Some(coordinator_frame::Body::Trust(trust)) => trust,
+            other => panic!("expected trust, found {other:?}"),
+        }
+    }
+
+    pub async fn ack(&mut self, mark: Mark, stage: Stage) {
+        let ack = Ack { mark: Some(mark), stage: stage.into(), ..Ack::default() };
+        self.send(agent_frame::Body::Acks(Acks { acks: vec![ack] })).await;
+    }
+
+    /// Accepts and makes true whatever comes next.
+    pub async fn obey(&mut self) -> Mark {
+        let mark = mark_of(&self.document().await);
+        self.ack(mark.clone(), Stage::Accepted).await;
+        self.ack(mark.clone(), Stage::Converged).await;
+        mark
+    }
+
+    /// Reads until the session ends; the goodbye, if one came.
+    pub async fn end(&mut self) -> Option<mvm_proto::wire::session::v1::Goodbye> {
+        let mut last = None;
+        while let Some(body) = self.next().await {
+            if let coordinator_frame::Body::Goodbye(goodbye) = body {
+                last = Some(goodbye);
+            }
+        }
+        last
+    }
+
+    /// Nothing but what was asked for comes: a heartbeat is answered next.
+    pub async fn expect_quiet(&mut self) {
+        let heartbeat = mvm_proto::wire::session::v1::Heartbeat { sequence: 77 };
+        self.send(agent_frame::Body::Heartbeat(heartbeat)).await;
+        match self.next().await {
+            Some(coordinator_frame::Body::HeartbeatAck(ack)) => assert_eq!(ack.sequence, 77),
+            other => panic!("expected the answer to a heartbeat, found {other:?}"),
+        }
+    }
+}
+
+pub fn mark_of(document: &Verified<SignedDocument>) -> Mark {
+    let provenance = &document.get().provenance;
+    Mark::new(provenance.epoch, provenance.generation, document.digest())
+}
+
+/// A valid document with one pool that wants this many running.
+pub fn document(node: &str, running: u32) -> Value {
+    json!({
+        "schema_version": 1,
+        "node_id": node,
+        "tenants": [{
+            "tenant_id": "acme",
+            "network": { "tenant_net_id": 1, "ipv4_subnet": "10.240.1.0/24" },
+            "quotas": {
+                "max_vcpus": 16, "max_mem_mib": 8192, "max_running": 8, "max_warm": 8, "max_pools": 4,
+                "max_instances_per_pool": 16, "max_disk_gib": 10
+            },
+            "pools": [{
+                "pool_id": "web",
+                "flake_ref": "builtin:hello",
+                "profile": "minimal",
+                "instance_resources": { "vcpus": 1, "mem_mib": 128, "data_disk_mib": 0 },
+                "desired_counts": { "running": running, "warm": 0, "sleeping": 0 }
+            }]
+        }]
+    })
+}
