@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn values_and_their_sum_are_bounded() {
         let largest = Bytes::from(vec![0; MAX_VALUE_BYTES]);
-        let two = Transaction::new().put("a", largest.clone()).put("b", largest.clone());
+        let two = Transaction::new().put("a", largest.clone()).put("b", largest);
         assert!(two.check().is_ok());
         assert!(matches!(two.put("c", "x").check(), Err(StoreError::InvalidTransaction { .. })));
         let over = Transaction::new().put("a", vec![0; MAX_VALUE_BYTES + 1]);

@@ -3,6 +3,8 @@
 //! The test runs this same binary again as a child that commits and prints what was acknowledged, kills it
 //! after a random number of acknowledgements, opens the directory, compares, and goes on in the same directory.
 
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests too")]
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;

@@ -1,5 +1,7 @@
 //! Damaged directories: an older state that is whole, or a clear error; never a panic, never silent loss.
 
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests too")]
+
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -147,7 +149,8 @@ async fn lost_or_cut_small_files_do_no_harm_or_are_named() {
             match cut {
                 None => fs::remove_file(path.join(name)).unwrap(),
                 Some(length) => {
-                    OpenOptions::new().write(true).open(path.join(name)).unwrap().set_len(length).unwrap()
+                    let file = OpenOptions::new().write(true).open(path.join(name)).unwrap();
+                    file.set_len(length).unwrap();
                 }
             }
             opens_whole(&path, newest, &format!("{name} cut to {cut:?}")).await;

@@ -2,6 +2,8 @@
 //!
 //! Needs root, for a file system of 4 MiB in a mount namespace of its own; without root it says so.
 
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests too")]
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,5 +1,7 @@
 //! What a store holds is there after it was closed and opened again.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
+
 use std::time::Duration;
 
 use mvm_store::{Event, Guard, Settings, SledStore, Store, StoreError, Transaction};

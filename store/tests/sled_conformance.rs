@@ -1,5 +1,7 @@
 //! The embedded store keeps every promise of the trait.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
+
 use mvm_store::{Settings, SledStore, conformance};
 
 #[tokio::test(start_paused = true)]

@@ -63,7 +63,7 @@ impl Disk {
             load::initialise(&db, &state).map_err(|error| sled_error(path, error))?;
             sync_new(path).map_err(io("sync"))?;
         }
-        let tripwire = Tripwire::open(path, state.revision).map_err(io("write to"))?;
+        let tripwire = Tripwire::open(path, confirmed, state.revision).map_err(io("write to"))?;
         Ok((Self { db, log_file, tripwire, path: path.to_owned(), _lock: lock }, state))
     }
 
@@ -147,11 +147,11 @@ fn check_confirmed(path: &Path, confirmed: Confirmed, state: &State) -> Result<(
     }
 }
 
-/// sled syncs neither its settings file nor the directory entries of what it creates.
+/// sled syncs neither its settings file nor the directory entries of what it creates. The entries in `path`
+/// itself are synced with the tripwire.
 fn sync_new(path: &Path) -> io::Result<()> {
     File::open(path.join("conf"))?.sync_all()?;
     File::open(path.join("db"))?.sync_all()?;
-    File::open(path)?.sync_all()?;
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
         _ => Ok(()),

@@ -39,15 +39,21 @@ impl Tripwire {
         }
     }
 
-    /// Opens the file, or makes it durably, once the data that it speaks of is durable.
-    pub(super) fn open(directory: &Path, revision: u64) -> io::Result<Self> {
+    /// Opens the file and brings it up to `revision`, which must be durable.
+    pub(super) fn open(directory: &Path, confirmed: Confirmed, revision: u64) -> io::Result<Self> {
         let mut options = OpenOptions::new();
-        let file =
-            options.create(true).truncate(false).write(true).mode(0o600).open(directory.join(FILE_NAME))?;
-        let this = Self { file };
+        let options = options.create(true).truncate(false).write(true).mode(0o600);
+        let this = Self { file: options.open(directory.join(FILE_NAME))? };
+        if confirmed == Confirmed::Revision(revision) {
+            return Ok(this);
+        }
+        this.file.set_len(u64::try_from(RECORD_BYTES).unwrap_or(0))?;
         this.confirm(revision)?;
-        this.file.sync_all()?;
-        File::open(directory)?.sync_all()?;
+        if confirmed == Confirmed::Nothing {
+            // Its existence says that there is data, so this much must be durable.
+            this.file.sync_all()?;
+            File::open(directory)?.sync_all()?;
+        }
         Ok(this)
     }
 
@@ -72,7 +78,7 @@ mod tests {
     fn the_newest_confirmed_revision_reads_back() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(Tripwire::read(directory.path()).unwrap(), Confirmed::Nothing);
-        let tripwire = Tripwire::open(directory.path(), 3).unwrap();
+        let tripwire = Tripwire::open(directory.path(), Confirmed::Nothing, 3).unwrap();
         tripwire.confirm(u64::MAX).unwrap();
         assert_eq!(Tripwire::read(directory.path()).unwrap(), Confirmed::Revision(u64::MAX));
     }
@@ -82,5 +88,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join(FILE_NAME), b"").unwrap();
         assert_eq!(Tripwire::read(directory.path()).unwrap(), Confirmed::Unknown);
+        Tripwire::open(directory.path(), Confirmed::Unknown, 8).unwrap();
+        assert_eq!(Tripwire::read(directory.path()).unwrap(), Confirmed::Revision(8));
     }
 }
