@@ -116,7 +116,7 @@ pub(crate) async fn dial_from(
         Err(_) => return Err(ConnectError::TimedOut { address, waited: limits.handshake_timeout }),
     };
     let chain = quic::chain_of(&connection);
-    let peer = mvm_pki::tls::peer_identity(chain.as_deref().map(Vec::as_slice))
+    let peer = mvm_pki::tls::peer_identity(chain.as_deref())
         .map_err(|refusal| ConnectError::PeerRefused { address, refusal })?;
     Ok(Dialled { endpoint, connection, peer })
 }

@@ -179,6 +179,11 @@ impl quic::RecvStream for Recv {
         let Poll::Ready(Ok(Some(data))) = &polled else { return polled };
         match self.guard.pass(data) {
             Ok(()) => polled,
+            // Without its control stream a connection is of no use; a request is one of many.
+            Err(too_long) if !self.id.is_request() => {
+                let connection_error = ConnectionErrorIncoming::InternalError(too_long.to_string());
+                Poll::Ready(Err(StreamErrorIncoming::ConnectionErrorIncoming { connection_error }))
+            }
             Err(too_long) => {
                 self.inner.stop_sending(Code::H3_EXCESSIVE_LOAD.value());
                 Poll::Ready(Err(StreamErrorIncoming::Unknown(Box::new(too_long))))

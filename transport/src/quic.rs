@@ -96,6 +96,6 @@ pub(crate) fn protocol_of(connection: &quinn::Connection) -> Option<Vec<u8>> {
 }
 
 /// The chain that the peer showed and that was verified.
-pub(crate) fn chain_of(connection: &quinn::Connection) -> Option<Box<Vec<CertificateDer<'static>>>> {
-    connection.peer_identity()?.downcast().ok()
+pub(crate) fn chain_of(connection: &quinn::Connection) -> Option<Vec<CertificateDer<'static>>> {
+    connection.peer_identity()?.downcast().ok().map(|chain| *chain)
 }

@@ -82,9 +82,10 @@ async fn shake_hands(incoming: quinn::Incoming, services: &Services) -> Option<q
     let stats = &services.stats;
     let connecting = match incoming.accept() {
         Ok(connecting) => connecting,
+        // The first packet is read here, so a protocol that nobody speaks ends here too.
         Err(error) => {
-            stats.count(Count::handshakes_failed);
-            debug!(%error, "could not begin a handshake");
+            stats.count(cause_of(&error));
+            debug!(%error, "a handshake failed");
             return None;
         }
     };
