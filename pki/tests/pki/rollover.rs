@@ -1,0 +1,73 @@
+//! Certificates and roots that change under live connections.
+
+use std::sync::Arc;
+
+use mvm_pki::{LiveCredential, Refusal, Role, refusal_of, tls};
+
+use crate::support::*;
+
+#[test]
+fn a_renewed_certificate_is_shown_to_new_connections_and_old_ones_go_on() {
+    let pki = Pki::new();
+    let (node, main) = (
+        LiveCredential::new(pki.credential(Role::Node, "n")),
+        LiveCredential::new(pki.credential(Role::Coordinator, "main")),
+    );
+    let client = Arc::new(client(Some(&node), &pki.anchors(), coordinator()));
+    let server = Arc::new(server(&main, &pki.anchors()));
+    let mut connections = Vec::new();
+    for _ in 0..20 {
+        let connection = Connection::open_shared(&client, &server, "localhost").unwrap();
+        assert_eq!(connection.server.peer_certificates().unwrap(), node.current().chain());
+        assert_eq!(connection.client.peer_certificates().unwrap(), main.current().chain());
+        connections.push(connection);
+        node.swap(pki.credential(Role::Node, "n"));
+        main.swap(pki.credential(Role::Coordinator, "main"));
+        connections.iter_mut().for_each(Connection::talk);
+    }
+    assert_eq!(*node.changed().borrow(), 20);
+}
+
+#[test]
+fn one_root_takes_over_from_another_without_a_refusal_in_between() {
+    let (old, new) = (Pki::new(), Pki::new());
+    let (node, main) = (
+        LiveCredential::new(old.credential(Role::Node, "n")),
+        LiveCredential::new(old.credential(Role::Coordinator, "main")),
+    );
+    let (at_node, at_main) = (old.anchors(), old.anchors());
+    let client = Arc::new(client(Some(&node), &at_node, coordinator()));
+    let server = Arc::new(server(&main, &at_main));
+    let overlap = both(&old.root.anchors(), &new.root.anchors());
+    let steps: [(&str, &dyn Fn()); 7] = [
+        ("both trust the old root", &|| {}),
+        ("the coordinator trusts both", &|| at_main.swap(overlap.clone())),
+        ("the node trusts both", &|| at_node.swap(overlap.clone())),
+        ("the node is issued under the new root", &|| node.swap(new.credential(Role::Node, "n"))),
+        ("so is the coordinator", &|| main.swap(new.credential(Role::Coordinator, "main"))),
+        ("the node retires the old root", &|| at_node.swap(new.root.anchors())),
+        ("so does the coordinator", &|| at_main.swap(new.root.anchors())),
+    ];
+    let mut connections: Vec<Connection> = Vec::new();
+    for (step, take) in steps {
+        take();
+        let opened = Connection::open_shared(&client, &server, "localhost");
+        connections.push(opened.unwrap_or_else(|errors| panic!("{step}: {errors:?}")));
+        connections.iter_mut().for_each(Connection::talk);
+    }
+    node.swap(old.credential(Role::Node, "n"));
+    let errors = Connection::open_shared(&client, &server, "localhost").map(|_| ()).unwrap_err();
+    assert_eq!(refusal_of(&errors.server.unwrap()), Some(Refusal::ForeignAuthority));
+    assert_eq!(
+        tls::verify_issued(&new.root.anchors(), &old.credential(Role::Node, "n")),
+        Err(Refusal::ForeignAuthority)
+    );
+}
+
+#[test]
+fn a_new_issuing_authority_under_the_same_root_needs_nobody_to_change() {
+    let mut pki = Pki::new();
+    let server = Arc::new(honest_server(&pki));
+    pki.issuing = pki.root.create_issuing(now()).unwrap();
+    Connection::open_shared(&Arc::new(honest_client(&pki)), &server, "localhost").unwrap().talk();
+}
