@@ -1,7 +1,6 @@
 //! Why a coordinator could not start or had to stop, and how causes are shown in logs.
 
 use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -43,12 +42,6 @@ pub enum CoordinatorError {
 }
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-impl CoordinatorError {
-    pub(crate) fn io(what: &'static str, path: impl Into<PathBuf>, cause: io::Error) -> Self {
-        Self::Load { what, path: path.into(), cause: Box::new(cause) }
-    }
-}
 
 /// An error with its causes, on one line: tracing's JSON format drops the sources of an error.
 pub(crate) struct Chain<'a>(&'a (dyn std::error::Error + 'static));

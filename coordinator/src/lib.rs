@@ -41,7 +41,7 @@ pub use init::{
 pub use paths::DataDir;
 pub use serve::serve;
 pub use settings::{
-    Addresses, CoordinatorSettings, DEFAULT_METRICS_PORT, DEFAULT_PORT, DOCUMENT_LIFE, HEARTBEAT,
-    MAX_GRPC_CONNECTIONS, OnReady, SILENT_INTERVALS,
+    Addresses, CoordinatorSettings, DEFAULT_METRICS_PORT, DEFAULT_PORT, DOCUMENT_LIFE, ENROL_BURST,
+    ENROL_PER_SECOND, HEARTBEAT, MAX_GRPC_CONNECTIONS, OnReady, SILENT_INTERVALS,
 };
 pub use tokens::{DEFAULT_TTL as TOKEN_DEFAULT_TTL, MAX_TTL as TOKEN_MAX_TTL};

@@ -8,10 +8,6 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Enrolments per second and address in the long run. A whole rack behind one NAT still enrols in minutes.
-pub(crate) const ENROL_PER_SECOND: f64 = 2.0;
-/// At once. Guessing a 256-bit secret is hopeless at any rate; this bounds the work of refusing it.
-pub(crate) const ENROL_BURST: f64 = 50.0;
 /// Addresses remembered at once: about 64 bytes each.
 const MAX_ADDRESSES: usize = 16 * 1024;
 

@@ -22,7 +22,7 @@ use crate::fleet::Fleet;
 use crate::init::{ClusterFile, InitError, read_cluster_file};
 use crate::metrics::{self, Metrics};
 use crate::paths::DataDir;
-use crate::rate_limit::{ENROL_BURST, ENROL_PER_SECOND, RateLimit};
+use crate::rate_limit::RateLimit;
 use crate::reissue_task::reissue_task;
 use crate::session::Sessions;
 use crate::settings::{Addresses, CoordinatorSettings};
@@ -83,6 +83,7 @@ pub async fn serve(
     let known = documents.load_due().await.map_err(|cause: StateError| store_error(cause.into()))?;
     let state = Arc::new(State {
         fleet: Arc::new(Fleet::new(Arc::clone(&metrics))),
+        enrol_limit: RateLimit::new(settings.enrol_per_second, settings.enrol_burst),
         settings,
         cluster,
         store,
@@ -91,7 +92,6 @@ pub async fn serve(
         trust,
         documents,
         metrics,
-        enrol_limit: RateLimit::new(ENROL_PER_SECOND, ENROL_BURST),
         epoch,
         started_at: now(),
         shutdown,
@@ -110,6 +110,9 @@ fn check(settings: &CoordinatorSettings) -> Result<(), CoordinatorError> {
         if value.is_zero() {
             return Err(CoordinatorError::Settings(format!("{what} must be more than zero")));
         }
+    }
+    if !(settings.enrol_per_second > 0.0 && settings.enrol_burst >= 1.0) {
+        return Err(CoordinatorError::Settings("enrolment needs a rate above zero".to_owned()));
     }
     match settings.metrics_listen {
         Some(address) if !address.ip().is_loopback() => {

@@ -20,6 +20,10 @@ pub const HEARTBEAT: Duration = Duration::from_secs(10);
 pub const SILENT_INTERVALS: u32 = 3;
 /// Operators are people with a laptop: more than these at once is a mistake or an attack.
 pub const MAX_GRPC_CONNECTIONS: usize = 256;
+/// Enrolments per second and address in the long run. A whole rack behind one NAT still enrols in minutes.
+pub const ENROL_PER_SECOND: f64 = 2.0;
+/// At once. Guessing a 256-bit secret is hopeless at any rate; this bounds the work of refusing it.
+pub const ENROL_BURST: f64 = 50.0;
 
 /// Called once with the bound addresses, so that tests and supervisors can use port 0.
 pub type OnReady = Arc<dyn Fn(&Addresses) + Send + Sync>;
@@ -50,6 +54,9 @@ pub struct CoordinatorSettings {
     /// Of the QUIC endpoint.
     pub limits: Limits,
     pub max_grpc_connections: usize,
+    /// Enrolments from one address: per second in the long run, and at once.
+    pub enrol_per_second: f64,
+    pub enrol_burst: f64,
     /// Names of the coordinator's own certificate besides those chosen at `init`.
     pub dns: Vec<String>,
     pub ips: Vec<IpAddr>,
@@ -69,6 +76,8 @@ impl CoordinatorSettings {
             heartbeat: HEARTBEAT,
             limits: Limits::default(),
             max_grpc_connections: MAX_GRPC_CONNECTIONS,
+            enrol_per_second: ENROL_PER_SECOND,
+            enrol_burst: ENROL_BURST,
             dns: Vec::new(),
             ips: Vec::new(),
             on_ready: None,

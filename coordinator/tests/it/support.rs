@@ -10,10 +10,12 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use mvm_coordinator::{
-    Addresses, ControlClient, CoordinatorError, CoordinatorSettings, InitReport, InitSettings, connect, init, serve,
+    Addresses, ControlClient, CoordinatorError, CoordinatorSettings, InitReport, InitSettings, connect, init,
+    serve,
 };
 use mvm_pki::{
-    Anchors, Credential, CsrNames, ExpectedPeer, LeafKey, LiveAnchors, LiveCredential, Role, TrustBundle, TrustStore,
+    Anchors, Credential, CsrNames, ExpectedPeer, LeafKey, LiveAnchors, LiveCredential, Role, TrustBundle,
+    TrustStore,
 };
 use mvm_proto::status::{Mark, NodeInfo};
 use mvm_proto::wire::control::v1::{CreateTokenRequest, PushProgress, PushRequest};
@@ -126,7 +128,8 @@ impl Running {
 
     /// An HTTP/3 connection, with a certificate or without.
     pub async fn http(&self, credential: Option<&LiveCredential>) -> Client {
-        let tls = mvm_pki::tls::client_config(credential, &self.anchors(), coordinator(), &[ALPN_H3]).unwrap();
+        let tls =
+            mvm_pki::tls::client_config(credential, &self.anchors(), coordinator(), &[ALPN_H3]).unwrap();
         Client::connect(self.addresses.quic, "127.0.0.1", tls, &Limits::default()).await.unwrap()
     }
 
@@ -134,7 +137,8 @@ impl Running {
     pub async fn enrol(&self, node: &str) -> Node {
         let token = self.token(node).await;
         let (key, csr) = new_request();
-        let answer = post(&self.http(None).await, "/v1/enrol", &enrol_body(&token, &csr, node)).await.unwrap();
+        let answer =
+            post(&self.http(None).await, "/v1/enrol", &enrol_body(&token, &csr, node)).await.unwrap();
         let credential = Credential::with_chain_pem(key, answer["chain_pem"].as_str().unwrap()).unwrap();
         let bundle: TrustBundle = serde_json::from_value(answer["trust"].clone()).unwrap();
         Node {
@@ -200,8 +204,9 @@ pub async fn post(client: &Client, path: &str, body: &Value) -> Result<Value, Pr
 pub async fn fetch(client: &Client, request: Request<Bytes>) -> (StatusCode, String, Bytes) {
     let response = soon("an answer", client.request(request)).await.unwrap();
     let status = response.status();
-    let media = response.headers().get("content-type").map(|v| v.to_str().unwrap().to_owned()).unwrap_or_default();
-    let mut body = response.into_body();
+    let media =
+        response.headers().get("content-type").map(|v| v.to_str().unwrap().to_owned()).unwrap_or_default();
+    let body = response.into_body();
     let bytes = soon("a body", body.bytes(1 << 20)).await.unwrap();
     (status, media, bytes)
 }
@@ -227,9 +232,13 @@ impl Node {
     }
 
     pub async fn dial(&self) -> Result<Session, mvm_transport::ConnectError> {
-        let tls =
-            mvm_pki::tls::client_config(Some(&self.credential), &self.anchors, coordinator(), &[ALPN_SESSION])
-                .unwrap();
+        let tls = mvm_pki::tls::client_config(
+            Some(&self.credential),
+            &self.anchors,
+            coordinator(),
+            &[ALPN_SESSION],
+        )
+        .unwrap();
         let session = dial_session(self.address, "127.0.0.1", tls, &Limits::default()).await?;
         Ok(Session { session, trust: self.trust.clone() })
     }

@@ -1,0 +1,173 @@
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::Request;
+use mvm_pki::{Anchors, Credential, CsrNames, LeafKey, Role, TrustBundle, TrustStore};
+use mvm_proto::wire::control::v1::{CreateTokenRequest, GetNodeRequest, RemoveNodeRequest};
+use serde_json::json;
+
+use crate::support::{
+    Running, cluster_id, enrol_body, fetch, new_cluster, new_cluster_with, new_request, now, post,
+};
+
+fn get(path: &str) -> Request<Bytes> {
+    Request::get(format!("https://127.0.0.1{path}")).body(Bytes::new()).unwrap()
+}
+
+#[tokio::test]
+async fn anyone_may_fetch_the_roots_and_the_trust_which_prove_themselves() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let http = running.http(None).await;
+    let (status, media, body) = fetch(&http, get("/v1/ca")).await;
+    assert_eq!((status.as_u16(), media.as_str()), (200, "application/x-pem-file"));
+    let anchors = Anchors::from_pem(std::str::from_utf8(&body).unwrap()).unwrap();
+    assert_eq!(anchors.fingerprints(), [report.ca_fingerprint]);
+    let (_, _, body) = fetch(&http, get("/v1/trust")).await;
+    let bundle: TrustBundle = serde_json::from_slice(&body).unwrap();
+    assert_eq!(TrustStore::pin_bundle(&bundle, now()).unwrap().cluster(), &cluster_id());
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_answered_with_a_problem() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let http = running.http(None).await;
+    for (path, code) in [("/nothing", 404), ("/v1/enrol", 405)] {
+        let (status, media, _) = fetch(&http, get(path)).await;
+        assert_eq!((status.as_u16(), media.as_str()), (code, "application/problem+json"), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn the_identity_comes_from_the_token_and_never_from_the_request() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    let identity = node.credential.current().identity().clone();
+    assert_eq!((identity.role(), identity.name(), identity.cluster()), (Role::Node, "n1", &cluster_id()));
+    let known = running.operator().await.get_node(GetNodeRequest { node_id: "n1".into() }).await.unwrap();
+    let known = known.into_inner();
+    assert_eq!(known.certificate_not_after, node.credential.current().not_after().to_string());
+    assert!(!known.connected);
+}
+
+#[tokio::test]
+async fn a_request_whose_key_is_not_proven_is_refused_and_does_not_use_up_the_token() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let token = running.token("n1").await;
+    let http = running.http(None).await;
+    let (_, csr) = new_request();
+    let mut forged = csr.clone();
+    *forged.last_mut().unwrap() ^= 1;
+    for (bad, code) in [(forged.as_slice(), "csr_refused"), (b"junk".as_slice(), "csr_refused")] {
+        let problem = post(&http, "/v1/enrol", &enrol_body(&token, bad, "n1")).await.unwrap_err();
+        assert_eq!(problem.code, code);
+    }
+    let not_base64 = json!({ "token": token, "csr": "***", "node_id": "n1" });
+    assert_eq!(post(&http, "/v1/enrol", &not_base64).await.unwrap_err().code, "bad_request");
+    post(&http, "/v1/enrol", &enrol_body(&token, &csr, "n1")).await.unwrap();
+}
+
+#[tokio::test]
+async fn odd_bodies_are_refused_without_repeating_what_was_sent() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let http = running.http(None).await;
+    let extra = json!({ "token": "canary", "csr": "", "node_id": "n1", "admin": true });
+    let problem = post(&http, "/v1/enrol", &extra).await.unwrap_err();
+    assert_eq!(problem.code, "body_invalid");
+    assert!(!problem.to_string().contains("canary"));
+    let large = json!({ "token": "x".repeat(100_000), "csr": "", "node_id": "n1" });
+    let problem = post(&http, "/v1/enrol", &large).await.unwrap_err();
+    assert_eq!((problem.status, problem.code.as_str()), (413, "body_refused"));
+    let bad_id = json!({ "token": "x", "csr": "", "node_id": "../n1" });
+    assert_eq!(post(&http, "/v1/enrol", &bad_id).await.unwrap_err().code, "bad_request");
+}
+
+#[tokio::test]
+async fn enrolment_from_one_address_is_rate_limited() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start_with(&report.data_dir, |settings| settings.enrol_burst = 3.0).await;
+    let http = running.http(None).await;
+    let (_, csr) = new_request();
+    let mut codes = Vec::new();
+    for _ in 0..5 {
+        let body = enrol_body("x", &csr, "n1");
+        codes.push(post(&http, "/v1/enrol", &body).await.unwrap_err().code);
+    }
+    assert_eq!(codes[..3], ["token_invalid"; 3]);
+    assert!(codes.contains(&"rate_limited".to_owned()), "{codes:?}");
+}
+
+#[tokio::test]
+async fn renewal_keeps_the_identity_and_needs_a_certificate() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    let (key, csr) = new_request();
+    let body = json!({ "csr": STANDARD.encode(&csr) });
+    let problem = post(&running.http(None).await, "/v1/renew", &body).await.unwrap_err();
+    assert_eq!((problem.status, problem.code.as_str()), (401, "certificate_required"));
+
+    let http = running.http(Some(&node.credential)).await;
+    let answer = post(&http, "/v1/renew", &body).await.unwrap();
+    let renewed = Credential::with_chain_pem(key, answer["chain_pem"].as_str().unwrap()).unwrap();
+    let before = node.credential.current();
+    assert_eq!(renewed.identity(), before.identity());
+    assert_ne!(renewed.serial_hex(), before.serial_hex());
+}
+
+#[tokio::test]
+async fn a_removed_node_is_refused_until_a_token_made_after_its_removal() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    let mut operator = running.operator().await;
+    let early = CreateTokenRequest { node_id: "n1".into(), ttl_seconds: 600 };
+    let early = operator.create_token(early).await.unwrap().into_inner().token;
+    operator.remove_node(RemoveNodeRequest { node_id: "n1".into() }).await.unwrap();
+
+    let (_, csr) = new_request();
+    let http = running.http(Some(&node.credential)).await;
+    let problem = post(&http, "/v1/renew", &json!({ "csr": STANDARD.encode(&csr) })).await.unwrap_err();
+    assert_eq!(problem.code, "node_removed");
+    let anonymous = running.http(None).await;
+    let problem = post(&anonymous, "/v1/enrol", &enrol_body(&early, &csr, "n1")).await.unwrap_err();
+    assert_eq!(problem.code, "node_removed");
+    let missing = operator.get_node(GetNodeRequest { node_id: "n1".into() }).await.unwrap_err();
+    assert_eq!(mvm_coordinator::problem_of(&missing).unwrap().code, "node_removed");
+
+    running.enrol("n1").await;
+    assert!(operator.get_node(GetNodeRequest { node_id: "n1".into() }).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_known_node_enrols_again_and_keeps_its_record() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    running.enrol("n1").await;
+    let mut operator = running.operator().await;
+    let get = || GetNodeRequest { node_id: "n1".into() };
+    let before = operator.get_node(get()).await.unwrap().into_inner();
+    let again = running.enrol("n1").await;
+    let after = operator.get_node(get()).await.unwrap().into_inner();
+    assert_eq!(after.enrolled_at, before.enrolled_at);
+    assert_eq!(after.certificate_not_after, again.credential.current().not_after().to_string());
+}
+
+#[tokio::test]
+async fn a_node_can_not_get_a_certificate_with_the_coordinators_name() {
+    let (_dir, report) = new_cluster_with(|settings| settings.dns.push("coordinator.example".into()));
+    let running = Running::start(&report.data_dir).await;
+    let token = running.token("n1").await;
+    let key = LeafKey::generate().unwrap();
+    let names = CsrNames { dns: vec!["coordinator.example".into(), "n1.example".into()], ips: Vec::new() };
+    let csr = key.csr_der(&names).unwrap();
+    let answer = post(&running.http(None).await, "/v1/enrol", &enrol_body(&token, &csr, "n1")).await.unwrap();
+    let credential = Credential::with_chain_pem(key, answer["chain_pem"].as_str().unwrap()).unwrap();
+    let leaf = &credential.chain()[0];
+    let holds = |name: &str| leaf.windows(name.len()).any(|window| window == name.as_bytes());
+    assert!(holds("n1.example") && !holds("coordinator.example"));
+}

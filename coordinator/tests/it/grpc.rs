@@ -1,0 +1,159 @@
+use std::time::Duration;
+
+use mvm_coordinator::{ClientError, connect, create_operator, problem_of};
+use mvm_pki::{Anchors, Credential, LiveAnchors, LiveCredential};
+use mvm_proto::wire::control::v1::{
+    GetDocumentRequest, GetInfoRequest, GetNodeRequest, ListNodesRequest, RemoveNodeRequest,
+    RenewCertificateRequest, WakeInstanceRequest,
+};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::support::{
+    PATIENCE, Running, cluster_id, document, new_cluster, new_cluster_with, new_request, now, push_request,
+    soon,
+};
+
+#[tokio::test]
+async fn an_operator_is_served() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    running.enrol("n1").await;
+    let mut operator = running.operator().await;
+    let info = operator.get_info(GetInfoRequest {}).await.unwrap().into_inner();
+    assert_eq!((info.cluster.as_str(), info.nodes, info.connected, info.epoch), ("test", 1, 0, 1));
+    assert!(info.dev_cluster);
+    let nodes = operator.list_nodes(ListNodesRequest {}).await.unwrap().into_inner().nodes;
+    assert_eq!(nodes.into_iter().map(|node| node.node_id).collect::<Vec<_>>(), ["n1"]);
+}
+
+#[tokio::test]
+async fn a_node_may_call_nothing_on_the_operators_api() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    let mut client =
+        connect(&running.target(), &node.credential, &running.anchors(), &cluster_id(), PATIENCE)
+            .await
+            .unwrap();
+    let node_id = || "n1".to_owned();
+    let refusals = [
+        client.get_info(GetInfoRequest {}).await.unwrap_err(),
+        client.get_node(GetNodeRequest { node_id: node_id() }).await.unwrap_err(),
+        client.remove_node(RemoveNodeRequest { node_id: node_id() }).await.unwrap_err(),
+        client.push(push_request(&document("n1", 1), 0)).await.unwrap_err(),
+        client.get_document(GetDocumentRequest { node_id: node_id() }).await.unwrap_err(),
+    ];
+    for status in refusals {
+        assert_eq!(status.code(), tonic::Code::PermissionDenied);
+        assert_eq!(problem_of(&status).unwrap().code, "wrong_role");
+    }
+}
+
+#[tokio::test]
+async fn without_a_certificate_there_is_no_connection() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let tls = mvm_pki::tls::client_config(None, &running.anchors(), crate::support::coordinator(), &[b"h2"])
+        .unwrap();
+    let tcp = tokio::net::TcpStream::connect(running.addresses.grpc).await.unwrap();
+    let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(tls));
+    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+    // In TLS 1.3 the client finishes first and hears of its refusal with the first bytes.
+    if let Ok(mut stream) = connector.connect(name, tcp).await {
+        let _ = stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+        let mut buffer = [0; 16];
+        let read = soon("the refusal", stream.read(&mut buffer)).await;
+        assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_operator_of_another_cluster_is_refused() {
+    let (_dir, report) = new_cluster();
+    let (_other_dir, other) = new_cluster_with(|settings| settings.cluster = "other".parse().unwrap());
+    let running = Running::start(&report.data_dir).await;
+    let foreign = LiveCredential::new(Credential::load(&other.operator.credential).unwrap());
+    let connected = connect(&running.target(), &foreign, &running.anchors(), &cluster_id(), PATIENCE).await;
+    if let Ok(mut client) = connected {
+        assert!(soon("an answer", client.get_info(GetInfoRequest {})).await.is_err());
+    }
+}
+
+#[tokio::test]
+async fn an_operator_does_not_talk_to_a_coordinator_of_another_cluster() {
+    let (_dir, report) = new_cluster();
+    let (_other_dir, other) = new_cluster_with(|settings| settings.cluster = "other".parse().unwrap());
+    let running = Running::start(&report.data_dir).await;
+    let operator = LiveCredential::new(Credential::load(&other.operator.credential).unwrap());
+    let anchors = LiveAnchors::new(Anchors::load(&other.ca_certificate).unwrap());
+    let other_cluster = "other".parse().unwrap();
+    let error = connect(&running.target(), &operator, &anchors, &other_cluster, PATIENCE).await.unwrap_err();
+    assert!(matches!(error, ClientError::NotTheCoordinator { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn operators_renew_their_own_certificate_only() {
+    let (dir, report) = new_cluster();
+    let out = dir.path().join("bob");
+    let files = create_operator(&report.data_dir, "bob", &out, Duration::from_secs(600), now()).unwrap();
+    let running = Running::start(&report.data_dir).await;
+    let bob = LiveCredential::new(Credential::load(&files.credential).unwrap());
+    let mut client =
+        connect(&running.target(), &bob, &running.anchors(), &cluster_id(), PATIENCE).await.unwrap();
+    let (key, csr_der) = new_request();
+    let answer = client.renew_certificate(RenewCertificateRequest { csr_der }).await.unwrap().into_inner();
+    let renewed = Credential::with_chain_pem(key, &answer.chain_pem).unwrap();
+    assert_eq!(renewed.identity(), bob.current().identity());
+    assert!(renewed.not_after() > bob.current().not_after());
+}
+
+#[tokio::test]
+async fn errors_carry_a_problem_with_its_code() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let mut operator = running.operator().await;
+    let unknown = operator.get_node(GetNodeRequest { node_id: "nope".into() }).await.unwrap_err();
+    assert_eq!(problem_of(&unknown).unwrap().code, "node_unknown");
+    let odd = operator.get_node(GetNodeRequest { node_id: "../x".into() }).await.unwrap_err();
+    assert_eq!(problem_of(&odd).unwrap().code, "bad_request");
+    running.enrol("n1").await;
+    let none = operator.get_document(GetDocumentRequest { node_id: "n1".into() }).await.unwrap_err();
+    assert_eq!(problem_of(&none).unwrap().code, "no_document");
+    let wake = WakeInstanceRequest {
+        node_id: "n1".into(),
+        tenant_id: "acme".into(),
+        pool_id: "web".into(),
+        instance_id: "i-00000001".into(),
+    };
+    let away = operator.wake_instance(wake).await.unwrap_err();
+    assert_eq!(problem_of(&away).unwrap().code, "node_not_connected");
+}
+
+#[tokio::test]
+async fn a_silent_handshake_is_cut_off_and_others_are_served_meanwhile() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start_with(&report.data_dir, |settings| settings.max_grpc_connections = 8).await;
+    let mut silent = tokio::net::TcpStream::connect(running.addresses.grpc).await.unwrap();
+    running.operator().await.get_info(GetInfoRequest {}).await.unwrap();
+    let mut buffer = [0; 1];
+    assert!(matches!(soon("the cut", silent.read(&mut buffer)).await, Ok(0) | Err(_)));
+}
+
+#[tokio::test]
+async fn metrics_health_and_readiness_are_served_on_loopback() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    for (path, expected) in [
+        ("/healthz", "ok"),
+        ("/readyz", "ready"),
+        ("/metrics", "mvm_coordinator_sessions 0"),
+        ("/metrics", "mvm_coordinator_certificate_expiry_timestamp_seconds"),
+    ] {
+        let mut tcp = tokio::net::TcpStream::connect(running.addresses.metrics.unwrap()).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        tcp.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        tcp.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(expected), "{path}: {answer}");
+    }
+}

@@ -1,0 +1,228 @@
+use mvm_proto::Problem;
+use mvm_proto::status::{Event, NodeInfo, NodeStatus};
+use mvm_proto::wire::control::v1::{
+    GetNodeRequest, Node as NodeMessage, RemoveNodeRequest, WakeInstanceRequest,
+};
+use mvm_proto::wire::session::v1::{Events, Heartbeat, Reply, agent_frame, coordinator_frame};
+
+use crate::support::{Running, new_cluster, soon, wait_until};
+
+async fn get(running: &Running, node: &str) -> NodeMessage {
+    running.operator().await.get_node(GetNodeRequest { node_id: node.into() }).await.unwrap().into_inner()
+}
+
+async fn wait_connected(running: &Running, node: &str, connected: bool) {
+    wait_until("the connection to be known", || async { get(running, node).await.connected == connected })
+        .await;
+}
+
+#[tokio::test]
+async fn a_node_is_welcomed_and_its_heartbeats_are_answered() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    let mut session = node.dial().await.unwrap();
+    session.send(agent_frame::Body::Hello(node.hello(None))).await;
+    let welcome = session.welcome().await;
+    assert_eq!((welcome.protocol, welcome.heartbeat_seconds), (1, 1));
+    session.expect_quiet().await;
+    let known = get(&running, "n1").await;
+    assert!(known.connected && known.remote_address.starts_with("127.0.0.1:"));
+    drop(session);
+    wait_connected(&running, "n1", false).await;
+}
+
+#[tokio::test]
+async fn status_and_events_come_up() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    let mut session = node.connect(None).await;
+    let status = NodeStatus {
+        node_id: "n1".into(),
+        last_reconcile_at: "2026-01-01T00:00:00Z".into(),
+        ..NodeStatus::default()
+    };
+    session.send(agent_frame::Body::Status(status)).await;
+    let event = Event { kind: "InstanceCreated".into(), ..Event::default() };
+    session.send(agent_frame::Body::Events(Events { events: vec![event.clone()] })).await;
+    session.expect_quiet().await;
+    let known = get(&running, "n1").await;
+    assert_eq!(known.status.unwrap().last_reconcile_at, "2026-01-01T00:00:00Z");
+    assert_eq!(known.events, [event]);
+}
+
+#[tokio::test]
+async fn a_node_that_speaks_for_another_is_cut_off() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    running.enrol("n2").await;
+    let mut session = node.dial().await.unwrap();
+    let mut hello = node.hello(None);
+    hello.info = Some(NodeInfo { node_id: "n2".into(), ..NodeInfo::default() });
+    session.send(agent_frame::Body::Hello(hello)).await;
+    assert!(!session.end().await.unwrap().redial);
+    assert!(!get(&running, "n2").await.connected);
+
+    let mut session = node.connect(None).await;
+    let status = NodeStatus { node_id: "n2".into(), ..NodeStatus::default() };
+    session.send(agent_frame::Body::Status(status)).await;
+    assert!(session.end().await.unwrap().reason.contains("another node"));
+}
+
+#[tokio::test]
+async fn the_first_frame_must_be_a_hello_and_the_only_one() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    let mut session = node.dial().await.unwrap();
+    session.send(agent_frame::Body::Heartbeat(Heartbeat { sequence: 1 })).await;
+    assert!(session.end().await.unwrap().reason.contains("hello"));
+    let mut session = node.connect(None).await;
+    session.send(agent_frame::Body::Hello(node.hello(None))).await;
+    assert!(session.end().await.unwrap().reason.contains("second hello"));
+}
+
+#[tokio::test]
+async fn an_agent_of_an_unknown_old_version_is_told_to_upgrade() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    let mut session = node.dial().await.unwrap();
+    let mut hello = node.hello(None);
+    hello.protocol = 0;
+    session.send(agent_frame::Body::Hello(hello)).await;
+    assert!(session.end().await.unwrap().reason.contains("upgrade"));
+}
+
+#[tokio::test]
+async fn an_operators_certificate_opens_no_session() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let mut node = running.enrol("n1").await;
+    let operator = mvm_pki::Credential::load(&report.operator.credential).unwrap();
+    node.credential = mvm_pki::LiveCredential::new(operator);
+    let Ok(mut session) = node.dial().await else { return };
+    let hello =
+        mvm_proto::wire::session::v1::AgentFrame { body: Some(agent_frame::Body::Hello(node.hello(None))) };
+    let _ = session.session.frames_out.send(&hello).await;
+    while let Some(body) = session.next().await {
+        assert!(matches!(body, coordinator_frame::Body::Goodbye(_)), "{body:?}");
+    }
+    assert!(!get(&running, "n1").await.connected);
+}
+
+#[tokio::test]
+async fn a_newer_session_of_a_node_replaces_the_older() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    let mut older = node.connect(None).await;
+    let mut newer = node.connect(None).await;
+    assert!(older.end().await.is_none());
+    newer.expect_quiet().await;
+    assert!(get(&running, "n1").await.connected);
+}
+
+#[tokio::test]
+async fn removing_a_node_closes_its_session_at_once_and_refuses_its_certificate() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    let mut session = node.connect(None).await;
+    session.expect_quiet().await;
+    let begun = std::time::Instant::now();
+    let removed =
+        running.operator().await.remove_node(RemoveNodeRequest { node_id: "n1".into() }).await.unwrap();
+    assert!(removed.into_inner().session_closed);
+    soon("the session's end", session.end()).await;
+    assert!(begun.elapsed() < std::time::Duration::from_secs(1), "{:?}", begun.elapsed());
+
+    let mut again = node.dial().await.unwrap();
+    again.send(agent_frame::Body::Hello(node.hello(None))).await;
+    let goodbye = again.end().await.unwrap();
+    assert!(!goodbye.redial && goodbye.reason.contains("removed"));
+}
+
+#[tokio::test]
+async fn a_silent_session_is_given_up_after_three_intervals() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start_with(&report.data_dir, |settings| {
+        settings.heartbeat = std::time::Duration::from_millis(200);
+    })
+    .await;
+    let node = running.enrol("n1").await;
+    let mut session = node.connect(None).await;
+    let goodbye = session.end().await.unwrap();
+    assert!(goodbye.redial && goodbye.reason.contains("nothing heard"), "{goodbye:?}");
+    wait_connected(&running, "n1", false).await;
+}
+
+#[tokio::test]
+async fn a_wake_goes_down_the_session_and_its_answer_comes_back() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    let mut session = node.connect(None).await;
+    let wake = WakeInstanceRequest {
+        node_id: "n1".into(),
+        tenant_id: "acme".into(),
+        pool_id: "web".into(),
+        instance_id: "i-0000000a".into(),
+    };
+    let problem = Problem::new(404, "instance_unknown", "no such instance", "");
+    for answer in [Vec::new(), serde_json::to_vec(&problem).unwrap()] {
+        let mut operator = running.operator().await;
+        let asked = tokio::spawn({
+            let wake = wake.clone();
+            async move { operator.wake_instance(wake).await }
+        });
+        let Some(coordinator_frame::Body::Request(request)) = session.next().await else {
+            panic!("no request")
+        };
+        let refused = !answer.is_empty();
+        session.send(agent_frame::Body::Reply(Reply { id: request.id, problem: answer })).await;
+        let result = soon("the answer", asked).await.unwrap();
+        match refused {
+            false => drop(result.unwrap()),
+            true => {
+                let status = result.unwrap_err();
+                assert_eq!(mvm_coordinator::problem_of(&status), Some(problem.clone()));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_wake_fails_at_once_when_the_session_ends() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    let mut session = node.connect(None).await;
+    let mut operator = running.operator().await;
+    let wake = WakeInstanceRequest {
+        node_id: "n1".into(),
+        tenant_id: "acme".into(),
+        pool_id: "web".into(),
+        instance_id: "i-0000000a".into(),
+    };
+    let asked = tokio::spawn(async move { operator.wake_instance(wake).await });
+    assert!(matches!(session.next().await, Some(coordinator_frame::Body::Request(_))));
+    session.session.control.close(0, "gone");
+    let status = soon("the answer", asked).await.unwrap().unwrap_err();
+    assert_eq!(mvm_coordinator::problem_of(&status).unwrap().code, "node_not_connected");
+}
+
+#[tokio::test]
+async fn stopping_says_goodbye_and_asks_to_dial_again() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    let mut session = node.connect(None).await;
+    session.expect_quiet().await;
+    let begun = std::time::Instant::now();
+    let (goodbye, ()) = tokio::join!(session.end(), running.stop());
+    assert!(goodbye.unwrap().redial);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10));
+}
