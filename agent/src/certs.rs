@@ -9,6 +9,7 @@ mod enrol;
 mod error;
 mod rotate;
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use mvm_pki::{Anchors, CertificateStatus, Credential, CsrNames, TrustStore, files};
@@ -110,7 +111,7 @@ pub(crate) struct Loaded {
 pub(crate) struct Enrolment {
     coordinator: Option<String>,
     dns: Vec<String>,
-    ips: Vec<std::net::IpAddr>,
+    ips: Vec<IpAddr>,
 }
 
 impl Enrolment {
@@ -167,29 +168,42 @@ pub fn status(certs_dir: &Path, now: Timestamp) -> Result<CertificateStatus, Cer
     Ok(CertificateStatus::of(&loaded.credential, &loaded.anchors, Some(&loaded.trust), now))
 }
 
-/// The names by which others may reach this machine: its host name and the addresses of its interfaces, without
-/// loopback and link-local ones. What a request asks for when the operator names nothing.
+/// How many addresses are asked for at most: a coordinator refuses requests with a flood of names, and a host with
+/// hundreds of bridges has hundreds of addresses.
+const MAX_DEFAULT_ADDRESSES: usize = 8;
+
+/// The names by which this machine may be reached: its host name, loopback, and the addresses of its interfaces
+/// without link-local ones. What a request asks for when the operator names nothing.
 #[must_use]
 pub fn default_names() -> CsrNames {
-    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
-    let mut ips: Vec<_> = nix::ifaddrs::getifaddrs()
+    let plain = |name: &String| {
+        !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.')
+    };
+    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).filter(plain);
+    let mut dns = vec!["localhost".to_owned()];
+    dns.extend(host.filter(|name| name != "localhost"));
+
+    let mut ips: Vec<IpAddr> = nix::ifaddrs::getifaddrs()
         .into_iter()
         .flatten()
         .filter_map(|interface| interface.address)
         .filter_map(|address| {
-            let v4 = address.as_sockaddr_in().map(|a| std::net::IpAddr::V4(a.ip()));
-            v4.or_else(|| address.as_sockaddr_in6().map(|a| std::net::IpAddr::V6(a.ip())))
+            let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
         })
         .filter(|ip| !ip.is_loopback() && !is_link_local(ip))
+        .take(MAX_DEFAULT_ADDRESSES)
         .collect();
+    ips.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    ips.push(IpAddr::V6(Ipv6Addr::LOCALHOST));
     ips.sort_unstable();
     ips.dedup();
-    CsrNames { dns: host.into_iter().filter(|name| !name.is_empty()).collect(), ips }
+    CsrNames { dns, ips }
 }
 
-fn is_link_local(ip: &std::net::IpAddr) -> bool {
+fn is_link_local(ip: &IpAddr) -> bool {
     match ip {
-        std::net::IpAddr::V4(ip) => ip.is_link_local(),
-        std::net::IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
     }
 }

@@ -58,7 +58,7 @@ impl DirWatch {
                 }
             }
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

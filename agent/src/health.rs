@@ -165,3 +165,60 @@ async fn readyz(State(health): State<Arc<Health>>) -> Response {
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(ReadyBody { ready, reasons })).into_response()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mvm_proto::Timestamp;
+
+    struct Fixture {
+        health: Health,
+        file: watch::Sender<FileState>,
+        _dir: tempfile::TempDir,
+        _pass: watch::Sender<Instant>,
+    }
+
+    fn fixture() -> Fixture {
+        let dir = tempfile::tempdir().unwrap();
+        let (pass, last_pass) = watch::channel(Instant::now());
+        let (file, state) = watch::channel(FileState::InForce);
+        let health = Health {
+            metrics: Arc::new(Metrics::new(Timestamp::from_unix_ms(0))),
+            clock: Clock::new(|| Timestamp::from_unix_ms(0)),
+            interval: Duration::from_secs(30),
+            data_dir: dir.path().to_owned(),
+            last_pass,
+            credential: None,
+            source: SourceHealth::File(state),
+        };
+        Fixture { health, file, _dir: dir, _pass: pass }
+    }
+
+    fn codes(health: &Health) -> Vec<&'static str> {
+        health.reasons().into_iter().map(|reason| reason.code).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loop_that_stopped_making_passes_is_dead_and_a_slow_one_is_not() {
+        let fixture = fixture();
+        tokio::time::advance(Duration::from_secs(3 * 30 + 60)).await;
+        assert!(fixture.health.is_alive());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(!fixture.health.is_alive());
+        assert_eq!(codes(&fixture.health), ["reconcile_stalled"]);
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_is_told_by_code_and_nothing_is_told_when_all_is_well() {
+        let mut fixture = fixture();
+        assert_eq!(codes(&fixture.health), [""; 0]);
+        fixture.file.send_replace(FileState::Refused(Problem::new(422, "wrong_node", "for another", "")));
+        assert_eq!(codes(&fixture.health), ["file_refused"]);
+        fixture.health.data_dir = "/nonexistent".into();
+        assert_eq!(codes(&fixture.health), ["file_refused", "state_not_writable"]);
+        let (_session, state) = watch::channel(SessionState::default());
+        fixture.health.source = SourceHealth::Session(state);
+        assert_eq!(codes(&fixture.health), ["no_session", "state_not_writable"]);
+        assert_eq!(fixture.health.condition().status, "False");
+    }
+}

@@ -118,7 +118,7 @@ impl Agent {
             Arc::clone(&metrics),
         );
 
-        let mut tasks = Tasks::new(shutdown.clone());
+        let mut tasks = Tasks::new(&shutdown);
         let stop = tasks.stop_token();
 
         // The source of desired state.

@@ -96,6 +96,8 @@ enum SessionFailure {
     Ended,
     #[error("the coordinator did not welcome this node within {0:?}")]
     NoWelcome(Duration),
+    #[error("the coordinator began with something other than a welcome")]
+    NotAWelcome,
     #[error("the coordinator speaks version {theirs} of the session protocol, this agent {ours}")]
     Protocol { ours: u32, theirs: u32 },
 }

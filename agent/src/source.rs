@@ -199,3 +199,33 @@ fn judge(bytes: &[u8], node_id: &NodeId) -> Result<DesiredState, Problem> {
     let detail = format!("the document is for node {}, this is {node_id}", desired.node_id);
     Err(Problem::new(422, "wrong_node", detail, "Correct node_id, or start the agent with --node-id."))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code(result: Result<impl Sized, Problem>) -> Option<String> {
+        result.err().map(|problem| problem.code)
+    }
+
+    #[test]
+    fn a_file_is_judged_whole_and_for_this_node_only() {
+        let node = "node-1".parse().unwrap();
+        let good = br#"{"schema_version":1,"node_id":"node-1","tenants":[]}"#;
+        assert_eq!(code(judge(good, &node)), None);
+        assert_eq!(code(judge(good, &"node-2".parse().unwrap())).as_deref(), Some("wrong_node"));
+        let problem = judge(br#"{"schema_version":1,"colour":"red"}"#, &node).unwrap_err();
+        assert_eq!(problem.code, "invalid_document");
+        assert!(problem.errors.len() > 1, "all errors are told at once: {problem:?}");
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_or_too_long_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("desired.json");
+        assert_eq!(code(read(&path)).as_deref(), Some("file_unreadable"));
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(MAX_DOCUMENT_BYTES as u64 + 1).unwrap();
+        assert_eq!(code(read(&path)).as_deref(), Some("document_too_large"));
+    }
+}

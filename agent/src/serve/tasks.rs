@@ -23,7 +23,7 @@ pub(super) struct Tasks {
 }
 
 impl Tasks {
-    pub(super) fn new(shutdown: CancellationToken) -> Self {
+    pub(super) fn new(shutdown: &CancellationToken) -> Self {
         Self { running: JoinSet::new(), stop: shutdown.child_token() }
     }
 

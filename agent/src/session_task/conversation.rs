@@ -54,9 +54,9 @@ pub(super) async fn converse(
     };
     let welcome = match welcome {
         Ok(welcome) => welcome,
-        Err(failure) => {
+        Err(ending) => {
             session.control.close(close_code::PROTOCOL, "no welcome");
-            return Ending::Failed(failure);
+            return ending;
         }
     };
     info!(coordinator = %welcome.coordinator, "welcomed");
@@ -79,7 +79,8 @@ fn heartbeat_of(seconds: u32) -> Duration {
     }
 }
 
-async fn greet(context: &SessionContext, session: &mut ClientSession) -> Result<Welcome, SessionFailure> {
+/// Hello up, welcome down; or a goodbye, when this node is not wanted.
+async fn greet(context: &SessionContext, session: &mut ClientSession) -> Result<Welcome, Ending> {
     let (trust_root_version, images_version) = context.intake.trust_versions();
     let hello = Hello {
         protocol: SESSION_PROTOCOL,
@@ -88,19 +89,25 @@ async fn greet(context: &SessionContext, session: &mut ClientSession) -> Result<
         trust_root_version,
         images_version,
     };
-    send(&mut session.frames_out, agent_frame::Body::Hello(hello)).await?;
+    let failed = |failure: SessionFailure| Ending::Failed(failure);
+    let sent = send(&mut session.frames_out, agent_frame::Body::Hello(hello)).await;
+    sent.map_err(|error| failed(error.into()))?;
     let first = tokio::time::timeout(WELCOME_TIMEOUT, session.frames_in.recv())
         .await
-        .map_err(|_| SessionFailure::NoWelcome(WELCOME_TIMEOUT))??;
+        .map_err(|_| failed(SessionFailure::NoWelcome(WELCOME_TIMEOUT)))?
+        .map_err(|error| failed(error.into()))?;
     match first.and_then(|frame| frame.body) {
         Some(coordinator_frame::Body::Welcome(welcome)) if welcome.protocol == SESSION_PROTOCOL => {
             Ok(welcome)
         }
         Some(coordinator_frame::Body::Welcome(welcome)) => {
-            Err(SessionFailure::Protocol { ours: SESSION_PROTOCOL, theirs: welcome.protocol })
+            Err(failed(SessionFailure::Protocol { ours: SESSION_PROTOCOL, theirs: welcome.protocol }))
         }
-        Some(_) => Err(SessionFailure::NoWelcome(Duration::ZERO)),
-        None => Err(SessionFailure::Ended),
+        Some(coordinator_frame::Body::Goodbye(goodbye)) => {
+            Err(Ending::Goodbye { reason: goodbye.reason, redial: goodbye.redial })
+        }
+        Some(_) => Err(failed(SessionFailure::NotAWelcome)),
+        None => Err(failed(SessionFailure::Ended)),
     }
 }
 
