@@ -1,1 +1,283 @@
-//! The house rules as a test.
+//! The house rules as tests: who may import whom, what may be in the dependency tree, how sources and manifests look.
+//!
+//! Each test collects all that breaks its rule and lists it, so that one run shows everything there is to put right.
+
+#![allow(clippy::unwrap_used)] // A test may end at the first surprise.
+
+#[path = "tidy/licence.rs"]
+mod licence;
+#[path = "tidy/sources.rs"]
+mod sources;
+#[path = "tidy/tree.rs"]
+mod tree;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sources::Source;
+use tree::{DenyFile, Kind, Tree};
+
+/// Which of our crates each may import. A crate that is not listed here does not exist.
+const DIRECTION: [(&str, &[&str]); 11] = [
+    ("mvm-proto", &[]),
+    ("mvm-planner", &["mvm-proto"]),
+    ("mvm-pki", &["mvm-proto"]),
+    ("mvm-transport", &["mvm-proto", "mvm-pki"]),
+    ("mvm-store", &["mvm-proto"]),
+    ("mvm-agent", &["mvm-proto", "mvm-planner", "mvm-pki", "mvm-transport", "mvm-store"]),
+    ("mvm-coordinator", &["mvm-proto", "mvm-planner", "mvm-pki", "mvm-transport", "mvm-store"]),
+    // The command line puts everything together; tests look at all of it, and benches start what tests start.
+    ("mvm", PARTS),
+    ("mvm-tests", PARTS),
+    ("mvm-benches", PARTS_AND_TESTS),
+    ("mvm-examples", &[]),
+];
+
+const PARTS: &[&str] = &[
+    "mvm-proto",
+    "mvm-planner",
+    "mvm-pki",
+    "mvm-transport",
+    "mvm-store",
+    "mvm-agent",
+    "mvm-coordinator",
+    "mvm-examples",
+];
+
+const PARTS_AND_TESTS: &[&str] = &[
+    "mvm-proto",
+    "mvm-planner",
+    "mvm-pki",
+    "mvm-transport",
+    "mvm-store",
+    "mvm-agent",
+    "mvm-coordinator",
+    "mvm-examples",
+    "mvm-tests",
+];
+
+/// For tests only: the documents to start from, and what their own test needs.
+const ALSO_IN_TESTS: [(&str, &str); 6] = [
+    ("mvm-proto", "mvm-proto"),
+    ("mvm-proto", "mvm-examples"),
+    ("mvm-planner", "mvm-examples"),
+    ("mvm-agent", "mvm-examples"),
+    ("mvm-coordinator", "mvm-examples"),
+    ("mvm-examples", "mvm-proto"),
+];
+
+/// Libraries that only these may import, so that they can be replaced in one place.
+const ONLY_IN: [(&str, &[&str], &str); 10] = [
+    ("quinn", &["mvm-transport", "mvm-benches"], "QUIC is transport's; a bench measures it bare"),
+    ("quinn-proto", &["mvm-transport"], "QUIC is transport's"),
+    ("h3", &["mvm-transport", "mvm-benches"], "HTTP/3 is transport's; a bench measures it bare"),
+    ("h3-quinn", &["mvm-transport", "mvm-benches"], "HTTP/3 is transport's; a bench measures it bare"),
+    ("sled", &["mvm-store"], "the database is behind the Store trait"),
+    ("rcgen", &["mvm-pki"], "certificates are made in pki"),
+    ("x509-parser", &["mvm-pki"], "certificates are read in pki"),
+    ("clap", &["mvm", "mvm-benches"], "arguments are read by programs"),
+    ("anyhow", &["mvm", "mvm-benches"], "libraries have typed errors"),
+    ("tracing-subscriber", &["mvm", "mvm-benches"], "the program decides where logs go; libraries only log"),
+];
+
+/// Crates that decide and do nothing else: no runtime, and none of these words in their sources.
+const PURE: [&str; 2] = ["mvm-proto", "mvm-planner"];
+const IMPURE_LIBRARIES: [&str; 6] = ["tokio", "tokio-util", "futures", "fastrand", "nix", "tempfile"];
+const IMPURE_WORDS: [&str; 11] = [
+    "async fn",
+    "tokio::",
+    "std::fs",
+    "std::env",
+    "std::process",
+    "std::thread",
+    "TcpStream",
+    "UdpSocket",
+    "SystemTime::now",
+    "Instant::now",
+    "OffsetDateTime::now",
+];
+
+/// A file longer than this is about more than one thing. Most are a fifth of it.
+const MAX_LINES: usize = 700;
+
+/// Files that may contain `unsafe`, each with its reason.
+const UNSAFE_ALLOWED: [(&str, &str); 0] = [];
+
+/// Lists what broke a rule; passes when nothing did.
+fn holds(rule: &str, broken: &[String]) {
+    assert!(broken.is_empty(), "{rule}:\n  {}", broken.join("\n  "));
+}
+
+#[test]
+fn our_crates_import_each_other_only_in_the_direction_of_the_table() {
+    let table: BTreeMap<_, _> = DIRECTION.into_iter().collect();
+    let ours: BTreeSet<_> = table.keys().copied().collect();
+    let mut broken = Vec::new();
+    for member in &Tree::read().members {
+        let Some(allowed) = table.get(member.name.as_str()) else {
+            broken.push(format!("{} is not in the table", member.name));
+            continue;
+        };
+        for dependency in member.dependencies.iter().filter(|d| ours.contains(d.name.as_str())) {
+            let edge = (member.name.as_str(), dependency.name.as_str());
+            let in_tests = dependency.kind == Kind::Dev && ALSO_IN_TESTS.contains(&edge);
+            if !allowed.contains(&edge.1) && !in_tests {
+                broken.push(format!("{} imports {}", edge.0, edge.1));
+            }
+        }
+    }
+    holds("imports against the direction", &broken);
+}
+
+#[test]
+fn libraries_with_one_home_are_imported_nowhere_else() {
+    let mut broken = Vec::new();
+    for member in &Tree::read().members {
+        for (library, homes, reason) in ONLY_IN {
+            let imports = member.dependencies.iter().any(|d| d.name == library && d.kind != Kind::Dev);
+            if imports && !homes.contains(&member.name.as_str()) {
+                broken.push(format!("{} imports {library}: {reason}", member.name));
+            }
+        }
+    }
+    holds("libraries away from home", &broken);
+}
+
+#[test]
+fn what_decides_has_no_runtime_no_clock_and_no_files() {
+    let mut broken = Vec::new();
+    for member in Tree::read().members.iter().filter(|member| PURE.contains(&member.name.as_str())) {
+        for dependency in member.dependencies.iter().filter(|d| d.kind == Kind::Normal) {
+            if IMPURE_LIBRARIES.contains(&dependency.name.as_str()) {
+                broken.push(format!("{} imports {}", member.name, dependency.name));
+            }
+        }
+        for source in sources::under(&member.folder.join("src")) {
+            for (line, text) in source.shipped_lines() {
+                for word in IMPURE_WORDS.iter().filter(|word| text.contains(**word)) {
+                    broken.push(format!("{}:{line}: {word}", source.name));
+                }
+            }
+        }
+    }
+    holds("effects in crates that only decide", &broken);
+}
+
+#[test]
+fn every_dependency_comes_from_the_registry_with_a_version_through_the_workspace() {
+    let tree = Tree::read();
+    let mut broken = tree.sources_outside_the_registry();
+    for member in &tree.members {
+        for dependency in &member.dependencies {
+            if dependency.from_registry && dependency.requirement == "*" {
+                broken.push(format!("{} takes any version of {}", member.name, dependency.name));
+            }
+        }
+        broken.extend(sources::manifest_faults(&member.folder.join("Cargo.toml")));
+    }
+    holds("dependencies", &broken);
+}
+
+#[test]
+fn every_licence_in_the_tree_is_on_the_list() {
+    let deny = DenyFile::read();
+    let mut broken = Vec::new();
+    for package in Tree::read().packages {
+        match package.licence.as_deref().map(|text| licence::allows(text, &deny.licences)) {
+            Some(Ok(true)) => {}
+            Some(Ok(false)) => {
+                broken.push(format!("{package}: {}", package.licence.as_deref().unwrap_or("")))
+            }
+            Some(Err(fault)) => broken.push(format!("{package}: {fault}")),
+            None => broken.push(format!("{package}: no licence")),
+        }
+    }
+    holds("licences that deny.toml does not allow", &broken);
+}
+
+#[test]
+fn no_banned_crate_and_no_unexplained_second_version_is_in_the_tree() {
+    let (deny, tree) = (DenyFile::read(), Tree::read());
+    let mut broken = Vec::new();
+    let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for package in &tree.packages {
+        versions.entry(&package.name).or_default().push(&package.version);
+        if deny.banned.contains(&package.name) {
+            broken.push(format!("{package} is banned"));
+        }
+    }
+    for (name, versions) in versions {
+        let explained = |version: &&&str| {
+            let skipped = |skip: &String| {
+                skip.split_once('@').is_some_and(|(n, v)| n == name && version.starts_with(&format!("{v}.")))
+            };
+            deny.skipped.iter().any(skipped)
+        };
+        let unexplained: Vec<_> = versions.iter().filter(|version| !explained(version)).collect();
+        if unexplained.len() > 1 {
+            broken.push(format!(
+                "{name}: {versions:?}; name the one held back under `skip` in deny.toml, or unite them"
+            ));
+        }
+    }
+    for skip in &deny.skipped {
+        let (name, version) = skip.split_once('@').unwrap_or((skip, ""));
+        let used = |p: &tree::Package| p.name == name && p.version.starts_with(&format!("{version}."));
+        if !tree.packages.iter().any(used) {
+            broken.push(format!("{skip} is gone: take it off the `skip` list in deny.toml"));
+        }
+    }
+    holds("bans", &broken);
+}
+
+#[test]
+fn every_source_opens_by_saying_what_it_is() {
+    let broken: Vec<_> = sources::ours()
+        .iter()
+        .filter(|source| !source.text.trim_start().starts_with("//!"))
+        .map(|source| source.name.clone())
+        .collect();
+    holds("sources without a `//!` header", &broken);
+}
+
+#[test]
+fn no_source_is_longer_than_one_subject_needs() {
+    let long = |source: &Source| {
+        let lines = source.text.lines().count();
+        (lines > MAX_LINES).then(|| format!("{}: {lines} lines, the limit is {MAX_LINES}", source.name))
+    };
+    holds("long sources", &sources::ours().iter().filter_map(long).collect::<Vec<_>>());
+}
+
+#[test]
+fn nothing_is_left_unfinished_or_switched_off() {
+    // Put together here, so that this file does not break its own rule. A test that another starts as its child
+    // process is not switched off, and says so: `#[ignore = "... child ..."]`.
+    let words = ["to\u{64}o!(", "unimpl\u{65}mented!(", "d\u{62}g!(", "#[ign\u{6f}re"];
+    let mut broken = sources::lines_with(&sources::ours(), &words);
+    broken.retain(|line| !line.contains("child"));
+    holds("unfinished", &broken);
+}
+
+#[test]
+fn tests_wait_for_conditions_and_never_just_sleep() {
+    let mut broken = Vec::new();
+    for source in sources::ours() {
+        broken.extend(source.sleeping_tests().into_iter().map(|line| format!("{}:{line}", source.name)));
+    }
+    holds("sleeps in tests: use paused time, or poll in a `wait_until`", &broken);
+}
+
+#[test]
+fn unsafe_code_is_where_the_list_says_and_nowhere_else() {
+    let words = ["unsa\u{66}e {", "unsa\u{66}e fn", "unsa\u{66}e impl", "allow(unsa\u{66}e_code)"];
+    let elsewhere: Vec<_> = sources::ours()
+        .into_iter()
+        .filter(|source| !UNSAFE_ALLOWED.iter().any(|(name, _)| *name == source.name))
+        .collect();
+    holds("unsafe code outside the list", &sources::lines_with(&elsewhere, &words));
+}
+
+#[test]
+fn nothing_depends_on_where_the_repository_lies() {
+    holds("paths of one machine", &sources::machine_paths());
+}
