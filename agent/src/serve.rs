@@ -11,30 +11,29 @@
 //! ready. On shutdown the doors close first, what is in flight finishes, instances are left as they are.
 
 mod credentials;
+mod doors;
 mod error;
+mod member;
 mod tasks;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use mvm_pki::{ClientAuth, CsrNames, LiveAnchors, LiveCredential, files, tls};
+use mvm_pki::files;
 use mvm_proto::status::{Capacity, NodeInfo};
-use mvm_proto::{ClusterId, NodeId, Timestamp};
-use mvm_transport::{ALPN_H3, Server, Target};
-use tokio::net::TcpListener;
+use mvm_proto::{NodeId, Timestamp};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::acceptor::{Acceptor, AcceptorSettings, HardLimits};
-use crate::api::{Api, Door};
-use crate::certs::{CertsDir, CoordinatorRenewal};
+use crate::api::Api;
+use crate::certs::CertsDir;
 use crate::health::{self, Health, SourceHealth};
 use crate::ledger::LEDGER_FILE;
-use crate::local_socket::LocalSocket;
 use crate::metrics::Metrics;
 use crate::node_info;
 use crate::reconcile::{Clock, NodeSettings};
@@ -44,7 +43,9 @@ use crate::settings::AgentSettings;
 use crate::shutdown::{notify_ready, notify_stopping, watchdog_task};
 use crate::source::{FileSource, FileState, Intake, file_source_task};
 
+use doors::Doors;
 pub use error::AgentError;
+use member::{Member, choose_node_id, load_member};
 use tasks::Tasks;
 
 /// Runs an agent until `shutdown`. Returns `Ok` after an orderly stop, also when something in flight was cut off.
@@ -66,16 +67,6 @@ pub struct Agent {
     shutdown: CancellationToken,
 }
 
-/// What an enrolled node is, beyond its settings.
-struct Member {
-    credential: LiveCredential,
-    anchors: LiveAnchors,
-    cluster: ClusterId,
-    coordinator: Option<Target>,
-    /// What to ask for when the certificate is renewed.
-    names: CsrNames,
-}
-
 impl Agent {
     /// Loads, opens and binds everything, then starts the tasks.
     pub async fn start(settings: AgentSettings, shutdown: CancellationToken) -> Result<Self, AgentError> {
@@ -95,17 +86,8 @@ impl Agent {
         info.source = if settings.desired_file.is_some() { "file" } else { "session" }.to_owned();
 
         // The doors first: two agents on one data directory must not both open its state.
-        let socket = LocalSocket::bind(&settings.socket)
-            .map_err(|cause| AgentError::Socket { path: settings.socket.clone(), cause })?;
-        let metrics_listener = TcpListener::bind(settings.metrics_listen)
-            .await
-            .map_err(|cause| AgentError::MetricsListen { address: settings.metrics_listen, cause })?;
-        let metrics_address = metrics_listener.local_addr().unwrap_or(settings.metrics_listen);
-        if !metrics_address.ip().is_loopback() {
-            warn!(address = %metrics_address, "metrics and health are open to the network");
-        }
-        let server = member.as_ref().map(|member| bind_api(&settings, member)).transpose()?;
-        let api_address = server.as_ref().map(Server::local_addr);
+        let doors = Doors::bind(&settings, member.as_ref()).await?;
+        let (api_address, metrics_address) = doors.addresses();
 
         let capacity = info.capacity.unwrap_or_default();
         let (node, handle) = open_node(&settings, &node_id, capacity, clock.clone()).await?;
@@ -121,17 +103,14 @@ impl Agent {
         let mut tasks = Tasks::new(&shutdown);
         let stop = tasks.stop_token();
 
-        // The source of desired state.
         let (file_state, file_watch) = watch::channel(FileState::default());
         let in_force = match (&settings.desired_file, &acceptor) {
             (Some(path), _) => {
                 let (sender, receiver) = watch::channel(None);
-                let source =
-                    FileSource { path: path.clone(), node_id: node_id.clone(), interval: settings.interval };
-                tasks.spawn(
-                    "file_source",
-                    file_source_task(source, sender, file_state, handle.clone(), stop.clone()),
-                );
+                let (path, node_id, interval) = (path.clone(), node_id.clone(), settings.interval);
+                let source = FileSource { path, node_id, interval };
+                let task = file_source_task(source, sender, file_state, handle.clone(), stop.clone());
+                tasks.spawn("file_source", task);
                 receiver
             }
             (None, Some(acceptor)) => acceptor.in_force(),
@@ -140,7 +119,7 @@ impl Agent {
 
         // Health before the tasks that it watches, so that it sees their first word.
         let (session_state, session_watch) = watch::channel(SessionState::default());
-        let dials = settings.session && member.as_ref().is_some_and(|member| member.coordinator.is_some());
+        let dials = settings.session && member.as_ref().is_some_and(Member::knows_coordinator);
         let source = match &settings.desired_file {
             Some(_) => SourceHealth::File(file_watch),
             None if dials => SourceHealth::Session(session_watch.clone()),
@@ -156,13 +135,10 @@ impl Agent {
             credential: member.as_ref().map(|member| member.credential.clone()),
             source,
         });
-        tasks.spawn(
-            "passes",
-            tasks::passes_task(handle.clone(), Arc::clone(&metrics), pass_sender, stop.clone()),
-        );
+        let passes = tasks::passes_task(handle.clone(), Arc::clone(&metrics), pass_sender, stop.clone());
+        tasks.spawn("passes", passes);
         tasks.spawn("reconcile", reconcile_task(node, in_force, stop.clone()));
 
-        // The doors.
         let describe = describe(info, intake.clone(), Arc::clone(&health), dials.then_some(session_watch));
         let for_api = Arc::clone(&describe);
         let api = Api::new(
@@ -174,55 +150,22 @@ impl Agent {
             settings.limits.max_body_bytes,
             stop.clone(),
         );
-        tasks.spawn("socket", tasks::http_task(socket, api.router(Door::Local), stop.clone()));
-        tasks.spawn(
-            "metrics",
-            tasks::http_task(metrics_listener, health::router(Arc::clone(&health)), stop.clone()),
-        );
-        if let Some(server) = server {
-            tasks.spawn("api", server.serve(Some(api.router(Door::Network)), None, stop.clone()));
-        }
-
-        // What only a member of a cluster does.
+        doors.open(&mut tasks, &api, health::router(Arc::clone(&health)));
         if let Some(member) = member {
-            metrics.certificate(member.credential.current().not_after());
-            tasks.spawn(
-                "credentials",
-                credentials::reload_task(
-                    certs.clone(),
-                    member.credential.clone(),
-                    member.anchors.clone(),
-                    Arc::clone(&metrics),
-                    stop.clone(),
-                ),
-            );
-            if let Some(coordinator) = member.coordinator {
-                let renewal = CoordinatorRenewal {
-                    coordinator: coordinator.clone(),
-                    credential: member.credential.clone(),
-                    anchors: member.anchors.clone(),
+            member.spawn_upkeep(&mut tasks, certs, &metrics);
+            if let (true, Some(coordinator)) = (dials, member.coordinator) {
+                let context = SessionContext {
+                    coordinator,
+                    credential: member.credential,
+                    anchors: member.anchors,
+                    limits: settings.limits.clone(),
+                    node: handle.clone(),
+                    intake,
+                    describe,
+                    metrics,
+                    state: session_state,
                 };
-                let (live, anchors) = (member.credential.clone(), member.anchors.clone());
-                let save = move |credential: &_, anchors: &_| certs.save(credential, anchors);
-                let names = member.names;
-                tasks.spawn(
-                    "renewal",
-                    mvm_pki::renewal_task(live, anchors, save, renewal, names, stop.clone()),
-                );
-                if dials {
-                    let context = SessionContext {
-                        coordinator,
-                        credential: member.credential,
-                        anchors: member.anchors,
-                        limits: settings.limits.clone(),
-                        node: handle.clone(),
-                        intake,
-                        describe,
-                        metrics,
-                        state: session_state,
-                    };
-                    tasks.spawn("session", session_task(context, stop.clone()));
-                }
+                tasks.spawn("session", session_task(context, stop.clone()));
             }
         }
         let watched = Arc::clone(&health);
@@ -245,6 +188,8 @@ impl Agent {
         info!(node = %self.node_id, %api, metrics = %self.metrics_address, socket = %self.socket.display(), "ready");
         notify_ready(&format!("node {} is ready", self.node_id));
         let ended = tokio::select! {
+            // An orderly stop ends tasks too; it goes first.
+            biased;
             () = self.shutdown.cancelled() => None,
             ended = self.tasks.first_to_end() => Some(ended),
         };
@@ -279,66 +224,6 @@ impl Agent {
     pub fn node(&self) -> &NodeHandle {
         &self.node
     }
-}
-
-/// The certificates, if this node has any. It may have none only if it lives from a file.
-fn load_member(settings: &AgentSettings, certs: &CertsDir) -> Result<Option<Member>, AgentError> {
-    if !certs.is_enrolled() && settings.desired_file.is_some() {
-        return Ok(None);
-    }
-    let loaded = certs.load().map_err(AgentError::Certs)?;
-    let cluster = loaded.anchors.cluster().clone();
-    let given = settings.names != CsrNames::default();
-    let names = if given { settings.names.clone() } else { loaded.enrolment.names() };
-    Ok(Some(Member {
-        coordinator: settings.coordinator.clone().or_else(|| loaded.enrolment.coordinator()),
-        credential: LiveCredential::new(loaded.credential),
-        anchors: LiveAnchors::new(loaded.anchors),
-        cluster,
-        names,
-    }))
-}
-
-/// The certificate's node id; without a certificate the one that was given, else the host name's.
-fn choose_node_id(
-    settings: &AgentSettings,
-    member: Option<&Member>,
-    info: &NodeInfo,
-) -> Result<NodeId, AgentError> {
-    let given = settings.node_id.clone();
-    let Some(member) = member else {
-        return given
-            .or_else(|| node_info::node_id_from_hostname(&info.hostname))
-            .ok_or_else(|| AgentError::NoNodeId { hostname: info.hostname.clone() });
-    };
-    let identity = member.credential.current().identity().clone();
-    let certified = identity.node_id().ok_or(AgentError::NotANode { identity })?;
-    match given {
-        Some(given) if given != certified => Err(AgentError::OtherNodeId { given, certified }),
-        _ => Ok(certified),
-    }
-}
-
-fn bind_api(settings: &AgentSettings, member: &Member) -> Result<Server, AgentError> {
-    let bind = |address| {
-        let tls = tls::server_config(
-            &member.credential,
-            &member.anchors,
-            &member.cluster,
-            ClientAuth::Required,
-            &[ALPN_H3],
-        )
-        .map_err(AgentError::Tls)?;
-        Server::bind(address, tls, settings.limits.clone()).map_err(AgentError::Listen)
-    };
-    let any_v6 = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
-    bind(settings.listen).or_else(|error| {
-        if settings.listen.ip() != any_v6 {
-            return Err(error);
-        }
-        // A kernel without IPv6 can't listen on `::`, which on all others means IPv4 as well.
-        bind(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), settings.listen.port())).map_err(|_| error)
-    })
 }
 
 async fn open_node(
