@@ -102,8 +102,10 @@ pub trait Driver: Send + Sync + 'static {
     fn resume(&self, instance: &InstanceId) -> impl Future<Output = Result<(), DriverError>> + Send;
 
     /// Writes a paused guest's memory and device state. The VM lives on, paused, until it is killed.
-    fn snapshot(&self, instance: &InstanceId)
-    -> impl Future<Output = Result<SnapshotRef, DriverError>> + Send;
+    fn snapshot(
+        &self,
+        instance: &InstanceId,
+    ) -> impl Future<Output = Result<SnapshotRef, DriverError>> + Send;
 
     /// A paused VM made from a snapshot; the snapshot stays until it is discarded.
     fn restore(
@@ -189,7 +191,9 @@ impl FromStr for DriverKind {
 pub enum DriverUnavailable {
     #[error("this build has no {0} driver yet; only `--driver fake` is available")]
     NotBuilt(DriverKind),
-    #[error("could not open the driver's state {path}; if the file is damaged, move it away to start without VMs")]
+    #[error(
+        "could not open the driver's state {path}; if the file is damaged, move it away to start without VMs"
+    )]
     State {
         path: PathBuf,
         #[source]
@@ -203,13 +207,127 @@ pub enum AnyDriver {
     Fake(FakeDriver),
 }
 
+/// Where the fake driver keeps its VMs, below the data directory.
+const FAKE_DIR: &str = "fake-vms";
+
 impl AnyDriver {
     /// Opens exactly the driver asked for, with its state under `data_dir`.
     pub fn open(kind: DriverKind, data_dir: &Path) -> Result<Self, DriverUnavailable> {
-        let _ = data_dir;
         match kind {
-            DriverKind::Fake => todo!(),
+            DriverKind::Fake => {
+                tracing::warn!("the fake driver runs no guests: instances exist on paper only");
+                FakeDriver::open(&data_dir.join(FAKE_DIR)).map(Self::Fake)
+            }
             DriverKind::Qemu | DriverKind::Firecracker => Err(DriverUnavailable::NotBuilt(kind)),
         }
+    }
+
+    /// The same without touching the host: for a dry run, which must leave no trace.
+    pub fn peek(kind: DriverKind, data_dir: &Path) -> Result<Self, DriverUnavailable> {
+        match kind {
+            DriverKind::Fake => FakeDriver::peek(&data_dir.join(FAKE_DIR)).map(Self::Fake),
+            DriverKind::Qemu | DriverKind::Firecracker => Err(DriverUnavailable::NotBuilt(kind)),
+        }
+    }
+}
+
+impl Driver for AnyDriver {
+    fn kind(&self) -> DriverKind {
+        match self {
+            Self::Fake(driver) => driver.kind(),
+        }
+    }
+
+    fn accelerator(&self) -> &'static str {
+        match self {
+            Self::Fake(driver) => driver.accelerator(),
+        }
+    }
+
+    async fn list(&self) -> Result<Vec<Vm>, DriverError> {
+        match self {
+            Self::Fake(driver) => driver.list().await,
+        }
+    }
+
+    async fn adopt(&self, instance: &InstanceId) -> Result<Option<Vm>, DriverError> {
+        match self {
+            Self::Fake(driver) => driver.adopt(instance).await,
+        }
+    }
+
+    async fn boot(&self, spec: &VmSpec) -> Result<(), DriverError> {
+        match self {
+            Self::Fake(driver) => driver.boot(spec).await,
+        }
+    }
+
+    async fn pause(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        match self {
+            Self::Fake(driver) => driver.pause(instance).await,
+        }
+    }
+
+    async fn resume(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        match self {
+            Self::Fake(driver) => driver.resume(instance).await,
+        }
+    }
+
+    async fn snapshot(&self, instance: &InstanceId) -> Result<SnapshotRef, DriverError> {
+        match self {
+            Self::Fake(driver) => driver.snapshot(instance).await,
+        }
+    }
+
+    async fn restore(&self, spec: &VmSpec, snapshot: &SnapshotRef) -> Result<(), DriverError> {
+        match self {
+            Self::Fake(driver) => driver.restore(spec, snapshot).await,
+        }
+    }
+
+    async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        match self {
+            Self::Fake(driver) => driver.discard_snapshot(instance).await,
+        }
+    }
+
+    async fn stop(&self, instance: &InstanceId, grace: Duration) -> Result<(), DriverError> {
+        match self {
+            Self::Fake(driver) => driver.stop(instance, grace).await,
+        }
+    }
+
+    async fn kill(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        match self {
+            Self::Fake(driver) => driver.kill(instance).await,
+        }
+    }
+
+    async fn remove(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        match self {
+            Self::Fake(driver) => driver.remove(instance).await,
+        }
+    }
+
+    async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, DriverError> {
+        match self {
+            Self::Fake(driver) => driver.console(instance, max_bytes).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_that_this_build_lacks_is_refused_by_name_and_never_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        for kind in [DriverKind::Qemu, DriverKind::Firecracker] {
+            let error = AnyDriver::open(kind, dir.path()).unwrap_err();
+            assert!(error.to_string().contains(kind.as_str()), "{error}");
+        }
+        assert_eq!("qemuu".parse::<DriverKind>(), Err(UnknownDriver));
     }
 }

@@ -1,16 +1,31 @@
 //! Puts a node's parts together, and brings it into agreement once for `mvm agent reconcile`.
 
+pub(crate) mod engine;
+mod once;
+pub(crate) mod status;
+pub(crate) mod wake;
+
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use mvm_planner::{Deferred, Step};
 use mvm_proto::status::Capacity;
-use mvm_proto::{DesiredState, NodeId, Timestamp};
-use serde::Serialize;
+use mvm_proto::{NodeId, Timestamp};
+use mvm_store::{Settings, SledStore};
 
-use crate::driver::DriverKind;
+use crate::driver::{AnyDriver, Driver, DriverKind, DriverUnavailable};
+use crate::execute::StepError;
+use crate::execute::recover::recover;
+use crate::state::{Records, StateError};
+
+pub use once::{OnceSettings, Report, reconcile_once};
+
+/// Where records are kept, below the data directory.
+const STATE_DIR: &str = "state";
+
+/// A node's records are small and all in memory: sled's cache needs little.
+const CACHE_BYTES: u64 = 1024 * 1024;
 
 /// Where the time comes from; a test brings its own.
 #[derive(Clone)]
@@ -24,6 +39,13 @@ impl Clock {
     #[must_use]
     pub fn system() -> Self {
         Self::new(|| Timestamp::from(SystemTime::now()))
+    }
+
+    /// Begins at `start` and goes with tokio's time, which a test may pause.
+    #[must_use]
+    pub fn starting_at(start: Timestamp) -> Self {
+        let begun = tokio::time::Instant::now();
+        Self::new(move || start + begun.elapsed())
     }
 
     #[must_use]
@@ -53,34 +75,62 @@ pub struct NodeSettings {
     pub clock: Clock,
 }
 
-/// What one `mvm agent reconcile` did.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Report {
-    /// The node is as the document says, or (dry run) the document is valid.
-    pub converged: bool,
-    pub dry_run: bool,
-    pub rounds: u32,
-    /// Steps in the order in which they were planned.
-    pub steps: Vec<Step>,
-    /// What the last plan left undone, and why.
-    pub deferred: Vec<Deferred>,
-    pub errors: Vec<String>,
-}
-
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     #[error("the document is for node {document}, this is {node}")]
     OtherNode { document: NodeId, node: NodeId },
     #[error(transparent)]
-    Driver(#[from] crate::driver::DriverUnavailable),
+    Driver(#[from] DriverUnavailable),
+    #[error("could not open the node's state")]
+    State(#[from] StateError),
+    #[error("could not resolve what an earlier agent left half-done")]
+    Recover(#[from] StepError),
+    #[error("could not prepare the data directory {path}")]
+    DataDir {
+        path: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
 }
 
-/// Brings the node into agreement with a local document, once. A dry run plans one round and touches nothing.
-pub async fn reconcile_once(
-    desired: DesiredState,
-    settings: NodeSettings,
-    dry_run: bool,
-) -> Result<Report, NodeError> {
-    let _ = (desired, settings, dry_run);
-    todo!()
+pub(crate) fn planner_capacity(capacity: &Capacity) -> mvm_planner::Capacity {
+    mvm_planner::Capacity {
+        vcpus: capacity.vcpus,
+        mem_mib: capacity.mem_mib,
+        disk_mib: capacity.disk_mib,
+        max_instances: capacity.max_instances,
+    }
+}
+
+/// Opens driver and records in `data_dir`, adopts what lives, resolves what was left half-done.
+pub(crate) async fn open(
+    data_dir: &Path,
+    kind: DriverKind,
+    now: Timestamp,
+) -> Result<(Arc<AnyDriver>, Arc<Records>), NodeError> {
+    mvm_pki::files::create_private_dir(data_dir)
+        .map_err(|cause| NodeError::DataDir { path: data_dir.to_owned(), cause })?;
+    // The records first: their lock keeps a second agent away from the first one's VMs.
+    let records = open_records(&data_dir.join(STATE_DIR)).await?;
+    let driver = Arc::new(AnyDriver::open(kind, data_dir)?);
+    adopt(&*driver, &records, now).await?;
+    Ok((driver, records))
+}
+
+pub(crate) async fn open_records(path: &Path) -> Result<Arc<Records>, NodeError> {
+    let settings = Settings { cache_bytes: CACHE_BYTES, ..Settings::default() };
+    let store = SledStore::open(path, settings).await.map_err(StateError::from)?;
+    Ok(Records::open(store).await?)
+}
+
+pub(crate) async fn adopt<D: Driver>(
+    driver: &D,
+    records: &Arc<Records>,
+    now: Timestamp,
+) -> Result<(), NodeError> {
+    let resolved = recover(driver, records, now).await?;
+    if resolved > 0 {
+        tracing::info!(resolved, "resolved what an earlier agent left open");
+    }
+    Ok(())
 }

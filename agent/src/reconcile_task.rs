@@ -1,92 +1,302 @@
 //! Keeps this node in agreement with its desired state.
+//!
+//! One task owns the loop. It wakes on a new document, a trigger, the end of a step or a timer, observes the node,
+//! asks the planner, hands the steps to the runner, then publishes [`NodeStatus`]. It never decides: every choice is
+//! made in `mvm_planner::node`. A missed event costs at most one interval, for every pass looks at everything.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_proto::status::{Event, InstanceStatus, NodeStatus};
-use mvm_proto::{InstanceId, PoolId, Problem, TenantId};
-use tokio::sync::{broadcast, watch};
+use mvm_proto::{InstanceId, NodeId, PoolId, Problem, TenantId, Timestamp};
+use tokio::sync::{Notify, broadcast, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::driver::{AnyDriver, Driver};
+use crate::execute::Executor;
 use crate::ledger::InForce;
-use crate::reconcile::{NodeError, NodeSettings};
+use crate::reconcile::engine::{Engine, Found, event_of};
+use crate::reconcile::status::{self, Facts};
+use crate::reconcile::wake::{Shown, Waker, Wakes, show, shown};
+use crate::reconcile::{Clock, NodeError, NodeSettings, adopt, open, planner_capacity};
+use crate::state::Records;
+use crate::text::chain;
 
-/// How many passes were made and how long the last one took.
+/// While steps run, the next plan is made this soon after the last: one slow step does not hold up the others' next.
+const REPLAN_AFTER: Duration = Duration::from_millis(100);
+
+/// When to look again after the driver could not say what lives.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// How long steps under way may take when the agent ends; they are resolved at the next start otherwise.
+const FINISH_WITHIN: Duration = Duration::from_secs(6);
+
+/// A follower that is this many events behind loses the oldest ones and is told so.
+const EVENTS_KEPT: usize = 1024;
+
+/// How many passes and plans were made, and how long the last pass took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Pass {
     pub count: u64,
+    /// Passes in which something had changed, so that the planner was asked.
+    pub plans: u64,
     pub took: Duration,
 }
 
 /// A node that is open but not yet running: give it to [`reconcile_task`].
 #[derive(Debug)]
-pub struct Node {}
+pub struct Node<D = AnyDriver> {
+    engine: Engine<D>,
+    interval: Duration,
+    handle: NodeHandle,
+}
 
 impl Node {
     /// Opens records and driver, adopts the VMs that live, and resolves what an earlier agent left half-done.
     pub async fn open(settings: NodeSettings) -> Result<(Node, NodeHandle), NodeError> {
-        let _ = settings;
-        todo!()
+        let (driver, records) = open(&settings.data_dir, settings.driver, settings.clock.now()).await?;
+        Ok(Node::build(&settings, driver, records))
+    }
+}
+
+impl<D: Driver> Node<D> {
+    /// The same with a driver and records that are already open.
+    pub async fn with(
+        settings: &NodeSettings,
+        driver: Arc<D>,
+        records: Arc<Records>,
+    ) -> Result<(Node<D>, NodeHandle), NodeError> {
+        adopt(&*driver, &records, settings.clock.now()).await?;
+        Ok(Self::build(settings, driver, records))
+    }
+
+    fn build(settings: &NodeSettings, driver: Arc<D>, records: Arc<Records>) -> (Node<D>, NodeHandle) {
+        let clock = settings.clock.clone();
+        let capacity = planner_capacity(&settings.capacity);
+        let executor = Executor::new(Arc::clone(&driver), Arc::clone(&records), clock.clone());
+        let slots = settings.parallel_steps;
+        let engine = Engine::new(driver, Arc::clone(&records), clock.clone(), capacity, slots);
+        let in_force = Shown::default();
+        let waker = Waker {
+            executor: Arc::new(executor),
+            records: Arc::clone(&records),
+            capacity,
+            gate: Arc::clone(&engine.gate),
+            in_force: Arc::clone(&in_force),
+        };
+        let status = NodeStatus { node_id: settings.node_id.to_string(), ..NodeStatus::default() };
+        let shared = Shared {
+            node_id: settings.node_id.clone(),
+            status: watch::Sender::new(status),
+            events: broadcast::Sender::new(EVENTS_KEPT),
+            passes: watch::Sender::new(Pass::default()),
+            trigger: Notify::new(),
+            records,
+            in_force,
+            waker: Box::new(waker),
+            clock,
+        };
+        let handle = NodeHandle { shared: Arc::new(shared) };
+        (Node { engine, interval: settings.interval, handle: handle.clone() }, handle)
     }
 }
 
 /// What the rest of the agent sees of the node. Cheap to clone.
-#[derive(Debug, Clone)]
-pub struct NodeHandle {}
+#[derive(Clone)]
+pub struct NodeHandle {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    node_id: NodeId,
+    status: watch::Sender<NodeStatus>,
+    events: broadcast::Sender<Event>,
+    passes: watch::Sender<Pass>,
+    trigger: Notify,
+    records: Arc<Records>,
+    in_force: Shown,
+    waker: Box<dyn Wakes>,
+    clock: Clock,
+}
+
+impl std::fmt::Debug for NodeHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NodeHandle").field("node_id", &self.shared.node_id).finish_non_exhaustive()
+    }
+}
 
 impl NodeHandle {
     #[must_use]
     pub fn status(&self) -> watch::Receiver<NodeStatus> {
-        todo!()
+        self.shared.status.subscribe()
     }
 
     #[must_use]
     pub fn events(&self) -> broadcast::Receiver<Event> {
-        todo!()
+        self.shared.events.subscribe()
     }
 
     #[must_use]
     pub fn passes(&self) -> watch::Receiver<Pass> {
-        todo!()
+        self.shared.passes.subscribe()
     }
 
     /// Says something to everyone who follows this node's events.
     pub fn publish(&self, kind: &str, subject: &str, message: &str) {
-        let _ = (kind, subject, message);
-        todo!()
+        let at = self.shared.clock.now().to_string();
+        let (kind, subject, message) = (kind.to_owned(), subject.to_owned(), message.to_owned());
+        // Nobody listening is no error.
+        let _ = self.shared.events.send(Event { at, kind, subject, message });
     }
 
     /// All instances, or one tenant's.
     #[must_use]
     pub fn instances(&self, tenant: Option<&TenantId>) -> Vec<InstanceStatus> {
-        let _ = tenant;
-        todo!()
+        let mut found = Vec::new();
+        self.shared.records.for_each(|record, _| {
+            if tenant.is_none_or(|tenant| record.tenant == *tenant) {
+                found.push(record.status());
+            }
+        });
+        found
     }
 
     /// Tenants with instances here or named by the document in force.
     #[must_use]
     pub fn tenants(&self) -> Vec<TenantId> {
-        todo!()
+        let mut tenants: BTreeSet<TenantId> = self.shared.records.tenants();
+        if let Some(in_force) = shown(&self.shared.in_force) {
+            tenants.extend(in_force.desired.tenants.iter().map(|tenant| tenant.tenant_id.clone()));
+        }
+        tenants.into_iter().collect()
     }
 
     /// Brings a sleeping or warm instance to running for a request; one that runs is left as it is.
     pub async fn wake(&self, tenant: &TenantId, pool: &PoolId, instance: &InstanceId) -> Result<(), Problem> {
-        let _ = (tenant, pool, instance);
-        todo!()
+        let woken = self.shared.waker.wake(tenant.clone(), pool.clone(), instance.clone()).await;
+        if woken.is_ok() {
+            self.publish("InstanceWoken", &format!("{tenant}/{pool}/{instance}"), "woken on demand");
+        }
+        self.trigger();
+        woken
     }
 
     /// Asks for a pass now.
     pub fn trigger(&self) {
-        todo!()
+        self.shared.trigger.notify_one();
     }
 }
 
 /// Runs until `shutdown`. Steps that are under way are finished; instances are left as they are.
-pub async fn reconcile_task(
-    node: Node,
-    desired: watch::Receiver<Option<Arc<InForce>>>,
+pub async fn reconcile_task<D: Driver>(
+    mut node: Node<D>,
+    mut desired: watch::Receiver<Option<Arc<InForce>>>,
     shutdown: CancellationToken,
 ) {
-    let _ = (node, desired, shutdown);
-    todo!()
+    let handle = node.handle.clone();
+    let shared = &handle.shared;
+    loop {
+        let in_force = desired.borrow_and_update().clone();
+        show(&shared.in_force, in_force.clone());
+        let begun = Instant::now();
+        let found = node.engine.pass(in_force.as_ref()).await;
+        let next = match &found {
+            Ok(_) => next_pass(&node, in_force.as_deref()),
+            Err(_) => shared.clock.now() + LOOK_AGAIN.min(node.interval),
+        };
+        tell(&node, in_force.as_deref(), found, next);
+        let (plans, took) = (node.engine.plans, begun.elapsed());
+        shared.passes.send_modify(|pass| *pass = Pass { count: pass.count + 1, plans, took });
+
+        let timer = tokio::time::sleep_until(begun + next.since(shared.clock.now()).min(node.interval));
+        tokio::pin!(timer);
+        let wait = async {
+            let mut source_gone = false;
+            loop {
+                tokio::select! {
+                    biased;
+                    () = shutdown.cancelled() => return false,
+                    changed = desired.changed(), if !source_gone => match changed {
+                        Ok(()) => return true,
+                        // Whoever gave documents is gone; the last one stays in force.
+                        Err(_) => source_gone = true,
+                    },
+                    () = shared.trigger.notified() => return true,
+                    Some(done) = node.engine.next_done() => {
+                        let _ = shared.events.send(event_of(&done, shared.clock.now()));
+                        if node.engine.runner.is_idle() || begun.elapsed() >= REPLAN_AFTER {
+                            return true;
+                        }
+                        // The others may take long; what this one made possible does not wait for them.
+                        let soon = begun + REPLAN_AFTER;
+                        if timer.deadline() > soon {
+                            timer.as_mut().reset(soon);
+                        }
+                    }
+                    () = &mut timer => return true,
+                }
+            }
+        };
+        if !wait.await {
+            break;
+        }
+    }
+    node.engine.runner.drop_waiting();
+    let finish = async {
+        while let Some(done) = node.engine.next_done().await {
+            let _ = shared.events.send(event_of(&done, shared.clock.now()));
+        }
+    };
+    if tokio::time::timeout(FINISH_WITHIN, finish).await.is_err() {
+        tracing::warn!("steps were still under way; they are resolved at the next start");
+    }
+    shared.records.close().await;
+}
+
+/// When the next pass is due if nothing happens before.
+fn next_pass<D: Driver>(node: &Node<D>, in_force: Option<&InForce>) -> Timestamp {
+    let now = node.engine.clock.now();
+    let expiry = in_force.and_then(|in_force| in_force.expires_at).filter(|at| *at > now);
+    [node.engine.next_deadline(), expiry, Some(now + node.interval)]
+        .into_iter()
+        .flatten()
+        .min()
+        .unwrap_or(now)
+}
+
+/// Publishes what a pass found.
+fn tell<D: Driver>(
+    node: &Node<D>,
+    in_force: Option<&InForce>,
+    found: Result<Found, crate::driver::DriverError>,
+    next_reconcile_at: Timestamp,
+) {
+    let engine = &node.engine;
+    let (found, driver_error) = match found {
+        Ok(found) => (found, None),
+        Err(error) => {
+            tracing::error!(error = %chain(&error), "could not observe the node");
+            (Found::default(), Some(chain(&error)))
+        }
+    };
+    let records = engine.records.all();
+    for id in &found.died {
+        let record = records.iter().find(|record| record.id == *id);
+        let subject = record.map_or_else(|| id.to_string(), |r| format!("{}/{}/{id}", r.tenant, r.pool));
+        node.handle.publish("InstanceFailed", &subject, "its VM ended by itself");
+    }
+    let facts = Facts {
+        now: engine.clock.now(),
+        in_force,
+        records: &records,
+        plan: engine.plan(),
+        converged: engine.is_converged() && driver_error.is_none(),
+        write_error: engine.records.write_error(),
+        driver_error,
+        strangers: &found.strangers,
+        next_reconcile_at,
+    };
+    node.handle.shared.status.send_modify(|status| status::update(status, &facts));
 }

@@ -1,1 +1,158 @@
-//! One record per instance.
+//! What the agent remembers of one instance: one record, written before and after each effect that matters.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use mvm_planner::{Action, ObservedInstance};
+use mvm_proto::document::Resources;
+use mvm_proto::instance::IllegalMove;
+use mvm_proto::status::InstanceStatus;
+use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use crate::driver::{SnapshotRef, VmSpec};
+
+/// The first wait after a failure; each further failure doubles it.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// A broken image is tried this often at least.
+const LONGEST_RETRY: Duration = Duration::from_secs(300);
+/// An instance that ran this long before it failed did not fail to start: it begins again with the first wait.
+const STABLE_AFTER: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    pub tenant: TenantId,
+    pub pool: PoolId,
+    pub id: InstanceId,
+    /// Its address's offset inside the tenant's subnet. Not given again while this record exists.
+    pub offset: u32,
+    pub address: Ipv4Addr,
+    pub phase: Phase,
+    pub since: Timestamp,
+    pub reason: String,
+    pub revision: Digest,
+    pub resources: Resources,
+    pub flake_ref: String,
+    pub image_digest: Option<Digest>,
+    pub snapshot: Option<SnapshotRef>,
+    pub last_used_at: Option<Timestamp>,
+    pub override_until: Option<Timestamp>,
+    pub claimed: bool,
+    pub on_demand: bool,
+    pub home: Option<Phase>,
+    pub staging: Option<Phase>,
+    pub failures: u32,
+    pub retry_not_before: Option<Timestamp>,
+    /// An effect that was begun and whose outcome is not recorded yet.
+    pub intent: Option<Intent>,
+}
+
+/// Written before an effect that can't simply be observed again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Intent {
+    pub action: Action,
+    pub at: Timestamp,
+}
+
+impl Record {
+    /// Moves to another phase, if the life of an instance has that move.
+    pub fn advance(&mut self, to: Phase, now: Timestamp, reason: &str) -> Result<(), IllegalMove> {
+        self.phase.advance(to)?;
+        self.enter(to, now, reason);
+        Ok(())
+    }
+
+    /// Takes a phase that was observed, whatever it was before.
+    pub fn enter(&mut self, phase: Phase, now: Timestamp, reason: &str) {
+        if self.phase != phase {
+            self.since = now;
+        }
+        self.phase = phase;
+        reason.clone_into(&mut self.reason);
+        if Some(phase) == self.home || !matches!(phase, Phase::Running | Phase::Warm) {
+            self.on_demand = false;
+            self.home = None;
+        }
+    }
+
+    /// Notes a failure and when to try again. `jitter` is in 0..1.
+    pub fn fail(&mut self, phase: Phase, now: Timestamp, reason: &str, jitter: f64) {
+        let stable = self.phase == Phase::Running && now.since(self.since) >= STABLE_AFTER;
+        self.failures = if stable { 1 } else { self.failures.saturating_add(1) };
+        self.enter(phase, now, reason);
+        self.intent = None;
+        self.retry_not_before = Some(now + retry_after(self.failures, jitter));
+    }
+
+    #[must_use]
+    pub fn spec(&self) -> VmSpec {
+        VmSpec {
+            instance: self.id.clone(),
+            revision: self.revision,
+            resources: self.resources,
+            flake_ref: self.flake_ref.clone(),
+            image_digest: self.image_digest,
+        }
+    }
+
+    /// As the planner sees it. `moving_to`: a step is being carried out on it.
+    #[must_use]
+    pub fn observed(&self, moving_to: Option<Phase>) -> ObservedInstance {
+        ObservedInstance {
+            tenant: self.tenant.clone(),
+            pool: self.pool.clone(),
+            id: self.id.clone(),
+            phase: self.phase,
+            since: self.since,
+            revision: self.revision,
+            resources: self.resources,
+            last_used_at: self.last_used_at,
+            // No guest says yet whether it is busy: what was not used since is idle.
+            idle_since: Some(self.last_used_at.map_or(self.since, |used| used.max(self.since))),
+            override_until: self.override_until,
+            claimed: self.claimed,
+            on_demand: self.on_demand,
+            home: self.home,
+            staging: self.staging,
+            moving_to,
+            retry_not_before: self.retry_not_before,
+        }
+    }
+
+    #[must_use]
+    pub fn status(&self) -> InstanceStatus {
+        let time = |time: Option<Timestamp>| time.map_or_else(String::new, |time| time.to_string());
+        InstanceStatus {
+            instance_id: self.id.to_string(),
+            tenant_id: self.tenant.to_string(),
+            pool_id: self.pool.to_string(),
+            phase: self.phase.to_string(),
+            since: self.since.to_string(),
+            reason: self.reason.clone(),
+            address: self.address.to_string(),
+            revision: self.revision.to_string(),
+            last_used_at: time(self.last_used_at),
+            override_until: time(self.override_until),
+            claimed: self.claimed,
+        }
+    }
+}
+
+/// How long to wait after this many failures in a row: doubling, with half of it left to chance.
+#[must_use]
+pub fn retry_after(failures: u32, jitter: f64) -> Duration {
+    let doublings = failures.saturating_sub(1).min(16);
+    let full = FIRST_RETRY.saturating_mul(1 << doublings).min(LONGEST_RETRY);
+    full.mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_a_limit_and_keep_half_of_it_to_chance() {
+        let secs = |failures, jitter| retry_after(failures, jitter).as_secs_f64();
+        assert_eq!((secs(1, 0.0), secs(1, 1.0), secs(3, 1.0), secs(99, 1.0)), (0.5, 1.0, 4.0, 300.0));
+    }
+}

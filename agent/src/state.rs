@@ -1,1 +1,255 @@
-//! Durable records.
+//! The records of this node's instances: in memory for every reader, in sled for the next start.
+//!
+//! A record is changed only by whoever holds the instance's [`Lease`], so no instance is acted on twice at once.
+//! [`Records::save`] is durable when it returns; [`Records::set`] is for what the driver can be asked again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use mvm_proto::{InstanceId, Phase, PoolId, TenantId, Timestamp};
+use mvm_store::{SledStore, Store, StoreError, Transaction};
+use tokio::sync::Notify;
+
+use crate::execute::PoolSpec;
+use crate::record::Record;
+
+const PREFIX: &str = "instance/";
+
+/// Random ids collide once in a while among thousands; this many tries never all do.
+const ID_TRIES: usize = 64;
+
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    #[error("could not use the state of this node's instances")]
+    Store(#[from] StoreError),
+    #[error("the record {key} is damaged; move the state directory away to start without records")]
+    Damaged {
+        key: String,
+        #[source]
+        cause: serde_json::Error,
+    },
+    #[error("no address is left in {subnet} of tenant {tenant}")]
+    NoAddress { tenant: TenantId, subnet: String },
+    #[error("no free instance id was found")]
+    NoId,
+}
+
+#[derive(Debug)]
+pub struct Records {
+    store: Option<SledStore>,
+    inner: Mutex<Inner>,
+    released: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    records: BTreeMap<InstanceId, Record>,
+    /// What is being worked on, and the phase that it ends in.
+    moving: BTreeMap<InstanceId, Phase>,
+    /// Why the last write failed; absent: it did not.
+    write_error: Option<String>,
+}
+
+/// The right to act on one instance. Ends when dropped.
+#[derive(Debug)]
+pub struct Lease {
+    records: Arc<Records>,
+    id: InstanceId,
+}
+
+impl Lease {
+    #[must_use]
+    pub fn id(&self) -> &InstanceId {
+        &self.id
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.records.lock().moving.remove(&self.id);
+        self.records.released.notify_waiters();
+    }
+}
+
+impl Records {
+    /// Reads every record. One that can't be read is an error: forgetting it would leak its VM.
+    pub async fn open(store: SledStore) -> Result<Arc<Self>, StateError> {
+        let listing = store.list(PREFIX).await?;
+        let mut records = BTreeMap::new();
+        for entry in listing.entries {
+            let record: Record = serde_json::from_slice(&entry.value)
+                .map_err(|cause| StateError::Damaged { key: entry.key.clone(), cause })?;
+            records.insert(record.id.clone(), record);
+        }
+        let inner = Mutex::new(Inner { records, ..Inner::default() });
+        Ok(Arc::new(Self { store: Some(store), inner, released: Notify::new() }))
+    }
+
+    /// No records, and nowhere to keep any: for a dry run on a node that never ran.
+    #[must_use]
+    pub fn empty() -> Arc<Self> {
+        Arc::new(Self { store: None, inner: Mutex::default(), released: Notify::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[must_use]
+    pub fn get(&self, id: &InstanceId) -> Option<Record> {
+        self.lock().records.get(id).cloned()
+    }
+
+    /// Calls `each` for every record and what it is moving to, in the order of ids.
+    pub fn for_each(&self, mut each: impl FnMut(&Record, Option<Phase>)) {
+        let inner = self.lock();
+        for (id, record) in &inner.records {
+            each(record, inner.moving.get(id).copied());
+        }
+    }
+
+    #[must_use]
+    pub fn all(&self) -> Vec<Record> {
+        self.lock().records.values().cloned().collect()
+    }
+
+    #[must_use]
+    pub fn write_error(&self) -> Option<String> {
+        self.lock().write_error.clone()
+    }
+
+    /// The right to act on `id`, unless someone else has it.
+    #[must_use]
+    pub fn lease(self: &Arc<Self>, id: &InstanceId, moving_to: Phase) -> Option<Lease> {
+        let mut inner = self.lock();
+        if inner.moving.contains_key(id) {
+            return None;
+        }
+        inner.moving.insert(id.clone(), moving_to);
+        Some(Lease { records: Arc::clone(self), id: id.clone() })
+    }
+
+    /// Waits for the right to act on `id`.
+    pub async fn wait_lease(self: &Arc<Self>, id: &InstanceId, moving_to: Phase) -> Lease {
+        loop {
+            let released = self.released.notified();
+            tokio::pin!(released);
+            // Registered before looking, so that a release in between is not missed.
+            released.as_mut().enable();
+            if let Some(lease) = self.lease(id, moving_to) {
+                return lease;
+            }
+            released.await;
+        }
+    }
+
+    /// Makes a new instance, in memory only: its id and address are taken from here on.
+    pub fn reserve(
+        self: &Arc<Self>,
+        tenant: &TenantId,
+        pool: &PoolId,
+        spec: &PoolSpec,
+        staging: Option<Phase>,
+        now: Timestamp,
+    ) -> Result<(Record, Lease), StateError> {
+        let mut inner = self.lock();
+        let free = |id: &InstanceId| !inner.records.contains_key(id);
+        let id = (0..ID_TRIES).map(|_| InstanceId::from_bits(fastrand::u32(..))).find(free);
+        let id = id.ok_or(StateError::NoId)?;
+        let subnet = &spec.subnet;
+        let mine = inner.records.values().filter(|record| record.tenant == *tenant);
+        let taken: BTreeSet<u32> = mine.map(|record| record.offset).collect();
+        let offset = subnet.instance_offsets().find(|offset| !taken.contains(offset));
+        let address = offset.and_then(|offset| Some((offset, subnet.instance_address(offset)?)));
+        let Some((offset, address)) = address else {
+            let (tenant, subnet) = (tenant.clone(), subnet.to_string());
+            return Err(StateError::NoAddress { tenant, subnet });
+        };
+        let record = Record {
+            tenant: tenant.clone(),
+            pool: pool.clone(),
+            id: id.clone(),
+            offset,
+            address,
+            phase: Phase::Created,
+            since: now,
+            reason: "created".to_owned(),
+            revision: spec.revision,
+            resources: spec.resources,
+            flake_ref: spec.flake_ref.clone(),
+            image_digest: spec.image_digest,
+            snapshot: None,
+            last_used_at: None,
+            override_until: None,
+            claimed: false,
+            on_demand: false,
+            home: None,
+            staging,
+            failures: 0,
+            retry_not_before: None,
+            intent: None,
+        };
+        inner.records.insert(id.clone(), record.clone());
+        inner.moving.insert(id.clone(), Phase::Running);
+        drop(inner);
+        Ok((record, Lease { records: Arc::clone(self), id }))
+    }
+
+    /// Makes `record` durable, then visible. On an error the last durable one stays visible.
+    pub async fn save(&self, record: &Record) -> Result<(), StateError> {
+        // Ids, numbers and strings always serialise.
+        let value = serde_json::to_vec(record).unwrap_or_default();
+        self.commit(Transaction::new().put(key(&record.id), value)).await?;
+        self.set(record.clone());
+        Ok(())
+    }
+
+    /// Makes `record` visible only.
+    pub fn set(&self, record: Record) {
+        self.lock().records.insert(record.id.clone(), record);
+    }
+
+    /// Forgets an instance: from here on its address may be given again.
+    pub async fn delete(&self, id: &InstanceId) -> Result<(), StateError> {
+        self.commit(Transaction::new().delete(key(id))).await?;
+        self.forget(id);
+        Ok(())
+    }
+
+    /// Forgets one that was never made durable.
+    pub fn forget(&self, id: &InstanceId) {
+        self.lock().records.remove(id);
+    }
+
+    async fn commit(&self, transaction: Transaction) -> Result<(), StateError> {
+        let result = match &self.store {
+            Some(store) => store.commit(transaction).await.map(|_| ()),
+            None => Err(StoreError::Closed),
+        };
+        self.lock().write_error = result.as_ref().err().map(ToString::to_string);
+        Ok(result?)
+    }
+
+    /// Tenants that have instances here.
+    #[must_use]
+    pub fn tenants(&self) -> BTreeSet<TenantId> {
+        self.lock().records.values().map(|record| record.tenant.clone()).collect()
+    }
+
+    /// How many instances of a pool there are.
+    #[must_use]
+    pub fn count(&self, tenant: &TenantId, pool: &PoolId) -> usize {
+        self.lock().records.values().filter(|r| r.tenant == *tenant && r.pool == *pool).count()
+    }
+
+    /// Finishes what is queued and frees the directory.
+    pub async fn close(&self) {
+        if let Some(store) = &self.store {
+            store.close().await;
+        }
+    }
+}
+
+fn key(id: &InstanceId) -> String {
+    format!("{PREFIX}{id}")
+}

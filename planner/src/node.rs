@@ -21,7 +21,7 @@ mod view;
 use std::collections::BTreeMap;
 
 use mvm_proto::document::{Pool, Tenant};
-use mvm_proto::{DesiredState, PoolId, TenantId, Timestamp};
+use mvm_proto::{DesiredState, InstanceId, Phase, PoolId, TenantId, Timestamp};
 
 use crate::observation::{Blocked, Observation, ObservedInstance};
 use crate::plan::NodePlan;
@@ -55,6 +55,40 @@ pub fn plan_node(desired: &DesiredState, observed: &Observation, now: Timestamp)
         prune::prune(&mut draft, desired, tenant, instance);
     }
     draft.plan
+}
+
+/// Whether a request may wake this instance now: the same quotas and capacity as for every other start.
+///
+/// What already moves counts as if it had arrived. A pool that nobody manages is held to the node's capacity alone.
+pub fn check_wake(
+    desired: &DesiredState,
+    observed: &Observation,
+    instance: &InstanceId,
+) -> Result<(), String> {
+    let Some(asleep) = observed.instances.iter().find(|i| i.id == *instance) else {
+        return Err(format!("{instance} does not exist"));
+    };
+    let mut asleep = asleep.clone();
+    asleep.moving_to = None;
+    let mut views = views(desired, &observed.blocked);
+    let quotas = desired.tenants.iter().map(|tenant| tenant.quotas);
+    let budget = Budget::new(observed.capacity, quotas, views.len());
+    let mut draft = Draft { plan: NodePlan::default(), budget, now: Timestamp::from_unix_ms(0) };
+    let others: Vec<_> = observed.instances.iter().filter(|i| i.id != *instance).cloned().collect();
+    sort_in(&mut draft, desired, &mut views, &others);
+    let is_its = |view: &&PoolView<'_>| {
+        view.place.tenant.tenant_id == asleep.tenant && view.place.pool.pool_id == asleep.pool
+    };
+    let more = Usage::of(Phase::Running, &asleep.resources, None);
+    match views.iter().find(is_its) {
+        Some(PoolView { no_start: Some(reason), .. }) => Err(reason.clone()),
+        Some(view) => {
+            let place = view.place;
+            draft.budget.count(Some(place.tenant_index), Some(place.pool_index), Usage::now(&asleep));
+            draft.spend(place, more.beyond(Usage::now(&asleep))).map_err(|shortage| shortage.to_string())
+        }
+        None => draft.budget.fits_node(more).map_err(|shortage| shortage.to_string()),
+    }
 }
 
 /// The document's pools, still empty: sorted by role, then as written.

@@ -1,1 +1,210 @@
-//! What every driver must do.
+//! What every driver must do, as one suite. An implementation calls [`suite`] from its tests; one whose VMs outlive
+//! it calls [`outlives_its_owner`] too. Each law is one function, named by what it holds.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use mvm_proto::document::Resources;
+use mvm_proto::{Digest, InstanceId};
+
+use super::{Driver, DriverError, Vm, VmSpec, VmState};
+
+/// Which law does not hold, and what was seen instead.
+#[derive(Debug, thiserror::Error)]
+#[error("{law}: {found}")]
+pub struct Broken {
+    pub law: &'static str,
+    pub found: String,
+}
+
+type Held = Result<(), Broken>;
+
+/// The first random-looking id; each law has its own, so that a failure leaves the others alone.
+const FIRST_ID: u32 = 0xc0f0_0000;
+
+fn spec(number: u32) -> VmSpec {
+    VmSpec {
+        instance: InstanceId::from_bits(FIRST_ID + number),
+        revision: Digest::of(b"conformance"),
+        resources: Resources { vcpus: 1, mem_mib: 128, data_disk_mib: 0 },
+        flake_ref: "builtin:busybox".to_owned(),
+        image_digest: None,
+    }
+}
+
+fn done<T, E: Debug>(law: &'static str, result: Result<T, E>) -> Result<T, Broken> {
+    result.map_err(|error| Broken { law, found: format!("{error:?}") })
+}
+
+fn same<T: PartialEq + Debug>(law: &'static str, found: T, expected: T) -> Held {
+    if found == expected {
+        return Ok(());
+    }
+    Err(Broken { law, found: format!("{found:?} instead of {expected:?}") })
+}
+
+async fn state<D: Driver>(law: &'static str, driver: &D, spec: &VmSpec) -> Result<Option<VmState>, Broken> {
+    Ok(done(law, driver.adopt(&spec.instance).await)?.map(|vm| vm.state))
+}
+
+/// All laws that a driver keeps while it lives.
+pub async fn suite<D: Driver>(driver: &D) -> Held {
+    booting_twice_is_one_vm(driver, &spec(1)).await?;
+    another_revision_is_never_taken_for_the_one_that_runs(driver, &spec(2)).await?;
+    pausing_and_resuming_are_idempotent(driver, &spec(3)).await?;
+    a_snapshot_needs_a_pause_and_leaves_the_vm_paused(driver, &spec(4)).await?;
+    restoring_gives_a_paused_vm_and_keeps_the_snapshot(driver, &spec(5)).await?;
+    a_discarded_snapshot_is_gone(driver, &spec(6)).await?;
+    stopping_and_killing_what_is_gone_is_done(driver, &spec(7)).await?;
+    what_has_no_vm_can_not_be_paused(driver, &spec(8)).await?;
+    removing_leaves_nothing(driver, &spec(9)).await?;
+    the_console_can_be_read_in_part(driver, &spec(10)).await
+}
+
+async fn booting_twice_is_one_vm<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
+    const LAW: &str = "booting twice is one VM";
+    done(LAW, driver.boot(spec).await)?;
+    done(LAW, driver.boot(spec).await)?;
+    let mine = done(LAW, driver.list().await)?.into_iter().filter(|vm| vm.instance == spec.instance);
+    let (instance, revision) = (spec.instance.clone(), spec.revision);
+    same(LAW, mine.collect::<Vec<_>>(), vec![Vm { instance, revision, state: VmState::Running }])?;
+    done(LAW, driver.remove(&spec.instance).await)
+}
+
+async fn another_revision_is_never_taken_for_the_one_that_runs<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
+    const LAW: &str = "another revision is never taken for the one that runs";
+    done(LAW, driver.boot(spec).await)?;
+    let other = VmSpec { revision: Digest::of(b"another revision"), ..spec.clone() };
+    same(LAW, matches!(driver.boot(&other).await, Err(DriverError::OtherRevision { .. })), true)?;
+    done(LAW, driver.remove(&spec.instance).await)
+}
+
+async fn pausing_and_resuming_are_idempotent<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
+    const LAW: &str = "pausing and resuming are idempotent";
+    done(LAW, driver.boot(spec).await)?;
+    for _ in 0..2 {
+        done(LAW, driver.pause(&spec.instance).await)?;
+        same(LAW, state(LAW, driver, spec).await?, Some(VmState::Paused))?;
+    }
+    for _ in 0..2 {
+        done(LAW, driver.resume(&spec.instance).await)?;
+        same(LAW, state(LAW, driver, spec).await?, Some(VmState::Running))?;
+    }
+    done(LAW, driver.remove(&spec.instance).await)
+}
+
+async fn a_snapshot_needs_a_pause_and_leaves_the_vm_paused<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
+    const LAW: &str = "a snapshot needs a pause and leaves the VM paused";
+    done(LAW, driver.boot(spec).await)?;
+    let early = driver.snapshot(&spec.instance).await;
+    same(LAW, matches!(early, Err(DriverError::WrongState { .. })), true)?;
+    done(LAW, driver.pause(&spec.instance).await)?;
+    let first = done(LAW, driver.snapshot(&spec.instance).await)?;
+    let again = done(LAW, driver.snapshot(&spec.instance).await)?;
+    same(LAW, first, again)?;
+    same(LAW, state(LAW, driver, spec).await?, Some(VmState::Paused))?;
+    done(LAW, driver.remove(&spec.instance).await)
+}
+
+async fn restoring_gives_a_paused_vm_and_keeps_the_snapshot<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
+    const LAW: &str = "restoring gives a paused VM and keeps the snapshot";
+    done(LAW, driver.boot(spec).await)?;
+    done(LAW, driver.pause(&spec.instance).await)?;
+    let snapshot = done(LAW, driver.snapshot(&spec.instance).await)?;
+    done(LAW, driver.kill(&spec.instance).await)?;
+    same(LAW, state(LAW, driver, spec).await?, None)?;
+    for _ in 0..2 {
+        done(LAW, driver.restore(spec, &snapshot).await)?;
+        same(LAW, state(LAW, driver, spec).await?, Some(VmState::Paused))?;
+    }
+    done(LAW, driver.kill(&spec.instance).await)?;
+    done(LAW, driver.restore(spec, &snapshot).await)?;
+    done(LAW, driver.resume(&spec.instance).await)?;
+    same(LAW, state(LAW, driver, spec).await?, Some(VmState::Running))?;
+    done(LAW, driver.remove(&spec.instance).await)
+}
+
+async fn a_discarded_snapshot_is_gone<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
+    const LAW: &str = "a discarded snapshot is gone";
+    done(LAW, driver.boot(spec).await)?;
+    done(LAW, driver.pause(&spec.instance).await)?;
+    let snapshot = done(LAW, driver.snapshot(&spec.instance).await)?;
+    done(LAW, driver.kill(&spec.instance).await)?;
+    for _ in 0..2 {
+        done(LAW, driver.discard_snapshot(&spec.instance).await)?;
+    }
+    let restored = driver.restore(spec, &snapshot).await;
+    same(LAW, matches!(restored, Err(DriverError::NoSnapshot { .. })), true)?;
+    done(LAW, driver.remove(&spec.instance).await)
+}
+
+async fn stopping_and_killing_what_is_gone_is_done<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
+    const LAW: &str = "stopping and killing what is gone is done";
+    done(LAW, driver.boot(spec).await)?;
+    for _ in 0..2 {
+        done(LAW, driver.stop(&spec.instance, Duration::from_secs(1)).await)?;
+        same(LAW, state(LAW, driver, spec).await?, None)?;
+        done(LAW, driver.kill(&spec.instance).await)?;
+    }
+    done(LAW, driver.boot(spec).await)?;
+    done(LAW, driver.pause(&spec.instance).await)?;
+    done(LAW, driver.stop(&spec.instance, Duration::from_secs(1)).await)?;
+    same(LAW, state(LAW, driver, spec).await?, None)?;
+    done(LAW, driver.remove(&spec.instance).await)
+}
+
+async fn what_has_no_vm_can_not_be_paused<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
+    const LAW: &str = "what has no VM can't be paused, resumed or snapshotted";
+    let none = |result: Result<(), DriverError>| matches!(result, Err(DriverError::NoVm { .. }));
+    same(LAW, none(driver.pause(&spec.instance).await), true)?;
+    same(LAW, none(driver.resume(&spec.instance).await), true)?;
+    same(LAW, none(driver.snapshot(&spec.instance).await.map(|_| ())), true)
+}
+
+async fn removing_leaves_nothing<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
+    const LAW: &str = "removing leaves nothing";
+    done(LAW, driver.boot(spec).await)?;
+    for _ in 0..2 {
+        done(LAW, driver.remove(&spec.instance).await)?;
+    }
+    let left = done(LAW, driver.list().await)?.into_iter().any(|vm| vm.instance == spec.instance);
+    same(LAW, left, false)?;
+    same(LAW, done(LAW, driver.console(&spec.instance, 1024).await)?, Vec::new())
+}
+
+async fn the_console_can_be_read_in_part<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
+    const LAW: &str = "the console can be read in part";
+    done(LAW, driver.boot(spec).await)?;
+    let all = done(LAW, driver.console(&spec.instance, 1 << 20).await)?;
+    same(LAW, all.is_empty(), false)?;
+    let end = done(LAW, driver.console(&spec.instance, 3).await)?;
+    same(LAW, end.len() <= 3 && all.ends_with(&end), true)?;
+    done(LAW, driver.remove(&spec.instance).await)
+}
+
+/// VMs outlive their driver: `open` opens it anew, as a restarted agent does.
+pub async fn outlives_its_owner<D: Driver>(open: impl AsyncFn() -> D) -> Held {
+    const LAW: &str = "VMs outlive their driver and are adopted";
+    let (running, paused, asleep) = (spec(20), spec(21), spec(22));
+    let first = open().await;
+    for spec in [&running, &paused, &asleep] {
+        done(LAW, first.boot(spec).await)?;
+    }
+    done(LAW, first.pause(&paused.instance).await)?;
+    done(LAW, first.pause(&asleep.instance).await)?;
+    let snapshot = done(LAW, first.snapshot(&asleep.instance).await)?;
+    done(LAW, first.kill(&asleep.instance).await)?;
+    drop(first);
+
+    let second = open().await;
+    same(LAW, state(LAW, &second, &running).await?, Some(VmState::Running))?;
+    same(LAW, state(LAW, &second, &paused).await?, Some(VmState::Paused))?;
+    same(LAW, state(LAW, &second, &asleep).await?, None)?;
+    done(LAW, second.boot(&running).await)?;
+    done(LAW, second.restore(&asleep, &snapshot).await)?;
+    same(LAW, done(LAW, second.list().await)?.len(), 3)?;
+    for spec in [&running, &paused, &asleep] {
+        done(LAW, second.remove(&spec.instance).await)?;
+    }
+    Ok(())
+}

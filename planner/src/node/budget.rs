@@ -121,7 +121,6 @@ impl Budget {
     /// Takes `more` for a step, or says which limit forbids it. A limit that the step does not touch never does.
     pub(crate) fn spend(&mut self, tenant: usize, pool: usize, more: Usage) -> Result<(), Shortage> {
         let (used, quotas) = &self.tenants[tenant];
-        let node = &self.node;
         let limits = [
             ("max_vcpus", u64::from(quotas.max_vcpus), used.vcpus, more.vcpus),
             ("max_mem_mib", quotas.max_mem_mib, used.mem_mib, more.mem_mib),
@@ -139,22 +138,31 @@ impl Budget {
                 self.pools[pool],
                 more.instances,
             ),
-            ("the node's vcpus", u64::from(self.capacity.vcpus), node.vcpus, more.vcpus),
-            ("the node's mem_mib", self.capacity.mem_mib, node.mem_mib, more.mem_mib),
-            ("the node's disk_mib", self.capacity.disk_mib, node.disk_mib, more.disk_mib),
-            (
-                "the node's max_instances",
-                u64::from(self.capacity.max_instances),
-                node.instances,
-                more.instances,
-            ),
         ];
-        for (limit, allowed, used, asked) in limits {
-            if asked > 0 && used.saturating_add(asked) > allowed {
-                return Err(Shortage { limit, allowed, used, asked });
-            }
-        }
+        first_passed(&limits)?;
+        self.fits_node(more)?;
         self.count(Some(tenant), Some(pool), more);
         Ok(())
     }
+
+    /// Whether the node itself has room for `more`.
+    pub(crate) fn fits_node(&self, more: Usage) -> Result<(), Shortage> {
+        let (node, capacity) = (&self.node, &self.capacity);
+        first_passed(&[
+            ("the node's vcpus", u64::from(capacity.vcpus), node.vcpus, more.vcpus),
+            ("the node's mem_mib", capacity.mem_mib, node.mem_mib, more.mem_mib),
+            ("the node's disk_mib", capacity.disk_mib, node.disk_mib, more.disk_mib),
+            ("the node's max_instances", u64::from(capacity.max_instances), node.instances, more.instances),
+        ])
+    }
+}
+
+/// The first limit that `asked` on top of `used` would pass. One that is not touched is never passed.
+fn first_passed(limits: &[(&'static str, u64, u64, u64)]) -> Result<(), Shortage> {
+    for &(limit, allowed, used, asked) in limits {
+        if asked > 0 && used.saturating_add(asked) > allowed {
+            return Err(Shortage { limit, allowed, used, asked });
+        }
+    }
+    Ok(())
 }

@@ -1,0 +1,98 @@
+//! Resolves what an earlier agent began and did not finish, before the first pass.
+//!
+//! The VM and the snapshot are the evidence, the intent says how to read it. Nothing is started here and nothing
+//! that runs is ended: what should be different is for the planner to say.
+
+use std::sync::Arc;
+
+use mvm_planner::Action;
+use mvm_proto::{Phase, Timestamp};
+
+use super::StepError;
+use crate::driver::{Driver, VmState};
+use crate::record::Record;
+use crate::state::Records;
+
+/// What to do about one record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// It is in this phase.
+    Is(Phase),
+    /// It is in this phase, and a snapshot that it has is older than its memory.
+    IsWithoutSnapshot(Phase),
+    /// Its memory is in its snapshot: the VM that was written to it goes.
+    SleepsBeside,
+    /// Its end was begun: finish it.
+    Ends,
+    Nothing,
+}
+
+/// Adopts what lives and resolves every open intent. Returns the ids whose records changed.
+pub async fn recover<D: Driver>(
+    driver: &D,
+    records: &Arc<Records>,
+    now: Timestamp,
+) -> Result<usize, StepError> {
+    let mut resolved = 0;
+    for mut record in records.all() {
+        let vm = driver.adopt(&record.id).await?;
+        let same_revision = vm.as_ref().is_none_or(|vm| vm.revision == record.revision);
+        let verdict = judge(&record, vm.as_ref().map(|vm| vm.state), same_revision);
+        let reason = match record.intent {
+            Some(intent) => format!("resolved after the agent ended during {}", intent.action),
+            None => "adopted".to_owned(),
+        };
+        match verdict {
+            Verdict::Nothing => continue,
+            Verdict::Ends => {
+                driver.remove(&record.id).await?;
+                records.delete(&record.id).await?;
+                resolved += 1;
+                continue;
+            }
+            Verdict::Is(phase) => record.enter(phase, now, &reason),
+            Verdict::IsWithoutSnapshot(phase) => {
+                record.snapshot = None;
+                record.enter(phase, now, &reason);
+            }
+            Verdict::SleepsBeside => record.enter(Phase::Sleeping, now, &reason),
+        }
+        if let Some(vm) = &vm {
+            record.revision = vm.revision;
+        }
+        record.intent = None;
+        // Durable before the effect: a snapshot given up here is never restored after another crash.
+        records.save(&record).await?;
+        match verdict {
+            Verdict::SleepsBeside => driver.kill(&record.id).await?,
+            Verdict::IsWithoutSnapshot(_) => driver.discard_snapshot(&record.id).await?,
+            _ => {}
+        }
+        resolved += 1;
+    }
+    Ok(resolved)
+}
+
+fn judge(record: &Record, vm: Option<VmState>, same_revision: bool) -> Verdict {
+    let action = record.intent.map(|intent| intent.action);
+    if action == Some(Action::Destroy) {
+        return Verdict::Ends;
+    }
+    let alive = vm.map(|state| if state == VmState::Running { Phase::Running } else { Phase::Warm });
+    match (alive, action) {
+        // Written whole and not run since: only the end of the VM was missing.
+        (Some(Phase::Warm), None) if record.phase == Phase::Sleeping && record.snapshot.is_some() => {
+            Verdict::SleepsBeside
+        }
+        (Some(phase), Some(_)) => Verdict::IsWithoutSnapshot(phase),
+        (Some(phase), None) if record.phase != phase || !same_revision => Verdict::IsWithoutSnapshot(phase),
+        (Some(_), None) => Verdict::Nothing,
+        (None, Some(_)) if record.snapshot.is_some() && record.phase == Phase::Sleeping => {
+            Verdict::Is(Phase::Sleeping)
+        }
+        (None, Some(Action::Create)) => Verdict::Is(Phase::Created),
+        (None, Some(_)) => Verdict::IsWithoutSnapshot(Phase::Stopped),
+        // A VM that ended while no agent looked is a failure, which the first look says.
+        (None, None) => Verdict::Nothing,
+    }
+}

@@ -1,0 +1,179 @@
+//! Runs steps side by side: so many at once, one per instance, and never all of them for one pool.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use mvm_planner::Step;
+use mvm_proto::{DesiredState, InstanceId, Phase, PoolId, TenantId, Timestamp};
+use tokio::task::JoinSet;
+
+use super::{Executor, Order, PoolSpec, StepError};
+use crate::driver::Driver;
+use crate::state::{Lease, Records};
+
+type PoolKey = (TenantId, PoolId);
+
+/// A step that ended, one way or the other.
+#[derive(Debug)]
+pub struct Done {
+    pub step: Step,
+    /// Absent: no instance could be made.
+    pub instance: Option<InstanceId>,
+    pub result: Result<Phase, StepError>,
+}
+
+#[derive(Debug)]
+pub struct Runner<D> {
+    executor: Arc<Executor<D>>,
+    records: Arc<Records>,
+    slots: usize,
+    running: JoinSet<Done>,
+    per_pool: BTreeMap<PoolKey, usize>,
+    /// Absent spec: the document does not name the step's pool.
+    waiting: VecDeque<(Step, Option<PoolSpec>)>,
+    /// Steps that ended without having run.
+    refused: VecDeque<Done>,
+}
+
+impl<D: Driver> Runner<D> {
+    pub fn new(executor: Arc<Executor<D>>, records: Arc<Records>, slots: usize) -> Self {
+        Self {
+            executor,
+            records,
+            slots: slots.max(1),
+            running: JoinSet::new(),
+            per_pool: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            refused: VecDeque::new(),
+        }
+    }
+
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty() && self.refused.is_empty()
+    }
+
+    /// Replaces what waits by a newer plan's steps; what runs goes on.
+    pub fn submit(&mut self, desired: &DesiredState, steps: &[Step], now: Timestamp) {
+        let pools: BTreeMap<_, _> = desired
+            .pools()
+            .map(|(tenant, pool)| ((&tenant.tenant_id, &pool.pool_id), (tenant, pool)))
+            .collect();
+        self.waiting = take_turns(steps)
+            .map(|step| {
+                let named = pools.get(&(&step.tenant, &step.pool));
+                (step.clone(), named.map(|(tenant, pool)| PoolSpec::of(tenant, pool)))
+            })
+            .collect();
+        self.fill(now);
+    }
+
+    /// The next step that ends; absent when none runs. Dropping the future loses nothing.
+    pub async fn next(&mut self, now: impl Fn() -> Timestamp) -> Option<Done> {
+        if let Some(done) = self.refused.pop_front() {
+            return Some(done);
+        }
+        let joined = self.running.join_next().await?;
+        let done = match joined {
+            Ok(done) => done,
+            // The step's lease went with it; the instance is observed again.
+            Err(error) => {
+                tracing::error!(%error, "a step ended abnormally");
+                self.per_pool.clear();
+                self.fill(now());
+                return self.refused.pop_front();
+            }
+        };
+        let key = (done.step.tenant.clone(), done.step.pool.clone());
+        if let Some(count) = self.per_pool.get_mut(&key) {
+            *count = count.saturating_sub(1);
+        }
+        self.fill(now());
+        Some(done)
+    }
+
+    /// Forgets what waits: for shutting down.
+    pub fn drop_waiting(&mut self) {
+        self.waiting.clear();
+    }
+
+    /// One slot is kept from a pool that has all others, so that a pool of hanging boots never stops the rest.
+    fn pool_limit(&self) -> usize {
+        if self.slots > 1 { self.slots - 1 } else { 1 }
+    }
+
+    fn fill(&mut self, now: Timestamp) {
+        let mut later = VecDeque::new();
+        while self.running.len() < self.slots
+            && let Some((step, spec)) = self.waiting.pop_front()
+        {
+            let key = (step.tenant.clone(), step.pool.clone());
+            if self.per_pool.get(&key).copied().unwrap_or(0) >= self.pool_limit() {
+                later.push_back((step, spec));
+                continue;
+            }
+            match self.lease(&step, spec.as_ref(), now) {
+                Ok(Some(lease)) => {
+                    *self.per_pool.entry(key).or_default() += 1;
+                    self.spawn(step, spec, lease);
+                }
+                // Someone else acts on it: the next plan sees what came of that.
+                Ok(None) => {}
+                Err(error) => self.refused.push_back(Done { step, instance: None, result: Err(error) }),
+            }
+        }
+        later.append(&mut self.waiting);
+        self.waiting = later;
+    }
+
+    fn lease(
+        &self,
+        step: &Step,
+        spec: Option<&PoolSpec>,
+        now: Timestamp,
+    ) -> Result<Option<Lease>, StepError> {
+        match (&step.instance, spec) {
+            (Some(id), _) => {
+                let from = self.records.get(id).map(|record| record.phase);
+                Ok(self.records.lease(id, step.action.leads_to(from)))
+            }
+            (None, Some(spec)) => {
+                let (_, lease) = self.records.reserve(&step.tenant, &step.pool, spec, step.staging, now)?;
+                Ok(Some(lease))
+            }
+            (None, None) => Ok(None),
+        }
+    }
+
+    fn spawn(&mut self, step: Step, spec: Option<PoolSpec>, lease: Lease) {
+        let order = Order {
+            action: step.action,
+            staging: step.staging,
+            reason: step.reason.clone(),
+            spec,
+            on_demand: false,
+        };
+        let executor = Arc::clone(&self.executor);
+        self.running.spawn(async move {
+            let result = executor.execute(&lease, &order).await;
+            let instance = Some(lease.id().clone());
+            drop(lease);
+            Done { step, instance, result }
+        });
+    }
+}
+
+/// The pools' first steps, then their second ones, and so on: a pool with many steps waits for nobody's last.
+fn take_turns(steps: &[Step]) -> impl Iterator<Item = &Step> {
+    let mut turns = BTreeMap::<(&TenantId, &PoolId), usize>::new();
+    let mut ordered: Vec<(usize, &Step)> = steps
+        .iter()
+        .map(|step| {
+            let turn = turns.entry((&step.tenant, &step.pool)).or_default();
+            *turn += 1;
+            (*turn, step)
+        })
+        .collect();
+    ordered.sort_by_key(|(turn, _)| *turn);
+    ordered.into_iter().map(|(_, step)| step)
+}

@@ -1,0 +1,159 @@
+//! One pass: observe, plan, hand the steps to the runner. And what comes of the steps: events, and pools that wait.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mvm_planner::{Action, Blocked, Capacity, NodePlan, Observation, plan_node};
+use mvm_proto::status::Event;
+use mvm_proto::{InstanceId, PoolId, TenantId, Timestamp};
+
+use super::Clock;
+use crate::driver::{Driver, DriverError};
+use crate::execute::Executor;
+use crate::execute::runner::{Done, Runner};
+use crate::ledger::InForce;
+use crate::observe::observe;
+use crate::state::Records;
+use crate::text::chain;
+
+/// How long a pool waits that could not even be given an id and an address.
+const POOL_RETRY: Duration = Duration::from_secs(30);
+
+/// Shared by passes and wakes: what is planned and what a request starts never overlook each other.
+pub(crate) type Gate = Arc<tokio::sync::Mutex<()>>;
+
+#[derive(Debug)]
+pub(crate) struct Engine<D> {
+    pub(crate) driver: Arc<D>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) runner: Runner<D>,
+    pub(crate) clock: Clock,
+    pub(crate) capacity: Capacity,
+    pub(crate) gate: Gate,
+    waiting_pools: BTreeMap<(TenantId, PoolId), (Timestamp, String)>,
+    last: Option<Last>,
+    pub(crate) plans: u64,
+}
+
+#[derive(Debug)]
+struct Last {
+    in_force: Arc<InForce>,
+    observation: Observation,
+    plan: NodePlan,
+}
+
+/// What a pass found.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) died: Vec<InstanceId>,
+    pub(crate) strangers: Vec<InstanceId>,
+}
+
+impl<D: Driver> Engine<D> {
+    pub(crate) fn new(
+        driver: Arc<D>,
+        records: Arc<Records>,
+        clock: Clock,
+        capacity: Capacity,
+        slots: usize,
+    ) -> Self {
+        let executor = Arc::new(Executor::new(Arc::clone(&driver), Arc::clone(&records), clock.clone()));
+        let runner = Runner::new(executor, Arc::clone(&records), slots);
+        let gate = Gate::default();
+        let waiting_pools = BTreeMap::new();
+        Self { driver, records, runner, clock, capacity, gate, waiting_pools, last: None, plans: 0 }
+    }
+
+    /// Looks, and plans if document, observation or time changed anything. Steps begin at once.
+    pub(crate) async fn pass(&mut self, in_force: Option<&Arc<InForce>>) -> Result<Found, DriverError> {
+        let gate = Arc::clone(&self.gate);
+        let _gate = gate.lock().await;
+        let now = self.clock.now();
+        let seen = observe(&*self.driver, &self.records, self.capacity, now).await?;
+        let mut observation = seen.observation;
+        self.waiting_pools.retain(|_, (until, _)| *until > now);
+        observation.blocked = self
+            .waiting_pools
+            .iter()
+            .map(|((tenant, pool), (_, reason))| Blocked {
+                tenant: tenant.clone(),
+                pool: Some(pool.clone()),
+                reason: reason.clone(),
+            })
+            .collect();
+        if let Some(in_force) = in_force
+            && !self.is_planned(in_force, &observation, now)
+        {
+            let plan = plan_node(&in_force.desired, &observation, now);
+            self.plans += 1;
+            self.runner.submit(&in_force.desired, &plan.steps, now);
+            self.last = Some(Last { in_force: Arc::clone(in_force), observation, plan });
+        }
+        Ok(Found { died: seen.died, strangers: seen.strangers })
+    }
+
+    /// Whether the last plan still says everything.
+    fn is_planned(&self, in_force: &Arc<InForce>, observation: &Observation, now: Timestamp) -> bool {
+        self.last.as_ref().is_some_and(|last| {
+            Arc::ptr_eq(&last.in_force, in_force)
+                && last.plan.next_deadline.is_none_or(|at| now < at)
+                && last.observation == *observation
+        })
+    }
+
+    pub(crate) fn plan(&self) -> Option<&NodePlan> {
+        self.last.as_ref().map(|last| &last.plan)
+    }
+
+    /// The node is what the document says, and nothing is under way.
+    pub(crate) fn is_converged(&self) -> bool {
+        let done = |plan: &NodePlan| plan.steps.is_empty() && plan.deferred.is_empty();
+        self.plan().is_some_and(done) && self.runner.is_idle()
+    }
+
+    /// When time alone asks for another pass.
+    pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
+        let pools = self.waiting_pools.values().map(|(until, _)| *until);
+        pools.chain(self.plan().and_then(|plan| plan.next_deadline)).min()
+    }
+
+    /// The next step that ends, as an event. Absent: nothing runs.
+    pub(crate) async fn next_done(&mut self) -> Option<Done> {
+        let clock = self.clock.clone();
+        let done = self.runner.next(|| clock.now()).await?;
+        if let (None, Err(error)) = (&done.instance, &done.result) {
+            let key = (done.step.tenant.clone(), done.step.pool.clone());
+            self.waiting_pools.insert(key, (self.clock.now() + POOL_RETRY, chain(error)));
+        }
+        Some(done)
+    }
+}
+
+/// What a step that ended says to those who follow this node.
+pub(crate) fn event_of(done: &Done, now: Timestamp) -> Event {
+    let step = &done.step;
+    let mut subject = format!("{}/{}", step.tenant, step.pool);
+    if let Some(instance) = &done.instance {
+        subject = format!("{subject}/{instance}");
+    }
+    let (kind, message) = match &done.result {
+        Ok(_) => (kind_of(step.action), step.reason.clone()),
+        Err(error) => ("InstanceFailed", format!("could not {}: {}", step.action, chain(error))),
+    };
+    Event { at: now.to_string(), kind: kind.to_owned(), subject, message }
+}
+
+fn kind_of(action: Action) -> &'static str {
+    match action {
+        Action::Create => "InstanceCreated",
+        Action::Start => "InstanceStarted",
+        Action::Wake => "InstanceWoken",
+        Action::Resume => "InstanceResumed",
+        Action::Warm => "InstanceWarmed",
+        Action::Sleep => "InstanceSlept",
+        Action::Stop => "InstanceStopped",
+        Action::Destroy => "InstanceDestroyed",
+        Action::Replace => "InstanceReplaced",
+    }
+}

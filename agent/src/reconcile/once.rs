@@ -1,0 +1,150 @@
+//! One-shot: plan and execute until nothing is left to do, then report.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mvm_planner::{Deferred, Step};
+use mvm_proto::{DesiredState, NodeId, Timestamp};
+use serde::Serialize;
+
+use super::engine::{Engine, event_of};
+use super::{Clock, NodeError, STATE_DIR, adopt, open, open_records, planner_capacity};
+use crate::driver::{AnyDriver, DriverKind};
+use crate::ledger::InForce;
+use crate::node_info;
+use crate::settings::{CapacityCaps, DEFAULT_PARALLEL_STEPS};
+use crate::state::Records;
+use crate::text::chain;
+
+/// Staging takes a few rounds per instance, and a document asks for at most some thousands per pool.
+const MAX_ROUNDS: u32 = 20_000;
+
+#[derive(Debug, Clone)]
+pub struct OnceSettings {
+    pub data_dir: PathBuf,
+    /// Absent: whatever node the document is for.
+    pub node_id: Option<NodeId>,
+    pub driver: DriverKind,
+    pub capacity: CapacityCaps,
+    /// Plan one round and touch nothing.
+    pub dry_run: bool,
+}
+
+/// What one `mvm agent reconcile` did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// The node is as the document says. A dry run says whether it already was.
+    pub converged: bool,
+    pub dry_run: bool,
+    pub rounds: u32,
+    /// Steps in the order in which they were planned.
+    pub steps: Vec<Step>,
+    /// What the last plan left undone, and why.
+    pub deferred: Vec<Deferred>,
+    pub errors: Vec<String>,
+}
+
+/// Brings the node into agreement with a local document, once.
+pub async fn reconcile_once(
+    desired: DesiredState,
+    settings: OnceSettings,
+    now: Timestamp,
+) -> Result<Report, NodeError> {
+    if let Some(node) = settings.node_id.as_ref().filter(|node| **node != desired.node_id) {
+        return Err(NodeError::OtherNode { document: desired.node_id, node: node.clone() });
+    }
+    let clock = Clock::starting_at(now);
+    let measured = node_info::measure(&settings.data_dir, settings.driver, &settings.capacity, now);
+    let capacity = planner_capacity(&measured.capacity.unwrap_or_default());
+    if settings.dry_run {
+        let copy = Copy::of(&settings.data_dir.join(STATE_DIR))
+            .map_err(|cause| NodeError::DataDir { path: settings.data_dir.clone(), cause })?;
+        let driver = Arc::new(AnyDriver::peek(settings.driver, &settings.data_dir)?);
+        let records = match &copy {
+            Some(copy) => open_records(&copy.path).await?,
+            None => Records::empty(),
+        };
+        adopt(&*driver, &records, now).await?;
+        let observation = crate::observe::observe(&*driver, &records, capacity, now)
+            .await
+            .map_err(|cause| NodeError::Recover(cause.into()))?
+            .observation;
+        records.close().await;
+        let plan = mvm_planner::plan_node(&desired, &observation, now);
+        let converged = plan.steps.is_empty() && plan.deferred.is_empty();
+        let (steps, deferred) = (plan.steps, plan.deferred);
+        return Ok(Report { converged, dry_run: true, rounds: 1, steps, deferred, errors: Vec::new() });
+    }
+    let (driver, records) = open(&settings.data_dir, settings.driver, now).await?;
+    let mut engine = Engine::new(driver, Arc::clone(&records), clock, capacity, DEFAULT_PARALLEL_STEPS);
+    let report = run(&mut engine, &InForce::local(desired)).await;
+    records.close().await;
+    Ok(report)
+}
+
+async fn run(engine: &mut Engine<AnyDriver>, in_force: &Arc<InForce>) -> Report {
+    let mut report = Report::default();
+    while report.rounds < MAX_ROUNDS {
+        report.rounds += 1;
+        let plans = engine.plans;
+        if let Err(error) = engine.pass(Some(in_force)).await {
+            report.errors.push(chain(&error));
+            return report;
+        }
+        let Some(plan) = engine.plan() else { return report };
+        report.deferred.clone_from(&plan.deferred);
+        if plan.steps.is_empty() || engine.plans == plans {
+            report.converged = engine.is_converged() && report.errors.is_empty();
+            return report;
+        }
+        report.steps.extend(plan.steps.iter().cloned());
+        while let Some(done) = engine.next_done().await {
+            if done.result.is_err() {
+                let event = event_of(&done, engine.clock.now());
+                report.errors.push(format!("{}: {}", event.subject, event.message));
+            }
+        }
+    }
+    report.errors.push(format!("not at rest after {MAX_ROUNDS} rounds"));
+    report
+}
+
+/// The records as they are now, beside the original: a dry run must not even take the original's lock.
+#[derive(Debug)]
+struct Copy {
+    path: PathBuf,
+}
+
+impl Copy {
+    fn of(original: &Path) -> std::io::Result<Option<Self>> {
+        if !original.exists() {
+            return Ok(None);
+        }
+        let name = format!("mvm-dry-run-{:016x}", fastrand::u64(..));
+        let copy = Self { path: std::env::temp_dir().join(name) };
+        mvm_pki::files::create_private_dir(&copy.path)?;
+        copy_dir(original, &copy.path)?;
+        Ok(Some(copy))
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        // A copy that can't be removed holds nothing that the original does not.
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+fn copy_dir(from: &Path, to: &Path) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            mvm_pki::files::create_private_dir(&target)?;
+            copy_dir(&entry.path(), &target)?;
+        } else {
+            std::fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! A request's way to an instance that rests: the same lease, quotas and steps as the planner's own.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use mvm_planner::{Action, Capacity, Observation, check_wake};
+use mvm_proto::{InstanceId, Phase, PoolId, Problem, TenantId};
+
+use super::engine::Gate;
+use crate::driver::Driver;
+use crate::execute::{Executor, Order};
+use crate::ledger::InForce;
+use crate::state::{Lease, Records};
+use crate::text::chain;
+
+/// How long a request waits for a step that is under way on the instance.
+const LEASE_PATIENCE: Duration = Duration::from_secs(20);
+
+/// The document in force, for those who are not the reconcile task.
+pub(crate) type Shown = Arc<Mutex<Option<Arc<InForce>>>>;
+
+pub(crate) fn show(shown: &Shown, in_force: Option<Arc<InForce>>) {
+    *shown.lock().unwrap_or_else(PoisonError::into_inner) = in_force;
+}
+
+pub(crate) fn shown(shown: &Shown) -> Option<Arc<InForce>> {
+    shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// Wakes instances, whatever the driver.
+pub(crate) trait Wakes: Send + Sync {
+    fn wake(&self, tenant: TenantId, pool: PoolId, id: InstanceId)
+    -> BoxFuture<'static, Result<(), Problem>>;
+}
+
+#[derive(Debug)]
+pub(crate) struct Waker<D> {
+    pub(crate) executor: Arc<Executor<D>>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) capacity: Capacity,
+    pub(crate) gate: Gate,
+    pub(crate) in_force: Shown,
+}
+
+impl<D> Clone for Waker<D> {
+    fn clone(&self) -> Self {
+        Self {
+            executor: Arc::clone(&self.executor),
+            records: Arc::clone(&self.records),
+            capacity: self.capacity,
+            gate: Arc::clone(&self.gate),
+            in_force: Arc::clone(&self.in_force),
+        }
+    }
+}
+
+impl<D: Driver> Wakes for Waker<D> {
+    fn wake(
+        &self,
+        tenant: TenantId,
+        pool: PoolId,
+        id: InstanceId,
+    ) -> BoxFuture<'static, Result<(), Problem>> {
+        let this = self.clone();
+        Box::pin(async move {
+            // Runs on even when the caller goes away: half a wake helps nobody.
+            let task = tokio::spawn(async move { this.bring_up(&tenant, &pool, &id).await });
+            task.await.unwrap_or_else(|error| Err(failed(&error.to_string())))
+        })
+    }
+}
+
+impl<D: Driver> Waker<D> {
+    async fn bring_up(&self, tenant: &TenantId, pool: &PoolId, id: &InstanceId) -> Result<(), Problem> {
+        self.find(tenant, pool, id)?;
+        let lease = self.records.wait_lease(id, Phase::Running);
+        let lease = tokio::time::timeout(LEASE_PATIENCE, lease).await.map_err(|_| busy(id))?;
+        // What was waited for may have changed it, or ended it.
+        let phase = self.find(tenant, pool, id)?;
+        let action = match phase {
+            Phase::Running | Phase::Warm => Action::Resume,
+            Phase::Sleeping => Action::Wake,
+            other => return Err(not_resting(id, other)),
+        };
+        self.check_room(&lease, phase).await?;
+        let reason = "woken on demand".to_owned();
+        let order = Order { action, staging: None, reason, spec: None, on_demand: true };
+        self.executor.execute(&lease, &order).await.map_err(|error| failed(&chain(&error)))?;
+        Ok(())
+    }
+
+    fn find(&self, tenant: &TenantId, pool: &PoolId, id: &InstanceId) -> Result<Phase, Problem> {
+        let record = self.records.get(id).filter(|r| r.tenant == *tenant && r.pool == *pool);
+        record.map(|record| record.phase).ok_or_else(|| {
+            let detail = format!("there is no instance {tenant}/{pool}/{id} on this node");
+            Problem::new(404, "unknown_instance", detail, "list the tenant's instances")
+        })
+    }
+
+    async fn check_room(&self, lease: &Lease, phase: Phase) -> Result<(), Problem> {
+        let Some(in_force) = shown(&self.in_force).filter(|_| phase != Phase::Running) else { return Ok(()) };
+        let _gate = self.gate.lock().await;
+        let mut observation = Observation { capacity: self.capacity, ..Observation::default() };
+        self.records.for_each(|record, moving| observation.instances.push(record.observed(moving)));
+        check_wake(&in_force.desired, &observation, lease.id()).map_err(|reason| {
+            Problem::new(
+                409,
+                "no_room",
+                format!("{} can't be woken: {reason}", lease.id()),
+                "free some of it first",
+            )
+        })
+    }
+}
+
+fn busy(id: &InstanceId) -> Problem {
+    Problem::new(503, "instance_busy", format!("another step on {id} is still under way"), "try again")
+}
+
+fn not_resting(id: &InstanceId, phase: Phase) -> Problem {
+    let detail = format!("{id} is {phase}; only sleeping and warm instances are woken");
+    Problem::new(409, "not_resting", detail, "start it through the desired counts")
+}
+
+fn failed(reason: &str) -> Problem {
+    Problem::new(503, "wake_failed", format!("the instance could not be woken: {reason}"), "try again later")
+}
