@@ -1,5 +1,7 @@
 //! Properties of reading documents, over random valid documents and random damage to them.
 
+#![allow(clippy::unwrap_used)] // A test may end at the first surprise.
+
 mod damage;
 
 use mvm_proto::arbitrary::{desired_state, desired_state_of, signed_document};

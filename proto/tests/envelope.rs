@@ -1,5 +1,7 @@
 //! Envelopes: no bit of one can be changed without it being another envelope, and problems have one shape.
 
+#![allow(clippy::unwrap_used)] // A test may end at the first surprise.
+
 use mvm_proto::arbitrary::signed_document;
 use mvm_proto::document::DOCUMENT_PAYLOAD_TYPE;
 use mvm_proto::envelope::{

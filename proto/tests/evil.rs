@@ -1,5 +1,7 @@
 //! The evil corpus: ten thousand documents that someone might send on purpose. All are refused, and politely.
 
+#![allow(clippy::unwrap_used)] // A test may end at the first surprise.
+
 use mvm_proto::DesiredState;
 use mvm_proto::json::quote;
 use serde_json::{Value, json};
