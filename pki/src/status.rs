@@ -17,6 +17,17 @@ pub enum CertificateState {
     NotYetValid,
 }
 
+impl CertificateState {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Valid => "valid",
+            Self::Expired => "expired",
+            Self::NotYetValid => "not yet valid",
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CertificateName {
     pub subject: String,
