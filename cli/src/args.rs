@@ -51,7 +51,13 @@ pub(crate) struct Global {
     )]
     pub(crate) timeout: Duration,
     /// Least level to log: error, warn, info, debug, trace, or a filter such as info,mvm_agent=debug
-    #[arg(long, global = true, value_name = "LEVEL", default_value = "warn,mvm_agent=info,mvm_coordinator=info", help_heading = "Global options")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "LEVEL",
+        default_value = "warn,mvm_agent=info,mvm_coordinator=info",
+        help_heading = "Global options"
+    )]
     pub(crate) log_level: String,
     /// How log lines look
     #[arg(long, global = true, value_enum, default_value = "text", help_heading = "Global options")]

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use mvm_coordinator::client::ControlClient;
+use mvm_coordinator::ControlClient;
 use mvm_pki::{Anchors, Credential, CsrNames, LeafKey, LiveAnchors, LiveCredential};
 use mvm_proto::wire::control::v1::RenewCertificateRequest;
 use mvm_proto::{Problem, Timestamp};
@@ -42,17 +42,21 @@ impl Operator {
         if credential.not_after() <= now {
             return Err(Outcome::Failed(anyhow!(
                 "the operator certificate in {} expired at {}\nmake a new one on the coordinator's machine: mvm coordinator operator create {} --out {}",
-                dir.display(), credential.not_after(), credential.identity().name(), dir.display()
+                dir.display(),
+                credential.not_after(),
+                credential.identity().name(),
+                dir.display()
             )));
         }
-        let live = LiveCredential::new(credential.clone());
-        let anchors = LiveAnchors::new(anchors);
+        let renew_at = mvm_pki::rotation::renew_at(credential.not_before(), credential.not_after(), 0.0);
         let cluster = credential.identity().cluster().clone();
-        let client = mvm_coordinator::client::connect(&self.coordinator, &live, &anchors, &cluster, global.timeout)
-            .await
-            .map_err(|error| Outcome::Unreachable(anyhow::Error::new(error)))?;
-        let mut client = client;
-        if mvm_pki::rotation::renew_at(credential.not_before(), credential.not_after(), 0.0) <= now {
+        let live = LiveCredential::new(credential);
+        let anchors = LiveAnchors::new(anchors);
+        let mut client =
+            mvm_coordinator::connect(&self.coordinator, &live, &anchors, &cluster, global.timeout)
+                .await
+                .map_err(|error| Outcome::Unreachable(anyhow::Error::new(error)))?;
+        if renew_at <= now {
             if let Err(error) = renew(&mut client, &dir).await {
                 tracing::warn!(error = format!("{error:#}"), "could not renew the operator certificate");
             }
@@ -77,19 +81,23 @@ async fn renew(client: &mut ControlClient, dir: &Path) -> anyhow::Result<()> {
     let key = LeafKey::generate()?;
     let csr_der = key.csr_der(&CsrNames::default())?;
     let answer = client.renew_certificate(RenewCertificateRequest { csr_der }).await?.into_inner();
-    let renewed = Credential::from_parts(key, &answer.chain_pem)?;
+    let renewed = Credential::with_chain_pem(key, &answer.chain_pem)?;
     renewed.save(&dir.join("operator.pem"))?;
     Ok(())
 }
 
 /// What a gRPC refusal says to a person: the coordinator's problem when it sent one.
 pub(crate) fn refused(status: &tonic::Status) -> Outcome {
-    if let Some(problem) = mvm_coordinator::client::problem_of(status) {
+    if let Some(problem) = mvm_coordinator::problem_of(status) {
         return Outcome::Failed(anyhow::Error::new(problem));
     }
     match status.code() {
-        tonic::Code::Unavailable => Outcome::Unreachable(anyhow!("the coordinator went away: {}", status.message())),
-        tonic::Code::DeadlineExceeded => Outcome::TimedOut(anyhow!("no answer in time: {}", status.message())),
+        tonic::Code::Unavailable => {
+            Outcome::Unreachable(anyhow!("the coordinator went away: {}", status.message()))
+        }
+        tonic::Code::DeadlineExceeded => {
+            Outcome::TimedOut(anyhow!("no answer in time: {}", status.message()))
+        }
         code => Outcome::Failed(anyhow!("{} ({code:?})", status.message())),
     }
 }

@@ -78,6 +78,7 @@ pub(crate) fn default_data_dir(part: &str) -> PathBuf {
         return PathBuf::from("/var/lib/mvm").join(part);
     }
     let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
-    let state = state.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state")));
+    let state =
+        state.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state")));
     state.unwrap_or_else(|| PathBuf::from(".")).join("mvm").join(part)
 }

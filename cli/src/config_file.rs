@@ -57,7 +57,8 @@ fn chosen_file() -> anyhow::Result<Option<PathBuf>> {
     }
     let home = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
     let home = home.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config")));
-    let candidates = home.map(|dir| dir.join("mvm/config.toml")).into_iter().chain([PathBuf::from(SYSTEM_FILE)]);
+    let candidates =
+        home.map(|dir| dir.join("mvm/config.toml")).into_iter().chain([PathBuf::from(SYSTEM_FILE)]);
     Ok(candidates.into_iter().find(|path| path.is_file()))
 }
 
@@ -67,7 +68,9 @@ fn with_environment(command: Command, path: &[&str]) -> Command {
         _ => "MVM_".to_owned(),
     };
     let command = command.mut_args(|arg| {
-        let Some(long) = arg.get_long().filter(|_| arg.get_env().is_none() && !is_builtin(&arg)) else { return arg };
+        let Some(long) = arg.get_long().filter(|_| arg.get_env().is_none() && !is_builtin(&arg)) else {
+            return arg;
+        };
         let name = format!("{prefix}{}", long.to_uppercase().replace('-', "_"));
         arg.env(name)
     });
@@ -136,7 +139,9 @@ fn set_default(command: Command, long: &str, text: &str) -> Command {
         }
     });
     let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
-    names.into_iter().fold(command, |command, name| command.mut_subcommand(name, |sub| set_default(sub, long, text)))
+    names
+        .into_iter()
+        .fold(command, |command, name| command.mut_subcommand(name, |sub| set_default(sub, long, text)))
 }
 
 #[cfg(test)]
@@ -165,7 +170,9 @@ mod tests {
 
     #[test]
     fn a_setting_or_a_table_that_no_command_knows_is_an_error() {
-        for file in ["intervall-secs = 3", "[agent.serve]\nnope = 1", "[agnet]\n", "[agent]\ninterval-secs = [1]"] {
+        for file in
+            ["intervall-secs = 3", "[agent.serve]\nnope = 1", "[agnet]\n", "[agent]\ninterval-secs = [1]"]
+        {
             assert!(layer(Cli::command(), file).is_err(), "{file}");
         }
     }

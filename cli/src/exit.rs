@@ -14,8 +14,6 @@ use std::process::ExitCode;
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Done,
-    /// Failed, and already told in the command's own output.
-    Told,
     Failed(anyhow::Error),
     Usage(anyhow::Error),
     TimedOut(anyhow::Error),
@@ -34,7 +32,6 @@ pub(crate) type Run = Result<(), Outcome>;
 pub(crate) fn report(outcome: &Outcome) -> ExitCode {
     let (code, error) = match outcome {
         Outcome::Done => (0, None),
-        Outcome::Told => (1, None),
         Outcome::Failed(error) => (1, Some(error)),
         Outcome::Usage(error) => (2, Some(error)),
         Outcome::TimedOut(error) => (3, Some(error)),

@@ -18,13 +18,19 @@ pub(crate) enum Format {
 }
 
 /// Prints `value` for programs, or `table(wide)` for people.
-pub(crate) fn show<T: Serialize>(format: Format, value: &T, table: impl FnOnce(bool) -> Table) -> anyhow::Result<()> {
+pub(crate) fn show<T: Serialize>(
+    format: Format,
+    value: &T,
+    table: impl FnOnce(bool) -> Table,
+) -> anyhow::Result<()> {
     let text = match format {
         Format::Table | Format::Wide => {
             let text = table(format == Format::Wide).to_string();
             text.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
         }
-        Format::Json => serde_json::to_string_pretty(value).context("could not write the result as JSON")? + "\n",
+        Format::Json => {
+            serde_json::to_string_pretty(value).context("could not write the result as JSON")? + "\n"
+        }
         Format::Yaml => serde_yaml_ng::to_string(value).context("could not write the result as YAML")?,
     };
     print(&text)
@@ -34,7 +40,9 @@ pub(crate) fn show<T: Serialize>(format: Format, value: &T, table: impl FnOnce(b
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("could not write the result"),
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(error).context("could not write the result")
+        }
         _ => Ok(()),
     }
 }
@@ -42,7 +50,10 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
 /// A table without lines, with upper-case headings, as `kubectl` and `nomad` print them.
 pub(crate) fn table<const N: usize>(headings: [&str; N]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled).set_header(headings);
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header(headings);
     table
 }
 

@@ -8,8 +8,9 @@ use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use mvm_agent::driver::DriverKind;
 use mvm_agent::reconcile::{OnceSettings, Report, reconcile_once};
-use mvm_agent::{AgentSettings, CapacityCaps, RateSettings};
-use mvm_pki::CsrNames;
+use mvm_agent::settings::{CapacityCaps, default_certs_dir};
+use mvm_agent::{AgentSettings, RateSettings, certs as agent_certs};
+use mvm_pki::{CsrNames, Identity};
 use mvm_proto::{DesiredState, NodeId, Timestamp};
 use mvm_transport::Target;
 
@@ -160,23 +161,37 @@ async fn serve(args: ServeArgs) -> Run {
 
 async fn reconcile(global: &Global, args: ReconcileArgs) -> Run {
     let bytes = read_document(&args.desired)?;
-    let desired = DesiredState::parse(&bytes).map_err(|errors| Outcome::Failed(anyhow::Error::new(errors)))?;
+    let desired =
+        DesiredState::parse(&bytes).map_err(|errors| Outcome::Failed(anyhow::Error::new(errors)))?;
+    let node = &args.node;
+    let now = Timestamp::from(SystemTime::now());
     let settings = OnceSettings {
-        data_dir: args.node.data_dir.clone(),
-        node_id: args.node.node_id.clone(),
-        driver: args.node.driver,
-        capacity: args.node.caps(),
+        data_dir: node.data_dir.clone(),
+        node_id: this_node(node, now),
+        driver: node.driver,
+        capacity: node.caps(),
         dry_run: args.dry_run,
     };
-    let report = reconcile_once(desired, settings, Timestamp::from(SystemTime::now())).await.map_err(anyhow::Error::new)?;
+    let report = reconcile_once(desired, settings, now).await.map_err(anyhow::Error::new)?;
     output::show(global.output, &report, |_| table(&report))?;
     if report.converged || args.dry_run {
         Ok(())
     } else if report.errors.is_empty() {
-        Err(Outcome::Failed(anyhow!("not converged; the steps not taken are listed above, each with its reason")))
+        Err(Outcome::Failed(anyhow!(
+            "not converged; the steps not taken are listed above, each with its reason"
+        )))
     } else {
         Err(Outcome::Failed(anyhow!("not converged:\n  {}", report.errors.join("\n  "))))
     }
+}
+
+/// The id given, else the certificate's. A machine that never joined a cluster has no name that a file could get wrong.
+fn this_node(args: &NodeArgs, now: Timestamp) -> Option<NodeId> {
+    let enrolled = || {
+        let status = agent_certs::status(&default_certs_dir(&args.data_dir), now).ok()?;
+        status.identity.parse::<Identity>().ok()?.node_id()
+    };
+    args.node_id.clone().or_else(enrolled)
 }
 
 fn table(report: &Report) -> comfy_table::Table {

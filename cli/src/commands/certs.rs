@@ -81,9 +81,9 @@ pub(crate) struct RequestArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct RotateArgs {
-    /// The coordinator to ask
-    #[arg(long, value_name = "URL", env = "MVM_COORDINATOR", value_parser = parse_target, default_value = "https://127.0.0.1:4433")]
-    coordinator: Target,
+    /// The coordinator to ask [default: the one that enrolled this node]
+    #[arg(long, value_name = "URL", env = "MVM_COORDINATOR", value_parser = parse_target)]
+    coordinator: Option<Target>,
     #[command(flatten)]
     folder: Folder,
 }
@@ -101,7 +101,8 @@ pub(crate) fn run(global: &Global, command: CertsCommand) -> Run {
     let progress = Progress::new(global.quiet);
     match command {
         CertsCommand::Init(args) => {
-            let report = certs::init(&args.folder.path(), &args.ca, args.force).map_err(anyhow::Error::new)?;
+            let report =
+                certs::init(&args.folder.path(), &args.ca, args.force).map_err(anyhow::Error::new)?;
             for fingerprint in &report.fingerprints {
                 progress.say(format!("pinned root {fingerprint}"));
             }
@@ -114,16 +115,17 @@ pub(crate) fn run(global: &Global, command: CertsCommand) -> Run {
             let names = CsrNames { dns, ips };
             let dir = args.folder.path();
             block_on(async {
-                let status = certs::request(&dir, &args.coordinator, &token, args.node_id, names, global.timeout)
-                    .await
-                    .map_err(anyhow::Error::new)?;
+                let status =
+                    certs::request(&dir, &args.coordinator, &token, args.node_id, names, global.timeout)
+                        .await
+                        .map_err(anyhow::Error::new)?;
                 progress.say(format!("enrolled as {}", status.identity));
                 progress.say(format!("next: mvm agent serve --coordinator {}", args.coordinator));
                 show(global.output, &status)
             })
         }
         CertsCommand::Rotate(args) => block_on(async {
-            let status = certs::rotate(&args.folder.path(), &args.coordinator, global.timeout)
+            let status = certs::rotate(&args.folder.path(), args.coordinator.as_ref(), global.timeout)
                 .await
                 .map_err(anyhow::Error::new)?;
             show(global.output, &status)
@@ -147,11 +149,16 @@ fn token(args: &RequestArgs) -> Result<JoinToken, Outcome> {
             )));
         }
     };
-    text.trim().parse().map_err(|error| Outcome::Usage(anyhow::Error::new(error).context("the join token can't be read")))
+    JoinToken::parse(text.trim())
+        .map_err(|error| Outcome::Usage(anyhow::Error::new(error).context("the join token can't be read")))
 }
 
 fn read_token(path: &Path) -> Result<String, Outcome> {
-    let read = if path == Path::new("-") { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(path) };
+    let read = if path == Path::new("-") {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        std::fs::read_to_string(path)
+    };
     read.with_context(|| format!("could not read the token from {}", path.display())).map_err(Outcome::Usage)
 }
 
@@ -160,16 +167,22 @@ fn show(format: Format, status: &CertificateStatus) -> Run {
         let mut rows = vec![
             ("identity", status.identity.clone()),
             ("subject", status.subject.clone()),
-            ("state", status.state.to_string()),
+            ("state", status.state.as_str().to_owned()),
             ("serial", status.serial.clone()),
             ("not before", status.not_before.to_string()),
             ("not after", status.not_after.to_string()),
             ("life used", format!("{} %", status.percent_of_life)),
             ("next renewal", status.next_renewal.to_string()),
         ];
-        rows.extend(status.chain.iter().map(|link| ("chain", format!("{} {}", link.subject, link.fingerprint))));
-        rows.extend(status.roots.iter().map(|root| ("root", format!("{} {}", root.subject, root.fingerprint))));
-        rows.extend(status.trust_keys.iter().map(|key| ("trust key", format!("{} {}", key.role, key.key_id))));
+        rows.extend(
+            status.chain.iter().map(|link| ("chain", format!("{} {}", link.subject, link.fingerprint))),
+        );
+        rows.extend(
+            status.roots.iter().map(|root| ("root", format!("{} {}", root.subject, root.fingerprint))),
+        );
+        rows.extend(
+            status.trust_keys.iter().map(|key| ("trust key", format!("{} {}", key.role, key.key_id))),
+        );
         output::properties(rows)
     })?)
 }

@@ -118,7 +118,8 @@ fn init(global: &Global, args: InitArgs) -> Run {
         ips,
         root_key_dir: args.root_key_dir,
     };
-    let report = mvm_coordinator::init(&settings, Timestamp::from(SystemTime::now())).map_err(anyhow::Error::new)?;
+    let report =
+        mvm_coordinator::init(&settings, Timestamp::from(SystemTime::now())).map_err(anyhow::Error::new)?;
     output::show(global.output, &report, |_| output::properties(report.rows()))?;
     Progress::new(global.quiet).say(report.next_steps());
     Ok(())
@@ -147,7 +148,8 @@ fn serve(args: ServeArgs) -> Run {
 
 fn create_operator(global: &Global, args: &OperatorCreateArgs) -> Run {
     let now = Timestamp::from(SystemTime::now());
-    mvm_coordinator::create_operator(&args.data_dir, &args.name, &args.out, args.life, now).map_err(anyhow::Error::new)?;
+    mvm_coordinator::create_operator(&args.data_dir, &args.name, &args.out, args.life, now)
+        .map_err(anyhow::Error::new)?;
     let out = args.out.display();
     Progress::new(global.quiet).say(format!(
         "{} may operate the cluster with what is in {out}: carry it over a safe channel, then use it with --operator-dir or MVM_OPERATOR_DIR",

@@ -11,7 +11,9 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use mvm_coordinator::{DOCUMENT_LIFE, DataDir};
 use mvm_pki::tls::client_config;
-use mvm_pki::{Anchors, Credential, ExpectedPeer, LiveAnchors, LiveCredential, Role, SigningKey, TrustStore, seal};
+use mvm_pki::{
+    Anchors, Credential, ExpectedPeer, LiveAnchors, LiveCredential, Role, SigningKey, TrustStore, seal,
+};
 use mvm_proto::document::{DOCUMENT_PAYLOAD_TYPE, Provenance};
 use mvm_proto::status::{Mark, NodeStatus};
 use mvm_proto::{DesiredState, Digest, NodeId, SignedDocument, Timestamp};
@@ -98,8 +100,11 @@ async fn connect(agent: &Target, keys: &Keys, node: &NodeId) -> Result<Client, O
         name: Some(node.to_string()),
         check_host: false,
     };
-    let tls = client_config(Some(&keys.credential), &keys.anchors, expected, &[ALPN_H3]).map_err(anyhow::Error::new)?;
-    let unreachable = |error: anyhow::Error| Outcome::Unreachable(error.context(format!("could not reach the agent at {agent}")));
+    let tls = client_config(Some(&keys.credential), &keys.anchors, expected, &[ALPN_H3])
+        .map_err(anyhow::Error::new)?;
+    let unreachable = |error: anyhow::Error| {
+        Outcome::Unreachable(error.context(format!("could not reach the agent at {agent}")))
+    };
     let addresses = agent.resolve().await.map_err(|error| unreachable(error.into()))?;
     let mut last = anyhow!("the name has no address");
     for address in addresses {
@@ -151,7 +156,8 @@ async fn follow(agent: &Client, mark: &Mark) -> Run {
                 line.push(byte);
                 continue;
             }
-            let status: NodeStatus = serde_json::from_slice(&line).context("could not read the agent's status")?;
+            let status: NodeStatus =
+                serde_json::from_slice(&line).context("could not read the agent's status")?;
             line.clear();
             if status.converged.as_ref().is_some_and(|converged| converged.order() >= mark.order()) {
                 return Ok(());
@@ -163,7 +169,8 @@ async fn follow(agent: &Client, mark: &Mark) -> Run {
 
 async fn get<T: serde::de::DeserializeOwned>(agent: &Client, path: &str) -> Result<T, Outcome> {
     let body = call(agent, "GET", path, Vec::new()).await?;
-    Ok(serde_json::from_slice(&body).with_context(|| format!("could not read the agent's answer to {path}"))?)
+    Ok(serde_json::from_slice(&body)
+        .with_context(|| format!("could not read the agent's answer to {path}"))?)
 }
 
 async fn call(agent: &Client, method: &str, path: &str, body: Vec<u8>) -> Result<Bytes, Outcome> {

@@ -51,7 +51,8 @@ pub(crate) async fn run(global: &Global, command: NodeCommand) -> Run {
             let mut client = args.operator.connect(global).await?;
             let request = RemoveNodeRequest { node_id: args.node.to_string() };
             let answer = within(global.timeout, client.remove_node(request)).await?;
-            let session = if answer.session_closed { "its session is closed" } else { "it was not connected" };
+            let session =
+                if answer.session_closed { "its session is closed" } else { "it was not connected" };
             let node = args.node;
             Progress::new(global.quiet).say(format!(
                 "{node} is removed; {session}. What it runs goes on running there: stop it with \
@@ -65,11 +66,30 @@ pub(crate) async fn run(global: &Global, command: NodeCommand) -> Run {
 pub(crate) fn nodes(nodes: &[Node], wide: bool) -> comfy_table::Table {
     let mut table = if wide {
         output::table([
-            "NODE", "CONNECTED", "ASSIGNED", "ACCEPTED", "CONVERGED", "RUNNING", "WARM", "SLEEPING", "DRIVER", "VERSION",
-            "ADDRESS", "CERTIFICATE UNTIL",
+            "NODE",
+            "CONNECTED",
+            "ASSIGNED",
+            "ACCEPTED",
+            "CONVERGED",
+            "RUNNING",
+            "WARM",
+            "SLEEPING",
+            "DRIVER",
+            "VERSION",
+            "ADDRESS",
+            "CERTIFICATE UNTIL",
         ])
     } else {
-        output::table(["NODE", "CONNECTED", "ASSIGNED", "ACCEPTED", "CONVERGED", "RUNNING", "WARM", "SLEEPING"])
+        output::table([
+            "NODE",
+            "CONNECTED",
+            "ASSIGNED",
+            "ACCEPTED",
+            "CONVERGED",
+            "RUNNING",
+            "WARM",
+            "SLEEPING",
+        ])
     };
     for node in nodes {
         let status = node.status.clone().unwrap_or_default();
@@ -119,7 +139,10 @@ fn details(node: &Node, wide: bool) -> comfy_table::Table {
     let capacity = info.capacity.unwrap_or_default();
     let mut rows = vec![
         ("node", node.node_id.clone()),
-        ("connected", if node.connected { format!("since {}", node.connected_since) } else { "no".to_owned() }),
+        (
+            "connected",
+            if node.connected { format!("since {}", node.connected_since) } else { "no".to_owned() },
+        ),
         ("last seen", or_dash(&node.last_seen_at)),
         ("enrolled", or_dash(&node.enrolled_at)),
         ("certificate until", or_dash(&node.certificate_not_after)),
@@ -128,7 +151,13 @@ fn details(node: &Node, wide: bool) -> comfy_table::Table {
         ("document converged", generation(status.converged.as_ref())),
         ("document expires", or_dash(&node.document_expires_at)),
         ("driver", format!("{} ({})", or_dash(&info.driver), or_dash(&info.accelerator))),
-        ("capacity", format!("{} vCPUs, {} MiB memory, {} MiB disk", capacity.vcpus, capacity.mem_mib, capacity.disk_mib)),
+        (
+            "capacity",
+            format!(
+                "{} vCPUs, {} MiB memory, {} MiB disk",
+                capacity.vcpus, capacity.mem_mib, capacity.disk_mib
+            ),
+        ),
         ("agent", format!("{} on {} {}", or_dash(&info.version), or_dash(&info.kernel), or_dash(&info.arch))),
     ];
     for pool in &status.pools {
@@ -137,14 +166,24 @@ fn details(node: &Node, wide: bool) -> comfy_table::Table {
             "pool",
             format!(
                 "{}/{}: running {}/{}, warm {}/{}, sleeping {}/{}{}",
-                pool.tenant_id, pool.pool_id, have.running, want.running, have.warm, want.warm, have.sleeping,
-                want.sleeping, if pool.managed { "" } else { " (unmanaged)" }
+                pool.tenant_id,
+                pool.pool_id,
+                have.running,
+                want.running,
+                have.warm,
+                want.warm,
+                have.sleeping,
+                want.sleeping,
+                if pool.managed { "" } else { " (unmanaged)" }
             ),
         ));
         rows.extend(pool.deferred.iter().map(|why| ("", format!("  {why}"))));
     }
     for condition in info.conditions.iter().chain(&status.conditions) {
-        rows.push(("condition", format!("{}={} {} {}", condition.r#type, condition.status, condition.reason, condition.message)));
+        rows.push((
+            "condition",
+            format!("{}={} {} {}", condition.r#type, condition.status, condition.reason, condition.message),
+        ));
     }
     let shown = if wide { node.events.len() } else { node.events.len().min(10) };
     for event in &node.events[node.events.len() - shown..] {

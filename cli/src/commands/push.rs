@@ -52,7 +52,8 @@ pub(crate) async fn run(global: &Global, args: PushArgs) -> Run {
     // Found here as well as by the coordinator, so that a typing error needs no connection to be told.
     parse(&bytes)?;
     let mut client = args.operator.connect(global).await?;
-    let wait_seconds = if args.no_wait { 0 } else { u32::try_from(global.timeout.as_secs()).unwrap_or(u32::MAX).max(1) };
+    let wait_seconds =
+        if args.no_wait { 0 } else { u32::try_from(global.timeout.as_secs()).unwrap_or(u32::MAX).max(1) };
     let request = PushRequest {
         document: bytes,
         node_id: args.node.map(|node| node.to_string()).unwrap_or_default(),
@@ -93,7 +94,8 @@ fn conclude(global: &Global, seen: &[PushProgress], dry_run: bool, no_wait: bool
 }
 
 fn line(step: &PushProgress) -> String {
-    let mark = step.mark.as_ref().map(|mark| format!(" {}.{}", mark.epoch, mark.generation)).unwrap_or_default();
+    let mark =
+        step.mark.as_ref().map(|mark| format!(" {}.{}", mark.epoch, mark.generation)).unwrap_or_default();
     let message = if step.message.is_empty() { String::new() } else { format!(": {}", step.message) };
     format!("{}{mark} {}{message}", step.node_id, step.stage)
 }
@@ -108,10 +110,17 @@ pub(crate) fn read_document(path: &Path) -> Result<Vec<u8>, Outcome> {
         let mut bytes = Vec::new();
         let limit = MAX_DOCUMENT_BYTES as u64 + 1;
         if path == Path::new("-") {
-            std::io::stdin().lock().take(limit).read_to_end(&mut bytes).context("could not read standard input")?;
+            std::io::stdin()
+                .lock()
+                .take(limit)
+                .read_to_end(&mut bytes)
+                .context("could not read standard input")?;
         } else {
-            let file = std::fs::File::open(path).with_context(|| format!("could not open {}", path.display()))?;
-            file.take(limit).read_to_end(&mut bytes).with_context(|| format!("could not read {}", path.display()))?;
+            let file =
+                std::fs::File::open(path).with_context(|| format!("could not open {}", path.display()))?;
+            file.take(limit)
+                .read_to_end(&mut bytes)
+                .with_context(|| format!("could not read {}", path.display()))?;
         }
         Ok(bytes)
     };

@@ -32,7 +32,8 @@ pub(crate) fn completion(args: &CompletionArgs) -> Run {
 
 pub(crate) fn man(args: &ManArgs) -> Run {
     let folder = &args.folder;
-    std::fs::create_dir_all(folder).with_context(|| format!("could not make the folder {}", folder.display()))?;
+    std::fs::create_dir_all(folder)
+        .with_context(|| format!("could not make the folder {}", folder.display()))?;
     clap_mangen::generate_to(Cli::command(), folder)
         .with_context(|| format!("could not write man pages to {}", folder.display()))?;
     Ok(output::print(&format!("man pages are in {0}; read one with: man {0}/mvm.1\n", folder.display()))?)
@@ -58,7 +59,10 @@ pub(crate) fn version(format: Format) -> Run {
             ("mvm", version.version.to_owned()),
             ("target", version.target.clone()),
             ("session protocol", version.session_protocol.to_string()),
-            ("document schemas", version.schema_versions.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")),
+            (
+                "document schemas",
+                version.schema_versions.iter().map(u32::to_string).collect::<Vec<_>>().join(", "),
+            ),
         ])
     })?)
 }

@@ -83,7 +83,8 @@ async fn create(global: &Global, args: CreateArgs) -> Run {
         return Ok(());
     }
     let life = humantime::format_duration(args.ttl);
-    progress.say(format!("{} can join once with this token within {life}; it is not shown again:", args.node));
+    progress
+        .say(format!("{} can join once with this token within {life}; it is not shown again:", args.node));
     Ok(output::show(global.output, &answer, |_| {
         let mut only = comfy_table::Table::new();
         only.load_style(comfy_table::presets::NOTHING).add_row([answer.token.clone()]);

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
-use mvm_pki::trust::{RoleSpec, RootSpec, TrustRole};
+use mvm_pki::trust::RoleSpec;
 use mvm_pki::{ImagesMetadata, PublicKey, SigningKey, TrustBundle, TrustStore};
 use mvm_proto::wire::control::v1::{GetTrustRequest, TrustState, UpdateTrustRequest};
 use mvm_proto::{Digest, Envelope, Timestamp};
@@ -144,7 +144,7 @@ fn keygen(global: &Global, args: &KeygenArgs) -> Run {
     }
     key.to_file(&args.file).map_err(anyhow::Error::new)?;
     let public = args.file.with_added_extension("pub");
-    std::fs::write(&public, key.public().to_pem())
+    std::fs::write(&public, format!("{}\n", key.public()))
         .with_context(|| format!("could not write {}", public.display()))?;
     Progress::new(global.quiet).say(format!("key {} is in {}", key.public().key_id(), args.file.display()));
     Ok(())
@@ -153,17 +153,12 @@ fn keygen(global: &Global, args: &KeygenArgs) -> Run {
 async fn vouch(global: &Global, args: VouchArgs) -> Run {
     let store = current(global, &args.place).await?;
     let now = Timestamp::from(SystemTime::now());
-    let mut digests = if args.replace { Vec::new() } else { store.images().map(|m| m.digests.clone()).unwrap_or_default() };
+    let mut digests =
+        if args.replace { Vec::new() } else { store.images().map(|m| m.digests.clone()).unwrap_or_default() };
     digests.extend(args.digests);
-    digests.sort_unstable();
-    digests.dedup();
-    let statement = ImagesMetadata {
-        cluster: store.cluster().clone(),
-        version: store.images_version() + 1,
-        issued_at: now,
-        expires_at: now + args.life,
-        digests,
-    };
+    let version = store.images_version() + 1;
+    let statement = ImagesMetadata::new(store.cluster().clone(), version, digests, now, args.life)
+        .map_err(anyhow::Error::new)?;
     let keys = read_keys(&args.keys)?;
     let envelope = statement.seal(&keys.iter().collect::<Vec<_>>());
     finish(global, &args.place, store, |store| store.advance_images(envelope, now).map(|_| ())).await
@@ -174,20 +169,18 @@ async fn next_root(global: &Global, args: NextRootArgs) -> Run {
     let now = Timestamp::from(SystemTime::now());
     let old_keys = read_keys(&args.root_keys)?;
     let new_keys = read_keys(&args.new_root_keys)?;
-    let role = |role: TrustRole, keys: Vec<PublicKey>, threshold: Option<u32>| RoleSpec {
-        keys: if keys.is_empty() { store.keys(role) } else { keys },
-        threshold: threshold.unwrap_or_else(|| store.root().threshold(role)),
-        expires_at: None,
+    let change = |role: &mut RoleSpec, keys: Vec<PublicKey>, threshold: Option<u32>| {
+        if !keys.is_empty() {
+            role.keys = keys;
+        }
+        role.threshold = threshold.unwrap_or(role.threshold);
     };
-    let spec = RootSpec {
-        cluster: store.cluster().clone(),
-        expires_at: now + args.life,
-        dev: store.is_dev(),
-        resets_high_water: args.reset_high_water,
-        root: role(TrustRole::Root, new_keys.iter().map(SigningKey::public).collect(), args.root_threshold),
-        director: role(TrustRole::Director, read_public_keys(&args.directors)?, None),
-        image: role(TrustRole::Image, read_public_keys(&args.images)?, args.image_threshold),
-    };
+    let mut spec = store.root().spec();
+    spec.expires_at = now + args.life;
+    spec.resets_high_water = args.reset_high_water;
+    change(&mut spec.root, new_keys.iter().map(SigningKey::public).collect(), args.root_threshold);
+    change(&mut spec.director, read_public_keys(&args.directors)?, None);
+    change(&mut spec.image, read_public_keys(&args.images)?, args.image_threshold);
     let next = store.root().next(&spec, now).map_err(anyhow::Error::new)?;
     let envelope = next.seal(&old_keys.iter().chain(&new_keys).collect::<Vec<_>>());
     finish(global, &args.place, store, |store| store.advance_root(envelope, now).map(|_| ())).await
@@ -237,7 +230,9 @@ async fn current(global: &Global, place: &Place) -> Result<TrustStore, Outcome> 
 }
 
 fn bundle_of(state: &TrustState) -> anyhow::Result<TrustBundle> {
-    let read = |bytes: &Vec<u8>| Envelope::from_json(bytes).context("the coordinator sent something that is no envelope");
+    let read = |bytes: &Vec<u8>| {
+        Envelope::from_json(bytes).context("the coordinator sent something that is no envelope")
+    };
     Ok(TrustBundle {
         roots: state.root_envelopes.iter().map(read).collect::<Result<_, _>>()?,
         images: Some(&state.images_envelope).filter(|bytes| !bytes.is_empty()).map(read).transpose()?,
@@ -263,8 +258,11 @@ fn read_keys(paths: &[PathBuf]) -> anyhow::Result<Vec<SigningKey>> {
 
 fn read_public_keys(paths: &[PathBuf]) -> anyhow::Result<Vec<PublicKey>> {
     let read = |path: &PathBuf| -> anyhow::Result<PublicKey> {
-        let text = std::fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))?;
-        PublicKey::from_pem(&text).with_context(|| format!("{} holds no public signing key", path.display()))
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))?;
+        text.trim()
+            .parse::<PublicKey>()
+            .with_context(|| format!("{} holds no public signing key", path.display()))
     };
     paths.iter().map(read).collect()
 }
@@ -273,13 +271,25 @@ fn table(state: &TrustState) -> comfy_table::Table {
     let mut rows = vec![
         ("root version", state.root_version.to_string()),
         ("root until", or_dash(&state.root_expires_at)),
-        ("development", if state.dev_cluster { "yes: the coordinator holds all keys" } else { "no" }.to_owned()),
+        (
+            "development",
+            if state.dev_cluster { "yes: the coordinator holds all keys" } else { "no" }.to_owned(),
+        ),
         ("images version", state.images_version.to_string()),
         ("images vouched for", state.image_digests.to_string()),
         ("images until", or_dash(&state.images_expires_at)),
     ];
     rows.extend(state.keys.iter().map(|key| {
-        ("key", format!("{:8} {} (threshold {}, until {})", key.role, key.key_id, key.threshold, or_dash(&key.expires_at)))
+        (
+            "key",
+            format!(
+                "{:8} {} (threshold {}, until {})",
+                key.role,
+                key.key_id,
+                key.threshold,
+                or_dash(&key.expires_at)
+            ),
+        )
     }));
     output::properties(rows)
 }
