@@ -90,7 +90,8 @@ impl Client {
         limits: &Limits,
     ) -> Result<Self, ConnectError> {
         let authority = authority_of(server_name, addr.port())?;
-        let Dialled { endpoint, connection, peer } = dial(addr, server_name, tls, ALPN_H3, limits).await?;
+        let Dialled { endpoint, connection, peer } =
+            Box::pin(dial(addr, server_name, tls, ALPN_H3, limits)).await?;
         let streams = Connection::new(connection.clone(), limits.max_header_bytes);
         let mut builder = h3::client::builder();
         builder.max_field_section_size(limits.max_header_bytes as u64).send_grease(false);
@@ -114,7 +115,7 @@ impl Client {
     /// Sends a request and waits for the response's headers; the body follows as it is read. A URI may be a path only.
     pub async fn request(&self, request: Request<Bytes>) -> Result<Response<ResponseBody>, RequestError> {
         let waited = self.shared.request_timeout;
-        match timeout(waited, self.exchange(request)).await {
+        match timeout(waited, Box::pin(self.exchange(request))).await {
             Ok(answered) => answered,
             Err(_) => Err(RequestError::TimedOut { waited }),
         }

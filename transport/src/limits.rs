@@ -23,6 +23,11 @@ pub const INCOMING_BUFFER_TOTAL_BYTES: u64 = 4 * 1024 * 1024;
 /// TLS messages buffered out of order during a handshake. A chain of three P-256 certificates is about 2 KiB.
 pub const CRYPTO_BUFFER_BYTES: usize = 16 * 1024;
 
+/// Bytes the kernel is asked to hold for a socket that many peers send to. With Linux's usual 208 KiB, about two hundred
+/// small packets fit: the acks of a thousand agents to one document then overflow it, and each one lost costs its sender
+/// a timeout. The kernel gives at most `net.core.rmem_max` unless the process may override it.
+pub const SHARED_SOCKET_BYTES: usize = 4 * 1024 * 1024;
+
 /// How long a Retry token proves an address: one round trip and a retransmission, not a licence for later.
 pub const RETRY_TOKEN_LIFE: Duration = Duration::from_secs(10);
 

@@ -4,13 +4,15 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::{error, io};
 
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use quinn::crypto::rustls::{HandshakeData, QuicClientConfig, QuicServerConfig};
 use quinn::{EndpointConfig, IdleTimeout, TokioRuntime, TransportConfig, VarInt};
 use rustls_pki_types::CertificateDer;
+use tracing::info;
 
 use crate::limits::{
     CRYPTO_BUFFER_BYTES, INCOMING_BUFFER_BYTES, INCOMING_BUFFER_TOTAL_BYTES, Limits, MAX_UNI_STREAMS,
-    RETRY_TOKEN_LIFE,
+    RETRY_TOKEN_LIFE, SHARED_SOCKET_BYTES,
 };
 
 type BoxError = Box<dyn error::Error + Send + Sync>;
@@ -80,6 +82,24 @@ pub(crate) fn endpoint(
     server: Option<quinn::ServerConfig>,
 ) -> io::Result<quinn::Endpoint> {
     quinn::Endpoint::new(EndpointConfig::default(), server, socket, Arc::new(TokioRuntime))
+}
+
+/// A socket that many peers send to at once.
+pub(crate) fn shared_socket(local: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(local)?;
+    // Privileged first; either way the kernel's answer is what counts, and a small buffer is slow, not wrong.
+    setsockopt(&socket, sockopt::RcvBufForce, &SHARED_SOCKET_BYTES)
+        .or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &SHARED_SOCKET_BYTES))
+        .or_else(|_| getsockopt(&socket, sockopt::RcvBuf).map(drop))?;
+    let bytes = getsockopt(&socket, sockopt::RcvBuf)?;
+    if bytes < SHARED_SOCKET_BYTES {
+        info!(
+            bytes,
+            wanted = SHARED_SOCKET_BYTES,
+            "the UDP receive buffer is small: raise net.core.rmem_max"
+        );
+    }
+    Ok(socket)
 }
 
 /// A socket for dialling `remote`: any port, of the same address family.

@@ -11,7 +11,7 @@ mod request_body;
 mod stats;
 
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,7 +75,7 @@ impl Server {
     /// Binds the socket. Must be called inside a tokio runtime.
     pub fn bind(addr: SocketAddr, tls: rustls::ServerConfig, limits: Limits) -> Result<Self, BindError> {
         let config = quic::server_config(tls, &limits).map_err(BindError::Settings)?;
-        let bound = UdpSocket::bind(addr).and_then(|socket| {
+        let bound = quic::shared_socket(addr).and_then(|socket| {
             let address = socket.local_addr()?;
             Ok((quic::endpoint(socket, Some(config))?, address))
         });

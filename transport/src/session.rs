@@ -8,7 +8,7 @@ mod control;
 mod receiver;
 mod sender;
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 
 use mvm_pki::Identity;
 use mvm_proto::wire::session::v1::{AgentFrame, CoordinatorFrame};
@@ -63,7 +63,8 @@ pub async fn dial_session(
     tls: rustls::ClientConfig,
     limits: &Limits,
 ) -> Result<ClientSession, ConnectError> {
-    open(dial(addr, server_name, tls, ALPN_SESSION, limits).await?, addr, limits).await
+    let dialled = Box::pin(dial(addr, server_name, tls, ALPN_SESSION, limits)).await?;
+    open(dialled, addr, limits).await
 }
 
 /// One socket for many sessions: for a process that plays a whole fleet.
@@ -76,7 +77,7 @@ impl SessionDialer {
     /// Opens a socket at `local`, which decides the address family; port 0 lets the system choose. Must be called inside
     /// a tokio runtime.
     pub fn bind(local: SocketAddr) -> Result<Self, ConnectError> {
-        let socket = UdpSocket::bind(local).map_err(ConnectError::Socket)?;
+        let socket = quic::shared_socket(local).map_err(ConnectError::Socket)?;
         Ok(Self { endpoint: quic::endpoint(socket, None).map_err(ConnectError::Socket)? })
     }
 
@@ -89,7 +90,8 @@ impl SessionDialer {
         limits: &Limits,
     ) -> Result<ClientSession, ConnectError> {
         let endpoint = self.endpoint.clone();
-        open(dial_from(endpoint, addr, server_name, tls, ALPN_SESSION, limits).await?, addr, limits).await
+        let dialling = dial_from(endpoint, addr, server_name, tls, ALPN_SESSION, limits);
+        open(Box::pin(dialling).await?, addr, limits).await
     }
 }
 

@@ -190,7 +190,7 @@ async fn a_session_does_not_follow_its_peer_to_another_address() {
         let send = send.clone();
         Box::pin(async move {
             send.send(session).ok();
-            std::future::pending().await
+            std::future::pending::<()>().await;
         })
     };
     let limits = Limits { idle_timeout: Duration::from_millis(600), ..Limits::default() };

@@ -27,7 +27,7 @@ fn router() -> Router {
         .route("/length", post(|body: Bytes| async move { body.len().to_string() }))
         .route("/unread", post(|| async { "did not look" }))
         .route("/panic", get(|| async { panic!("a handler's bug") as String }))
-        .route("/never", get(|| std::future::pending::<String>()))
+        .route("/never", get(std::future::pending::<String>))
 }
 
 fn get_request(path: &str) -> Request<Bytes> {
@@ -328,7 +328,8 @@ async fn shutdown_finishes_what_is_in_flight_and_begins_nothing() {
         assert!(refused.is_err(), "a new connection was taken");
         release.send(()).expect("a handler");
     };
-    let (answer, ()) = within("the answer", async { tokio::join!(asking, stopping) }).await;
+    let both = Box::pin(async { tokio::join!(asking, stopping) });
+    let (answer, ()) = within("the answer", both).await;
     assert_eq!(answer.1, "finished");
     within("the end", server.task).await.expect("no panic");
     assert!(client.request(get_request("/slow")).await.is_err());
