@@ -254,7 +254,7 @@ fn nothing_is_left_unfinished_or_switched_off() {
     // process is not switched off, and says so: `#[ignore = "... child ..."]`.
     let words = ["to\u{64}o!(", "unimpl\u{65}mented!(", "d\u{62}g!(", "#[ign\u{6f}re"];
     let mut broken = sources::lines_with(&sources::ours(), &words);
-    broken.retain(|line| !line.contains("child"));
+    broken.retain(|line| !(line.contains(words[3]) && line.contains("child")));
     holds("unfinished", &broken);
 }
 
