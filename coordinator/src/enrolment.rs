@@ -20,16 +20,18 @@ use crate::{refuse, tokens};
 /// More DNS names and addresses than any honest node has.
 const MAX_NAMES: usize = 16;
 
-/// Registers `node_id` by a join token and issues its first certificate.
+/// Registers the node that a join token is bound to and issues its first certificate. Who `claims` to be another is
+/// refused.
 pub(crate) async fn enrol(
     state: &State,
     token: &str,
-    node_id: &NodeId,
+    claims: Option<&NodeId>,
     csr_der: &[u8],
     now: Timestamp,
-) -> Result<Issued, Problem> {
+) -> Result<(NodeId, Issued), Problem> {
     for _ in 0..MAX_TRIES {
-        let token = tokens::prove(&state.store, token, node_id, now).await?;
+        let token = tokens::prove(&state.store, token, claims, now).await?;
+        let node_id = &token.value.node_id.clone();
         let issued = issue_to_node(state, node_id, csr_der, now)?;
         let node: Option<Versioned<NodeRecord>> = load(&state.store, &node_key(node_id)).await?;
         // A removed node comes back by a token made after its removal only.
@@ -50,7 +52,7 @@ pub(crate) async fn enrol(
         match state.store.commit(txn).await {
             Ok(_) => {
                 tracing::info!(node = %node_id, token = %used.token_id, serial = %issued.serial_hex, "enrolled");
-                return Ok(issued);
+                return Ok((node_id.clone(), issued));
             }
             // Someone else used the token, or the node was just renewed or removed: look again.
             Err(StoreError::Conflict { .. }) => {}

@@ -3,7 +3,7 @@
 //! ```text
 //! GET  /v1/ca      the root certificates, as PEM
 //! GET  /v1/trust   root metadata and image statement; they prove themselves
-//! POST /v1/enrol   {token, node_id, csr} -> {chain_pem, roots_pem, cluster, node_id, trust}
+//! POST /v1/enrol   {token, csr, node_id?} -> {chain_pem, roots_pem, cluster, node_id, trust}
 //! POST /v1/renew   {csr} -> {chain_pem, roots_pem}; with a node's or an operator's certificate
 //! ```
 
@@ -95,7 +95,8 @@ fn wrong_method() -> Problem {
 struct EnrolRequest {
     token: String,
     csr: String,
-    node_id: String,
+    /// Only checked: the token is bound to a node.
+    node_id: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -151,9 +152,10 @@ async fn enrol(
 async fn try_enrol(state: &State, body: Result<Bytes, BodyRejection>) -> Result<EnrolResponse, Problem> {
     let EnrolRequest { token, csr, node_id } = read(body)?;
     let token = Zeroizing::new(token);
-    let node_id: NodeId = node_id.parse().map_err(|error| refuse::bad_request(format!("node_id {error}")))?;
+    let claimed = node_id.map(|id| id.parse::<NodeId>()).transpose();
+    let claimed = claimed.map_err(|error| refuse::bad_request(format!("node_id {error}")))?;
     let csr = decode_csr(&csr)?;
-    let issued = enrolment::enrol(state, &token, &node_id, &csr, now()).await?;
+    let (node_id, issued) = enrolment::enrol(state, &token, claimed.as_ref(), &csr, now()).await?;
     Ok(EnrolResponse {
         chain_pem: issued.chain_pem(),
         roots_pem: state.anchors.current().to_pem(),

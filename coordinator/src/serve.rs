@@ -237,6 +237,8 @@ async fn run(state: Arc<State>, data: &DataDir) -> Result<(), CoordinatorError> 
 
     let early = |what, cause: BoxError| CoordinatorError::Stopped { what, cause };
     let result = tokio::select! {
+        // First, because being told to stop also ends the listeners.
+        biased;
         () = state.shutdown.cancelled() => Ok(()),
         ended = &mut quic => Err(early("QUIC endpoint", ended.err().map_or("it returned".into(), Into::into))),
         ended = &mut grpc => Err(early("gRPC listener", match ended {

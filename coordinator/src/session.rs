@@ -63,18 +63,9 @@ enum End {
 }
 
 impl From<SessionError> for End {
+    /// The transport has closed what broke a limit or fell silent, and told the peer why.
     fn from(error: SessionError) -> Self {
-        match error {
-            SessionError::Silent { waited } => Self::Refused {
-                code: close_code::TOO_SLOW,
-                reason: format!("nothing heard for {waited:?}"),
-                redial: true,
-            },
-            SessionError::FrameTooLarge { .. } | SessionError::Malformed(_) => {
-                Self::protocol(error.to_string())
-            }
-            error => Self::Lost(error),
-        }
+        Self::Lost(error)
     }
 }
 

@@ -107,11 +107,11 @@ pub(crate) async fn revoke(store: &Backend, id: &str, now: Timestamp) -> Result<
 pub(crate) async fn prove(
     store: &Backend,
     text: &str,
-    node_id: &NodeId,
+    claims: Option<&NodeId>,
     now: Timestamp,
 ) -> Result<Versioned<TokenRecord>, Problem> {
     let invalid = || {
-        let advice = format!("Make a new one: `mvm coordinator token create --node {node_id}`.");
+        let advice = "Make a new one: `mvm coordinator token create --node NODE`.";
         Problem::new(403, "token_invalid", "the join token is not valid here", advice)
     };
     let token = JoinToken::parse(text).map_err(|_| invalid())?;
@@ -122,12 +122,13 @@ pub(crate) async fn prove(
         return Err(invalid());
     }
     let found = found.ok_or_else(invalid)?;
+    let node_id = &found.value.node_id;
     let refused = |code, detail: String| {
         let advice = format!("Make a new one: `mvm coordinator token create --node {node_id}`.");
         Problem::new(403, code, detail, advice)
     };
-    if found.value.node_id != *node_id {
-        let detail = format!("the join token is for node {}, not for {node_id}", found.value.node_id);
+    if let Some(claimed) = claims.filter(|claimed| *claimed != node_id) {
+        let detail = format!("the join token is for another node, not for {claimed}");
         return Err(refused("token_wrong_node", detail));
     }
     match found.value.state(now) {

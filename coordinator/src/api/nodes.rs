@@ -28,7 +28,7 @@ pub(super) async fn list(state: &State) -> Result<Vec<Node>, Problem> {
         let live = state.fleet.get(&record.value.node_id);
         let assigned = assigned.remove(&name).map(|found| found.value);
         let status = statuses.remove(&name).map(|found| found.value).unwrap_or_default();
-        Node { events: Vec::new(), ..message(&record.value, assigned, live.as_deref(), status) }
+        Node { events: Vec::new(), ..message(&record.value, assigned.as_ref(), live.as_deref(), status) }
     };
     Ok(present.map(build).collect())
 }
@@ -39,13 +39,13 @@ pub(super) async fn get(state: &State, node_id: &str) -> Result<Node, Problem> {
     let assigned = state.documents.assigned(&node).await?;
     let status: Option<Versioned<StatusRecord>> = load(&state.store, &status_key(&node)).await?;
     let status = status.map(|found| found.value).unwrap_or_default();
-    Ok(message(&record.value, assigned, state.fleet.get(&node).as_deref(), status))
+    Ok(message(&record.value, assigned.as_ref(), state.fleet.get(&node).as_deref(), status))
 }
 
 /// The live word where there is one, else the last that was written.
 fn message(
     record: &NodeRecord,
-    assigned: Option<Assigned>,
+    assigned: Option<&Assigned>,
     live: Option<&LiveNode>,
     mut written: StatusRecord,
 ) -> Node {
@@ -53,8 +53,8 @@ fn message(
     let mut node = Node {
         node_id: record.node_id.to_string(),
         enrolled_at: record.enrolled_at.to_string(),
-        assigned: assigned.as_ref().map(Assigned::mark),
-        document_expires_at: text(assigned.as_ref().map(|assigned| assigned.expires_at)),
+        assigned: assigned.map(Assigned::mark),
+        document_expires_at: text(assigned.map(|assigned| assigned.expires_at)),
         certificate_not_after: record.certificate.not_after.to_string(),
         ..Node::default()
     };

@@ -88,14 +88,13 @@ impl Talk<'_> {
         self.state.metrics.documents_refused.inc();
 
         // The node may be ahead without having said so: another coordinator, or a push past this one.
-        if let Some(high_water) = &ack.high_water {
-            if self.renumbered < MAX_RENUMBERINGS {
-                let renumbered = self.state.documents.renumber_if_past(&node, high_water, now()).await;
-                if let Some(stored) = renumbered.map_err(|problem| End::problem(&problem))? {
-                    self.renumbered += 1;
-                    self.attached.outbox.put_document(stored);
-                    return Ok(());
-                }
+        let ahead = ack.high_water.as_ref().filter(|_| self.renumbered < MAX_RENUMBERINGS);
+        if let Some(high_water) = ahead {
+            let renumbered = self.state.documents.renumber_if_past(&node, high_water, now()).await;
+            if let Some(stored) = renumbered.map_err(|problem| End::problem(&problem))? {
+                self.renumbered += 1;
+                self.attached.outbox.put_document(stored);
+                return Ok(());
             }
         }
         if told.is_some_and(|problem| problem.status >= 500) {

@@ -4,6 +4,7 @@ use mvm_proto::wire::control::v1::{
     GetNodeRequest, Node as NodeMessage, RemoveNodeRequest, WakeInstanceRequest,
 };
 use mvm_proto::wire::session::v1::{Events, Heartbeat, Reply, agent_frame, coordinator_frame};
+use mvm_transport::SessionError;
 
 use crate::support::{Running, new_cluster, soon, wait_until};
 
@@ -153,9 +154,10 @@ async fn a_silent_session_is_given_up_after_three_intervals() {
     })
     .await;
     let node = running.enrol("n1").await;
-    let mut session = node.connect(None).await;
-    let goodbye = session.end().await.unwrap();
-    assert!(goodbye.redial && goodbye.reason.contains("nothing heard"), "{goodbye:?}");
+    let session = node.connect(None).await;
+    let end = soon("the end", session.session.control.closed()).await;
+    let code = u64::from(mvm_transport::session::close_code::TOO_SLOW);
+    assert!(matches!(&end, SessionError::Closed { code: found, .. } if *found == code), "{end:?}");
     wait_connected(&running, "n1", false).await;
 }
 

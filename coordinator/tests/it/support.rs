@@ -30,23 +30,23 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// Long enough for a loaded machine; no test passes by waiting this long.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-pub fn now() -> Timestamp {
+pub(crate) fn now() -> Timestamp {
     Timestamp::from(SystemTime::now())
 }
 
-pub fn cluster_id() -> ClusterId {
+pub(crate) fn cluster_id() -> ClusterId {
     "test".parse().unwrap()
 }
 
 /// Waits for a future that must come; says what for if it does not.
-pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("gave up waiting for {what}"))
 }
 
 /// Asks again and again until the answer is the wanted one.
-pub async fn wait_until<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
+pub(crate) async fn wait_until<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
     let poll = async {
         while !condition().await {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -56,11 +56,11 @@ pub async fn wait_until<F: Future<Output = bool>>(what: &str, mut condition: imp
 }
 
 /// Files of a new dev cluster.
-pub fn new_cluster() -> (TempDir, InitReport) {
+pub(crate) fn new_cluster() -> (TempDir, InitReport) {
     new_cluster_with(|settings| settings.dev = true)
 }
 
-pub fn new_cluster_with(change: impl FnOnce(&mut InitSettings)) -> (TempDir, InitReport) {
+pub(crate) fn new_cluster_with(change: impl FnOnce(&mut InitSettings)) -> (TempDir, InitReport) {
     let dir = tempfile::tempdir().unwrap();
     let mut settings = InitSettings::new(dir.path().join("data"), cluster_id());
     change(&mut settings);
@@ -69,19 +69,19 @@ pub fn new_cluster_with(change: impl FnOnce(&mut InitSettings)) -> (TempDir, Ini
 }
 
 /// A running coordinator.
-pub struct Running {
-    pub addresses: Addresses,
-    pub data_dir: PathBuf,
-    pub shutdown: CancellationToken,
-    pub task: JoinHandle<Result<(), CoordinatorError>>,
+pub(crate) struct Running {
+    pub(crate) addresses: Addresses,
+    pub(crate) data_dir: PathBuf,
+    pub(crate) shutdown: CancellationToken,
+    pub(crate) task: JoinHandle<Result<(), CoordinatorError>>,
 }
 
 impl Running {
-    pub async fn start(data_dir: &Path) -> Self {
+    pub(crate) async fn start(data_dir: &Path) -> Self {
         Self::start_with(data_dir, |_| {}).await
     }
 
-    pub async fn start_with(data_dir: &Path, change: impl FnOnce(&mut CoordinatorSettings)) -> Self {
+    pub(crate) async fn start_with(data_dir: &Path, change: impl FnOnce(&mut CoordinatorSettings)) -> Self {
         let mut settings = CoordinatorSettings::new(data_dir);
         settings.listen = "127.0.0.1:0".parse().unwrap();
         settings.metrics_listen = Some("127.0.0.1:0".parse().unwrap());
@@ -101,40 +101,40 @@ impl Running {
         Self { addresses, data_dir: data_dir.to_owned(), shutdown, task }
     }
 
-    pub async fn stop(self) {
+    pub(crate) async fn stop(self) {
         self.shutdown.cancel();
         soon("the coordinator's end", self.task).await.unwrap().unwrap();
     }
 
-    pub fn target(&self) -> Target {
+    pub(crate) fn target(&self) -> Target {
         format!("127.0.0.1:{}", self.addresses.grpc.port()).parse().unwrap()
     }
 
-    pub fn anchors(&self) -> LiveAnchors {
+    pub(crate) fn anchors(&self) -> LiveAnchors {
         LiveAnchors::new(Anchors::load(&self.data_dir.join("pki/root/ca.crt")).unwrap())
     }
 
     /// The first operator, connected.
-    pub async fn operator(&self) -> ControlClient {
+    pub(crate) async fn operator(&self) -> ControlClient {
         let credential = Credential::load(&self.data_dir.join("operator/operator.pem")).unwrap();
         let live = LiveCredential::new(credential);
         connect(&self.target(), &live, &self.anchors(), &cluster_id(), PATIENCE).await.unwrap()
     }
 
-    pub async fn token(&self, node: &str) -> String {
+    pub(crate) async fn token(&self, node: &str) -> String {
         let request = CreateTokenRequest { node_id: node.to_owned(), ttl_seconds: 0 };
         self.operator().await.create_token(request).await.unwrap().into_inner().token
     }
 
     /// An HTTP/3 connection, with a certificate or without.
-    pub async fn http(&self, credential: Option<&LiveCredential>) -> Client {
+    pub(crate) async fn http(&self, credential: Option<&LiveCredential>) -> Client {
         let tls =
             mvm_pki::tls::client_config(credential, &self.anchors(), coordinator(), &[ALPN_H3]).unwrap();
         Client::connect(self.addresses.quic, "127.0.0.1", tls, &Limits::default()).await.unwrap()
     }
 
     /// A node enrolled with a fresh token.
-    pub async fn enrol(&self, node: &str) -> Node {
+    pub(crate) async fn enrol(&self, node: &str) -> Node {
         let token = self.token(node).await;
         let (key, csr) = new_request();
         let answer =
@@ -151,7 +151,7 @@ impl Running {
     }
 
     /// Pushes and collects every stage until the stream ends.
-    pub async fn push(&self, document: &Value, wait_seconds: u32) -> Vec<PushProgress> {
+    pub(crate) async fn push(&self, document: &Value, wait_seconds: u32) -> Vec<PushProgress> {
         let request = push_request(document, wait_seconds);
         let mut stream = self.operator().await.push(request).await.unwrap().into_inner();
         let mut stages = Vec::new();
@@ -162,30 +162,30 @@ impl Running {
     }
 }
 
-pub fn push_request(document: &Value, wait_seconds: u32) -> PushRequest {
+pub(crate) fn push_request(document: &Value, wait_seconds: u32) -> PushRequest {
     PushRequest { document: document.to_string().into_bytes(), wait_seconds, ..PushRequest::default() }
 }
 
-pub fn stages(progress: &[PushProgress]) -> Vec<&str> {
+pub(crate) fn stages(progress: &[PushProgress]) -> Vec<&str> {
     progress.iter().map(|stage| stage.stage.as_str()).collect()
 }
 
-pub fn coordinator() -> ExpectedPeer {
+pub(crate) fn coordinator() -> ExpectedPeer {
     ExpectedPeer { cluster: cluster_id(), role: Role::Coordinator, name: None, check_host: true }
 }
 
-pub fn new_request() -> (LeafKey, Vec<u8>) {
+pub(crate) fn new_request() -> (LeafKey, Vec<u8>) {
     let key = LeafKey::generate().unwrap();
     let csr = key.csr_der(&CsrNames::default()).unwrap();
     (key, csr)
 }
 
-pub fn enrol_body(token: &str, csr: &[u8], node: &str) -> Value {
+pub(crate) fn enrol_body(token: &str, csr: &[u8], node: &str) -> Value {
     json!({ "token": token, "csr": STANDARD.encode(csr), "node_id": node })
 }
 
 /// Posts JSON; the answer as JSON, or the problem.
-pub async fn post(client: &Client, path: &str, body: &Value) -> Result<Value, Problem> {
+pub(crate) async fn post(client: &Client, path: &str, body: &Value) -> Result<Value, Problem> {
     let request = Request::post(format!("https://127.0.0.1{path}"))
         .header("content-type", "application/json")
         .body(Bytes::from(body.to_string()))
@@ -201,7 +201,7 @@ pub async fn post(client: &Client, path: &str, body: &Value) -> Result<Value, Pr
 }
 
 /// Status, media type and body of an answer.
-pub async fn fetch(client: &Client, request: Request<Bytes>) -> (StatusCode, String, Bytes) {
+pub(crate) async fn fetch(client: &Client, request: Request<Bytes>) -> (StatusCode, String, Bytes) {
     let response = soon("an answer", client.request(request)).await.unwrap();
     let status = response.status();
     let media =
@@ -212,16 +212,16 @@ pub async fn fetch(client: &Client, request: Request<Bytes>) -> (StatusCode, Str
 }
 
 /// A node that does what the test says.
-pub struct Node {
-    pub id: String,
-    pub credential: LiveCredential,
-    pub anchors: LiveAnchors,
-    pub trust: TrustStore,
-    pub address: SocketAddr,
+pub(crate) struct Node {
+    pub(crate) id: String,
+    pub(crate) credential: LiveCredential,
+    pub(crate) anchors: LiveAnchors,
+    pub(crate) trust: TrustStore,
+    pub(crate) address: SocketAddr,
 }
 
 impl Node {
-    pub fn hello(&self, high_water: Option<Mark>) -> Hello {
+    pub(crate) fn hello(&self, high_water: Option<Mark>) -> Hello {
         Hello {
             protocol: 1,
             info: Some(NodeInfo { node_id: self.id.clone(), ..NodeInfo::default() }),
@@ -231,7 +231,7 @@ impl Node {
         }
     }
 
-    pub async fn dial(&self) -> Result<Session, mvm_transport::ConnectError> {
+    pub(crate) async fn dial(&self) -> Result<Session, mvm_transport::ConnectError> {
         let tls = mvm_pki::tls::client_config(
             Some(&self.credential),
             &self.anchors,
@@ -244,7 +244,7 @@ impl Node {
     }
 
     /// A session that was welcomed.
-    pub async fn connect(&self, high_water: Option<Mark>) -> Session {
+    pub(crate) async fn connect(&self, high_water: Option<Mark>) -> Session {
         let mut session = self.dial().await.unwrap();
         session.send(agent_frame::Body::Hello(self.hello(high_water))).await;
         session.welcome().await;
@@ -252,25 +252,25 @@ impl Node {
     }
 }
 
-pub struct Session {
-    pub session: ClientSession,
+pub(crate) struct Session {
+    pub(crate) session: ClientSession,
     trust: TrustStore,
 }
 
 impl Session {
-    pub async fn send(&mut self, body: agent_frame::Body) {
+    pub(crate) async fn send(&mut self, body: agent_frame::Body) {
         self.session.frames_out.send(&AgentFrame { body: Some(body) }).await.unwrap();
     }
 
     /// The next frame; `None` when the session is over.
-    pub async fn next(&mut self) -> Option<coordinator_frame::Body> {
+    pub(crate) async fn next(&mut self) -> Option<coordinator_frame::Body> {
         match soon("a frame", self.session.frames_in.recv()).await {
             Ok(Some(CoordinatorFrame { body })) => Some(body.unwrap()),
             Ok(None) | Err(_) => None,
         }
     }
 
-    pub async fn welcome(&mut self) -> Welcome {
+    pub(crate) async fn welcome(&mut self) -> Welcome {
         match self.next().await {
             Some(coordinator_frame::Body::Welcome(welcome)) => welcome,
             other => panic!("expected a welcome, found {other:?}"),
@@ -278,7 +278,7 @@ impl Session {
     }
 
     /// The next document, verified as an agent verifies it.
-    pub async fn document(&mut self) -> Verified<SignedDocument> {
+    pub(crate) async fn document(&mut self) -> Verified<SignedDocument> {
         match self.next().await {
             Some(coordinator_frame::Body::Document(document)) => {
                 let envelope = Unverified::from_json(&document.envelope).unwrap();
@@ -288,20 +288,20 @@ impl Session {
         }
     }
 
-    pub async fn trust(&mut self) -> Trust {
+    pub(crate) async fn trust(&mut self) -> Trust {
         match self.next().await {
             Some(coordinator_frame::Body::Trust(trust)) => trust,
             other => panic!("expected trust, found {other:?}"),
         }
     }
 
-    pub async fn ack(&mut self, mark: Mark, stage: Stage) {
+    pub(crate) async fn ack(&mut self, mark: Mark, stage: Stage) {
         let ack = Ack { mark: Some(mark), stage: stage.into(), ..Ack::default() };
         self.send(agent_frame::Body::Acks(Acks { acks: vec![ack] })).await;
     }
 
     /// Accepts and makes true whatever comes next.
-    pub async fn obey(&mut self) -> Mark {
+    pub(crate) async fn obey(&mut self) -> Mark {
         let mark = mark_of(&self.document().await);
         self.ack(mark.clone(), Stage::Accepted).await;
         self.ack(mark.clone(), Stage::Converged).await;
@@ -309,7 +309,7 @@ impl Session {
     }
 
     /// Reads until the session ends; the goodbye, if one came.
-    pub async fn end(&mut self) -> Option<mvm_proto::wire::session::v1::Goodbye> {
+    pub(crate) async fn end(&mut self) -> Option<mvm_proto::wire::session::v1::Goodbye> {
         let mut last = None;
         while let Some(body) = self.next().await {
             if let coordinator_frame::Body::Goodbye(goodbye) = body {
@@ -320,7 +320,7 @@ impl Session {
     }
 
     /// Nothing but what was asked for comes: a heartbeat is answered next.
-    pub async fn expect_quiet(&mut self) {
+    pub(crate) async fn expect_quiet(&mut self) {
         let heartbeat = mvm_proto::wire::session::v1::Heartbeat { sequence: 77 };
         self.send(agent_frame::Body::Heartbeat(heartbeat)).await;
         match self.next().await {
@@ -330,13 +330,13 @@ impl Session {
     }
 }
 
-pub fn mark_of(document: &Verified<SignedDocument>) -> Mark {
+pub(crate) fn mark_of(document: &Verified<SignedDocument>) -> Mark {
     let provenance = &document.get().provenance;
     Mark::new(provenance.epoch, provenance.generation, document.digest())
 }
 
 /// A valid document with one pool that wants this many running.
-pub fn document(node: &str, running: u32) -> Value {
+pub(crate) fn document(node: &str, running: u32) -> Value {
     json!({
         "schema_version": 1,
         "node_id": node,
