@@ -64,10 +64,19 @@ pub(super) async fn trust(
     no_query(query.as_deref())?;
     media_type(&headers, &[JSON])?;
     let bytes = read_body(body, api.shared.max_body_bytes).await?;
-    let body: TrustBody =
-        serde_json::from_slice(&bytes).map_err(|cause| problem::bad_body(cause.to_string()))?;
+    let body = trust_body(&bytes)?;
     api.shared.intake.update_trust(&as_json(&body.roots), &as_json(&body.images)).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// Reads the object alone: serde would take a list for a struct's fields in order.
+fn trust_body(bytes: &[u8]) -> Result<TrustBody, Refused> {
+    let value: serde_json::Value =
+        serde_json::from_slice(bytes).map_err(|cause| problem::bad_body(cause.to_string()))?;
+    if !value.is_object() {
+        return Err(problem::bad_body("an object with `roots` and `images` is expected"));
+    }
+    serde_json::from_value(value).map_err(|cause| problem::bad_body(cause.to_string()))
 }
 
 /// Each envelope as text again. What is signed lies inside as base64, so reading the JSON around it loosely is safe.

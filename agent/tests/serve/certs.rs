@@ -122,7 +122,7 @@ fn a_pinned_root_is_not_replaced_by_another_unless_forced() {
 #[tokio::test]
 async fn a_running_agent_goes_over_to_a_rotated_certificate_without_dropping_a_connection() {
     let cluster = Arc::new(Cluster::new());
-    let coordinator = desk(&cluster, &[], HOUR);
+    let coordinator = desk(&cluster, &[], 2 * HOUR);
     let mut settings = cluster.settings();
     settings.session = false;
     cluster.enrol(&settings);

@@ -1,12 +1,13 @@
 //! The session to the coordinator: hello, documents, acks, requests, and coming back after a restart.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use mvm_agent::AgentSettings;
 use mvm_proto::Problem;
 use mvm_proto::wire::session::v1::{
-    Ack, AgentFrame, CoordinatorFrame, Document, Goodbye, Hello, Request, Stage, Wake, Welcome, agent_frame,
-    coordinator_frame, request,
+    Ack, AgentFrame, CoordinatorFrame, Document, Goodbye, Heartbeat, HeartbeatAck, Hello, Request, Stage,
+    Wake, Welcome, agent_frame, coordinator_frame, request,
 };
 use mvm_transport::ServerSession;
 
@@ -21,13 +22,17 @@ fn settings(cluster: &Cluster, coordinator: &Coordinator) -> AgentSettings {
 }
 
 /// The coordinator's side of one session.
-struct Talk(ServerSession);
+struct Talk {
+    session: ServerSession,
+    /// Acks that came in one frame with the one that was waited for.
+    acks: VecDeque<Ack>,
+}
 
 impl Talk {
     /// Waits for an agent, hears its hello and welcomes it.
     async fn begin(coordinator: &mut Coordinator) -> (Self, Hello) {
         let session = tokio::time::timeout(PATIENCE, coordinator.sessions.recv()).await.unwrap().unwrap();
-        let mut talk = Self(session);
+        let mut talk = Self { session, acks: VecDeque::new() };
         let Some(agent_frame::Body::Hello(hello)) = talk.next().await else { panic!("hello comes first") };
         let welcome =
             Welcome { protocol: 1, coordinator: "c1".to_owned(), heartbeat_seconds: 5, now: String::new() };
@@ -35,32 +40,38 @@ impl Talk {
         (talk, hello)
     }
 
+    /// The agent's next frame; heartbeats are answered and passed over.
     async fn next(&mut self) -> Option<agent_frame::Body> {
-        let frame: Option<AgentFrame> =
-            tokio::time::timeout(PATIENCE, self.0.frames_in.recv()).await.unwrap().unwrap();
-        frame.and_then(|frame| frame.body)
+        loop {
+            let received = tokio::time::timeout(PATIENCE, self.session.frames_in.recv()).await;
+            let frame: Option<AgentFrame> = received.unwrap().unwrap();
+            match frame?.body {
+                Some(agent_frame::Body::Heartbeat(Heartbeat { sequence })) => {
+                    self.send(coordinator_frame::Body::HeartbeatAck(HeartbeatAck { sequence })).await;
+                }
+                body => return body,
+            }
+        }
     }
 
     async fn send(&mut self, body: coordinator_frame::Body) {
-        self.0.frames_out.send(&CoordinatorFrame { body: Some(body) }).await.unwrap();
+        self.session.frames_out.send(&CoordinatorFrame { body: Some(body) }).await.unwrap();
     }
 
     async fn push(&mut self, envelope: &mvm_proto::Envelope) {
         self.send(coordinator_frame::Body::Document(Document { envelope: envelope.to_json() })).await;
     }
 
-    /// The next ack of this stage; other frames are passed over.
+    /// The next ack, which must be of this stage; other frames are passed over.
     async fn ack(&mut self, stage: Stage) -> Ack {
-        loop {
-            match self.next().await.expect("the session goes on") {
-                agent_frame::Body::Acks(acks) => {
-                    if let Some(ack) = acks.acks.into_iter().find(|ack| ack.stage == i32::from(stage)) {
-                        return ack;
-                    }
-                }
-                _ => continue,
+        while self.acks.is_empty() {
+            if let agent_frame::Body::Acks(acks) = self.next().await.expect("the session goes on") {
+                self.acks.extend(acks.acks);
             }
         }
+        let ack = self.acks.pop_front().unwrap();
+        assert_eq!(ack.stage(), stage);
+        ack
     }
 
     async fn reply(&mut self, id: &str) -> Vec<u8> {
@@ -100,6 +111,7 @@ async fn a_refused_document_is_answered_with_the_problem_and_the_high_water_mark
     let (mut talk, _) = Talk::begin(&mut coordinator).await;
     talk.push(&cluster.document(8, 1)).await;
     talk.ack(Stage::Accepted).await;
+    talk.ack(Stage::Converged).await;
     talk.push(&cluster.document(7, 1)).await;
     let refused = talk.ack(Stage::Refused).await;
     assert_eq!(refused.mark.unwrap().generation, 7);
@@ -117,6 +129,7 @@ async fn the_agent_comes_back_to_a_coordinator_that_restarted_and_tells_its_high
     let agent = Running::start(settings(&cluster, &coordinator)).await;
     let (mut talk, _) = Talk::begin(&mut coordinator).await;
     talk.push(&cluster.document(2, 1)).await;
+    talk.ack(Stage::Accepted).await;
     talk.ack(Stage::Converged).await;
     drop(talk);
     coordinator.stop().await;
@@ -149,6 +162,7 @@ async fn requests_are_answered_with_their_id_and_their_problem() {
         Request { id: format!("r-{instance}"), ask: Some(request::Ask::Wake(wake)) }
     };
     talk.push(&cluster.document(1, 1)).await;
+    talk.ack(Stage::Accepted).await;
     talk.ack(Stage::Converged).await;
     let instance = agent.node.instances(None)[0].instance_id.clone();
     talk.send(coordinator_frame::Body::Request(wake(&instance))).await;

@@ -1,16 +1,20 @@
 //! Stopping: doors close, what is in flight finishes, instances stay, and all within ten seconds.
 
 use std::os::unix::fs::PermissionsExt as _;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::Method;
 use mvm_agent::RateSettings;
 use mvm_pki::Role;
 
-use crate::cluster::{Cluster, Running, request};
+use crate::cluster::{Cluster, Running, request, wait_until};
 
 /// What operators are promised.
 const PROMISED: Duration = Duration::from_secs(10);
+
+/// Peers that ask without a pause while the agent is told to stop.
+const CLIENTS: usize = 4;
 
 #[tokio::test]
 async fn an_agent_under_load_stops_in_time_and_a_new_one_finds_its_instances() {
@@ -26,24 +30,26 @@ async fn an_agent_under_load_stops_in_time_and_a_new_one_finds_its_instances() {
     assert_eq!(client.request(pushed).await.unwrap().status(), 202);
     agent.wait_for_running(3).await;
 
-    let (begun, mut begins) = tokio::sync::mpsc::channel(1);
+    let begun = Arc::new(tokio::sync::Barrier::new(CLIENTS + 1));
     let mut load = tokio::task::JoinSet::new();
-    for _ in 0..4 {
+    for _ in 0..CLIENTS {
         let client = cluster.client(at, coordinator).await.unwrap();
-        let begun = begun.clone();
+        let begun = Arc::clone(&begun);
         load.spawn(async move {
             let watch = client.request(request(Method::GET, at, "/v1/node/watch", "")).await.unwrap();
             let mut served = 0_u32;
             while let Ok(answer) = client.request(request(Method::GET, at, "/v1/node/stats", "")).await {
                 assert_eq!(answer.status(), 200);
                 served += 1;
-                let _ = begun.try_send(());
+                if served == 1 {
+                    begun.wait().await;
+                }
             }
             drop(watch);
             served
         });
     }
-    begins.recv().await.unwrap();
+    begun.wait().await;
     let before = Instant::now();
     agent.stop().await.unwrap();
     assert!(before.elapsed() < PROMISED, "{:?}", before.elapsed());
@@ -52,7 +58,8 @@ async fn an_agent_under_load_stops_in_time_and_a_new_one_finds_its_instances() {
 
     let again = Running::start(settings).await;
     again.wait_for_running(3).await;
-    assert_eq!(again.node.status().borrow().accepted.as_ref().map(|mark| mark.generation), Some(1));
+    let status = again.node.status();
+    wait_until(|| status.borrow().accepted.as_ref().is_some_and(|mark| mark.generation == 1)).await;
     again.stop().await.unwrap();
 }
 
