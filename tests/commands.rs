@@ -27,7 +27,8 @@ fn every_command_has_help_and_a_man_page() {
         let name = page.to_str().unwrap().trim_end_matches(".1").to_owned();
         let words: Vec<&str> = name.split('-').skip(1).filter(|word| !word.is_empty()).collect();
         // `next-root` is one command with a hyphen.
-        let words: Vec<String> = words.join(" ").replace("next root", "next-root").split(' ').map(str::to_owned).collect();
+        let words: Vec<String> =
+            words.join(" ").replace("next root", "next-root").split(' ').map(str::to_owned).collect();
         let mut args: Vec<&str> = words.iter().map(String::as_str).filter(|word| !word.is_empty()).collect();
         if args.contains(&"help") {
             continue;

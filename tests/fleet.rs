@@ -51,7 +51,8 @@ fn an_agent_killed_at_any_time_comes_back_to_the_same_instances() {
         cluster.kill_agent("node-a");
         cluster.wait_node("node-a", "seen as gone", |info| info["connected"] == false);
         cluster.start_agent("node-a", &[]);
-        cluster.wait_node("node-a", "back and converged", |info| info["connected"] == true && converged(info));
+        cluster
+            .wait_node("node-a", "back and converged", |info| info["connected"] == true && converged(info));
         assert_eq!(instances(&cluster, "node-a"), before);
     }
 }
@@ -63,7 +64,8 @@ fn a_coordinator_killed_while_documents_are_pushed_loses_none_that_it_said_is_st
     let document = example("minimal");
     for round in 0..6_u64 {
         let mut push = cluster.command(&["push", "-f", &document, "--no-wait", "-o", "json"]);
-        let push = push.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let push =
+            push.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
         // A different instant each round: from before the request arrives to after it was answered.
         let until = Instant::now() + Duration::from_millis(7 * round * round);
         wait_until("the moment to kill", PATIENCE, || Instant::now() >= until);
@@ -74,7 +76,10 @@ fn a_coordinator_killed_while_documents_are_pushed_loses_none_that_it_said_is_st
             let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
             let stored = mark(&answer["mark"]);
             let info = cluster.node("node-a").unwrap();
-            assert!(mark(&info["assigned"]) >= stored, "round {round}: {stored:?} was acknowledged, {info:#}");
+            assert!(
+                mark(&info["assigned"]) >= stored,
+                "round {round}: {stored:?} was acknowledged, {info:#}"
+            );
         }
     }
     cluster.wait_node("node-a", "converged after all", |info| info["connected"] == true && converged(info));
@@ -136,7 +141,10 @@ fn a_token_enrols_one_node_once() {
     let token = cluster.mvm_ok(&["coordinator", "token", "create", "--node", "node-a", "--quiet"]);
     let request = |dir: &str, more: &[&str]| {
         let dir = cluster.agent_dir(dir);
-        cluster.mvm(&[&["agent", "certs", "request", "--data-dir", path_text(&dir), "--token", token.trim()], more].concat())
+        cluster.mvm(
+            &[&["agent", "certs", "request", "--data-dir", path_text(&dir), "--token", token.trim()], more]
+                .concat(),
+        )
     };
     assert!(!request("thief", &["--node-id", "node-b"]).status.success(), "the token is bound to node-a");
     assert!(request("node-a", &[]).status.success());
@@ -146,7 +154,8 @@ fn a_token_enrols_one_node_once() {
 
 #[test]
 fn a_node_that_slept_past_its_certificate_enrols_again_and_keeps_its_document() {
-    let settings = ClusterSettings { serve: vec!["--leaf-life".into(), "4s".into()], ..ClusterSettings::default() };
+    let settings =
+        ClusterSettings { serve: vec!["--leaf-life".into(), "4s".into()], ..ClusterSettings::default() };
     let mut cluster = Cluster::start_with(settings);
     cluster.join("node-a");
     cluster.mvm_ok(&["push", "-f", &example("minimal")]);
@@ -187,7 +196,17 @@ fn a_document_goes_straight_to_an_agent_without_a_coordinator() {
     let dir = cluster.coordinator_dir();
     for document in ["minimal", "pools"] {
         let file = example(document);
-        let args = ["push", "-f", &file, "--node", "node-a", "--direct", &agent, "--coordinator-dir", path_text(&dir)];
+        let args = [
+            "push",
+            "-f",
+            &file,
+            "--node",
+            "node-a",
+            "--direct",
+            &agent,
+            "--coordinator-dir",
+            path_text(&dir),
+        ];
         wait_for("the push to succeed", PATIENCE, || cluster.mvm(&args).status.success().then_some(()));
     }
 }

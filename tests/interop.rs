@@ -34,8 +34,13 @@ fn a_foreign_http3_client_reads_node_info_and_gets_problems_for_bad_requests() {
     let mut cluster = Cluster::start();
     cluster.join("node-a");
     let operator = cluster.coordinator_dir().join("operator/operator.pem");
-    let requests = ["GET", "/v1/node/info", "GET", "/v1/nothing-here", "GET", "/v1/tenants/NOT%20AN%20ID/instances"];
-    let answers = answers(&aioquic(&cluster, path_text(&operator), &[&requests[..], &["POST", "/v1/reconcile"]].concat()));
+    let requests =
+        ["GET", "/v1/node/info", "GET", "/v1/nothing-here", "GET", "/v1/tenants/NOT%20AN%20ID/instances"];
+    let answers = answers(&aioquic(
+        &cluster,
+        path_text(&operator),
+        &[&requests[..], &["POST", "/v1/reconcile"]].concat(),
+    ));
 
     assert_eq!(answers[0]["status"], 200);
     assert_eq!(answers[0]["body"]["node_id"], "node-a");
@@ -45,7 +50,10 @@ fn a_foreign_http3_client_reads_node_info_and_gets_problems_for_bad_requests() {
         assert_eq!(answer["status"], status, "{answer}");
         assert_eq!(answer["content_type"], "application/problem+json", "{answer}");
         for member in ["code", "detail", "remediation"] {
-            assert!(answer["body"][member].as_str().is_some_and(|text| !text.is_empty()), "{member} in {answer}");
+            assert!(
+                answer["body"][member].as_str().is_some_and(|text| !text.is_empty()),
+                "{member} in {answer}"
+            );
         }
     }
 }

@@ -36,7 +36,9 @@ impl Traffic {
             check_host: true,
         };
         let tls = client_config(Some(&self.credential), &self.anchors, expected, &[ALPN_H3]).unwrap();
-        Client::connect(self.address, "127.0.0.1", tls, &Limits::default()).await.expect("a new connection is accepted")
+        Client::connect(self.address, "127.0.0.1", tls, &Limits::default())
+            .await
+            .expect("a new connection is accepted")
     }
 
     async fn request(&self, client: &Client) {
@@ -80,7 +82,8 @@ fn coordinator_serial(cluster: &Cluster) -> String {
 
 #[test]
 fn certificates_of_sixty_seconds_are_renewed_under_traffic_without_one_failed_request() {
-    let settings = ClusterSettings { serve: vec!["--leaf-life".into(), "60s".into()], ..ClusterSettings::default() };
+    let settings =
+        ClusterSettings { serve: vec!["--leaf-life".into(), "60s".into()], ..ClusterSettings::default() };
     let mut cluster = Cluster::start_with(settings);
     cluster.enrol("node-a");
     let sans = ["--san", "127.0.0.1", "--rate-per-second", "1000000", "--rate-burst", "1000000"];
@@ -95,7 +98,10 @@ fn certificates_of_sixty_seconds_are_renewed_under_traffic_without_one_failed_re
         done: AtomicU64::new(0),
     });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let loads = [runtime.spawn(traffic.clone().short_connections()), runtime.spawn(traffic.clone().long_connection())];
+    let loads = [
+        runtime.spawn(traffic.clone().short_connections()),
+        runtime.spawn(traffic.clone().long_connection()),
+    ];
 
     let (mut agent, mut coordinator) = (BTreeSet::new(), BTreeSet::new());
     let deadline = Instant::now() + LIMIT;
@@ -116,7 +122,12 @@ fn certificates_of_sixty_seconds_are_renewed_under_traffic_without_one_failed_re
     }
     println!(
         "{} requests and {pushes} pushes, agent renewed {} times, coordinator {} times",
-        traffic.done.load(Ordering::Relaxed), agent.len() - 1, coordinator.len() - 1
+        traffic.done.load(Ordering::Relaxed),
+        agent.len() - 1,
+        coordinator.len() - 1
     );
-    assert!(agent.len() > RENEWALS && coordinator.len() > RENEWALS, "too few renewals: {agent:?} {coordinator:?}");
+    assert!(
+        agent.len() > RENEWALS && coordinator.len() > RENEWALS,
+        "too few renewals: {agent:?} {coordinator:?}"
+    );
 }

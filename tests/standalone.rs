@@ -14,14 +14,22 @@ fn example(name: &str) -> String {
 
 fn mvm(args: &[&str]) -> Command {
     let mut command = Command::new(mvm_binary());
-    command.args(args).env_clear().env("NO_COLOR", "1").env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command
+        .args(args)
+        .env_clear()
+        .env("NO_COLOR", "1")
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default());
     command
 }
 
 fn reconcile(data_dir: &Path, more: &[&str]) -> Output {
-    mvm(&[&["agent", "reconcile", "--driver", "fake", "--node-id", "node-a", "--data-dir", path_text(data_dir)], more].concat())
-        .output()
-        .unwrap()
+    mvm(&[
+        &["agent", "reconcile", "--driver", "fake", "--node-id", "node-a", "--data-dir", path_text(data_dir)],
+        more,
+    ]
+    .concat())
+    .output()
+    .unwrap()
 }
 
 fn json(output: &Output) -> Value {
@@ -75,7 +83,16 @@ fn root_is_not_needed_with_the_fake_driver() {
     std::fs::copy(mvm_binary(), &binary).unwrap();
     let data_dir = dir.path().join("data");
     let output = Command::new(binary)
-        .args(["agent", "reconcile", "--driver", "fake", "--desired", path_text(&document), "--data-dir", path_text(&data_dir)])
+        .args([
+            "agent",
+            "reconcile",
+            "--driver",
+            "fake",
+            "--desired",
+            path_text(&document),
+            "--data-dir",
+            path_text(&data_dir),
+        ])
         .args(["--node-id", "node-a"])
         .current_dir("/")
         .env_clear()
@@ -110,9 +127,17 @@ fn a_watched_file_is_followed_and_a_broken_edit_changes_nothing() {
     std::fs::copy(example("minimal"), &document).unwrap();
     let port = free_port();
     let (metrics, data_dir) = (format!("127.0.0.1:{port}"), dir.path().join("data"));
-    let args = ["agent", "serve", "--driver", "fake", "--node-id", "node-a", "--desired", path_text(&document)];
+    let args =
+        ["agent", "serve", "--driver", "fake", "--node-id", "node-a", "--desired", path_text(&document)];
     let mut command = mvm(&args);
-    command.args(["--data-dir", path_text(&data_dir), "--metrics-listen", &metrics, "--listen", "127.0.0.1:0"]);
+    command.args([
+        "--data-dir",
+        path_text(&data_dir),
+        "--metrics-listen",
+        &metrics,
+        "--listen",
+        "127.0.0.1:0",
+    ]);
     let mut agent = Process::start(command, &dir.path().join("agent.log"));
     wait_until("the agent to be ready", PATIENCE, || ready(port));
     let running = || metric(port, "mvm_agent_instances{phase=\"running\"}");
@@ -122,7 +147,8 @@ fn a_watched_file_is_followed_and_a_broken_edit_changes_nothing() {
     wait_until("the broken edit to be told", PATIENCE, || agent.log().contains("desired.json"));
     assert_eq!(running(), Some(before));
 
-    let mut edited: Value = serde_json::from_str(&std::fs::read_to_string(example("minimal")).unwrap()).unwrap();
+    let mut edited: Value =
+        serde_json::from_str(&std::fs::read_to_string(example("minimal")).unwrap()).unwrap();
     let counts = &mut edited["tenants"][0]["pools"][0]["desired_counts"];
     counts["running"] = (counts["running"].as_u64().unwrap() + 1).into();
     std::fs::write(&document, edited.to_string()).unwrap();

@@ -26,7 +26,10 @@ pub(crate) fn show<T: Serialize>(
     let text = match format {
         Format::Table | Format::Wide => {
             let text = table(format == Format::Wide).to_string();
-            text.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+            // The style pads every cell with a blank; the first one would indent everything.
+            text.lines()
+                .map(|line| line.strip_prefix(' ').unwrap_or(line).trim_end().to_owned() + "\n")
+                .collect()
         }
         Format::Json => {
             serde_json::to_string_pretty(value).context("could not write the result as JSON")? + "\n"
@@ -47,20 +50,23 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Columns and nothing else.
+pub(crate) fn plain() -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table
+}
+
 /// A table without lines, with upper-case headings, as `kubectl` and `nomad` print them.
 pub(crate) fn table<const N: usize>(headings: [&str; N]) -> Table {
-    let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Disabled)
-        .set_header(headings);
+    let mut table = plain();
+    table.set_header(headings);
     table
 }
 
 /// Two columns: name and value.
 pub(crate) fn properties<'a>(rows: impl IntoIterator<Item = (&'a str, String)>) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    let mut table = plain();
     for (name, value) in rows {
         table.add_row([name.to_owned(), value]);
     }

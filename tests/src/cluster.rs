@@ -58,7 +58,8 @@ impl Cluster {
         let (port, metrics_port) = (free_port(), free_port());
         let cluster = Self { dir, settings, port, metrics_port, coordinator: None, agents: BTreeMap::new() };
         let data_dir = cluster.coordinator_dir();
-        let mut args = vec!["coordinator", "init", "--cluster", "test", "--quiet", "--data-dir", path_text(&data_dir)];
+        let mut args =
+            vec!["coordinator", "init", "--cluster", "test", "--quiet", "--data-dir", path_text(&data_dir)];
         if cluster.settings.dev {
             args.push("--dev");
         }
@@ -110,7 +111,8 @@ impl Cluster {
     /// Runs `mvm ARGS -o json`, which must succeed.
     pub fn mvm_json(&self, args: &[&str]) -> Value {
         let text = self.mvm_ok(&[args, &["-o", "json"]].concat());
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("mvm {args:?} printed no JSON ({error}): {text}"))
+        serde_json::from_str(&text)
+            .unwrap_or_else(|error| panic!("mvm {args:?} printed no JSON ({error}): {text}"))
     }
 
     /// Runs `mvm ARGS`, which must fail with `code`; gives its standard error.
@@ -123,7 +125,8 @@ impl Cluster {
 
     pub fn start_coordinator(&mut self) {
         let data_dir = self.coordinator_dir();
-        let (listen, metrics) = (format!("127.0.0.1:{}", self.port), format!("127.0.0.1:{}", self.metrics_port));
+        let (listen, metrics) =
+            (format!("127.0.0.1:{}", self.port), format!("127.0.0.1:{}", self.metrics_port));
         let mut command = self.command(&["coordinator", "serve", "--data-dir", path_text(&data_dir)]);
         command.args(["--listen", &listen, "--metrics-listen", &metrics]).args(&self.settings.serve);
         let process = Process::start(command, &self.path().join("coordinator.log"));
@@ -148,12 +151,14 @@ impl Cluster {
     /// Starts `node`'s agent, on the same ports as before when it ran before.
     pub fn start_agent(&mut self, node: &str, flags: &[&str]) {
         let before = self.agents.remove(node);
-        let (port, metrics_port) =
-            before.as_ref().map_or_else(|| (free_port(), free_port()), |agent| (agent.port, agent.metrics_port));
+        let (port, metrics_port) = before
+            .as_ref()
+            .map_or_else(|| (free_port(), free_port()), |agent| (agent.port, agent.metrics_port));
         drop(before);
         let dir = self.agent_dir(node);
         let (listen, metrics) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{metrics_port}"));
-        let mut command = self.command(&["agent", "serve", "--data-dir", path_text(&dir), "--driver", "fake"]);
+        let mut command =
+            self.command(&["agent", "serve", "--data-dir", path_text(&dir), "--driver", "fake"]);
         command.args(["--listen", &listen, "--metrics-listen", &metrics]).args(flags);
         let process = Process::start(command, &self.path().join(format!("{node}.log")));
         self.agents.insert(node.to_owned(), AgentProcess { process, port, metrics_port });

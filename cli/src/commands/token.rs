@@ -86,8 +86,8 @@ async fn create(global: &Global, args: CreateArgs) -> Run {
     progress
         .say(format!("{} can join once with this token within {life}; it is not shown again:", args.node));
     Ok(output::show(global.output, &answer, |_| {
-        let mut only = comfy_table::Table::new();
-        only.load_style(comfy_table::presets::NOTHING).add_row([answer.token.clone()]);
+        let mut only = output::plain();
+        only.add_row([answer.token.clone()]);
         only
     })?)
 }
