@@ -151,7 +151,8 @@ async fn converse(
         hello.high_water.as_ref(),
         now(),
     );
-    enrolment::registered(state, &node).await.map_err(|problem| End::problem(&problem))?;
+    // What happens once is boxed, so that an idle session does not carry the room for it.
+    Box::pin(enrolment::registered(state, &node)).await.map_err(|problem| End::problem(&problem))?;
     tracing::info!(%node, %address, "connected");
 
     let silence = state.settings.heartbeat * SILENT_INTERVALS;
@@ -173,7 +174,8 @@ async fn converse(
         retry: None,
     };
     talk.send_trust(frames_out).await?;
-    let behind = state.documents.after_hello(&talk.attached.node, hello.high_water.as_ref(), now()).await;
+    let behind = state.documents.after_hello(&talk.attached.node, hello.high_water.as_ref(), now());
+    let behind = Box::pin(behind).await;
     match behind {
         Ok(Some(stored)) => talk.attached.outbox.put_document(stored),
         Ok(None) => {}
@@ -236,13 +238,13 @@ impl Talk<'_> {
             let retry = self.retry;
             tokio::select! {
                 received = frames_in.recv() => match received? {
-                    Some(AgentFrame { body: Some(body) }) => self.hear(body, frames_out).await?,
+                    Some(AgentFrame { body: Some(body) }) => Box::pin(self.hear(body, frames_out)).await?,
                     // A frame of a kind that only newer versions know.
                     Some(AgentFrame { body: None }) => {}
                     None => return Ok(()),
                 },
-                () = self.attached.outbox.filled() => self.send_outbox(frames_out).await?,
-                () = sleep_until(retry), if retry.is_some() => self.try_again().await?,
+                () = self.attached.outbox.filled() => Box::pin(self.send_outbox(frames_out)).await?,
+                () = sleep_until(retry), if retry.is_some() => Box::pin(self.try_again()).await?,
             }
         }
     }
