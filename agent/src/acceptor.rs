@@ -64,6 +64,8 @@ struct Shared {
     settings: AcceptorSettings,
     clock: Clock,
     held: Mutex<Held>,
+    /// What others ask for, apart from what is locked while the disk is waited for.
+    published: Mutex<Published>,
     in_force: watch::Sender<Option<Arc<InForce>>>,
 }
 
@@ -71,6 +73,25 @@ struct Shared {
 struct Held {
     trust: TrustStore,
     ledger: Ledger,
+}
+
+#[derive(Debug, Clone)]
+struct Published {
+    high_water: Option<Mark>,
+    root_version: u64,
+    images_version: u64,
+    is_dev: bool,
+}
+
+impl Held {
+    fn publish(&self) -> Published {
+        Published {
+            high_water: self.ledger.high_water().cloned(),
+            root_version: self.trust.root_version(),
+            images_version: self.trust.images_version(),
+            is_dev: self.trust.is_dev(),
+        }
+    }
 }
 
 impl Acceptor {
@@ -83,8 +104,9 @@ impl Acceptor {
             ledger.reset(trust.root_version()).map_err(|error| ledger_problem(&error))?;
         }
         let in_force = watch::Sender::new(ledger.in_force().cloned());
-        let held = Mutex::new(Held { trust, ledger });
-        let shared = Arc::new(Shared { settings, clock, held, in_force });
+        let held = Held { trust, ledger };
+        let published = Mutex::new(held.publish());
+        let shared = Arc::new(Shared { settings, clock, held: Mutex::new(held), published, in_force });
         Ok(Arc::new(Self { shared, turn: tokio::sync::Mutex::new(()) }))
     }
 
@@ -97,7 +119,7 @@ impl Acceptor {
         let _turn = self.turn.lock().await;
         let shared = Arc::clone(&self.shared);
         // Signatures and fsync take milliseconds; the connections' threads have other things to do.
-        blocking(move || shared.accept(envelope)).await
+        blocking(move || shared.accept(&envelope)).await
     }
 
     /// Follows the cluster's root and images metadata: DSSE envelopes as JSON, oldest first.
@@ -115,22 +137,22 @@ impl Acceptor {
     /// The highest document ever accepted under the current root; absent: none.
     #[must_use]
     pub fn high_water(&self) -> Option<Mark> {
-        self.shared.held().ledger.high_water().cloned()
+        self.shared.published().high_water
     }
 
     #[must_use]
     pub fn root_version(&self) -> u64 {
-        self.shared.held().trust.root_version()
+        self.shared.published().root_version
     }
 
     #[must_use]
     pub fn images_version(&self) -> u64 {
-        self.shared.held().trust.images_version()
+        self.shared.published().images_version
     }
 
     #[must_use]
     pub fn is_dev_cluster(&self) -> bool {
-        self.shared.held().trust.is_dev()
+        self.shared.published().is_dev
     }
 
     /// The document in force, now and whenever it changes.
@@ -153,22 +175,31 @@ impl Shared {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn accept(&self, envelope: Envelope) -> Result<Accepted, Problem> {
+    fn published(&self) -> Published {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn publish(&self, held: &Held) {
+        *self.published.lock().unwrap_or_else(PoisonError::into_inner) = held.publish();
+    }
+
+    fn accept(&self, envelope: &Envelope) -> Result<Accepted, Problem> {
         let now = self.clock.now();
         let mut held = self.held();
         let Held { trust, ledger } = &mut *held;
         let document: Verified<SignedDocument> = trust
             .verify_document(Unverified::new(envelope.clone()), now)
-            .map_err(|error| trust_problem(trust, &envelope, &error))?;
+            .map_err(|error| trust_problem(trust, envelope, &error))?;
         let own = (trust.cluster(), &self.settings.node_id);
         let verdict = judge(ledger.high_water(), document.get(), document.digest(), own, now)
             .map_err(|refused| refused.to_problem())?;
         if verdict == Verdict::New {
             let desired = &document.get().desired;
-            trust.check_images(desired, now).map_err(|error| trust_problem(trust, &envelope, &error))?;
+            trust.check_images(desired, now).map_err(|error| trust_problem(trust, envelope, &error))?;
             refuse_limits(desired, &self.settings.limits)?;
             let in_force =
                 ledger.record(&document, trust.root_version()).map_err(|error| ledger_problem(&error))?;
+            self.publish(&held);
             self.in_force.send_replace(Some(in_force));
         }
         let provenance = &document.get().provenance;
@@ -197,8 +228,13 @@ impl Shared {
         held.trust = next;
         if changes.iter().any(|change| change.resets_high_water) {
             let version = held.trust.root_version();
-            held.ledger.reset(version).map_err(|error| ledger_problem(&error))?;
+            if let Err(error) = held.ledger.reset(version) {
+                // The next start resets it: the root that asks for it is saved.
+                self.publish(&held);
+                return Err(ledger_problem(&error));
+            }
         }
+        self.publish(&held);
         Ok(())
     }
 }

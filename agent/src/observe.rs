@@ -38,10 +38,10 @@ pub async fn observe<D: Driver>(
     records.for_each(|record, moving| {
         let vm = vms.remove(&record.id);
         // Whoever acts on it knows better than this look, which may be older than the act.
-        if moving.is_none() {
-            if let Some(phase) = differs(record, vm.map(|vm| vm.state)) {
-                changed.push((record.id.clone(), phase));
-            }
+        if moving.is_none()
+            && let Some(phase) = differs(record, vm.map(|vm| vm.state))
+        {
+            changed.push((record.id.clone(), phase));
         }
     });
     seen.strangers = vms.into_keys().cloned().collect();

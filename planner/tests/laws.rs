@@ -1,5 +1,7 @@
 //! The planner's laws, on random fleets, with a world that carries plans out.
 
+#![allow(clippy::unwrap_used, reason = "a test that can not go on fails there")]
+
 #[path = "laws/fleet.rs"]
 mod fleet;
 #[path = "laws/model.rs"]

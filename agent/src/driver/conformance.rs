@@ -36,6 +36,7 @@ fn done<T, E: Debug>(law: &'static str, result: Result<T, E>) -> Result<T, Broke
     result.map_err(|error| Broken { law, found: format!("{error:?}") })
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "reads better where it is called")]
 fn same<T: PartialEq + Debug>(law: &'static str, found: T, expected: T) -> Held {
     if found == expected {
         return Ok(());

@@ -14,7 +14,7 @@ use std::time::Duration;
 use mvm_proto::{Digest, InstanceId};
 
 use super::{Driver, DriverError, DriverKind, DriverUnavailable, SnapshotRef, Vm, VmSpec, VmState};
-pub use faults::Faults;
+pub use faults::{Fault, Faults};
 use world::{Entry, FakeVm, World};
 
 /// MicroVMs in memory, with state and laws.
@@ -75,7 +75,29 @@ impl FakeDriver {
         action: &'static str,
         change: impl FnOnce(&mut Entry, &mut u64) -> Result<T, DriverError> + Send,
     ) -> Result<T, DriverError> {
-        self.faults.pass(action, instance).await?;
+        self.change_of(instance, action, None, change).await
+    }
+
+    async fn change_of<T>(
+        &self,
+        instance: &InstanceId,
+        action: &'static str,
+        image: Option<&str>,
+        change: impl FnOnce(&mut Entry, &mut u64) -> Result<T, DriverError> + Send,
+    ) -> Result<T, DriverError> {
+        let fault = self.faults.of(action, instance, image);
+        self.faults.before(fault, action, instance).await?;
+        let answer = self.apply(instance, action, change)?;
+        self.faults.after(fault).await;
+        Ok(answer)
+    }
+
+    fn apply<T>(
+        &self,
+        instance: &InstanceId,
+        action: &'static str,
+        change: impl FnOnce(&mut Entry, &mut u64) -> Result<T, DriverError>,
+    ) -> Result<T, DriverError> {
         let mut world = self.lock();
         let before = world.get(instance);
         let mut entry = before.clone().unwrap_or_default();
@@ -117,7 +139,7 @@ impl Driver for FakeDriver {
 
     async fn boot(&self, spec: &VmSpec) -> Result<(), DriverError> {
         let instance = &spec.instance;
-        self.change(instance, "boot", |entry, boots| match &entry.vm {
+        self.change_of(instance, "boot", Some(&spec.flake_ref), |entry, boots| match &entry.vm {
             Some(vm) => same_revision(instance, vm.revision, spec.revision),
             None => {
                 *boots += 1;

@@ -1,11 +1,22 @@
 //! What a test makes go wrong.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mvm_proto::InstanceId;
 
 use super::super::DriverError;
+
+/// How a call goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It answers with an error and does nothing.
+    Fail,
+    /// It does nothing and never answers.
+    HangBefore,
+    /// It does what it was asked and never answers: the caller may die before it learns.
+    HangAfter,
+}
 
 /// Latency and failures of the fake driver's calls. By default there are none.
 #[derive(Debug, Default)]
@@ -16,15 +27,17 @@ pub struct Faults {
 #[derive(Debug, Default)]
 struct Inner {
     latency: Duration,
-    failures: Vec<Failure>,
+    planned: Vec<Planned>,
+    bad_image: Option<(String, Fault)>,
+    hits: u64,
 }
 
 #[derive(Debug)]
-struct Failure {
+struct Planned {
     action: &'static str,
     instance: Option<InstanceId>,
     times: u32,
-    hangs: bool,
+    fault: Fault,
 }
 
 impl Faults {
@@ -33,52 +46,79 @@ impl Faults {
         self.lock().latency = latency;
     }
 
-    /// The next `times` calls of `action` fail, for one instance or for all.
-    pub fn fail(&self, action: &'static str, instance: Option<&InstanceId>, times: u32) {
-        self.add(action, instance, times, false);
+    /// The next `times` calls of `action` go wrong, for one instance or for all.
+    pub fn plan(&self, action: &'static str, instance: Option<&InstanceId>, times: u32, fault: Fault) {
+        self.lock().planned.push(Planned { action, instance: instance.cloned(), times, fault });
     }
 
-    /// The next `times` calls of `action` never answer.
-    pub fn hang(&self, action: &'static str, instance: Option<&InstanceId>, times: u32) {
-        self.add(action, instance, times, true);
+    /// Every boot of this image goes wrong.
+    pub fn set_bad_image(&self, flake_ref: &str, fault: Fault) {
+        self.lock().bad_image = Some((flake_ref.to_owned(), fault));
+    }
+
+    /// How many calls went wrong so far.
+    #[must_use]
+    pub fn hits(&self) -> u64 {
+        self.lock().hits
     }
 
     pub fn clear(&self) {
         *self.lock() = Inner::default();
     }
 
-    fn add(&self, action: &'static str, instance: Option<&InstanceId>, times: u32, hangs: bool) {
-        self.lock().failures.push(Failure { action, instance: instance.cloned(), times, hangs });
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) async fn pass(&self, action: &'static str, instance: &InstanceId) -> Result<(), DriverError> {
-        let (latency, failure) = {
-            let mut inner = self.lock();
-            let latency = inner.latency;
-            let hit = inner.failures.iter_mut().find(|failure| {
-                let meant = failure.instance.as_ref().is_none_or(|id| id == instance);
-                failure.times > 0 && failure.action == action && meant
-            });
-            let failure = hit.map(|failure| {
-                failure.times -= 1;
-                failure.hangs
-            });
-            (latency, failure)
-        };
+    /// What is to go wrong with this call.
+    pub(super) fn of(
+        &self,
+        action: &'static str,
+        instance: &InstanceId,
+        image: Option<&str>,
+    ) -> Option<Fault> {
+        let mut inner = self.lock();
+        let bad =
+            inner.bad_image.as_ref().filter(|(bad, _)| Some(bad.as_str()) == image).map(|(_, fault)| *fault);
+        let planned = inner.planned.iter_mut().find(|planned| {
+            let meant = planned.instance.as_ref().is_none_or(|id| id == instance);
+            planned.times > 0 && planned.action == action && meant
+        });
+        let fault = bad.or_else(|| {
+            planned.map(|planned| {
+                planned.times -= 1;
+                planned.fault
+            })
+        });
+        // A call that takes effect first is hit when it has.
+        inner.hits += u64::from(matches!(fault, Some(Fault::Fail | Fault::HangBefore)));
+        fault
+    }
+
+    pub(super) async fn before(
+        &self,
+        fault: Option<Fault>,
+        action: &'static str,
+        instance: &InstanceId,
+    ) -> Result<(), DriverError> {
+        let latency = self.lock().latency;
         if latency > Duration::ZERO {
             tokio::time::sleep(latency).await;
         }
-        match failure {
-            None => Ok(()),
-            Some(true) => std::future::pending().await,
-            Some(false) => {
+        match fault {
+            Some(Fault::HangBefore) => std::future::pending().await,
+            Some(Fault::Fail) => {
                 let reason = format!("was told to fail to {action}");
                 Err(DriverError::Vmm { instance: instance.clone(), reason })
             }
+            Some(Fault::HangAfter) | None => Ok(()),
+        }
+    }
+
+    pub(super) async fn after(&self, fault: Option<Fault>) {
+        if fault == Some(Fault::HangAfter) {
+            self.lock().hits += 1;
+            std::future::pending::<()>().await;
         }
     }
 }

@@ -1,0 +1,13 @@
+//! The node half of the agent from outside: what it accepts, what it makes true, and what survives its end.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that can not go on fails there")]
+
+mod acceptance;
+mod cluster;
+mod crash;
+mod documents;
+mod full_disk;
+mod once;
+mod task;
+mod test_node;
+mod wake;

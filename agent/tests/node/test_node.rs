@@ -1,0 +1,120 @@
+//! A node under test: its task, its driver, and how to end it as a crash would.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mvm_agent::driver::{Driver, FakeDriver};
+use mvm_agent::ledger::InForce;
+use mvm_agent::reconcile::{Clock, NodeSettings};
+use mvm_agent::reconcile_task::{Node, NodeHandle, reconcile_task};
+use mvm_agent::state::Records;
+use mvm_proto::status::{Capacity, NodeStatus};
+use mvm_proto::{DesiredState, InstanceId};
+use mvm_store::{Settings, SledStore, StoreError};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::cluster::at;
+use crate::documents::NODE;
+
+/// Far longer than anything here takes; on paused time it costs nothing.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+pub(crate) struct TestNode {
+    pub(crate) driver: Arc<FakeDriver>,
+    pub(crate) handle: NodeHandle,
+    pub(crate) desired: watch::Sender<Option<Arc<InForce>>>,
+    pub(crate) stop: CancellationToken,
+    pub(crate) task: tokio::task::JoinHandle<()>,
+}
+
+pub(crate) fn settings(dir: &Path) -> NodeSettings {
+    NodeSettings {
+        node_id: NODE.parse().unwrap(),
+        data_dir: dir.to_owned(),
+        driver: mvm_agent::driver::DriverKind::Fake,
+        capacity: Capacity { vcpus: 64, mem_mib: 65_536, disk_mib: 1_000_000, max_instances: 100 },
+        interval: Duration::from_secs(30),
+        parallel_steps: 4,
+        clock: Clock::starting_at(at(0)),
+    }
+}
+
+/// Opens the records, waiting for an earlier owner's writer to let go.
+async fn records(dir: &Path) -> Arc<Records> {
+    loop {
+        match SledStore::open(dir.join("state"), Settings::default()).await {
+            Ok(store) => return Records::open(store).await.unwrap(),
+            Err(StoreError::InUse { .. }) => tokio::task::yield_now().await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+impl TestNode {
+    pub(crate) async fn start(dir: &Path) -> Self {
+        Self::start_with(dir, settings(dir)).await
+    }
+
+    pub(crate) async fn start_with(dir: &Path, settings: NodeSettings) -> Self {
+        let driver = Arc::new(FakeDriver::open(&dir.join("fake-vms")).unwrap());
+        let records = records(dir).await;
+        let (node, handle) = Node::with(&settings, Arc::clone(&driver), records).await.unwrap();
+        let desired = watch::Sender::new(None);
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(reconcile_task(node, desired.subscribe(), stop.clone()));
+        Self { driver, handle, desired, stop, task }
+    }
+
+    pub(crate) fn want(&self, desired: DesiredState) {
+        self.desired.send_replace(Some(InForce::local(desired)));
+    }
+
+    /// Waits for a status of which `holds` is true.
+    pub(crate) async fn until(&self, holds: impl Fn(&NodeStatus) -> bool) -> NodeStatus {
+        let mut status = self.handle.status();
+        let found = tokio::time::timeout(PATIENCE, status.wait_for(|status| holds(status))).await;
+        match found {
+            Ok(status) => status.unwrap().clone(),
+            Err(_) => panic!("still {:#?}", self.handle.status().borrow().clone()),
+        }
+    }
+
+    pub(crate) async fn until_counts(&self, running: u32, warm: u32, sleeping: u32) -> NodeStatus {
+        self.until(|status| {
+            let is = |pool: &mvm_proto::status::PoolStatus| {
+                let actual = pool.actual.unwrap_or_default();
+                (actual.running, actual.warm, actual.sleeping) == (running, warm, sleeping)
+            };
+            status.pools.iter().all(is)
+                && !status.pools.is_empty()
+                && condition(status, "Converged") == "True"
+        })
+        .await
+    }
+
+    pub(crate) fn ids(&self, phase: &str) -> Vec<InstanceId> {
+        let instances = self.handle.instances(None);
+        let of_phase = instances.iter().filter(|i| i.phase == phase);
+        of_phase.map(|i| i.instance_id.parse().unwrap()).collect()
+    }
+
+    pub(crate) async fn vms(&self) -> usize {
+        self.driver.list().await.unwrap().len()
+    }
+
+    /// Ends everything at once, as kill -9 does; only files stay.
+    pub(crate) async fn kill(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+}
+
+pub(crate) fn condition<'a>(status: &'a NodeStatus, kind: &str) -> &'a str {
+    status.conditions.iter().find(|c| c.r#type == kind).map_or("", |c| c.status.as_str())
+}
+
+pub(crate) fn reason<'a>(status: &'a NodeStatus, kind: &str) -> &'a str {
+    status.conditions.iter().find(|c| c.r#type == kind).map_or("", |c| c.reason.as_str())
+}
