@@ -27,11 +27,11 @@ pub const ALL: [Subject; 7] = [
 pub fn measure(wanted: &[Subject], effort: Effort, mut progress: impl FnMut(Subject)) -> Vec<Row> {
     let mut rows = Vec::new();
     for subject in ALL.into_iter().filter(|subject| wanted.contains(subject)) {
-        progress(subject);
-        // Both are looked at on one fleet; it is told once.
+        // Both are looked at on one fleet, once.
         if subject == Subject::Fanout && wanted.contains(&Subject::Sessions) {
             continue;
         }
+        progress(subject);
         rows.extend(apart(subject, move || match subject {
             Subject::Documents => documents::measure(&effort),
             Subject::Handshakes => handshakes::measure(&effort),
