@@ -77,13 +77,12 @@ fn serial(cluster: &Cluster) -> String {
 }
 
 fn coordinator_serial(cluster: &Cluster) -> String {
-    Credential::load(&cluster.coordinator_dir().join("pki/coordinator.pem")).unwrap().serial_hex()
+    Credential::load(&cluster.coordinator_dir().join("pki/coordinator.pem")).unwrap().serial_hex().to_owned()
 }
 
 #[test]
 fn certificates_of_sixty_seconds_are_renewed_under_traffic_without_one_failed_request() {
-    let settings =
-        ClusterSettings { serve: vec!["--leaf-life".into(), "60s".into()], ..ClusterSettings::default() };
+    let settings = ClusterSettings::with(&["--leaf-life", "60s"]);
     let mut cluster = Cluster::start_with(settings);
     cluster.enrol("node-a");
     let sans = ["--san", "127.0.0.1", "--rate-per-second", "1000000", "--rate-burst", "1000000"];

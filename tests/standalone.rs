@@ -56,11 +56,11 @@ fn reconcile_converges_and_a_second_run_has_nothing_to_do() {
 fn exit_codes_tell_errors_from_usage() {
     let dir = TempDir::new().unwrap();
     let bad = dir.path().join("bad.json");
-    std::fs::write(&bad, r#"{"schema_version": 2, "node_id": "NODE", "tenants": [], "extra": 1}"#).unwrap();
+    std::fs::write(&bad, r#"{"schema_version": 1, "node_id": "NODE", "tenants": {}, "extra": 1}"#).unwrap();
     let output = reconcile(dir.path(), &["--desired", path_text(&bad)]);
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{told}");
-    for path in ["schema_version", "node_id", "extra"] {
+    for path in ["node_id", "tenants", "extra"] {
         assert!(told.contains(path), "{path} is not in: {told}");
     }
     assert_eq!(mvm(&["agent", "reconcile"]).output().unwrap().status.code(), Some(2));

@@ -55,7 +55,13 @@ impl Operator {
         let mut client =
             mvm_coordinator::connect(&self.coordinator, &live, &anchors, &cluster, global.timeout)
                 .await
-                .map_err(|error| Outcome::Unreachable(anyhow::Error::new(error)))?;
+                .map_err(|error| {
+                let error = anyhow::Error::new(error);
+                Outcome::Unreachable(error.context(format!(
+                    "could not reach the coordinator at {}\nis `mvm coordinator serve` running there? name another with --coordinator",
+                    self.coordinator
+                )))
+            })?;
         if renew_at <= now {
             if let Err(error) = renew(&mut client, &dir).await {
                 tracing::warn!(error = format!("{error:#}"), "could not renew the operator certificate");

@@ -11,6 +11,9 @@
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
+use mvm_agent::AgentError;
+use mvm_agent::certs::CertsError;
+
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Done,
@@ -47,7 +50,7 @@ pub(crate) fn report(outcome: &Outcome) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// The error and its causes, without repeating what an outer text already holds.
+/// The error and its causes, without repeating what an outer text already holds; then what to do about it.
 fn causes(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1) {
@@ -57,5 +60,17 @@ fn causes(error: &anyhow::Error) -> String {
             text.push_str(&cause);
         }
     }
+    if let Some(remediation) = remediation(error).filter(|hint| !text.contains(hint)) {
+        text.push('\n');
+        text.push_str(&remediation);
+    }
     text
+}
+
+/// What to do next, where the error knows.
+fn remediation(error: &anyhow::Error) -> Option<String> {
+    error.chain().find_map(|cause| {
+        let of_agent = cause.downcast_ref().map(AgentError::remediation);
+        of_agent.or_else(|| cause.downcast_ref().map(CertsError::remediation))
+    })
 }

@@ -172,7 +172,11 @@ fn issue_to_node(state: &State, node_id: &NodeId, csr_der: &[u8], now: Timestamp
     let names = allowed_names(asked, &state.cluster.dns, &state.cluster.ips, state.cluster.dev)?;
     let identity = Identity::new(state.cluster.cluster.clone(), Role::Node, node_id.as_str())
         .map_err(|error| refuse::internal(&error))?;
-    let profile = LeafProfile { identity, dns: names.dns, ips: names.ips, life: state.settings.leaf_life };
+    // The node's own id is always a name of it, for clients that check host names only.
+    let dns = std::iter::once(node_id.to_string())
+        .chain(names.dns.into_iter().filter(|name| name != node_id.as_str()));
+    let profile =
+        LeafProfile { identity, dns: dns.collect(), ips: names.ips, life: state.settings.leaf_life };
     issue(state, csr_der, &profile, now)
 }
 

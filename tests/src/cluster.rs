@@ -19,7 +19,17 @@ pub struct ClusterSettings {
 
 impl Default for ClusterSettings {
     fn default() -> Self {
-        Self { dev: true, serve: Vec::new() }
+        // A short heartbeat, so that a killed process is missed within seconds.
+        Self { dev: true, serve: vec!["--heartbeat".into(), "1s".into()] }
+    }
+}
+
+impl ClusterSettings {
+    /// The defaults with more flags for `mvm coordinator serve`.
+    pub fn with(flags: &[&str]) -> Self {
+        let mut settings = Self::default();
+        settings.serve.extend(flags.iter().map(ToString::to_string));
+        settings
     }
 }
 

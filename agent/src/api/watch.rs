@@ -1,9 +1,11 @@
 //! `GET /v1/node/watch`: the node's status, and again after every change, one JSON object per line.
 //!
 //! A slow reader misses states between two reads, never the newest: each line is the status as it is when the line
-//! is written. The stream ends when the agent stops.
+//! is written. Without a change the last line is repeated now and then, so that a reader that went away is noticed.
+//! The stream ends when the agent stops.
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
@@ -19,6 +21,9 @@ use super::Api;
 use super::problem::{self, Refused};
 
 const NDJSON: &str = "application/x-ndjson";
+
+/// A stream whose reader is gone keeps one of the connection's few slots until the next line fails.
+const REPEAT_AFTER: Duration = Duration::from_secs(10);
 
 pub(super) async fn node_watch(
     State(api): State<Api>,
@@ -40,7 +45,7 @@ fn lines(
         tokio::select! {
             biased;
             () = shutdown.cancelled() => return None,
-            changed = status.changed() => changed.ok()?,
+            changed = tokio::time::timeout(REPEAT_AFTER, status.changed()) => changed.unwrap_or(Ok(())).ok()?,
         }
         let line = line(&status.borrow_and_update());
         Some((Ok(line), (status, shutdown)))
@@ -61,6 +66,14 @@ mod tests {
 
     fn status(observed_at: &str) -> NodeStatus {
         NodeStatus { observed_at: observed_at.to_owned(), ..NodeStatus::default() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_change_the_last_status_is_repeated() {
+        let (_sender, receiver) = watch::channel(status("one"));
+        let mut lines = Box::pin(lines(receiver, CancellationToken::new()));
+        let first = lines.next().await;
+        assert_eq!(lines.next().await, first);
     }
 
     #[tokio::test]
