@@ -24,6 +24,7 @@ mod rate_limit;
 mod records;
 mod refuse;
 mod reissue_task;
+mod reset_key;
 mod serve;
 mod session;
 mod settings;

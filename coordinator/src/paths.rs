@@ -45,6 +45,12 @@ impl DataDir {
         self.0.join("pki/coordinator.pem")
     }
 
+    /// The key of stateless resets; see [`mvm_transport::ResetKey`].
+    #[must_use]
+    pub fn reset_key(&self) -> PathBuf {
+        self.0.join("pki/reset.key")
+    }
+
     #[must_use]
     pub fn signing_dir(&self) -> PathBuf {
         self.0.join("signing")

@@ -11,7 +11,7 @@ use std::time::Duration;
 use mvm_pki::tls::server_config;
 use mvm_pki::{Anchors, Authority, ClientAuth, LiveAnchors, LiveCredential, SigningKey};
 use mvm_store::{Settings as StoreSettings, SledStore};
-use mvm_transport::{ALPN_H3, ALPN_SESSION, Server};
+use mvm_transport::{ALPN_H3, ALPN_SESSION, ResetKey, Server};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -29,7 +29,7 @@ use crate::settings::{Addresses, CoordinatorSettings};
 use crate::state::{State, StateError, now, take_epoch};
 use crate::tidy_task::{tidy_task, write_statuses};
 use crate::trust::Trust;
-use crate::{api, grpc_listener, http, own_leaf};
+use crate::{api, grpc_listener, http, own_leaf, reset_key};
 
 /// A service manager that waits 10 s before it kills must never have to.
 const STOP_WITHIN: Duration = Duration::from_secs(9);
@@ -139,7 +139,7 @@ struct Sockets {
 }
 
 /// Both listeners on one port number.
-async fn bind(state: &State, live: &LiveCredential) -> Result<Sockets, CoordinatorError> {
+async fn bind(state: &State, live: &LiveCredential, reset: &ResetKey) -> Result<Sockets, CoordinatorError> {
     let listen = state.settings.listen;
     let mut tries = 0;
     let (quic, grpc) = loop {
@@ -152,7 +152,7 @@ async fn bind(state: &State, live: &LiveCredential) -> Result<Sockets, Coordinat
             &[ALPN_SESSION, ALPN_H3],
         )
         .map_err(|cause| CoordinatorError::Tls(cause.into()))?;
-        let quic = Server::bind(listen, tls, state.settings.limits.clone())
+        let quic = Server::bind_with(listen, tls, state.settings.limits.clone(), reset)
             .map_err(|cause| CoordinatorError::Bind { what: "UDP", address: listen, cause: cause.into() })?;
         let address = SocketAddr::new(listen.ip(), quic.local_addr().port());
         match TcpListener::bind(address).await {
@@ -186,7 +186,8 @@ async fn run(state: Arc<State>, data: &DataDir) -> Result<(), CoordinatorError> 
     };
     let profile = own_leaf::profile(&state.cluster, &state.settings).map_err(leaf_error)?;
     let live = own_leaf::start(data, &state.authority, &profile, now()).map_err(leaf_error)?;
-    let sockets = bind(&state, &live).await?;
+    let reset = reset_key::load_or_make(data)?;
+    let sockets = bind(&state, &live, &reset).await?;
     let grpc_tls =
         server_config(&live, &state.anchors, &state.cluster.cluster, ClientAuth::Required, &[b"h2"])
             .map_err(|cause| CoordinatorError::Tls(cause.into()))?;

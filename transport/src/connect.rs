@@ -86,7 +86,7 @@ pub(crate) async fn dial(
     limits: &Limits,
 ) -> Result<Dialled, ConnectError> {
     let socket = quic::client_socket(address).map_err(ConnectError::Socket)?;
-    let endpoint = quic::endpoint(socket, None).map_err(ConnectError::Socket)?;
+    let endpoint = quic::client_endpoint(socket).map_err(ConnectError::Socket)?;
     dial_from(endpoint, address, server_name, tls, alpn, limits).await
 }
 

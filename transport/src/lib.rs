@@ -15,6 +15,7 @@ mod h3_streams;
 pub mod limits;
 pub mod peer;
 mod quic;
+pub mod reset;
 pub mod resolve;
 pub mod server;
 pub mod session;
@@ -24,6 +25,7 @@ pub use client::{Client, RequestError, ResponseBody};
 pub use connect::ConnectError;
 pub use limits::Limits;
 pub use peer::Peer;
+pub use reset::ResetKey;
 pub use resolve::{ResolveError, Target, TargetError};
 pub use server::{BindError, Server, ServerStats, SessionHandler};
 pub use session::{

@@ -76,12 +76,18 @@ pub(crate) fn client_config(
     Ok(config)
 }
 
-/// An endpoint on `socket`, serving when there is a `server` config.
-pub(crate) fn endpoint(
+/// An endpoint on `socket` that only dials.
+pub(crate) fn client_endpoint(socket: UdpSocket) -> io::Result<quinn::Endpoint> {
+    quinn::Endpoint::new(EndpointConfig::default(), None, socket, Arc::new(TokioRuntime))
+}
+
+/// An endpoint on `socket` that serves.
+pub(crate) fn server_endpoint(
     socket: UdpSocket,
-    server: Option<quinn::ServerConfig>,
+    endpoint: EndpointConfig,
+    server: quinn::ServerConfig,
 ) -> io::Result<quinn::Endpoint> {
-    quinn::Endpoint::new(EndpointConfig::default(), server, socket, Arc::new(TokioRuntime))
+    quinn::Endpoint::new(endpoint, Some(server), socket, Arc::new(TokioRuntime))
 }
 
 /// A socket that many peers send to at once.

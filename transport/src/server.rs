@@ -18,6 +18,7 @@ use std::time::Duration;
 use axum::extract::DefaultBodyLimit;
 use futures::future::BoxFuture;
 use mvm_pki::Identity;
+use quinn::EndpointConfig;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -25,6 +26,7 @@ use tracing::{debug, info};
 
 use crate::limits::Limits;
 use crate::quic;
+use crate::reset::{self, NoRandomness, ResetKey};
 use crate::session::{ServerSession, close_code};
 use admission::{Admission, Decision};
 use connection_task::{Services, connection_task};
@@ -44,6 +46,8 @@ pub enum BindError {
     },
     #[error("the TLS settings do not fit QUIC")]
     Settings(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("could not prepare the connection ids")]
+    Randomness(#[source] NoRandomness),
 }
 
 /// Answers node sessions. The future runs in a task of its own; its panic ends only its session.
@@ -73,11 +77,34 @@ pub struct Server {
 
 impl Server {
     /// Binds the socket. Must be called inside a tokio runtime.
+    ///
+    /// Peers of a process that is killed notice by their idle timeout; see [`Server::bind_with`].
     pub fn bind(addr: SocketAddr, tls: rustls::ServerConfig, limits: Limits) -> Result<Self, BindError> {
-        let config = quic::server_config(tls, &limits).map_err(BindError::Settings)?;
+        Self::bind_endpoint(addr, EndpointConfig::default(), tls, limits)
+    }
+
+    /// As [`Server::bind`], with a key that outlives the process: peers of a predecessor that was killed learn with
+    /// their next packet that it is gone.
+    pub fn bind_with(
+        addr: SocketAddr,
+        tls: rustls::ServerConfig,
+        limits: Limits,
+        reset_key: &ResetKey,
+    ) -> Result<Self, BindError> {
+        let endpoint = reset::endpoint_config(reset_key).map_err(BindError::Randomness)?;
+        Self::bind_endpoint(addr, endpoint, tls, limits)
+    }
+
+    fn bind_endpoint(
+        addr: SocketAddr,
+        endpoint: EndpointConfig,
+        tls: rustls::ServerConfig,
+        limits: Limits,
+    ) -> Result<Self, BindError> {
+        let server = quic::server_config(tls, &limits).map_err(BindError::Settings)?;
         let bound = quic::shared_socket(addr).and_then(|socket| {
             let address = socket.local_addr()?;
-            Ok((quic::endpoint(socket, Some(config))?, address))
+            Ok((quic::server_endpoint(socket, endpoint, server)?, address))
         });
         let (endpoint, address) = bound.map_err(|cause| BindError::Socket { address: addr, cause })?;
         Ok(Self { endpoint, address, limits, stats: Arc::default() })

@@ -78,7 +78,7 @@ impl SessionDialer {
     /// a tokio runtime.
     pub fn bind(local: SocketAddr) -> Result<Self, ConnectError> {
         let socket = quic::shared_socket(local).map_err(ConnectError::Socket)?;
-        Ok(Self { endpoint: quic::endpoint(socket, None).map_err(ConnectError::Socket)? })
+        Ok(Self { endpoint: quic::client_endpoint(socket).map_err(ConnectError::Socket)? })
     }
 
     /// As [`dial_session`], from the shared socket.

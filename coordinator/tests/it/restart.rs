@@ -1,8 +1,12 @@
+use std::time::Duration;
+
 use mvm_coordinator::{CoordinatorError, CoordinatorSettings, serve};
 use mvm_proto::wire::control::v1::{GetInfoRequest, GetNodeRequest, ListTokensRequest};
+use mvm_proto::wire::session::v1::{AgentFrame, Heartbeat, agent_frame};
+use mvm_transport::SessionError;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Running, document, mark_of, new_cluster};
+use crate::support::{PATIENCE, Running, document, mark_of, new_cluster, soon};
 
 #[tokio::test]
 async fn documents_nodes_and_tokens_survive_a_restart_and_the_epoch_grows() {
@@ -30,6 +34,34 @@ async fn documents_nodes_and_tokens_survive_a_restart_and_the_epoch_grows() {
     running.push(&document("n1", 2), 0).await;
     let next = mark_of(&session.document().await);
     assert_eq!((next.epoch, next.generation), (2, mark.generation + 1));
+}
+
+#[tokio::test]
+async fn a_session_with_a_killed_coordinator_ends_as_soon_as_it_is_back() {
+    let (_dir, report) = new_cluster();
+    // Dropping its runtime ends the coordinator as a kill does: no goodbye, no close.
+    let doomed = tokio::runtime::Runtime::new().unwrap();
+    let data_dir = report.data_dir.clone();
+    let start = doomed.spawn(async move {
+        let running = Running::start(&data_dir).await;
+        let node = running.enrol("n1").await;
+        (running, node)
+    });
+    let (running, node) = soon("the coordinator", start).await.unwrap();
+    let mut session = node.connect(None).await;
+    session.expect_quiet().await;
+    tokio::task::spawn_blocking(move || doomed.shutdown_timeout(PATIENCE)).await.unwrap();
+
+    let again = Running::start_with(&report.data_dir, |settings| settings.listen = running.addresses.quic);
+    let again = again.await;
+    let heartbeat = AgentFrame { body: Some(agent_frame::Body::Heartbeat(Heartbeat { sequence: 1 })) };
+    // It may have learnt of it already, by a packet that it sent meanwhile.
+    session.session.frames_out.send(&heartbeat).await.ok();
+    let far_below_the_idle_timeout = Duration::from_secs(5);
+    let end = tokio::time::timeout(far_below_the_idle_timeout, session.session.control.closed()).await;
+    assert!(matches!(end, Ok(SessionError::Forgotten)), "{end:?}");
+    node.connect(None).await.expect_quiet().await;
+    again.stop().await;
 }
 
 #[tokio::test]

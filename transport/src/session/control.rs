@@ -39,6 +39,9 @@ pub enum SessionError {
     ClosedHere,
     #[error("nothing came from the peer for the idle timeout")]
     TimedOut,
+    /// Another process answers at the peer's address, with the peer's key: dial again.
+    #[error("reset by peer: it has restarted and does not know this session")]
+    Forgotten,
     #[error("the connection is lost: {0}")]
     Lost(String),
     #[error("the peer reset the stream (code {code})")]
@@ -73,6 +76,7 @@ impl From<ConnectionError> for SessionError {
             },
             ConnectionError::LocallyClosed => Self::ClosedHere,
             ConnectionError::TimedOut => Self::TimedOut,
+            ConnectionError::Reset => Self::Forgotten,
             other => Self::Lost(other.to_string()),
         }
     }

@@ -4,5 +4,6 @@ mod bad_peers;
 mod connections;
 mod http;
 mod refusals;
+mod resets;
 mod sessions;
 mod support;
