@@ -1,4 +1,4 @@
-//! Certificates that live 60 seconds, renewed under constant traffic: no request may fail.
+//! Certificates that live 60 seconds, renewed under constant traffic: no request may fail. And a root that is replaced.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use mvm_pki::tls::client_config;
 use mvm_pki::{Anchors, Credential, ExpectedPeer, LiveAnchors, LiveCredential, Role};
-use mvm_tests::{Cluster, ClusterSettings, path_text};
+use mvm_tests::{Cluster, ClusterSettings, PATIENCE, path_text, wait_until};
 use mvm_transport::{ALPN_H3, Client, Limits};
 
 /// Renewals to see of the agent's and of the coordinator's certificate. Each comes after half of a life.
@@ -129,4 +129,84 @@ fn certificates_of_sixty_seconds_are_renewed_under_traffic_without_one_failed_re
         agent.len() > RENEWALS && coordinator.len() > RENEWALS,
         "too few renewals: {agent:?} {coordinator:?}"
     );
+}
+
+fn roots_of(cluster: &Cluster) -> Vec<String> {
+    let list = cluster.mvm_json(&[
+        "coordinator",
+        "root",
+        "list",
+        "--data-dir",
+        path_text(&cluster.coordinator_dir()),
+    ]);
+    list.as_array().unwrap().iter().map(|root| root["fingerprint"].as_str().unwrap().to_owned()).collect()
+}
+
+fn restart(cluster: &mut Cluster) {
+    cluster.kill_coordinator();
+    cluster.start_coordinator();
+    cluster.wait_connected("node-a");
+}
+
+/// Waits until the agent's own list of roots is what the coordinator's is.
+fn wait_agent_roots(cluster: &Cluster, roots: &[String]) {
+    let dir = cluster.agent_dir("node-a");
+    wait_until("the agent to take the list of roots", PATIENCE, || {
+        let status = cluster.mvm_json(&["agent", "certs", "status", "--data-dir", path_text(&dir)]);
+        let mut known: Vec<_> = status["roots"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|root| root["fingerprint"].as_str().unwrap().to_owned())
+            .collect();
+        let mut roots = roots.to_vec();
+        (known.sort(), roots.sort());
+        known == roots
+    });
+}
+
+#[test]
+fn the_root_is_replaced_while_an_agent_stays_connected_and_served() {
+    let mut cluster = Cluster::start_with(ClusterSettings::with(&["--leaf-life", "8s"]));
+    cluster.join("node-a");
+    let (data, new_root) = (cluster.coordinator_dir(), cluster.path().join("new-root"));
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/minimal.json");
+    let root = |cluster: &Cluster, step: &[&str]| {
+        cluster.mvm_ok(&[&["coordinator", "root"], step, &["--data-dir", path_text(&data)]].concat());
+    };
+    let old = roots_of(&cluster);
+
+    root(&cluster, &["add", "--root-key-dir", path_text(&new_root)]);
+    restart(&mut cluster);
+    wait_agent_roots(&cluster, &roots_of(&cluster));
+    cluster.mvm_ok(&["push", "-f", example]);
+
+    root(&cluster, &["switch", "--root-key-dir", path_text(&new_root)]);
+    assert!(
+        !cluster
+            .mvm(&["coordinator", "root", "retire", &roots_of(&cluster)[0], "--data-dir", path_text(&data)])
+            .status
+            .success()
+    );
+    restart(&mut cluster);
+    let before = serial(&cluster);
+    wait_until("the agent to be renewed under the new root", PATIENCE, || serial(&cluster) != before);
+    cluster.mvm_ok(&["push", "-f", example]);
+
+    root(&cluster, &["retire", &old[0]]);
+    let operator = cluster.coordinator_dir().join("operator");
+    cluster.mvm_ok(&[
+        "coordinator",
+        "operator",
+        "create",
+        "admin",
+        "--data-dir",
+        path_text(&data),
+        "--out",
+        path_text(&operator),
+    ]);
+    restart(&mut cluster);
+    wait_agent_roots(&cluster, &roots_of(&cluster));
+    cluster.mvm_ok(&["push", "-f", example]);
+    assert_ne!(roots_of(&cluster), old);
 }

@@ -88,6 +88,7 @@ async fn renew(client: &mut ControlClient, dir: &Path) -> anyhow::Result<()> {
     let csr_der = key.csr_der(&CsrNames::default())?;
     let answer = client.renew_certificate(RenewCertificateRequest { csr_der }).await?.into_inner();
     let renewed = Credential::with_chain_pem(key, &answer.chain_pem)?;
+    Anchors::from_pem(&answer.roots_pem)?.save(&dir.join("ca.crt"))?;
     renewed.save(&dir.join("operator.pem"))?;
     Ok(())
 }

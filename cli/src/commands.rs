@@ -7,6 +7,7 @@ pub(crate) mod direct;
 pub(crate) mod node;
 pub(crate) mod push;
 pub(crate) mod reference;
+pub(crate) mod root;
 pub(crate) mod schema;
 pub(crate) mod token;
 pub(crate) mod trust;

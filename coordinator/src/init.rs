@@ -90,6 +90,12 @@ pub enum InitError {
     NotInitialised { path: PathBuf },
     #[error("{name:?} can't be a name: {reason}")]
     Name { name: String, reason: String },
+    #[error(
+        "the root {fingerprint} is not trusted yet; add it first and let every node renew its certificate"
+    )]
+    UntrustedRoot { fingerprint: Digest },
+    #[error("the root {fingerprint} is in use by the issuing authority; switch to another root first")]
+    RootInUse { fingerprint: Digest },
     #[error("could not {action} {}", path.display())]
     File {
         action: &'static str,
@@ -106,11 +112,11 @@ pub enum InitError {
 }
 
 impl InitError {
-    fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |cause| Self::File { action, path: path.to_owned(), cause }
     }
 
-    fn make<E: Into<BoxError>>(what: &'static str) -> impl FnOnce(E) -> Self {
+    pub(crate) fn make<E: Into<BoxError>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |cause| Self::Make { what, cause: cause.into() }
     }
 }

@@ -24,6 +24,7 @@ mod rate_limit;
 mod records;
 mod refuse;
 mod reissue_task;
+mod roots;
 mod reset_key;
 mod serve;
 mod session;
@@ -40,6 +41,7 @@ pub use init::{
     create_operator, init,
 };
 pub use paths::DataDir;
+pub use roots::{TrustedRoot, add_root, retire_root, switch_issuing, trusted_roots};
 pub use serve::serve;
 pub use settings::{
     Addresses, CoordinatorSettings, DEFAULT_METRICS_PORT, DEFAULT_PORT, DOCUMENT_LIFE, ENROL_BURST,

@@ -10,6 +10,7 @@ use mvm_coordinator::{CoordinatorSettings, InitSettings};
 use mvm_proto::{ClusterId, Timestamp};
 
 use crate::args::Global;
+use crate::commands::root::{self, RootCommand};
 use crate::commands::token::{self, TokenCommand};
 use crate::commands::{block_on, default_data_dir, shutdown_on_signals};
 use crate::exit::Run;
@@ -28,6 +29,9 @@ pub(crate) enum CoordinatorCommand {
     /// Operators' certificates
     #[command(subcommand)]
     Operator(OperatorCommand),
+    /// Root certificates: replace them step by step
+    #[command(subcommand)]
+    Root(RootCommand),
 }
 
 #[derive(Debug, Args)]
@@ -94,7 +98,7 @@ pub(crate) struct OperatorCreateArgs {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// How long the certificate lives; `mvm` renews it in use from half of it on
-    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "7days", value_parser = humantime::parse_duration)]
     life: Duration,
 }
 
@@ -103,6 +107,7 @@ pub(crate) fn run(global: &Global, command: CoordinatorCommand) -> Run {
         CoordinatorCommand::Init(args) => init(global, args),
         CoordinatorCommand::Serve(args) => serve(args),
         CoordinatorCommand::Token(command) => block_on(token::run(global, command)),
+        CoordinatorCommand::Root(command) => root::run(global, command),
         CoordinatorCommand::Operator(OperatorCommand::Create(args)) => create_operator(global, &args),
     }
 }

@@ -1,0 +1,131 @@
+//! Replacing the root certificate and the issuing authority, from the files alone.
+//!
+//! Three steps with time between them, so that no one is ever shown a certificate that they can't check: [`add_root`]
+//! makes everybody trust the new root beside the old; [`switch_issuing`] issues under it; [`retire_root`] ends trust in
+//! the old. Agents take the list of roots with every renewal, so one life of a certificate between two steps is enough. A
+//! running coordinator reads the files when it starts again.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mvm_pki::files::create_private_dir;
+use mvm_pki::tls::verify_issued;
+use mvm_pki::{Anchors, Authority, Identity, LeafProfile, Role, RootAuthority};
+use mvm_proto::{Digest, Timestamp};
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use serde::Serialize;
+
+use crate::init::{InitError, issue_local, read_cluster_file};
+use crate::paths::DataDir;
+
+/// One root that the cluster trusts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TrustedRoot {
+    pub fingerprint: Digest,
+    /// The present issuing authority was signed by it.
+    pub issuing: bool,
+}
+
+/// The roots that the cluster trusts now, the one that tokens pin first.
+pub fn trusted_roots(data_dir: &Path, now: Timestamp) -> Result<Vec<TrustedRoot>, InitError> {
+    let data = DataDir::new(data_dir);
+    let anchors = load_anchors(&data)?;
+    let issuing = Authority::load(&data.issuing_ca_dir()).map_err(InitError::make("the list of roots"))?;
+    let of = |root| {
+        let alone = Anchors::new(vec![root]).map_err(InitError::make("the list of roots"))?;
+        let issuing = issues_under(&data, &issuing, &alone, now)?;
+        Ok(TrustedRoot { fingerprint: alone.fingerprints()[0], issuing })
+    };
+    anchors.certificates().iter().cloned().map(of).collect()
+}
+
+/// Makes a new root in `key_dir` and trusts it beside those there are.
+pub fn add_root(data_dir: &Path, key_dir: &Path, now: Timestamp) -> Result<Digest, InitError> {
+    let data = DataDir::new(data_dir);
+    let cluster = read_cluster_file(&data)?.cluster;
+    let mut anchors = load_anchors(&data)?;
+    if key_dir.join("ca.key").exists() {
+        return Err(InitError::Exists { path: key_dir.to_owned() });
+    }
+    let root = RootAuthority::create(&cluster, now).map_err(InitError::make("the root authority"))?;
+    create_private_dir(key_dir).map_err(InitError::file("make", key_dir))?;
+    root.save(key_dir).map_err(InitError::make("the root authority's files"))?;
+    anchors.add(root.certificate().clone()).map_err(InitError::make("the list of roots"))?;
+    save_anchors(&data, &anchors)?;
+    Ok(root.fingerprint())
+}
+
+/// Makes a new issuing authority under the root in `root_dir`, which must be trusted already. New tokens pin that root.
+pub fn switch_issuing(data_dir: &Path, root_dir: &Path, now: Timestamp) -> Result<Digest, InitError> {
+    let data = DataDir::new(data_dir);
+    let anchors = load_anchors(&data)?;
+    let root = RootAuthority::load(root_dir)
+        .map_err(InitError::make("an issuing authority without its root's key"))?;
+    let fingerprint = root.fingerprint();
+    if !anchors.contains(&fingerprint) {
+        return Err(InitError::UntrustedRoot { fingerprint });
+    }
+    let next = data.issuing_ca_dir().with_extension("next");
+    create_private_dir(&next).map_err(InitError::file("make", &next))?;
+    let issuing = root.create_issuing(now).map_err(InitError::make("the issuing authority"))?;
+    issuing.save(&next).map_err(InitError::make("the issuing authority's files"))?;
+    exchange(&next, &data.issuing_ca_dir())?;
+    std::fs::remove_dir_all(&next).map_err(InitError::file("remove", &next))?;
+
+    let (own, others): (Vec<_>, Vec<_>) =
+        anchors.certificates().iter().cloned().partition(|root_der| root_der == root.certificate());
+    let first = Anchors::new(own.into_iter().chain(others).collect())
+        .map_err(InitError::make("the list of roots"))?;
+    save_anchors(&data, &first)?;
+    Ok(fingerprint)
+}
+
+/// Trusts a root no longer. The one that the present issuing authority stands on can't go.
+pub fn retire_root(data_dir: &Path, fingerprint: &Digest, now: Timestamp) -> Result<(), InitError> {
+    let data = DataDir::new(data_dir);
+    let mut anchors = load_anchors(&data)?;
+    anchors.retire(fingerprint).map_err(InitError::make("a shorter list of roots"))?;
+    let issuing =
+        Authority::load(&data.issuing_ca_dir()).map_err(InitError::make("a shorter list of roots"))?;
+    if !issues_under(&data, &issuing, &anchors, now)? {
+        return Err(InitError::RootInUse { fingerprint: *fingerprint });
+    }
+    save_anchors(&data, &anchors)
+}
+
+/// Whether what `issuing` issues now can be checked with `anchors`: tried, with a certificate that nobody gets.
+fn issues_under(
+    data: &DataDir,
+    issuing: &Authority,
+    anchors: &Anchors,
+    now: Timestamp,
+) -> Result<bool, InitError> {
+    let cluster = read_cluster_file(data)?.cluster;
+    let identity = Identity::new(cluster, Role::Operator, "nobody")
+        .map_err(|cause| InitError::Name { name: "nobody".to_owned(), reason: cause.to_string() })?;
+    let profile = LeafProfile { identity, dns: Vec::new(), ips: Vec::new(), life: Duration::from_secs(60) };
+    let credential = issue_local(issuing, &profile, now).map_err(InitError::make("a certificate to try"))?;
+    Ok(verify_issued(anchors, &credential).is_ok())
+}
+
+fn load_anchors(data: &DataDir) -> Result<Anchors, InitError> {
+    Anchors::load(&data.root_ca_cert()).map_err(InitError::make("a list of roots without the present one"))
+}
+
+/// The cluster's list, and the first operator's copy of it.
+fn save_anchors(data: &DataDir, anchors: &Anchors) -> Result<(), InitError> {
+    let copies = [data.root_ca_cert(), data.operator_dir().join("ca.crt")];
+    for path in copies.iter().filter(|path| path.parent().is_some_and(Path::exists)) {
+        anchors.save(path).map_err(InitError::file("write", path))?;
+    }
+    Ok(())
+}
+
+/// Swaps two directories in one step: a crash leaves one authority or the other, never half of each.
+fn exchange(a: &PathBuf, b: &PathBuf) -> Result<(), InitError> {
+    renameat2(AT_FDCWD, a, AT_FDCWD, b, RenameFlags::RENAME_EXCHANGE).map_err(|errno| InitError::File {
+        action: "exchange",
+        path: b.clone(),
+        cause: errno.into(),
+    })
+}
