@@ -42,11 +42,13 @@ pub(crate) async fn enrol(
 
         let mut used = token.value;
         used.used_at = Some(now);
-        let record = enrolled(node.as_ref().map(|node| &node.value), node_id, &issued, now);
+        let guard = unchanged(node.as_ref());
+        let before = node.map(|node| node.value);
+        let record = NodeRecord::enrolled(before, node_id, issued_record(&issued, now), now);
         let (token_key, node_key) = (token_key(&used.token_id), node_key(node_id));
         let txn = Transaction::new()
             .guard(token_key.as_str(), Guard::Version(token.version))
-            .guard(node_key.as_str(), unchanged(node.as_ref()))
+            .guard(node_key.as_str(), guard)
             .put(token_key, encode(&used))
             .put(node_key, encode(&record));
         match state.store.commit(txn).await {
@@ -62,19 +64,6 @@ pub(crate) async fn enrol(
     Err(refuse::too_busy("the node"))
 }
 
-/// The record of a node that just got a certificate by token. One known before keeps when it first came and its
-/// numbers: its ledger still holds them.
-fn enrolled(before: Option<&NodeRecord>, node_id: &NodeId, issued: &Issued, now: Timestamp) -> NodeRecord {
-    let known = before.filter(|record| record.removed_at.is_none());
-    NodeRecord {
-        node_id: node_id.clone(),
-        enrolled_at: known.map_or(now, |record| record.enrolled_at),
-        removed_at: None,
-        certificate: issued_record(issued, now),
-        floor: before.and_then(|record| record.floor),
-    }
-}
-
 fn issued_record(issued: &Issued, now: Timestamp) -> IssuedRecord {
     IssuedRecord {
         serial: issued.serial_hex.clone(),
@@ -84,15 +73,17 @@ fn issued_record(issued: &Issued, now: Timestamp) -> IssuedRecord {
     }
 }
 
-/// A fresh certificate for the holder of a valid one: the same identity, whatever the request says.
+/// A fresh certificate for the holder of a valid one: the same identity, whatever the request says. `presented` is
+/// the fingerprint of the one it showed.
 pub(crate) async fn renew(
     state: &State,
     identity: &Identity,
+    presented: Option<&Digest>,
     csr_der: &[u8],
     now: Timestamp,
 ) -> Result<Issued, Problem> {
     match (identity.role(), identity.node_id()) {
-        (Role::Node, Some(node_id)) => renew_node(state, &node_id, csr_der, now).await,
+        (Role::Node, Some(node_id)) => renew_node(state, &node_id, presented, csr_der, now).await,
         (Role::Operator, _) => {
             let life = state.settings.operator_life;
             let profile = LeafProfile { identity: identity.clone(), dns: Vec::new(), ips: Vec::new(), life };
@@ -105,18 +96,19 @@ pub(crate) async fn renew(
 async fn renew_node(
     state: &State,
     node_id: &NodeId,
+    presented: Option<&Digest>,
     csr_der: &[u8],
     now: Timestamp,
 ) -> Result<Issued, Problem> {
     let key = node_key(node_id);
     let mut issued = None;
     for _ in 0..MAX_TRIES {
-        let found = registered(state, node_id).await?;
+        let found = admitted(state, node_id, presented, now).await?;
         let issued = match &issued {
             Some(issued) => issued,
             None => issued.insert(issue_to_node(state, node_id, csr_der, now)?),
         };
-        let record = NodeRecord { certificate: issued_record(issued, now), ..found.value };
+        let record = found.value.issued(issued_record(issued, now), now);
         let txn = Transaction::new().guard(key.as_str(), Guard::Version(found.version));
         match state.store.commit(txn.put(key.as_str(), encode(&record))).await {
             Ok(_) => return Ok(issued.clone()),
@@ -137,7 +129,23 @@ pub(crate) async fn registered(state: &State, node_id: &NodeId) -> Result<Versio
     Ok(found)
 }
 
-/// Takes a node out of the cluster: its certificate is refused from here on, its document is gone, its numbers stay.
+/// The record of a node that is part of the cluster now and showed a certificate of this membership: one from before
+/// a removal stays refused although the node is back.
+pub(crate) async fn admitted(
+    state: &State,
+    node_id: &NodeId,
+    presented: Option<&Digest>,
+    now: Timestamp,
+) -> Result<Versioned<NodeRecord>, Problem> {
+    let found = registered(state, node_id).await?;
+    if !found.value.accepts(presented, now) {
+        tracing::warn!(node = %node_id, fingerprint = ?presented, "refused a certificate from before a removal");
+        return Err(refuse::revoked_certificate(node_id));
+    }
+    Ok(found)
+}
+
+/// Takes a node out of the cluster: its certificates are refused from here on, its document is gone, its numbers stay.
 /// Returns whether a session was closed.
 pub(crate) async fn remove(state: &State, node_id: &NodeId, now: Timestamp) -> Result<bool, Problem> {
     let key = node_key(node_id);

@@ -185,7 +185,8 @@ async fn try_renew(
 ) -> Result<RenewResponse, Problem> {
     let identity = peer.identity.as_ref().ok_or_else(refuse::no_certificate)?;
     let request: RenewRequest = read(body)?;
-    let issued = enrolment::renew(state, identity, &decode_csr(&request.csr)?, now()).await?;
+    let csr = decode_csr(&request.csr)?;
+    let issued = enrolment::renew(state, identity, peer.certificate.as_ref(), &csr, now()).await?;
     Ok(RenewResponse { chain_pem: issued.chain_pem(), roots_pem: state.anchors.current().to_pem() })
 }
 

@@ -9,9 +9,13 @@
 //! status/<node id>        what the node last said of itself; written sparingly
 //! ```
 
+mod node;
+
 use mvm_proto::status::{Mark, NodeInfo, NodeStatus};
 use mvm_proto::{Digest, NodeId, Timestamp};
 use serde::{Deserialize, Serialize};
+
+pub(crate) use node::{IssuedRecord, NodeRecord};
 
 pub(crate) const EPOCH_KEY: &str = "meta/epoch";
 pub(crate) const TOKENS: &str = "tokens/";
@@ -84,27 +88,6 @@ impl TokenRecord {
     pub(crate) fn ended_at(&self, now: Timestamp) -> Option<Timestamp> {
         self.used_at.or(self.revoked_at).or((now >= self.expires_at).then_some(self.expires_at))
     }
-}
-
-/// What was last issued to a node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct IssuedRecord {
-    pub(crate) serial: String,
-    /// Of the certificate, as in audit logs.
-    pub(crate) fingerprint: Digest,
-    pub(crate) issued_at: Timestamp,
-    pub(crate) not_after: Timestamp,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct NodeRecord {
-    pub(crate) node_id: NodeId,
-    pub(crate) enrolled_at: Timestamp,
-    pub(crate) removed_at: Option<Timestamp>,
-    pub(crate) certificate: IssuedRecord,
-    /// Numbers that the node is known to be past, without a stored document at or above them.
-    #[serde(default)]
-    pub(crate) floor: Option<Numbers>,
 }
 
 /// A place in the order of documents for one node.

@@ -46,6 +46,18 @@ pub(crate) fn removed_node(node: &NodeId) -> Problem {
     )
 }
 
+pub(crate) fn revoked_certificate(node: &NodeId) -> Problem {
+    Problem::new(
+        403,
+        "certificate_revoked",
+        format!("this certificate of node {node} is from before the node was removed"),
+        format!(
+            "Use the certificate of its newest enrolment, or make a new token: `mvm coordinator token create \
+             --node {node}`."
+        ),
+    )
+}
+
 pub(crate) fn wrong_role(found: &str, needed: &str) -> Problem {
     Problem::new(
         403,

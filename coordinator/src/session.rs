@@ -141,7 +141,9 @@ async fn converse(
     };
     let protocol = agree(&node, &hello)?;
 
-    // The place in the fleet is taken before the store is asked. Whoever removes the node or stores a document does
+    // A certificate from before a removal must not push out the session of the node that came back.
+    admit(state, &node, control).await?;
+    // The place in the fleet is taken before the store is asked again. Whoever removes the node or stores a document does
     // it the other way round, so neither can slip between.
     let attached = state.fleet.attach(
         &node,
@@ -151,8 +153,7 @@ async fn converse(
         hello.high_water.as_ref(),
         now(),
     );
-    // What happens once is boxed, so that an idle session does not carry the room for it.
-    Box::pin(enrolment::registered(state, &node)).await.map_err(|problem| End::problem(&problem))?;
+    admit(state, &node, control).await?;
     tracing::info!(%node, %address, "connected");
 
     let silence = state.settings.heartbeat * SILENT_INTERVALS;
@@ -185,6 +186,20 @@ async fn converse(
     }
     drop(hello);
     talk.run(frames_in, frames_out).await
+}
+
+/// Whether the node is of the cluster, and its certificate of this membership. What happens once is boxed, so that an
+/// idle session does not carry the room for it.
+fn admit<'a>(
+    state: &'a State,
+    node: &'a NodeId,
+    control: &'a SessionControl,
+) -> BoxFuture<'a, Result<(), End>> {
+    Box::pin(async move {
+        let certificate = control.peer_certificate();
+        let admitted = enrolment::admitted(state, node, certificate.as_ref(), now()).await;
+        admitted.map(drop).map_err(|problem| End::problem(&problem))
+    })
 }
 
 /// Only nodes hold sessions, and each speaks for itself alone.

@@ -6,12 +6,15 @@ use axum::extract::FromRequestParts;
 use http::StatusCode;
 use http::request::Parts;
 use mvm_pki::identity::Identity;
+use mvm_proto::Digest;
 
 /// Put in every request's extensions, and an axum extractor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// From the verified certificate; `None` when the peer showed none and the server does not require one.
     pub identity: Option<Identity>,
+    /// The fingerprint of that certificate: SHA-256 of its DER.
+    pub certificate: Option<Digest>,
     pub address: SocketAddr,
 }
 

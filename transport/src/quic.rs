@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::{error, io};
 
+use mvm_proto::Digest;
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use quinn::crypto::rustls::{HandshakeData, QuicClientConfig, QuicServerConfig};
 use quinn::{EndpointConfig, IdleTimeout, TokioRuntime, TransportConfig, VarInt};
@@ -124,4 +125,9 @@ pub(crate) fn protocol_of(connection: &quinn::Connection) -> Option<Vec<u8>> {
 /// The chain that the peer showed and that was verified.
 pub(crate) fn chain_of(connection: &quinn::Connection) -> Option<Vec<CertificateDer<'static>>> {
     connection.peer_identity()?.downcast().ok().map(|chain| *chain)
+}
+
+/// The fingerprint of the certificate that the peer showed and that was verified.
+pub(crate) fn certificate_of(connection: &quinn::Connection) -> Option<Digest> {
+    chain_of(connection)?.first().map(|leaf| Digest::of(leaf))
 }

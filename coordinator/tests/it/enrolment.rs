@@ -1,9 +1,12 @@
+//! Enrolment over HTTP/3: certificates by token, renewal, and what is refused.
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::Request;
-use mvm_pki::{Anchors, Credential, CsrNames, LeafKey, Role, TrustBundle, TrustStore};
+use mvm_pki::{Anchors, Credential, CsrNames, LeafKey, LiveCredential, Role, TrustBundle, TrustStore};
 use mvm_proto::wire::control::v1::{CreateTokenRequest, GetNodeRequest, RemoveNodeRequest};
+use mvm_proto::wire::session::v1::agent_frame;
 use serde_json::json;
 
 use crate::support::{
@@ -141,6 +144,52 @@ async fn a_removed_node_is_refused_until_a_token_made_after_its_removal() {
 
     running.enrol("n1").await;
     assert!(operator.get_node(GetNodeRequest { node_id: "n1".into() }).await.is_ok());
+}
+
+/// A new certificate over HTTP/3, with this one, or the code of the refusal.
+async fn renew(running: &Running, credential: &LiveCredential) -> Result<LiveCredential, String> {
+    let (key, csr) = new_request();
+    let http = running.http(Some(credential)).await;
+    let answer = post(&http, "/v1/renew", &json!({ "csr": STANDARD.encode(&csr) })).await;
+    let answer = answer.map_err(|problem| problem.code)?;
+    let chain = answer["chain_pem"].as_str().unwrap();
+    Ok(LiveCredential::new(Credential::with_chain_pem(key, chain).unwrap()))
+}
+
+#[tokio::test]
+async fn certificates_from_before_a_removal_stay_refused_when_the_node_is_back() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let mut old = running.enrol("n1").await;
+    let older = old.credential.clone();
+    old.credential = renew(&running, &older).await.unwrap();
+    // A connection from before, too, is judged by the certificate that it was opened with.
+    let lasting = running.http(Some(&older)).await;
+    running.operator().await.remove_node(RemoveNodeRequest { node_id: "n1".into() }).await.unwrap();
+    let new = running.enrol("n1").await;
+    let mut session = new.connect(None).await;
+
+    for credential in [&older, &old.credential] {
+        assert_eq!(renew(&running, credential).await.err().as_deref(), Some("certificate_revoked"));
+    }
+    let (_, csr) = new_request();
+    let problem = post(&lasting, "/v1/renew", &json!({ "csr": STANDARD.encode(&csr) })).await.unwrap_err();
+    assert_eq!((problem.status, problem.code.as_str()), (403, "certificate_revoked"));
+    let mut refused = old.dial().await.unwrap();
+    refused.send(agent_frame::Body::Hello(old.hello(None))).await;
+    let goodbye = refused.end().await.unwrap();
+    assert!(!goodbye.redial && goodbye.reason.contains("before the node was removed"), "{goodbye:?}");
+
+    // The node that came back did not even lose its session over it, and goes on through renewals and restarts.
+    session.expect_quiet().await;
+    let mut renewed = running.enrol("n1").await;
+    renewed.credential = renew(&running, &new.credential).await.unwrap();
+    running.stop().await;
+    let running = Running::start(&report.data_dir).await;
+    renewed.address = running.addresses.quic;
+    renewed.connect(None).await.expect_quiet().await;
+    assert!(renew(&running, &new.credential).await.is_ok());
+    assert_eq!(renew(&running, &old.credential).await.err().as_deref(), Some("certificate_revoked"));
 }
 
 #[tokio::test]

@@ -62,7 +62,8 @@ async fn run(incoming: quinn::Incoming, mut permit: Permit, services: Arc<Servic
     match quic::protocol_of(&connection).as_deref() {
         Some(ALPN_H3) => match &services.http {
             Some(router) => {
-                let peer = Peer { identity, address: connection.remote_address() };
+                let certificate = quic::certificate_of(&connection);
+                let peer = Peer { identity, certificate, address: connection.remote_address() };
                 Box::pin(serve_http(connection, router.clone(), peer, &services)).await;
             }
             None => connection.close(close_code::NOT_HERE.into(), b"HTTP/3 is not served here"),

@@ -4,9 +4,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use mvm_pki::refusal::refusal_in_text;
+use mvm_proto::Digest;
 use quinn::ConnectionError;
 
 use crate::connect::{alert_of, reason_of, text_of};
+use crate::quic;
 
 /// Why a session was closed, as both sides may say it on the wire.
 pub mod close_code {
@@ -107,6 +109,12 @@ impl SessionControl {
     #[must_use]
     pub fn remote_address(&self) -> SocketAddr {
         self.connection.remote_address()
+    }
+
+    /// The fingerprint of the peer's verified certificate: SHA-256 of its DER.
+    #[must_use]
+    pub fn peer_certificate(&self) -> Option<Digest> {
+        quic::certificate_of(&self.connection)
     }
 
     /// The current estimate of the path's round trip.

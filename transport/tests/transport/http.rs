@@ -9,7 +9,7 @@ use axum::routing::{get, post};
 use futures::StreamExt;
 use http::{Request, StatusCode};
 use mvm_pki::{ClientAuth, Role};
-use mvm_proto::Problem;
+use mvm_proto::{Digest, Problem};
 use mvm_transport::{ALPN_H3, Client, Limits, Peer, RequestError};
 use tokio::sync::mpsc;
 
@@ -22,6 +22,10 @@ fn router() -> Router {
         .route(
             "/who",
             get(|peer: Peer| async move { peer.identity.map_or("nobody".into(), |id| id.to_string()) }),
+        )
+        .route(
+            "/certificate",
+            get(|peer: Peer| async move { peer.certificate.map_or("none".into(), |it| it.to_string()) }),
         )
         .route("/echo", post(|body: Bytes| async move { body }))
         .route("/length", post(|body: Bytes| async move { body.len().to_string() }))
@@ -51,6 +55,19 @@ async fn problem(client: &Client, request: Request<Bytes>) -> (StatusCode, Strin
     assert_eq!(response.headers()["content-type"], "application/problem+json");
     let body = response.into_body().bytes(1 << 20).await.expect("a body");
     (status, serde_json::from_slice::<Problem>(&body).expect("a problem").code)
+}
+
+#[tokio::test]
+async fn a_handler_sees_which_certificate_its_peer_showed() {
+    let server = Running::start(ClientAuth::Optional, Limits::default(), Some(router()), None);
+    let credential = server.lab.credential(Role::Node, "n1");
+    let fingerprint = Digest::of(&credential.current().chain()[0]).to_string();
+    for (credential, expected) in [(Some(&credential), fingerprint.as_str()), (None, "none")] {
+        let tls = server.lab.client_tls(credential);
+        let client = Client::connect(server.address, "localhost", tls, &Limits::default()).await;
+        let client = client.expect("a connection");
+        assert_eq!(text(&client, get_request("/certificate")).await, (StatusCode::OK, expected.into()));
+    }
 }
 
 #[tokio::test]
@@ -249,9 +266,10 @@ async fn a_body_that_trickles_is_answered_with_408() {
     let raw = raw(&server).await;
     let (mut send, mut recv) = raw.connection.open_bi().await.expect("a stream");
     send.write_all(&request_head("POST", "/length", &[])).await.expect("room");
+    let mut drip = tokio::time::interval(Duration::from_millis(20));
     let trickle = async {
         while send.write_all(&h3_frame(0, b"x")).await.is_ok() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            drip.tick().await;
         }
     };
     let (answer, ()) = within("an answer", async { tokio::join!(recv.read_to_end(10_000), trickle) }).await;

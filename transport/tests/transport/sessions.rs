@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mvm_pki::ClientAuth;
+use mvm_pki::{ClientAuth, Role};
+use mvm_proto::Digest;
 use mvm_proto::wire::session::v1::{
     AgentFrame, CoordinatorFrame, Document, Goodbye, Heartbeat, HeartbeatAck, agent_frame, coordinator_frame,
 };
@@ -185,9 +186,10 @@ async fn a_frame_that_trickles_is_given_up() {
     let mut sessions =
         Sessions::start(Limits { request_timeout: Duration::from_millis(200), ..Limits::default() });
     let (_raw, mut send, mut coordinator, _end) = sessions.open_raw(&[0, 0, 4]).await;
+    let mut drip = tokio::time::interval(Duration::from_millis(20));
     let trickle = async {
         while send.write_all(&[1]).await.is_ok() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            drip.tick().await;
         }
     };
     let (received, ()) =
@@ -262,6 +264,20 @@ async fn closing_from_elsewhere_ends_both_sides_at_once() {
     assert!(matches!(here, Err(SessionError::ClosedHere)), "{here:?}");
     let Err(SessionError::Closed { code, reason }) = there else { panic!("{there:?}") };
     assert_eq!((code, reason.as_str()), (u64::from(close_code::REMOVED), "the node was removed"));
+}
+
+#[tokio::test]
+async fn both_sides_of_a_session_see_which_certificate_the_other_showed() {
+    let mut sessions = Sessions::start(Limits::default());
+    let credential = sessions.server.lab.credential(Role::Node, "n1");
+    let tls = sessions.server.lab.client_tls(Some(&credential));
+    let mut agent =
+        dial_session(sessions.server.address, "localhost", tls, &Limits::default()).await.expect("a session");
+    agent.frames_out.send(&heartbeat(0)).await.expect("room");
+    let (coordinator, _end) = within("the session", sessions.opened.recv()).await.expect("a session");
+    let fingerprint = Digest::of(&credential.current().chain()[0]);
+    assert_eq!(coordinator.control.peer_certificate(), Some(fingerprint));
+    assert!(agent.control.peer_certificate().is_some_and(|theirs| theirs != fingerprint));
 }
 
 #[tokio::test]
