@@ -37,6 +37,7 @@ pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bo
 }
 
 /// Whether privileged tests can run; says so plainly when they can't.
+#[allow(clippy::print_stdout, reason = "a test that did not run must say so where its output is read")]
 pub fn root_or_say_so(test: &str) -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {

@@ -1,3 +1,5 @@
+//! The operators' gRPC port: who gets in, health, reflection.
+
 use std::time::Duration;
 
 use mvm_coordinator::{ClientError, connect, create_operator, problem_of};

@@ -1,3 +1,5 @@
+//! Making a cluster: files, permissions, refusals.
+
 use std::os::unix::fs::PermissionsExt as _;
 
 use mvm_coordinator::{InitError, InitSettings, create_operator, init};

@@ -1,3 +1,5 @@
+//! A document from the operator to the node, with all its stages.
+
 use std::time::Duration;
 
 use mvm_coordinator::problem_of;

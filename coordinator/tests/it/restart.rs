@@ -1,3 +1,5 @@
+//! What a restarted coordinator still knows, and what it renews while it runs.
+
 use std::time::Duration;
 
 use mvm_coordinator::{CoordinatorError, CoordinatorSettings, serve};
@@ -105,10 +107,11 @@ async fn the_own_certificate_is_renewed_while_running_and_sessions_stay() {
     let mut session = node.connect(None).await;
     let leaf = || mvm_pki::Credential::load(&report.coordinator_credential).unwrap().serial_hex().to_owned();
     let first = leaf();
+    let mut look = tokio::time::interval(std::time::Duration::from_millis(50));
     let renewed = async {
         while leaf() == first {
             session.expect_quiet().await;
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            look.tick().await;
         }
     };
     crate::support::soon("the renewal", renewed).await;

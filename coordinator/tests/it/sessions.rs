@@ -1,3 +1,5 @@
+//! Node sessions: who may speak, replacement, removal, silence.
+
 use mvm_proto::Problem;
 use mvm_proto::status::{Event, NodeInfo, NodeStatus};
 use mvm_proto::wire::control::v1::{

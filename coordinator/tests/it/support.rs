@@ -47,9 +47,10 @@ pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 /// Asks again and again until the answer is the wanted one.
 pub(crate) async fn wait_until<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
+    let mut look = tokio::time::interval(Duration::from_millis(20));
     let poll = async {
         while !condition().await {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            look.tick().await;
         }
     };
     soon(what, poll).await;

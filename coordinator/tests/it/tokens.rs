@@ -1,3 +1,5 @@
+//! Join tokens: made, used once, raced for, expired, revoked.
+
 use mvm_coordinator::problem_of;
 use mvm_proto::wire::control::v1::{CreateTokenRequest, ListTokensRequest, RevokeTokenRequest};
 

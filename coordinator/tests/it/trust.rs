@@ -1,3 +1,5 @@
+//! The trust root and the images statement, shown and updated by operators.
+
 use mvm_coordinator::problem_of;
 use mvm_pki::{ImagesMetadata, SigningKey, TrustStore};
 use mvm_proto::Digest;

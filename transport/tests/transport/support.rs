@@ -28,9 +28,10 @@ fn hours_ago(hours: u64) -> Timestamp {
 /// Waits until `condition` holds.
 pub(crate) async fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
+    let mut look = tokio::time::interval(Duration::from_millis(5));
     while !condition() {
         assert!(Instant::now() < deadline, "waited in vain until {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        look.tick().await;
     }
 }
 
