@@ -1,20 +1,25 @@
 //! The peer: quinn and rustls as they come, with our chain, our cipher suites and mutual TLS, and nothing of ours.
 //!
-//! Tickets are off, as they are in ours: their cost is not the handshake's. Everything else is the libraries' default.
+//! Two things are not the libraries' defaults. Tickets are off, as they are in ours: their cost is not the handshake's.
+//! Receive buffers are as large as ours: with the system's, a few dozen handshakes at once overflow them, and the
+//! timeouts that follow would be all that is measured.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use mvm_pki::Credential;
+use mvm_transport::limits::SHARED_SOCKET_BYTES;
+use nix::sys::socket::{setsockopt, sockopt};
 use quinn::crypto::rustls::{HandshakeData, QuicClientConfig, QuicServerConfig};
 use rustls::RootCertStore;
 use rustls::client::WebPkiServerVerifier;
 use rustls::server::WebPkiClientVerifier;
 use rustls_pki_types::PrivateKeyDer;
 use rustls_pki_types::pem::PemObject as _;
+use tokio::sync::Semaphore;
 
 use crate::authority::Certificates;
 
@@ -48,7 +53,7 @@ pub fn server(certificates: &Certificates) -> Result<quinn::Endpoint> {
     tls.alpn_protocols = vec![PLAIN.to_vec(), HTTP3.to_vec()];
     tls.send_tls13_tickets = 0;
     let config = quinn::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls)?));
-    Ok(quinn::Endpoint::server(config, LOOPBACK)?)
+    endpoint(Some(config))
 }
 
 pub fn client_config(certificates: &Certificates, protocol: Protocol) -> Result<quinn::ClientConfig> {
@@ -67,11 +72,50 @@ pub fn client_config(certificates: &Certificates, protocol: Protocol) -> Result<
 
 /// A client's endpoint on loopback. Must be called inside a tokio runtime.
 pub fn client() -> Result<quinn::Endpoint> {
-    Ok(quinn::Endpoint::client(LOOPBACK)?)
+    endpoint(None)
+}
+
+fn endpoint(server: Option<quinn::ServerConfig>) -> Result<quinn::Endpoint> {
+    let socket = UdpSocket::bind(LOOPBACK)?;
+    // Beyond the system's limit only with the privilege for it; as much as allowed without.
+    setsockopt(&socket, sockopt::RcvBufForce, &SHARED_SOCKET_BYTES)
+        .or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &SHARED_SOCKET_BYTES))?;
+    Ok(quinn::Endpoint::new(quinn::EndpointConfig::default(), server, socket, Arc::new(quinn::TokioRuntime))?)
+}
+
+/// Handshakes that are complete on the server's side, and room for those in flight.
+#[derive(Debug)]
+pub struct Accepted {
+    count: AtomicU64,
+    room: Semaphore,
+}
+
+impl Accepted {
+    /// With room for `width` handshakes in flight.
+    #[must_use]
+    pub fn new(width: usize) -> Self {
+        Self { count: AtomicU64::new(0), room: Semaphore::new(width) }
+    }
+
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Before a client dials: the room is given back by the server.
+    pub async fn wait_for_room(&self) -> Result<()> {
+        self.room.acquire().await?.forget();
+        Ok(())
+    }
+
+    fn one_more(&self) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.room.add_permits(1);
+    }
 }
 
 /// Accepts whatever comes, and counts handshakes that are complete on this side too.
-pub async fn accept_task(server: quinn::Endpoint, accepted: Arc<AtomicU64>) {
+pub async fn accept_task(server: quinn::Endpoint, accepted: Arc<Accepted>) {
     while let Some(incoming) = server.accept().await {
         let accepted = Arc::clone(&accepted);
         tokio::spawn(async move {
@@ -80,11 +124,11 @@ pub async fn accept_task(server: quinn::Endpoint, accepted: Arc<AtomicU64>) {
             if agreed.and_then(|data| data.protocol).as_deref() == Some(HTTP3) {
                 let quic = h3_quinn::Connection::new(connection);
                 let Ok(mut http) = h3::server::Connection::<_, Bytes>::new(quic).await else { return };
-                accepted.fetch_add(1, Ordering::Relaxed);
+                accepted.one_more();
                 // Ends with the connection: the bench sends no request.
                 let _ = http.accept().await;
             } else {
-                accepted.fetch_add(1, Ordering::Relaxed);
+                accepted.one_more();
                 connection.closed().await;
             }
         });

@@ -148,10 +148,10 @@ async fn play(mut session: ClientSession, heartbeat: Duration) {
                 Ok(None) | Err(_) => return,
             },
         };
-        if let Some(body) = answer {
-            if session.frames_out.send(&frame(body)).await.is_err() {
-                return;
-            }
+        if let Some(body) = answer
+            && session.frames_out.send(&frame(body)).await.is_err()
+        {
+            return;
         }
     }
 }
