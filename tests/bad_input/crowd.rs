@@ -1,15 +1,17 @@
 //! Peers that take their time, and peers that ask too often: neither may cost the others anything.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{Request, header};
-use mvm_tests::{PATIENCE, wait_for};
+use mvm_tests::{PATIENCE, wait_for, wait_until};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::one_agent::{OneAgent, UNHURRIED};
+use crate::one_agent::{OneAgent, UNHURRIED, exchange};
 
 /// Connections that stall, all with one identity; more would be refused.
 const STALLED_CONNECTIONS: usize = 8;
@@ -23,7 +25,7 @@ const DRIVES: usize = 4;
 const STALLED_FOR: Duration = Duration::from_secs(1);
 /// A healthy answer takes milliseconds; a request that waited for a stalled one would take half a minute.
 const PROMPT: Duration = Duration::from_secs(5);
-/// More than the default burst, so that the limit is met even while tokens come back.
+/// Asked at once: far more than the default burst, so that the limit is met even while tokens come back.
 const MANY: usize = 200;
 
 #[test]
@@ -71,9 +73,16 @@ fn a_peer_that_asks_too_often_is_told_when_to_come_back_and_others_are_served() 
     let mut agent = OneAgent::start(&["--no-session"]);
     let before = agent.state();
     let credential = agent.operator();
-    let operator = agent.connect(Some(&credential)).unwrap();
-    let ask = || agent.call_as(&operator, "GET", "/v1/node/info", "");
-    let answers: Vec<_> = (0..MANY).map(|_| ask()).collect();
+    let operator = Arc::new(agent.connect(Some(&credential)).unwrap());
+    let info = || Request::get("/v1/node/info").body(Bytes::new()).unwrap();
+    let answers = agent.runtime.block_on(async {
+        let mut asking = JoinSet::new();
+        for _ in 0..MANY {
+            let (operator, request) = (Arc::clone(&operator), info());
+            asking.spawn(async move { exchange(&operator, request).await });
+        }
+        asking.join_all().await
+    });
     let (served, limited): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer.status == 200);
     assert!(served.len() >= 20, "a burst is let through, {} were", served.len());
     assert!(!limited.is_empty());
@@ -81,7 +90,7 @@ fn a_peer_that_asks_too_often_is_told_when_to_come_back_and_others_are_served() 
         assert_eq!(answer.refusal(), (429, "too_many_requests"));
         assert_eq!(answer.retry_after, Some(1), "{answer:?}");
     }
-    wait_for("the peer to be served again", PATIENCE, || (ask().status == 200).then_some(()));
+    wait_until("the peer to be served again", PATIENCE, || agent.send(&operator, info()).status == 200);
 
     assert_eq!(agent.state(), before);
     let document = agent.next();

@@ -78,6 +78,18 @@ pub(crate) fn now() -> Timestamp {
     Timestamp::from(SystemTime::now())
 }
 
+/// Sends a request and reads the whole answer.
+pub(crate) async fn exchange(client: &Client, request: Request<Bytes>) -> Answer {
+    let what = format!("{} {}", request.method(), request.uri());
+    let answer = client.request(request).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+    let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
+    let media_type = header(header::CONTENT_TYPE).unwrap_or_default().to_owned();
+    let retry_after = header(header::RETRY_AFTER).and_then(|text| text.parse().ok());
+    let status = answer.status().as_u16();
+    let body = answer.into_body().bytes(MAX_ANSWER_BYTES).await.unwrap();
+    Answer { status, media_type, retry_after, body: serde_json::from_slice(&body).unwrap_or_default() }
+}
+
 impl OneAgent {
     /// Enrols `node-a`, starts its agent with `flags`, and makes a first document true.
     pub(crate) fn start(flags: &[&str]) -> Self {
@@ -173,21 +185,7 @@ impl OneAgent {
     }
 
     pub(crate) fn send(&self, client: &Client, request: Request<Bytes>) -> Answer {
-        let what = format!("{} {}", request.method(), request.uri());
-        self.runtime.block_on(async {
-            let answer = client.request(request).await.unwrap_or_else(|error| panic!("{what}: {error}"));
-            let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
-            let media_type = header(header::CONTENT_TYPE).unwrap_or_default().to_owned();
-            let retry_after = header(header::RETRY_AFTER).and_then(|text| text.parse().ok());
-            let status = answer.status().as_u16();
-            let body = answer.into_body().bytes(MAX_ANSWER_BYTES).await.unwrap();
-            Answer {
-                status,
-                media_type,
-                retry_after,
-                body: serde_json::from_slice(&body).unwrap_or_default(),
-            }
-        })
+        self.runtime.block_on(Box::pin(exchange(client, request)))
     }
 
     pub(crate) fn push(&mut self, envelope: impl Into<Bytes>) -> Answer {
