@@ -1,41 +1,23 @@
-//! The life of the process as its service manager sees it: ready, stopping, alive; and the signals it may send.
+//! The life of the process as its service manager sees it: ready, stopping, alive.
 //!
-//! `serve` calls these; nothing here decides. Without a service manager every notice is a no-op.
+//! The daemons call these; nothing here decides. Without a service manager every notice is a no-op.
 
 use std::time::Duration;
 
 use sd_notify::NotifyState;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 /// How long in-flight work may take to finish once the agent was told to stop. The service manager's own limit, and
 /// the promise to operators, is 10 s; what is left over is for writing state and leaving.
 pub const DRAIN_DEADLINE: Duration = Duration::from_secs(8);
 
-/// A token that is cancelled by SIGTERM or SIGINT.
-pub fn on_signals() -> std::io::Result<CancellationToken> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let token = CancellationToken::new();
-    let cancelled = token.clone();
-    tokio::spawn(async move {
-        let name = tokio::select! {
-            _ = terminate.recv() => "SIGTERM",
-            _ = interrupt.recv() => "SIGINT",
-        };
-        info!(signal = name, "told to stop");
-        cancelled.cancel();
-    });
-    Ok(token)
-}
-
-/// Tells the service manager that the agent answers.
+/// Tells the service manager that the daemon answers.
 pub fn notify_ready(status: &str) {
     notify(&[NotifyState::Ready, NotifyState::Status(status)]);
 }
 
-/// Tells the service manager that the agent is leaving on purpose.
+/// Tells the service manager that the daemon is leaving on purpose.
 pub fn notify_stopping() {
     notify(&[NotifyState::Stopping]);
 }

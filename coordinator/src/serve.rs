@@ -185,7 +185,8 @@ async fn run(state: Arc<State>, data: &DataDir) -> Result<(), CoordinatorError> 
         cause,
     };
     let profile = own_leaf::profile(&state.cluster, &state.settings).map_err(leaf_error)?;
-    let live = own_leaf::start(data, &state.authority, &profile, now()).map_err(leaf_error)?;
+    let live = own_leaf::start(data, &state.authority, &state.anchors.current(), &profile, now())
+        .map_err(leaf_error)?;
     let reset = reset_key::load_or_make(data)?;
     let sockets = bind(&state, &live, &reset).await?;
     let grpc_tls =

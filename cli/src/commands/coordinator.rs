@@ -2,10 +2,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use mvm_agent::shutdown::{notify_ready, notify_stopping};
 use mvm_coordinator::{CoordinatorSettings, InitSettings};
 use mvm_proto::{ClusterId, Timestamp};
 
@@ -140,12 +142,18 @@ fn serve(args: ServeArgs) -> Run {
     settings.heartbeat = args.heartbeat;
     settings.dns = dns;
     settings.ips = ips;
+    settings.on_ready = Some(Arc::new(|_| notify_ready("the coordinator is ready")));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("could not start the runtime")?;
     runtime.block_on(async {
         let shutdown = shutdown_on_signals()?;
+        let stopping = shutdown.clone();
+        tokio::spawn(async move {
+            stopping.cancelled().await;
+            notify_stopping();
+        });
         mvm_coordinator::serve(settings, shutdown).await.map_err(anyhow::Error::new)
     })?;
     Ok(())
