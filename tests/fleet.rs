@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use mvm_tests::{Cluster, ClusterSettings, PATIENCE, path_text, wait_for, wait_until};
+use mvm_tests::{Cluster, ClusterSettings, PATIENCE, metric, path_text, wait_for, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -126,13 +126,20 @@ fn a_coordinator_restored_from_an_old_backup_goes_on_above_what_nodes_have_seen(
 #[test]
 fn a_removed_node_loses_its_session_at_once_and_returns_only_with_a_new_token() {
     let mut cluster = Cluster::start();
+    let old_token = cluster.mvm_ok(&["coordinator", "token", "create", "--node", "node-a", "--quiet"]);
     cluster.join("node-a");
+    let port = cluster.agents["node-a"].metrics_port;
+    let sessions = || metric(port, "mvm_agent_session_connected");
+    assert_eq!(sessions(), Some(1.0));
     cluster.mvm_ok(&["node", "remove", "node-a"]);
+    wait_until("the session to be closed", Duration::from_secs(1), || sessions() == Some(0.0));
     let list = cluster.mvm_json(&["node", "list"]);
     assert_eq!(list.as_array().map(Vec::len), Some(0), "{list}");
     let dir = cluster.agent_dir("node-a");
     let told = cluster.mvm_fails(&["agent", "certs", "rotate", "--data-dir", path_text(&dir)], 1);
     assert!(told.contains("removed") || told.contains("node_"), "{told}");
+    let request = ["agent", "certs", "request", "--data-dir", path_text(&dir), "--token", old_token.trim()];
+    cluster.mvm_fails(&request, 1);
     cluster.enrol("node-a");
     cluster.wait_connected("node-a");
 }

@@ -4,7 +4,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use mvm_tests::{PATIENCE, Process, free_port, mvm_binary, path_text, root_or_say_so, wait_for, wait_until};
+use mvm_tests::{
+    PATIENCE, Process, free_port, metric, mvm_binary, path_text, ready, root_or_say_so, wait_for, wait_until,
+};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -101,23 +103,6 @@ fn root_is_not_needed_with_the_fake_driver() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-fn ready(port: u16) -> bool {
-    use std::io::{Read, Write};
-    let Ok(mut stream) = std::net::TcpStream::connect(("127.0.0.1", port)) else { return false };
-    let sent = stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-    let mut answer = String::new();
-    sent.is_ok() && stream.read_to_string(&mut answer).is_ok() && answer.starts_with("HTTP/1.1 200")
-}
-
-fn metric(port: u16, line_start: &str) -> Option<f64> {
-    use std::io::{Read, Write};
-    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).ok()?;
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    answer.lines().find(|line| line.starts_with(line_start))?.rsplit(' ').next()?.parse().ok()
 }
 
 #[test]

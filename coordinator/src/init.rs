@@ -25,7 +25,7 @@ use crate::error::BoxError;
 use crate::paths::DataDir;
 
 use operator::Destination;
-pub use operator::{OPERATOR_LIFE, OperatorFiles, create_operator};
+pub use operator::{OPERATOR_LIFE, OperatorFiles, coordinator_credential, create_operator};
 pub use report::{InitReport, OfflineKey};
 
 /// How long the first trust root and image statement live. A reminder to rotate, not an emergency: agents keep

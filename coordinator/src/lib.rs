@@ -38,7 +38,7 @@ pub use client::{ClientError, ControlClient, connect, problem_of};
 pub use error::{BoxError, CoordinatorError};
 pub use init::{
     ClusterFile, InitError, InitReport, InitSettings, OPERATOR_LIFE, OfflineKey, OperatorFiles,
-    create_operator, init,
+    coordinator_credential, create_operator, init,
 };
 pub use paths::DataDir;
 pub use roots::{TrustedRoot, add_root, retire_root, switch_issuing, trusted_roots};

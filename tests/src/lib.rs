@@ -5,10 +5,12 @@
 
 mod binary;
 mod cluster;
+mod loopback;
 mod process;
 
 pub use binary::mvm_binary;
 pub use cluster::{AgentProcess, Cluster, ClusterSettings, free_port, path_text};
+pub use loopback::{metric, ready};
 pub use process::Process;
 
 use std::time::{Duration, Instant};

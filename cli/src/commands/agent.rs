@@ -22,6 +22,7 @@ use crate::commands::push::read_document;
 use crate::commands::{block_on, default_data_dir, shutdown_on_signals};
 use crate::exit::{Outcome, Run};
 use crate::output;
+use crate::progress::Progress;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AgentCommand {
@@ -173,6 +174,9 @@ async fn reconcile(global: &Global, args: ReconcileArgs) -> Run {
         dry_run: args.dry_run,
     };
     let report = reconcile_once(desired, settings, now).await.map_err(anyhow::Error::new)?;
+    if report.steps.is_empty() && report.deferred.is_empty() && report.errors.is_empty() {
+        Progress::new(global.quiet).say("nothing to do: the node is as the document says");
+    }
     output::show(global.output, &report, |_| table(&report))?;
     if report.converged || args.dry_run {
         Ok(())

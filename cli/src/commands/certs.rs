@@ -120,7 +120,8 @@ pub(crate) fn run(global: &Global, command: CertsCommand) -> Run {
                         .await
                         .map_err(anyhow::Error::new)?;
                 progress.say(format!("enrolled as {}", status.identity));
-                progress.say(format!("next: mvm agent serve --coordinator {}", args.coordinator));
+                let data_dir = args.folder.data_dir.display();
+                progress.say(format!("next: mvm agent serve --data-dir {data_dir}"));
                 show(global.output, &status)
             })
         }

@@ -9,11 +9,9 @@ use std::time::SystemTime;
 use anyhow::{Context, anyhow};
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use mvm_coordinator::{DOCUMENT_LIFE, DataDir};
+use mvm_coordinator::{DOCUMENT_LIFE, DataDir, coordinator_credential};
 use mvm_pki::tls::client_config;
-use mvm_pki::{
-    Anchors, Credential, ExpectedPeer, LiveAnchors, LiveCredential, Role, SigningKey, TrustStore, seal,
-};
+use mvm_pki::{Anchors, ExpectedPeer, LiveAnchors, LiveCredential, Role, SigningKey, TrustStore, seal};
 use mvm_proto::document::{DOCUMENT_PAYLOAD_TYPE, Provenance};
 use mvm_proto::status::{Mark, NodeStatus};
 use mvm_proto::{DesiredState, Digest, NodeId, SignedDocument, Timestamp};
@@ -40,8 +38,8 @@ pub(crate) async fn push(
     if let Some(node) = node {
         desired.node_id = node;
     }
-    let keys = Keys::load(coordinator_dir).map_err(Outcome::Failed)?;
     let now = Timestamp::from(SystemTime::now());
+    let keys = Keys::load(coordinator_dir, now).map_err(Outcome::Failed)?;
     keys.trust.check_images(&desired, now).map_err(|error| Outcome::Failed(anyhow::Error::new(error)))?;
     let node = desired.node_id.clone();
     progress.say(format!("{node} validated"));
@@ -74,7 +72,7 @@ struct Keys {
 }
 
 impl Keys {
-    fn load(dir: &Path) -> anyhow::Result<Self> {
+    fn load(dir: &Path, now: Timestamp) -> anyhow::Result<Self> {
         let dir = DataDir::new(dir);
         let hint = || {
             format!(
@@ -84,7 +82,7 @@ impl Keys {
             )
         };
         Ok(Self {
-            credential: LiveCredential::new(Credential::load(&dir.leaf()).with_context(hint)?),
+            credential: LiveCredential::new(coordinator_credential(dir.path(), now).with_context(hint)?),
             anchors: LiveAnchors::new(Anchors::load(&dir.root_ca_cert()).with_context(hint)?),
             director: SigningKey::from_file(&dir.director_key()).with_context(hint)?,
             trust: TrustStore::load(&dir.trust_file()).with_context(hint)?,
@@ -126,16 +124,14 @@ async fn send(
     let bundle = serde_json::to_vec(&keys.trust.bundle()).context("could not write the trust bundle")?;
     call(agent, "POST", "/v1/trust", bundle).await?;
     let (epoch, generation) = accepted.map_or((1, 0), Mark::order);
-    let document = SignedDocument {
-        provenance: Provenance {
-            cluster: keys.trust.cluster().clone(),
-            epoch: epoch.max(1),
-            generation: generation + 1,
-            issued_at: now,
-            expires_at: now + DOCUMENT_LIFE,
-        },
-        desired,
+    let provenance = Provenance {
+        cluster: keys.trust.cluster().clone(),
+        epoch: epoch.max(1),
+        generation: generation + 1,
+        issued_at: now,
+        expires_at: now + DOCUMENT_LIFE,
     };
+    let document = SignedDocument::new(provenance, desired);
     let payload = document.to_payload();
     let mark = Mark::new(epoch.max(1), generation + 1, Digest::of(&payload));
     let envelope = seal(DOCUMENT_PAYLOAD_TYPE, payload, &[&keys.director]);

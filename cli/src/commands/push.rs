@@ -5,17 +5,21 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
+use mvm_coordinator::ControlClient;
 use mvm_proto::document::MAX_DOCUMENT_BYTES;
-use mvm_proto::wire::control::v1::{PushProgress, PushRequest};
+use mvm_proto::wire::control::v1::{GetNodeRequest, PushProgress, PushRequest};
 use mvm_proto::{DesiredState, NodeId};
 use mvm_transport::Target;
 
 use crate::args::Global;
-use crate::client::{self, Operator, problem_from_json, refused};
+use crate::client::{self, Operator, problem_from_json, refused, within};
 use crate::commands::{default_data_dir, direct};
 use crate::exit::{Outcome, Run};
 use crate::output;
 use crate::progress::Progress;
+
+/// As many as fit a screen; `mvm node info` has them all.
+const MAX_REASONS: usize = 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct PushArgs {
@@ -66,7 +70,26 @@ pub(crate) async fn run(global: &Global, args: PushArgs) -> Run {
         progress.say(line(&step));
         seen.push(step);
     }
-    conclude(global, &seen, args.dry_run, args.no_wait)
+    let outcome = conclude(global, &seen, args.dry_run, args.no_wait);
+    if let (Err(Outcome::TimedOut(_)), Some(last)) = (&outcome, seen.last()) {
+        for reason in reasons(global, &mut client, &last.node_id).await {
+            progress.say(format!("  {reason}"));
+        }
+    }
+    outcome
+}
+
+/// Why a node has not converged, in its own words: conditions that do not hold, steps that it did not take.
+async fn reasons(global: &Global, client: &mut ControlClient, node: &str) -> Vec<String> {
+    let request = GetNodeRequest { node_id: node.to_owned() };
+    let Ok(node) = within(global.timeout, client.get_node(request)).await else { return Vec::new() };
+    let status = node.status.unwrap_or_default();
+    let conditions = status.conditions.iter().filter(|condition| condition.status != "True");
+    let conditions = conditions.map(|c| format!("{}={}: {} {}", c.r#type, c.status, c.reason, c.message));
+    let deferred = status.pools.iter().flat_map(|pool| {
+        pool.deferred.iter().map(move |why| format!("{}/{}: {why}", pool.tenant_id, pool.pool_id))
+    });
+    conditions.chain(deferred).take(MAX_REASONS).collect()
 }
 
 fn conclude(global: &Global, seen: &[PushProgress], dry_run: bool, no_wait: bool) -> Run {
@@ -101,7 +124,7 @@ fn line(step: &PushProgress) -> String {
 }
 
 fn parse(bytes: &[u8]) -> Result<DesiredState, Outcome> {
-    DesiredState::parse(bytes).map_err(|errors| Outcome::Usage(anyhow::Error::new(errors)))
+    DesiredState::parse(bytes).map_err(|errors| Outcome::Failed(anyhow::Error::new(errors)))
 }
 
 /// Reads a document, a little beyond the limit at most, so that the limit is told by the one who knows it.

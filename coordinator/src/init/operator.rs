@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mvm_pki::files::{create_private_dir, write_atomic};
-use mvm_pki::{Anchors, Authority, Identity, LeafProfile, Role};
+use mvm_pki::{Anchors, Authority, Credential, Identity, LeafProfile, Role};
 use mvm_proto::Timestamp;
 use serde::Serialize;
 
@@ -13,6 +13,9 @@ use crate::paths::DataDir;
 
 /// People are not renewed in the background as nodes are: a week bridges holidays, and the cli renews on use.
 pub const OPERATOR_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// One command's worth, with room for a slow node.
+const BY_HAND_LIFE: Duration = Duration::from_secs(15 * 60);
 
 /// What an operator needs to reach the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -46,6 +49,19 @@ pub fn create_operator(
     let out = std::path::absolute(out_dir).map_err(InitError::file("resolve", out_dir))?;
     let out = Destination { write_to: out.clone(), lies_at: out };
     issue(&DataDir::new(data_dir), name, &out, life, now)
+}
+
+/// A coordinator's credential for one push by hand: short-lived, and made from the files alone, so that it is there
+/// however long the coordinator has been down.
+pub fn coordinator_credential(data_dir: &Path, now: Timestamp) -> Result<Credential, InitError> {
+    let data = DataDir::new(data_dir);
+    let cluster = read_cluster_file(&data)?;
+    let identity = Identity::new(cluster.cluster, Role::Coordinator, &cluster.name)
+        .map_err(|cause| InitError::Name { name: cluster.name, reason: cause.to_string() })?;
+    let authority = Authority::load(&data.issuing_ca_dir())
+        .map_err(InitError::make("a certificate without the issuing authority"))?;
+    let profile = LeafProfile { identity, dns: Vec::new(), ips: Vec::new(), life: BY_HAND_LIFE };
+    issue_local(&authority, &profile, now).map_err(InitError::make("the coordinator's certificate"))
 }
 
 pub(super) fn issue(
