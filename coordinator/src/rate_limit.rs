@@ -55,7 +55,8 @@ impl RateLimit {
     }
 }
 
-fn network_of(address: IpAddr) -> IpAddr {
+/// Whom an address stands for.
+pub(crate) fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => {
             let [a, b, c, d, ..] = v6.segments();

@@ -142,6 +142,22 @@ async fn a_silent_handshake_is_cut_off_and_others_are_served_meanwhile() {
 }
 
 #[tokio::test]
+async fn a_flood_of_silent_connections_does_not_lock_operators_out() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let mut silent = Vec::new();
+    for _ in 0..400 {
+        silent.push(tokio::net::TcpStream::connect(running.addresses.grpc).await.unwrap());
+    }
+    // From the flood's own address, and sooner than the first of its handshakes would have timed out.
+    let served = async { running.operator().await.get_info(GetInfoRequest {}).await.unwrap() };
+    tokio::time::timeout(Duration::from_secs(4), served).await.expect("an operator is served meanwhile");
+    // It was the flood that made room.
+    let mut buffer = [0; 1];
+    assert!(matches!(soon("the cut", silent[0].read(&mut buffer)).await, Ok(0) | Err(_)));
+}
+
+#[tokio::test]
 async fn metrics_health_and_readiness_are_served_on_loopback() {
     let (_dir, report) = new_cluster();
     let running = Running::start(&report.data_dir).await;
