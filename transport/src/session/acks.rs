@@ -1,11 +1,12 @@
-//! Collects acks so that many travel in one frame.
+//! Collects acks so that many travel in one frame, without making a lone one wait.
 
 use std::time::Duration;
 
 use mvm_proto::wire::session::v1::{Ack, Acks};
 use tokio::time::Instant;
 
-/// How long the first ack of a batch waits for company: far below what a person or a retry notices.
+/// The least time between two batches. An ack after a silence goes at once: someone waits for it. Those that follow
+/// closely wait for company.
 pub const FLUSH_AFTER: Duration = Duration::from_millis(5);
 /// Acks that make a batch go at once.
 pub const FLUSH_AT: usize = 64;
@@ -15,6 +16,7 @@ pub const FLUSH_AT: usize = 64;
 pub struct AckBatcher {
     waiting: Vec<Ack>,
     due: Option<Instant>,
+    last_taken: Option<Instant>,
 }
 
 impl AckBatcher {
@@ -23,12 +25,14 @@ impl AckBatcher {
         Self::default()
     }
 
-    /// Adds one; it is due in [`FLUSH_AFTER`], or with the batch that it joins.
+    /// Adds one; it is due [`FLUSH_AFTER`] after the last batch, or with the batch that it joins.
     pub fn push(&mut self, ack: Ack) {
         self.waiting.push(ack);
-        let due = *self.due.get_or_insert_with(|| Instant::now() + FLUSH_AFTER);
+        let now = Instant::now();
+        let next = self.last_taken.map_or(now, |taken| taken + FLUSH_AFTER);
+        let due = *self.due.get_or_insert(next);
         if self.waiting.len() >= FLUSH_AT {
-            self.due = Some(due.min(Instant::now()));
+            self.due = Some(due.min(now));
         }
     }
 
@@ -49,6 +53,7 @@ impl AckBatcher {
     /// Takes what is there, due or not: before a goodbye.
     pub fn take(&mut self) -> Acks {
         self.due = None;
+        self.last_taken = Some(Instant::now());
         Acks { acks: std::mem::take(&mut self.waiting) }
     }
 }
@@ -58,9 +63,25 @@ mod tests {
     use super::*;
     use futures::FutureExt;
 
-    #[tokio::test(start_paused = true)]
-    async fn acks_of_five_milliseconds_travel_together() {
+    /// One that has just sent a batch.
+    fn busy() -> AckBatcher {
         let mut batcher = AckBatcher::new();
+        batcher.push(Ack::default());
+        batcher.take();
+        batcher
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_ack_after_a_silence_does_not_wait() {
+        let mut batcher = busy();
+        tokio::time::advance(FLUSH_AFTER).await;
+        batcher.push(Ack::default());
+        assert_eq!(batcher.ready().now_or_never().map(|batch| batch.acks.len()), Some(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn acks_soon_after_a_batch_travel_together() {
+        let mut batcher = busy();
         let begun = Instant::now();
         batcher.push(Ack::default());
         tokio::time::advance(Duration::from_millis(3)).await;
@@ -84,7 +105,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_wait_given_up_loses_no_ack() {
-        let mut batcher = AckBatcher::new();
+        let mut batcher = busy();
         batcher.push(Ack::default());
         assert!(batcher.ready().now_or_never().is_none());
         assert_eq!(batcher.ready().await.acks.len(), 1);
