@@ -4,18 +4,21 @@
 //! nothing new is accepted, sessions get a goodbye, calls in flight finish, then the store closes. All within
 //! [`STOP_WITHIN`], whatever the peers do.
 
+mod tasks;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use mvm_pki::tls::server_config;
-use mvm_pki::{Anchors, Authority, ClientAuth, LiveAnchors, LiveCredential, SigningKey};
+use mvm_pki::{Anchors, Authority, ClientAuth, LeafProfile, LiveAnchors, LiveCredential, SigningKey};
 use mvm_store::{Settings as StoreSettings, SledStore};
 use mvm_transport::{ALPN_H3, ALPN_SESSION, ResetKey, Server};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
+use self::tasks::Tasks;
 use crate::documents::Documents;
 use crate::error::{BoxError, CoordinatorError};
 use crate::fleet::Fleet;
@@ -26,7 +29,7 @@ use crate::rate_limit::RateLimit;
 use crate::reissue_task::reissue_task;
 use crate::session::Sessions;
 use crate::settings::{Addresses, CoordinatorSettings};
-use crate::state::{State, StateError, now, take_epoch};
+use crate::state::{Backend, State, StateError, now, take_epoch};
 use crate::tidy_task::{tidy_task, write_statuses};
 use crate::trust::Trust;
 use crate::{api, grpc_listener, http, own_leaf, reset_key};
@@ -65,6 +68,7 @@ pub async fn serve(
     )
     .await
     .map_err(|cause| store_error(cause.into()))?;
+    let store = Backend::new(store);
     let epoch = take_epoch(&store).await.map_err(|cause| store_error(cause.into()))?;
 
     let authority = Arc::new(authority);
@@ -193,28 +197,7 @@ async fn run(state: Arc<State>, data: &DataDir) -> Result<(), CoordinatorError> 
         server_config(&live, &state.anchors, &state.cluster.cluster, ClientAuth::Required, &[b"h2"])
             .map_err(|cause| CoordinatorError::Tls(cause.into()))?;
 
-    let tasks = TaskTracker::new();
-    tasks.spawn(reissue_task(Arc::clone(&state)));
-    tasks.spawn(tidy_task(Arc::clone(&state)));
-    tasks.spawn(own_leaf::own_leaf_task(
-        data.clone(),
-        live.clone(),
-        state.anchors.clone(),
-        Arc::clone(&state.authority),
-        profile,
-        Arc::clone(&state.metrics),
-        state.shutdown.clone(),
-    ));
-    if let Some(listener) = sockets.metrics {
-        let router = metrics::router(Arc::clone(&state.metrics));
-        let stop = state.shutdown.clone().cancelled_owned();
-        let serving = axum::serve(listener, router).with_graceful_shutdown(stop);
-        tasks.spawn(async move {
-            if let Err(error) = serving.await {
-                tracing::error!(%error, "the metrics listener stopped");
-            }
-        });
-    }
+    let mut tasks = start_tasks(&state, data, &live, profile, sockets.metrics);
 
     // QUIC outlives `shutdown` by as long as the goodbyes take.
     let quic_stop = CancellationToken::new();
@@ -242,6 +225,10 @@ async fn run(state: Arc<State>, data: &DataDir) -> Result<(), CoordinatorError> 
         // First, because being told to stop also ends the listeners.
         biased;
         () = state.shutdown.cancelled() => Ok(()),
+        cause = state.store.failure() => Err(early("store", cause.into())),
+        Some((name, ended)) = tasks.ended() => {
+            Err(early(name, ended.err().unwrap_or_else(|| "it returned".into())))
+        }
         ended = &mut quic => Err(early("QUIC endpoint", ended.err().map_or("it returned".into(), Into::into))),
         ended = &mut grpc => Err(early("gRPC listener", match ended {
             Ok(Ok(())) => "it returned".into(),
@@ -252,8 +239,7 @@ async fn run(state: Arc<State>, data: &DataDir) -> Result<(), CoordinatorError> 
 
     state.shutdown.cancel();
     state.metrics.set_ready(false);
-    tasks.close();
-    let stopping = stop(&state, quic_stop, quic, grpc, &tasks);
+    let stopping = stop(&state, quic_stop, quic, grpc, &mut tasks);
     if tokio::time::timeout(STOP_WITHIN, stopping).await.is_err() {
         tracing::warn!("not everything ended in time; stopping all the same");
     }
@@ -262,12 +248,41 @@ async fn run(state: Arc<State>, data: &DataDir) -> Result<(), CoordinatorError> 
     result
 }
 
+fn start_tasks(
+    state: &Arc<State>,
+    data: &DataDir,
+    live: &LiveCredential,
+    profile: LeafProfile,
+    metrics_listener: Option<TcpListener>,
+) -> Tasks {
+    let mut tasks = Tasks::default();
+    tasks.spawn("reissue task", reissue_task(Arc::clone(state)).map(Ok));
+    tasks.spawn("tidy task", tidy_task(Arc::clone(state)).map(Ok));
+    let own_leaf = own_leaf::own_leaf_task(
+        data.clone(),
+        live.clone(),
+        state.anchors.clone(),
+        Arc::clone(&state.authority),
+        profile,
+        Arc::clone(&state.metrics),
+        state.shutdown.clone(),
+    );
+    tasks.spawn("renewal of the own certificate", own_leaf.map(Ok));
+    if let Some(listener) = metrics_listener {
+        let router = metrics::router(Arc::clone(&state.metrics));
+        let stop = state.shutdown.clone().cancelled_owned();
+        let serving = axum::serve(listener, router).with_graceful_shutdown(stop);
+        tasks.spawn("metrics listener", async { Ok(serving.await?) });
+    }
+    tasks
+}
+
 async fn stop(
     state: &State,
     quic_stop: CancellationToken,
     quic: tokio::task::JoinHandle<()>,
     grpc: tokio::task::JoinHandle<Result<(), BoxError>>,
-    tasks: &TaskTracker,
+    tasks: &mut Tasks,
 ) {
     state.fleet.close_all(GOODBYES_WITHIN).await;
     quic_stop.cancel();
@@ -277,7 +292,11 @@ async fn stop(
     if !grpc.is_finished() {
         let _ = grpc.await;
     }
-    tasks.wait().await;
+    while let Some((task, ended)) = tasks.ended().await {
+        if let Err(error) = ended {
+            tracing::warn!(%task, %error, "ended badly");
+        }
+    }
     if let Err(error) = write_statuses(state).await {
         tracing::warn!(error = %crate::error::chain(&error), "could not write what nodes said last");
     }

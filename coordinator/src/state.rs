@@ -1,5 +1,7 @@
 //! What every part of a running coordinator shares, and typed access to the store.
 
+mod backend;
+
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -20,8 +22,7 @@ use crate::refuse;
 use crate::settings::CoordinatorSettings;
 use crate::trust::Trust;
 
-/// The store in use. The trait's futures are not object-safe, so a second implementation makes this an enum.
-pub(crate) type Backend = mvm_store::SledStore;
+pub(crate) use backend::Backend;
 
 /// How often a transaction that lost a race is tried again before the caller is told. Each try means that someone
 /// else's transaction on the same key succeeded, so only a storm on one key gets there.
@@ -62,16 +63,21 @@ pub(crate) enum StateError {
 
 impl From<StateError> for Problem {
     fn from(error: StateError) -> Self {
+        let unwritable = |cause: &StoreError, help| {
+            tracing::error!(error = %cause, "the store takes no writes");
+            Problem::new(503, "store_unwritable", format!("nothing was changed: {cause}"), help)
+        };
         match &error {
-            StateError::Store(cause @ (StoreError::NoSpace { .. } | StoreError::Failed { .. })) => {
-                tracing::error!(error = %cause, "the store takes no writes");
-                Problem::new(
-                    503,
-                    "store_unwritable",
-                    format!("nothing was changed: {cause}"),
-                    "Free some space or replace the disk on the coordinator's machine, then try again.",
-                )
-            }
+            StateError::Store(cause @ StoreError::NoSpace { .. }) => unwritable(
+                cause,
+                "Free some space or replace the disk on the coordinator's machine, then try again.",
+            ),
+            // Whether this one write reached the disk is known when the store is opened again.
+            StateError::Store(cause @ StoreError::Failed { .. }) => unwritable(
+                cause,
+                "The coordinator stops: mend the disk on its machine, restart the coordinator, then look \
+                 whether the change is there.",
+            ),
             _ => refuse::internal(&error),
         }
     }

@@ -1,9 +1,11 @@
 //! Join tokens: made, used once, raced for, expired, revoked.
 
-use mvm_coordinator::problem_of;
+use mvm_coordinator::{CoordinatorError, problem_of};
 use mvm_proto::wire::control::v1::{CreateTokenRequest, ListTokensRequest, RevokeTokenRequest};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigSet, Signal};
 
-use crate::support::{Running, enrol_body, new_cluster, new_request, post};
+use crate::support::{Running, enrol_body, new_cluster, new_request, post, soon};
 
 async fn started() -> (tempfile::TempDir, Running) {
     let (dir, report) = new_cluster();
@@ -134,4 +136,46 @@ async fn the_store_never_holds_a_secret() {
 fn walk(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
+}
+
+/// Limits of a process hold for all of its threads, so this one gets a process of its own.
+const BROKEN_DISK: &str = "MVM_TEST_BROKEN_DISK";
+
+#[test]
+fn a_coordinator_whose_store_failed_says_so_and_stops_with_an_error() {
+    let child = "tokens::child_with_a_broken_disk";
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", child, "--ignored", "--nocapture"])
+        .env(BROKEN_DISK, "1")
+        .output()
+        .unwrap();
+    let text =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+#[test]
+#[ignore = "run by the test above, as its child"]
+fn child_with_a_broken_disk() {
+    if std::env::var_os(BROKEN_DISK).is_none() {
+        return;
+    }
+    // Before the runtime has threads, which inherit it: a write over the limit is then an error and no signal.
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGXFSZ);
+    signals.thread_block().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (_dir, report) = new_cluster();
+        let running = Running::start(&report.data_dir).await;
+        let mut operator = running.operator().await;
+        let (_, most) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
+        setrlimit(Resource::RLIMIT_FSIZE, 1, most).unwrap();
+        let request = CreateTokenRequest { node_id: "n1".into(), ttl_seconds: 600 };
+        let problem = problem_of(&operator.create_token(request).await.unwrap_err()).unwrap();
+        assert_eq!((problem.status, problem.code.as_str()), (503, "store_unwritable"));
+        assert!(problem.to_string().contains("restart the coordinator"), "{problem}");
+        let ended = soon("the coordinator's end", running.task).await.unwrap();
+        assert!(matches!(ended, Err(CoordinatorError::Stopped { what: "store", .. })), "{ended:?}");
+    });
 }

@@ -1,0 +1,77 @@
+//! The store in use, and the word that it failed.
+//!
+//! After one failed write a store takes no more of them until it is opened again. Whoever's transaction met that gets
+//! the error; `serve` waits for it here and ends the process, because a coordinator that can't write can neither
+//! issue documents again nor renew certificates, and whoever restarts it opens the store anew.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mvm_store::{Committed, Entry, LeaseId, Listing, SledStore, Store, StoreError, Transaction, Watch};
+use tokio::sync::watch;
+
+/// The trait's futures are not object-safe, so a second implementation makes the inner store an enum.
+#[derive(Debug, Clone)]
+pub(crate) struct Backend {
+    store: SledStore,
+    failure: Arc<watch::Sender<Option<StoreError>>>,
+}
+
+impl Backend {
+    pub(crate) fn new(store: SledStore) -> Self {
+        Self { store, failure: Arc::new(watch::Sender::new(None)) }
+    }
+
+    pub(crate) async fn close(&self) {
+        self.store.close().await;
+    }
+
+    /// Waits until a write failed for good; most processes end without that.
+    pub(crate) async fn failure(&self) -> StoreError {
+        let mut failure = self.failure.subscribe();
+        let found = failure.wait_for(Option::is_some).await.ok().and_then(|found| found.clone());
+        // `self` holds the sender, so the wait ends by a failure only.
+        found.unwrap_or(StoreError::Closed)
+    }
+
+    fn noted<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        if let Err(error @ StoreError::Failed { .. }) = &result {
+            self.failure.send_if_modified(|failure| {
+                let first = failure.is_none();
+                failure.get_or_insert_with(|| error.clone());
+                first
+            });
+        }
+        result
+    }
+}
+
+impl Store for Backend {
+    async fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+        self.store.get(key).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Listing, StoreError> {
+        self.store.list(prefix).await
+    }
+
+    async fn commit(&self, transaction: Transaction) -> Result<Committed, StoreError> {
+        self.noted(self.store.commit(transaction).await)
+    }
+
+    fn watch(&self, prefix: &str, after: u64) -> Watch {
+        self.store.watch(prefix, after)
+    }
+
+    async fn grant_lease(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        self.noted(self.store.grant_lease(ttl).await)
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.store.keep_alive(lease).await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.noted(self.store.revoke(lease).await)
+    }
+}
