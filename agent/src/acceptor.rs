@@ -84,6 +84,13 @@ struct Published {
 }
 
 impl Held {
+    fn reset_if_due(&mut self) -> Result<(), LedgerError> {
+        if self.ledger.high_water().is_some() && resets_since(&self.trust, self.ledger.root_version()) {
+            self.ledger.reset(self.trust.root_version())?;
+        }
+        Ok(())
+    }
+
     fn publish(&self) -> Published {
         Published {
             high_water: self.ledger.high_water().cloned(),
@@ -98,13 +105,11 @@ impl Acceptor {
     /// Opens trust and ledger. A damaged file is an error: starting without it would allow a rollback.
     pub fn open(settings: AcceptorSettings, clock: Clock) -> Result<Arc<Self>, Problem> {
         let trust = TrustStore::load(&settings.trust_file).map_err(|error| error.to_problem())?;
-        let mut ledger = Ledger::open(&settings.ledger_file).map_err(|error| ledger_problem(&error))?;
+        let ledger = Ledger::open(&settings.ledger_file).map_err(|error| ledger_problem(&error))?;
+        let mut held = Held { trust, ledger };
         // A root that resets the mark may have been saved just before a crash.
-        if ledger.high_water().is_some() && resets_since(&trust, ledger.root_version()) {
-            ledger.reset(trust.root_version()).map_err(|error| ledger_problem(&error))?;
-        }
-        let in_force = watch::Sender::new(ledger.in_force().cloned());
-        let held = Held { trust, ledger };
+        held.reset_if_due().map_err(|error| ledger_problem(&error))?;
+        let in_force = watch::Sender::new(held.ledger.in_force().cloned());
         let published = Mutex::new(held.publish());
         let shared = Arc::new(Shared { settings, clock, held: Mutex::new(held), published, in_force });
         Ok(Arc::new(Self { shared, turn: tokio::sync::Mutex::new(()) }))
@@ -211,11 +216,12 @@ impl Shared {
         let now = self.clock.now();
         let mut held = self.held();
         let mut next = held.trust.clone();
-        let changes = next.update(bundle, now).map_err(|error| error.to_problem())?;
+        next.update(bundle, now).map_err(|error| error.to_problem())?;
         let moved = next.root_version() != held.trust.root_version()
             || next.images_version() != held.trust.images_version();
         if !moved {
-            return Ok(());
+            // The reset that a root asked for may have failed when it came; whoever sends it again has it tried again.
+            return self.reset_if_due(&mut held);
         }
         next.save(&self.settings.trust_file).map_err(|error| match storage_full(&error) {
             true => ledger_problem(&LedgerError::Io {
@@ -226,16 +232,15 @@ impl Shared {
             false => error.to_problem(),
         })?;
         held.trust = next;
-        if changes.iter().any(|change| change.resets_high_water) {
-            let version = held.trust.root_version();
-            if let Err(error) = held.ledger.reset(version) {
-                // The next start resets it: the root that asks for it is saved.
-                self.publish(&held);
-                return Err(ledger_problem(&error));
-            }
-        }
-        self.publish(&held);
-        Ok(())
+        self.reset_if_due(&mut held)
+    }
+
+    /// Forgets the mark if a root since the ledger's asks for it, and says what holds now. After a failure it is still
+    /// due: the next update tries it, or the next start, because the root that asks for it is saved.
+    fn reset_if_due(&self, held: &mut Held) -> Result<(), Problem> {
+        let reset = held.reset_if_due();
+        self.publish(held);
+        reset.map_err(|error| ledger_problem(&error))
     }
 }
 

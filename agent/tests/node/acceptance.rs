@@ -216,6 +216,23 @@ async fn a_crash_between_the_root_and_the_ledger_still_resets_the_mark() {
 }
 
 #[tokio::test]
+async fn a_reset_that_failed_is_done_when_the_root_is_sent_again() {
+    let cluster = Cluster::dev();
+    let acceptor = cluster.open();
+    acceptor.accept(&cluster.sign(&payload(2, 900))).await.unwrap();
+    // A folder in the ledger's place: nothing can be renamed over it.
+    std::fs::remove_file(cluster.ledger()).unwrap();
+    std::fs::create_dir_all(cluster.ledger().join("in the way")).unwrap();
+    let root = cluster.next_root(true);
+    acceptor.update_trust(std::slice::from_ref(&root), &[]).await.unwrap_err();
+    assert_eq!((acceptor.high_water().unwrap().generation, acceptor.root_version()), (900, 2));
+    std::fs::remove_dir_all(cluster.ledger()).unwrap();
+    acceptor.update_trust(&[root], &[]).await.unwrap();
+    assert_eq!(acceptor.high_water(), None);
+    assert_eq!(cluster.open().high_water(), None);
+}
+
+#[tokio::test]
 async fn a_root_that_does_not_ask_for_it_resets_nothing() {
     let cluster = Cluster::dev();
     let acceptor = cluster.open();

@@ -8,7 +8,7 @@ use mvm_proto::{
     ClusterId, DesiredState, Digest, Envelope, FieldError, SignedDocument, Timestamp, Unverified, Verified,
 };
 
-use super::metadata::{ImagesMetadata, MetadataError, RootMetadata};
+use super::metadata::{ImagesMetadata, MetadataError, ROOT_PAYLOAD_TYPE, RootMetadata};
 use super::role::TooFew;
 use super::{MAX_ROOTS, MAX_SKEW, TrustBundle, TrustError, TrustRole};
 use crate::files;
@@ -179,6 +179,10 @@ impl TrustStore {
         let mut changes = Vec::new();
         for next in &bundle.roots {
             // Before it is verified the version only says whether to look: a lie here leads to a refusal or to nothing.
+            if next.payload_type != ROOT_PAYLOAD_TYPE {
+                let (expected, found) = (ROOT_PAYLOAD_TYPE, next.payload_type.clone());
+                return Err(TrustError::WrongType { expected, found });
+            }
             let claimed = RootMetadata::parse(&next.payload).map_err(invalid_root)?.version;
             if claimed > moved.root.version {
                 changes.push(moved.advance_root(next.clone(), now)?);
