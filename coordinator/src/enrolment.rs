@@ -2,23 +2,22 @@
 //!
 //! The identity in a certificate is decided here, from the token or from the certificate presented, never from the
 //! request. The certificate is made before the transaction that uses the token up and leaves the process only after
-//! it: one token, one certificate, however many ask at once.
+//! it: one token, one certificate, however many ask at once. Which names a node gets is decided in `names`.
 
-use std::net::IpAddr;
+mod names;
 
 use mvm_pki::authority::requested_names;
-use mvm_pki::{AuthorityError, CsrNames, Identity, Issued, LeafProfile, Role};
+use mvm_pki::{AuthorityError, Identity, Issued, LeafProfile, Role};
 use mvm_proto::{Digest, NodeId, Problem, Timestamp};
 use mvm_store::{Guard, Store, StoreError, Transaction};
 
+use self::names::Reserved;
 use crate::records::{
-    Assigned, IssuedRecord, NodeRecord, Numbers, assigned_key, envelope_key, node_key, status_key, token_key,
+    Assigned, FixedNames, IssuedRecord, NodeRecord, Numbers, assigned_key, envelope_key, node_key,
+    status_key, token_key,
 };
 use crate::state::{MAX_TRIES, State, StateError, Versioned, encode, load, unchanged};
-use crate::{refuse, tokens};
-
-/// More DNS names and addresses than any honest node has.
-const MAX_NAMES: usize = 16;
+use crate::{own_leaf, refuse, tokens};
 
 /// Registers the node that a join token is bound to and issues its first certificate. Who `claims` to be another is
 /// refused.
@@ -32,7 +31,8 @@ pub(crate) async fn enrol(
     for _ in 0..MAX_TRIES {
         let token = tokens::prove(&state.store, token, claims, now).await?;
         let node_id = &token.value.node_id.clone();
-        let issued = issue_to_node(state, node_id, csr_der, now)?;
+        let names = asked_names(state, node_id, csr_der)?;
+        let issued = issue_to_node(state, node_id, &names, csr_der, now)?;
         let node: Option<Versioned<NodeRecord>> = load(&state.store, &node_key(node_id)).await?;
         // A removed node comes back by a token made after its removal only.
         let removed_at = node.as_ref().and_then(|node| node.value.removed_at);
@@ -45,6 +45,7 @@ pub(crate) async fn enrol(
         let guard = unchanged(node.as_ref());
         let before = node.map(|node| node.value);
         let record = NodeRecord::enrolled(before, node_id, issued_record(&issued, now), now);
+        let record = NodeRecord { names: Some(names), ..record };
         let (token_key, node_key) = (token_key(&used.token_id), node_key(node_id));
         let txn = Transaction::new()
             .guard(token_key.as_str(), Guard::Version(token.version))
@@ -101,17 +102,17 @@ async fn renew_node(
     now: Timestamp,
 ) -> Result<Issued, Problem> {
     let key = node_key(node_id);
-    let mut issued = None;
     for _ in 0..MAX_TRIES {
         let found = admitted(state, node_id, presented, now).await?;
-        let issued = match &issued {
-            Some(issued) => issued,
-            None => issued.insert(issue_to_node(state, node_id, csr_der, now)?),
-        };
-        let record = found.value.issued(issued_record(issued, now), now);
+        let asked = asked_names(state, node_id, csr_der)?;
+        // What a record of an older version did not fix is fixed now.
+        let fixed = found.value.names.clone().unwrap_or_else(|| asked.clone());
+        let issued = issue_to_node(state, node_id, &names::within(asked, &fixed), csr_der, now)?;
+        let record = found.value.issued(issued_record(&issued, now), now);
+        let record = NodeRecord { names: Some(fixed), ..record };
         let txn = Transaction::new().guard(key.as_str(), Guard::Version(found.version));
         match state.store.commit(txn.put(key.as_str(), encode(&record))).await {
-            Ok(_) => return Ok(issued.clone()),
+            Ok(_) => return Ok(issued),
             Err(StoreError::Conflict { .. }) => {}
             Err(error) => return Err(StateError::from(error).into()),
         }
@@ -175,16 +176,32 @@ pub(crate) async fn remove(state: &State, node_id: &NodeId, now: Timestamp) -> R
     Err(refuse::too_busy("the node"))
 }
 
-fn issue_to_node(state: &State, node_id: &NodeId, csr_der: &[u8], now: Timestamp) -> Result<Issued, Problem> {
+/// What the request may have of the names that it asks for.
+fn asked_names(state: &State, node_id: &NodeId, csr_der: &[u8]) -> Result<FixedNames, Problem> {
     let asked = requested_names(csr_der).map_err(|error| refused_request(&error))?;
-    let names = allowed_names(asked, &state.cluster.dns, &state.cluster.ips, state.cluster.dev)?;
+    // In a dev cluster both often share one machine.
+    let reserved = if state.cluster.dev {
+        Reserved::default()
+    } else {
+        let own = own_leaf::profile(&state.cluster, &state.settings);
+        let own = own.map_err(|error| refuse::internal(&*error))?;
+        Reserved { dns: own.dns, ips: own.ips }
+    };
+    names::allowed(asked, node_id, &reserved)
+}
+
+fn issue_to_node(
+    state: &State,
+    node_id: &NodeId,
+    names: &FixedNames,
+    csr_der: &[u8],
+    now: Timestamp,
+) -> Result<Issued, Problem> {
     let identity = Identity::new(state.cluster.cluster.clone(), Role::Node, node_id.as_str())
         .map_err(|error| refuse::internal(&error))?;
     // The node's own id is always a name of it, for clients that check host names only.
-    let dns = std::iter::once(node_id.to_string())
-        .chain(names.dns.into_iter().filter(|name| name != node_id.as_str()));
-    let profile =
-        LeafProfile { identity, dns: dns.collect(), ips: names.ips, life: state.settings.leaf_life };
+    let dns = std::iter::once(node_id.to_string()).chain(names.dns.iter().cloned()).collect();
+    let profile = LeafProfile { identity, dns, ips: names.ips.clone(), life: state.settings.leaf_life };
     issue(state, csr_der, &profile, now)
 }
 
@@ -195,66 +212,4 @@ fn issue(state: &State, csr_der: &[u8], profile: &LeafProfile, now: Timestamp) -
 fn refused_request(error: &AuthorityError) -> Problem {
     let detail = format!("the certificate request was refused: {}", crate::error::chain(error));
     Problem::new(400, "csr_refused", detail, "Make a new key and request, and try again.")
-}
-
-/// The names that a node's certificate gets. Clients of mvm check the role too, but others look at names alone: a
-/// node must not be able to pass for the coordinator. In a dev cluster both often share one machine.
-fn allowed_names(
-    asked: CsrNames,
-    coordinator_dns: &[String],
-    coordinator_ips: &[IpAddr],
-    dev: bool,
-) -> Result<CsrNames, Problem> {
-    if asked.dns.len() + asked.ips.len() > MAX_NAMES {
-        let detail = format!("the request asks for more than {MAX_NAMES} names");
-        return Err(Problem::new(400, "too_many_names", detail, "Ask for fewer DNS names and addresses."));
-    }
-    if let Some(name) = asked.dns.iter().find(|name| name.contains('*')) {
-        let detail = format!("the request asks for the wildcard {name:?}");
-        return Err(Problem::new(400, "wildcard_name", detail, "Ask for whole names."));
-    }
-    let own_dns = |name: &String| {
-        let same = |own: &String| own.eq_ignore_ascii_case(name);
-        name != "localhost" && !dev && coordinator_dns.iter().any(same)
-    };
-    let own_ip = |ip: &IpAddr| !ip.is_loopback() && !dev && coordinator_ips.contains(ip);
-    Ok(CsrNames {
-        dns: asked.dns.into_iter().filter(|name| !own_dns(name)).collect(),
-        ips: asked.ips.into_iter().filter(|ip| !own_ip(ip)).collect(),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn asked(dns: &[&str], ips: &[&str]) -> CsrNames {
-        CsrNames {
-            dns: dns.iter().map(|name| (*name).to_owned()).collect(),
-            ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
-        }
-    }
-
-    fn allowed(names: CsrNames, dev: bool) -> Result<CsrNames, Problem> {
-        allowed_names(names, &["c.example".to_owned()], &["192.0.2.1".parse().unwrap()], dev)
-    }
-
-    #[test]
-    fn a_node_gets_its_own_names_but_never_the_coordinators() {
-        let names = asked(&["n.example", "C.example", "localhost"], &["192.0.2.1", "192.0.2.7", "127.0.0.1"]);
-        let expected = asked(&["n.example", "localhost"], &["192.0.2.7", "127.0.0.1"]);
-        assert_eq!(allowed(names, false).unwrap(), expected);
-    }
-
-    #[test]
-    fn in_a_dev_cluster_a_node_may_share_the_coordinators_machine() {
-        let names = asked(&["c.example"], &["192.0.2.1"]);
-        assert_eq!(allowed(names.clone(), true).unwrap(), names);
-    }
-
-    #[test]
-    fn wildcards_and_floods_of_names_are_refused() {
-        assert_eq!(allowed(asked(&["*.example"], &[]), false).unwrap_err().code, "wildcard_name");
-        assert_eq!(allowed(asked(&["n"; 17], &[]), false).unwrap_err().code, "too_many_names");
-    }
 }

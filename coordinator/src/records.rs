@@ -15,7 +15,7 @@ use mvm_proto::status::{Mark, NodeInfo, NodeStatus};
 use mvm_proto::{Digest, NodeId, Timestamp};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use node::{IssuedRecord, NodeRecord};
+pub(crate) use node::{FixedNames, IssuedRecord, NodeRecord};
 
 pub(crate) const EPOCH_KEY: &str = "meta/epoch";
 pub(crate) const TOKENS: &str = "tokens/";

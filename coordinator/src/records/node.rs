@@ -4,6 +4,7 @@
 //! date; until the last of them has expired, only those that were issued since are good. The list names what is good
 //! and not what is bad, so that no bound on it can let a bad one through.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use mvm_proto::{Digest, NodeId, Timestamp};
@@ -33,6 +34,9 @@ pub(crate) struct NodeRecord {
     pub(crate) enrolled_at: Timestamp,
     pub(crate) removed_at: Option<Timestamp>,
     pub(crate) certificate: IssuedRecord,
+    /// What certificates may name, fixed when the node enrolled; records of older versions do not say.
+    #[serde(default)]
+    pub(crate) names: Option<FixedNames>,
     /// When the last certificate ever issued to the node expires, where that is not the newest one.
     #[serde(default)]
     pub(crate) last_expiry: Option<Timestamp>,
@@ -41,6 +45,13 @@ pub(crate) struct NodeRecord {
     /// Numbers that the node is known to be past, without a stored document at or above them.
     #[serde(default)]
     pub(crate) floor: Option<Numbers>,
+}
+
+/// DNS names in lower case, and addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FixedNames {
+    pub(crate) dns: Vec<String>,
+    pub(crate) ips: Vec<IpAddr>,
 }
 
 /// A removed node came back: for a while its certificates are told apart.
@@ -67,6 +78,7 @@ impl NodeRecord {
                 enrolled_at: now,
                 removed_at: None,
                 certificate,
+                names: None,
                 last_expiry: None,
                 readmission: None,
                 floor: None,

@@ -4,6 +4,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::Request;
+use mvm_coordinator::CoordinatorSettings;
 use mvm_pki::{Anchors, Credential, CsrNames, LeafKey, LiveCredential, Role, TrustBundle, TrustStore};
 use mvm_proto::wire::control::v1::{CreateTokenRequest, GetNodeRequest, RemoveNodeRequest};
 use mvm_proto::wire::session::v1::agent_frame;
@@ -206,17 +207,27 @@ async fn a_known_node_enrols_again_and_keeps_its_record() {
     assert_eq!(after.certificate_not_after, again.credential.current().not_after().to_string());
 }
 
-#[tokio::test]
-async fn a_node_can_not_get_a_certificate_with_the_coordinators_name() {
-    let (_dir, report) = new_cluster_with(|settings| settings.dns.push("coordinator.example".into()));
-    let running = Running::start(&report.data_dir).await;
-    let token = running.token("n1").await;
+fn request_for(dns: &[&str]) -> (LeafKey, Vec<u8>) {
     let key = LeafKey::generate().unwrap();
-    let names = CsrNames { dns: vec!["coordinator.example".into(), "n1.example".into()], ips: Vec::new() };
-    let csr = key.csr_der(&names).unwrap();
+    let dns = dns.iter().map(|name| (*name).to_owned()).collect();
+    let csr = key.csr_der(&CsrNames { dns, ips: Vec::new() }).unwrap();
+    (key, csr)
+}
+
+#[tokio::test]
+async fn a_node_gets_no_name_of_the_coordinator_or_of_another_node_and_no_more_by_renewing() {
+    let (_dir, report) = new_cluster_with(|settings| settings.dns.push("coordinator.example".into()));
+    let change = |settings: &mut CoordinatorSettings| settings.dns.push("also.example".into());
+    let running = Running::start_with(&report.data_dir, change).await;
+    let token = running.token("n1").await;
+    let (key, csr) = request_for(&["coordinator.example", "also.example", "n1.example", "n2", "localhost"]);
     let answer = post(&running.http(None).await, "/v1/enrol", &enrol_body(&token, &csr, "n1")).await.unwrap();
     let credential = Credential::with_chain_pem(key, answer["chain_pem"].as_str().unwrap()).unwrap();
-    let leaf = &credential.chain()[0];
-    let holds = |name: &str| leaf.windows(name.len()).any(|window| window == name.as_bytes());
-    assert!(holds("n1.example") && !holds("coordinator.example"));
+    assert_eq!(credential.hosts(), ["n1", "n1.example", "localhost"]);
+
+    let (key, csr) = request_for(&["n1.example", "bank.example", "n2"]);
+    let http = running.http(Some(&LiveCredential::new(credential))).await;
+    let answer = post(&http, "/v1/renew", &json!({ "csr": STANDARD.encode(&csr) })).await.unwrap();
+    let renewed = Credential::with_chain_pem(key, answer["chain_pem"].as_str().unwrap()).unwrap();
+    assert_eq!(renewed.hosts(), ["n1", "n1.example"]);
 }
