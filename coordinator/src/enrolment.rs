@@ -6,18 +6,28 @@
 
 mod names;
 
+use std::time::{Duration, Instant};
+
 use mvm_pki::authority::requested_names;
 use mvm_pki::{AuthorityError, Identity, Issued, LeafProfile, Role};
 use mvm_proto::{Digest, NodeId, Problem, Timestamp};
 use mvm_store::{Guard, Store, StoreError, Transaction};
 
 use self::names::Reserved;
+use crate::rate_limit::too_soon;
 use crate::records::{
     Assigned, FixedNames, IssuedRecord, NodeRecord, Numbers, assigned_key, envelope_key, node_key,
     status_key, token_key,
 };
 use crate::state::{MAX_TRIES, State, StateError, Versioned, encode, load, unchanged};
 use crate::{own_leaf, refuse, tokens};
+
+/// Renewals per second of one identity in the long run. Each is a signature and, for nodes, a write to the disk;
+/// honest holders renew at half of a certificate's life, which is seconds only in tests.
+pub(crate) const RENEW_PER_SECOND: f64 = 1.0;
+/// At once: operators share an identity between machines, and scripts try again.
+pub(crate) const RENEW_BURST: f64 = 10.0;
+pub(crate) const TOO_MANY_RENEWALS: &str = "too many renewals of this identity";
 
 /// Registers the node that a join token is bound to and issues its first certificate. Who `claims` to be another is
 /// refused.
@@ -74,9 +84,26 @@ fn issued_record(issued: &Issued, now: Timestamp) -> IssuedRecord {
     }
 }
 
+/// Whether this identity may renew now, or how long it has to wait. Whoever gets `Ok` has used it up.
+pub(crate) fn may_renew(state: &State, identity: &Identity) -> Result<(), Duration> {
+    state.renew_limit.take(identity.clone(), Instant::now())
+}
+
 /// A fresh certificate for the holder of a valid one: the same identity, whatever the request says. `presented` is
 /// the fingerprint of the one it showed.
 pub(crate) async fn renew(
+    state: &State,
+    identity: &Identity,
+    presented: Option<&Digest>,
+    csr_der: &[u8],
+    now: Timestamp,
+) -> Result<Issued, Problem> {
+    may_renew(state, identity).map_err(|wait| too_soon(TOO_MANY_RENEWALS, wait).0)?;
+    renew_allowed(state, identity, presented, csr_der, now).await
+}
+
+/// [`renew`] for who asked [`may_renew`] before.
+pub(crate) async fn renew_allowed(
     state: &State,
     identity: &Identity,
     presented: Option<&Digest>,

@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use crate::metrics::Outcome;
+use crate::rate_limit::{network_of, too_soon};
 use crate::state::{State, now};
 use crate::{enrolment, refuse};
 
@@ -64,14 +65,8 @@ impl IntoResponse for Answer {
 }
 
 /// 429 with the seconds to wait.
-fn limited(wait: Duration) -> Response {
-    let seconds = wait.as_secs() + 1;
-    let problem = Problem::new(
-        429,
-        "rate_limited",
-        "too many enrolment requests from this address",
-        format!("Try again in {seconds} s."),
-    );
+fn limited(detail: &str, wait: Duration) -> Response {
+    let (problem, seconds) = too_soon(detail, wait);
     let mut response = Answer(problem).into_response();
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     response
@@ -135,8 +130,8 @@ async fn enrol(
     body: Result<Bytes, BodyRejection>,
 ) -> Response {
     let address: IpAddr = peer.address.ip();
-    if let Err(wait) = state.enrol_limit.take(address, Instant::now()) {
-        return limited(wait);
+    if let Err(wait) = state.enrol_limit.take(network_of(address), Instant::now()) {
+        return limited("too many enrolment requests from this address", wait);
     }
     let result = try_enrol(&state, body).await;
     state.metrics.enrolments.get_or_create(&Outcome::from(result.is_ok())).inc();
@@ -170,6 +165,10 @@ async fn renew(
     peer: Peer,
     body: Result<Bytes, BodyRejection>,
 ) -> Response {
+    let allowed = peer.identity.as_ref().map_or(Ok(()), |identity| enrolment::may_renew(&state, identity));
+    if let Err(wait) = allowed {
+        return limited(enrolment::TOO_MANY_RENEWALS, wait);
+    }
     let result = try_renew(&state, &peer, body).await;
     state.metrics.renewals.get_or_create(&Outcome::from(result.is_ok())).inc();
     match result {
@@ -186,7 +185,7 @@ async fn try_renew(
     let identity = peer.identity.as_ref().ok_or_else(refuse::no_certificate)?;
     let request: RenewRequest = read(body)?;
     let csr = decode_csr(&request.csr)?;
-    let issued = enrolment::renew(state, identity, peer.certificate.as_ref(), &csr, now()).await?;
+    let issued = enrolment::renew_allowed(state, identity, peer.certificate.as_ref(), &csr, now()).await?;
     Ok(RenewResponse { chain_pem: issued.chain_pem(), roots_pem: state.anchors.current().to_pem() })
 }
 

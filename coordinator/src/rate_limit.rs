@@ -1,21 +1,24 @@
-//! Token buckets per address for what anyone may ask without a certificate.
+//! Token buckets: per network for what anyone may ask without a certificate, per identity for what costs a signature.
 //!
 //! Bounded: when the table is full, full buckets are dropped (they remember nothing), and if none is full the
 //! newcomer is refused. IPv6 addresses share one bucket per /64, which is what one customer holds.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Addresses remembered at once: about 64 bytes each.
-const MAX_ADDRESSES: usize = 16 * 1024;
+use mvm_proto::Problem;
+
+/// Networks or identities remembered at once: about 64 to 200 bytes each.
+const MAX_BUCKETS: usize = 16 * 1024;
 
 #[derive(Debug)]
-pub(crate) struct RateLimit {
+pub(crate) struct RateLimit<K> {
     per_second: f64,
     burst: f64,
-    buckets: Mutex<HashMap<IpAddr, Bucket>>,
+    buckets: Mutex<HashMap<K, Bucket>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -24,18 +27,17 @@ struct Bucket {
     at: Instant,
 }
 
-impl RateLimit {
+impl<K: Eq + Hash> RateLimit<K> {
     pub(crate) fn new(per_second: f64, burst: f64) -> Self {
         Self { per_second, burst, buckets: Mutex::new(HashMap::new()) }
     }
 
-    /// Takes one token of `address`, or says how long to wait for it.
-    pub(crate) fn take(&self, address: IpAddr, now: Instant) -> Result<(), Duration> {
-        let key = network_of(address);
+    /// Takes one token of `key`, or says how long to wait for it.
+    pub(crate) fn take(&self, key: K, now: Instant) -> Result<(), Duration> {
         let mut buckets = self.buckets.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if buckets.len() >= MAX_ADDRESSES && !buckets.contains_key(&key) {
+        if buckets.len() >= MAX_BUCKETS && !buckets.contains_key(&key) {
             buckets.retain(|_, bucket| self.refilled(*bucket, now) < self.burst);
-            if buckets.len() >= MAX_ADDRESSES {
+            if buckets.len() >= MAX_BUCKETS {
                 return Err(Duration::from_secs_f64(1.0 / self.per_second));
             }
         }
@@ -53,6 +55,12 @@ impl RateLimit {
         let passed = now.saturating_duration_since(bucket.at).as_secs_f64();
         (bucket.tokens + passed * self.per_second).min(self.burst)
     }
+}
+
+/// The refusal of a request that came too soon, with the whole seconds to wait.
+pub(crate) fn too_soon(detail: impl Into<String>, wait: Duration) -> (Problem, u64) {
+    let seconds = wait.as_secs() + 1;
+    (Problem::new(429, "rate_limited", detail, format!("Try again in {seconds} s.")), seconds)
 }
 
 /// Whom an address stands for.
@@ -73,7 +81,7 @@ mod tests {
     #[test]
     fn a_burst_is_granted_then_the_rate_holds() {
         let (limit, start) = (RateLimit::new(2.0, 3.0), Instant::now());
-        let address = "192.0.2.1".parse().unwrap();
+        let address = "192.0.2.1".parse::<IpAddr>().unwrap();
         assert_eq!((0..5).filter(|_| limit.take(address, start).is_ok()).count(), 3);
         assert_eq!(limit.take(address, start), Err(Duration::from_millis(500)));
         assert!(limit.take(address, start + Duration::from_millis(500)).is_ok());
@@ -82,19 +90,19 @@ mod tests {
 
     #[test]
     fn addresses_of_one_ipv6_network_share_a_bucket() {
-        let (limit, start) = (RateLimit::new(1.0, 1.0), Instant::now());
-        assert!(limit.take("2001:db8::1".parse().unwrap(), start).is_ok());
-        assert!(limit.take("2001:db8::2".parse().unwrap(), start).is_err());
-        assert!(limit.take("2001:db8:0:1::1".parse().unwrap(), start).is_ok());
+        let network = |address: &str| network_of(address.parse().unwrap());
+        assert_eq!(network("2001:db8::1"), network("2001:db8::2"));
+        assert_ne!(network("2001:db8::1"), network("2001:db8:0:1::1"));
+        assert_eq!(network("::ffff:192.0.2.1"), network("192.0.2.1"));
+        assert_ne!(network("192.0.2.1"), network("192.0.2.2"));
     }
 
     #[test]
     fn the_table_never_grows_past_its_bound() {
         let (limit, start) = (RateLimit::new(1.0, 1.0), Instant::now());
         let address = |n: u32| IpAddr::from(std::net::Ipv4Addr::from(n));
-        let granted =
-            (0..MAX_ADDRESSES as u32 + 10).filter(|n| limit.take(address(*n), start).is_ok()).count();
-        assert_eq!(granted, MAX_ADDRESSES);
+        let granted = (0..MAX_BUCKETS as u32 + 10).filter(|n| limit.take(address(*n), start).is_ok()).count();
+        assert_eq!(granted, MAX_BUCKETS);
         assert!(limit.take(address(u32::MAX), start + Duration::from_secs(2)).is_ok());
         assert_eq!(limit.buckets.lock().unwrap().len(), 1);
     }

@@ -2,10 +2,11 @@
 
 mod backend;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use mvm_pki::{Authority, LiveAnchors};
+use mvm_pki::{Authority, Identity, LiveAnchors};
 use mvm_proto::{Problem, Timestamp};
 use mvm_store::{Guard, Store, StoreError};
 use serde::Serialize;
@@ -38,7 +39,9 @@ pub(crate) struct State {
     pub(crate) documents: Documents,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) enrol_limit: RateLimit,
+    /// Per network.
+    pub(crate) enrol_limit: RateLimit<IpAddr>,
+    pub(crate) renew_limit: RateLimit<Identity>,
     pub(crate) epoch: u64,
     pub(crate) started_at: Timestamp,
     pub(crate) shutdown: CancellationToken,

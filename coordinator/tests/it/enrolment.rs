@@ -124,6 +124,31 @@ async fn renewal_keeps_the_identity_and_needs_a_certificate() {
 }
 
 #[tokio::test]
+async fn renewals_of_one_identity_are_rate_limited_and_others_are_served() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let (busy, other) = (running.enrol("n1").await, running.enrol("n2").await);
+    let http = running.http(Some(&busy.credential)).await;
+    let body = Bytes::from(json!({ "csr": STANDARD.encode(new_request().1) }).to_string());
+    let mut granted = 0;
+    // They come back at one a second, so on a slow machine it takes a few more to run out.
+    let refused = loop {
+        let request = Request::post("https://127.0.0.1/v1/renew").body(body.clone()).unwrap();
+        let response = http.request(request).await.unwrap();
+        if response.status() != 200 || granted == 200 {
+            break response;
+        }
+        granted += 1;
+    };
+    assert!(granted >= 10, "a burst is granted");
+    assert_eq!(
+        (refused.status().as_u16(), &refused.headers()["retry-after"]),
+        (429, &http::HeaderValue::from_static("1"))
+    );
+    assert!(renew(&running, &other.credential).await.is_ok());
+}
+
+#[tokio::test]
 async fn a_removed_node_is_refused_until_a_token_made_after_its_removal() {
     let (_dir, report) = new_cluster();
     let running = Running::start(&report.data_dir).await;

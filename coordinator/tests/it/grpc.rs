@@ -110,6 +110,23 @@ async fn operators_renew_their_own_certificate_only() {
 }
 
 #[tokio::test]
+async fn an_operator_who_renews_without_end_is_told_to_wait() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let mut operator = running.operator().await;
+    let (_, csr_der) = new_request();
+    let mut answers = Vec::new();
+    while answers.len() < 200 && answers.last().is_none_or(Result::is_ok) {
+        answers.push(operator.renew_certificate(RenewCertificateRequest { csr_der: csr_der.clone() }).await);
+    }
+    let refused = answers.pop().unwrap().unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+    assert_eq!(problem_of(&refused).unwrap().code, "rate_limited");
+    assert!(answers.len() >= 10, "a burst is granted");
+    operator.get_info(GetInfoRequest {}).await.unwrap();
+}
+
+#[tokio::test]
 async fn errors_carry_a_problem_with_its_code() {
     let (_dir, report) = new_cluster();
     let running = Running::start(&report.data_dir).await;
