@@ -2,11 +2,14 @@
 //!
 //! The transport proved who the node is. The task here hears the hello, takes the node's place in the fleet, and then
 //! does two things: what the node says goes to the fleet's table (`incoming`), what lies in the node's outbox goes to
-//! the node. It keeps no queue and no document; what must survive is in the store before it gets here.
+//! the node (`outgoing`). Listening never waits for sending, so two large frames that meet can't block each other. It
+//! keeps no queue and no document; what must survive is in the store before it gets here.
 
 mod incoming;
+mod outgoing;
 
 use std::net::SocketAddr;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +17,7 @@ use futures::future::BoxFuture;
 use mvm_pki::{Identity, Role};
 use mvm_proto::wire::SESSION_PROTOCOL;
 use mvm_proto::wire::session::v1::{
-    AgentFrame, CoordinatorFrame, Document, Goodbye, Hello, Welcome, agent_frame, coordinator_frame,
+    AgentFrame, CoordinatorFrame, Goodbye, Hello, Welcome, agent_frame, coordinator_frame,
 };
 use mvm_proto::{NodeId, Problem};
 use mvm_transport::session::close_code;
@@ -22,9 +25,8 @@ use mvm_transport::{
     FrameReceiver, FrameSender, ServerSession, SessionControl, SessionError, SessionHandler,
 };
 
-use crate::documents::Stored;
 use crate::enrolment;
-use crate::fleet::{Attached, Item};
+use crate::fleet::Attached;
 use crate::records::Numbers;
 use crate::settings::SILENT_INTERVALS;
 use crate::state::{State, now};
@@ -171,10 +173,11 @@ async fn converse(
         attached,
         trust: (hello.trust_root_version, hello.images_version),
         sent: None,
+        unanswered: None,
         renumbered: 0,
         retry: None,
     };
-    talk.send_trust(frames_out).await?;
+    talk.attached.outbox.put_trust();
     let behind = state.documents.after_hello(&talk.attached.node, hello.high_water.as_ref(), now());
     let behind = Box::pin(behind).await;
     match behind {
@@ -237,6 +240,8 @@ struct Talk<'a> {
     /// Root and images versions that the node has, or was sent.
     trust: (u64, u64),
     sent: Option<Numbers>,
+    /// The newest heartbeat that was not answered yet. One slot: who hears of a later one knows of the earlier.
+    unanswered: Option<u64>,
     /// How often this session made us number its document anew.
     renumbered: u32,
     /// When to try again what the node could not take.
@@ -250,60 +255,31 @@ impl Talk<'_> {
         frames_out: &mut FrameSender<CoordinatorFrame>,
     ) -> Result<(), End> {
         loop {
+            while let Some(body) = self.next_out()? {
+                if Box::pin(self.send(body, frames_in, frames_out)).await?.is_break() {
+                    return Ok(());
+                }
+            }
             let retry = self.retry;
             tokio::select! {
-                received = frames_in.recv() => match received? {
-                    Some(AgentFrame { body: Some(body) }) => Box::pin(self.hear(body, frames_out)).await?,
-                    // A frame of a kind that only newer versions know.
-                    Some(AgentFrame { body: None }) => {}
-                    None => return Ok(()),
+                received = frames_in.recv() => if self.hear(received?).await?.is_break() {
+                    return Ok(());
                 },
-                () = self.attached.outbox.filled() => Box::pin(self.send_outbox(frames_out)).await?,
+                () = self.attached.outbox.filled() => {}
                 () = sleep_until(retry), if retry.is_some() => Box::pin(self.try_again()).await?,
             }
         }
     }
 
-    async fn send_outbox(&mut self, frames_out: &mut FrameSender<CoordinatorFrame>) -> Result<(), End> {
-        while let Some(item) = self.attached.outbox.take() {
-            match item {
-                Item::Goodbye(goodbye) => return Err(End::Goodbye(goodbye)),
-                Item::Trust => self.send_trust(frames_out).await?,
-                Item::Document(stored) => self.send_document(stored, frames_out).await?,
-                Item::Request(request) => {
-                    frames_out.send(&frame(coordinator_frame::Body::Request(request))).await?;
-                }
-            }
+    /// `Break` when the node has nothing more to say.
+    async fn hear(&mut self, received: Option<AgentFrame>) -> Result<ControlFlow<()>, End> {
+        match received {
+            Some(AgentFrame { body: Some(body) }) => Box::pin(self.hear_body(body)).await?,
+            // A frame of a kind that only newer versions know.
+            Some(AgentFrame { body: None }) => {}
+            None => return Ok(ControlFlow::Break(())),
         }
-        Ok(())
-    }
-
-    async fn send_trust(&mut self, frames_out: &mut FrameSender<CoordinatorFrame>) -> Result<(), End> {
-        let (root, images) = self.trust;
-        if let Some(trust) = self.state.trust.since(root, images) {
-            frames_out.send(&frame(coordinator_frame::Body::Trust(trust))).await?;
-            let current = self.state.trust.current();
-            self.trust = (current.root_version(), current.images_version());
-        }
-        Ok(())
-    }
-
-    async fn send_document(
-        &mut self,
-        stored: Stored,
-        frames_out: &mut FrameSender<CoordinatorFrame>,
-    ) -> Result<(), End> {
-        let numbers = stored.assigned.numbers;
-        if self.sent >= Some(numbers) {
-            return Ok(());
-        }
-        let document = Document { envelope: stored.envelope.into() };
-        frames_out.send(&frame(coordinator_frame::Body::Document(document))).await?;
-        self.sent = Some(numbers);
-        self.retry = None;
-        self.attached.live.change(|live| live.sent = Some(numbers));
-        tracing::debug!(node = %self.attached.node, generation = numbers.generation, "sent a document");
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     }
 
     async fn try_again(&mut self) -> Result<(), End> {

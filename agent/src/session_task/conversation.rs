@@ -1,22 +1,27 @@
 //! One session, from hello to its end.
 //!
 //! A single loop owns both directions: it waits for whichever comes first - a frame from the coordinator, an ack that
-//! is due, a change of status, an event, a heartbeat, a finished request - and finishes with that before it waits
-//! again. Sending waits for the peer, so a slow coordinator slows this loop and nothing else: status is the newest
-//! when it is sent, and events that nobody waits for are dropped at their source.
+//! is due, a change of status, an event, a heartbeat, a finished request. One frame is sent at a time, and sending waits
+//! for the coordinator to read; listening goes on meanwhile, so that two large frames that meet can't block each other.
+//! Nothing piles up behind a slow coordinator: status is the newest when it is sent, and events that nobody waits for
+//! are dropped at their source.
 
+use std::pin::pin;
 use std::time::Duration;
 
-use mvm_proto::status::Event;
+use bytes::Bytes;
+use mvm_proto::status::{Event, NodeStatus};
 use mvm_proto::wire::SESSION_PROTOCOL;
 use mvm_proto::wire::session::v1::{
-    AgentFrame, CoordinatorFrame, Document, Events, Heartbeat, Hello, Reply, Request, Trust, Welcome,
+    Ack, AgentFrame, CoordinatorFrame, Document, Events, Heartbeat, Hello, Reply, Request, Trust, Welcome,
     agent_frame, coordinator_frame, request,
 };
 use mvm_proto::{IdError, Problem};
+use mvm_transport::frame::encode_once;
 use mvm_transport::session::close_code;
-use mvm_transport::{AckBatcher, ClientSession, FrameSender, SessionError};
+use mvm_transport::{AckBatcher, ClientSession, SessionControl, SessionError};
 use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -39,6 +44,9 @@ const MISSED_HEARTBEATS: u32 = 3;
 const EVENTS_PER_FRAME: usize = 64;
 /// Requests worked on at once; more are turned away, and the coordinator asks again.
 const MAX_REQUESTS: usize = 64;
+/// Acks and replies that may wait while a frame is being sent; the next frame is heard once it is. A coordinator that
+/// reads what it is sent never gets there.
+const MAX_UNSENT: usize = 256;
 /// How long the last words of a stopping agent may take.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -90,7 +98,7 @@ async fn greet(context: &SessionContext, session: &mut ClientSession) -> Result<
         images_version,
     };
     let failed = |failure: SessionFailure| Ending::Failed(failure);
-    let sent = send(&mut session.frames_out, agent_frame::Body::Hello(hello)).await;
+    let sent = session.frames_out.send_encoded(encode(agent_frame::Body::Hello(hello))).await;
     sent.map_err(|error| failed(error.into()))?;
     let first = tokio::time::timeout(WELCOME_TIMEOUT, session.frames_in.recv())
         .await
@@ -111,13 +119,15 @@ async fn greet(context: &SessionContext, session: &mut ClientSession) -> Result<
     }
 }
 
-async fn send(out: &mut FrameSender<AgentFrame>, body: agent_frame::Body) -> Result<(), SessionError> {
-    out.send(&AgentFrame { body: Some(body) }).await
+fn encode(body: agent_frame::Body) -> Bytes {
+    encode_once(&AgentFrame { body: Some(body) })
 }
 
 struct Conversation<'a> {
     context: &'a SessionContext,
     acks: AckBatcher,
+    /// How many the batcher holds.
+    unsent_acks: usize,
     awaiting: Awaiting,
     pacer: StatusPacer,
     requests: JoinSet<Reply>,
@@ -132,6 +142,7 @@ impl<'a> Conversation<'a> {
         Self {
             context,
             acks: AckBatcher::new(),
+            unsent_acks: 0,
             awaiting,
             pacer: StatusPacer::default(),
             requests: JoinSet::new(),
@@ -151,56 +162,97 @@ impl<'a> Conversation<'a> {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut due = Instant::now();
         loop {
-            tokio::select! {
-                frame = session.frames_in.recv() => match frame? {
-                    Some(CoordinatorFrame { body: Some(body) }) => {
-                        if let Some(ending) = self.on_frame(body).await {
-                            return Ok(ending);
-                        }
+            let frame = tokio::select! {
+                received = session.frames_in.recv() => {
+                    if let Some(ending) = self.hear(received?, &status).await {
+                        return Ok(ending);
                     }
-                    // A frame of a kind that a newer coordinator knows: not for this agent.
-                    Some(CoordinatorFrame { body: None }) => {}
-                    None => return Ok(Ending::Failed(SessionFailure::Ended)),
-                },
-                batch = self.acks.ready() => send(&mut session.frames_out, agent_frame::Body::Acks(batch)).await?,
+                    None
+                }
+                batch = self.acks.ready() => {
+                    self.unsent_acks = 0;
+                    Some(encode(agent_frame::Body::Acks(batch)))
+                }
                 changed = status.changed() => {
                     if changed.is_err() {
                         return Ok(Ending::Stopping);
                     }
                     due = self.pacer.due(&status.borrow_and_update(), Instant::now());
+                    None
                 }
                 () = tokio::time::sleep_until(due) => {
                     let newest = status.borrow_and_update().clone();
-                    send(&mut session.frames_out, agent_frame::Body::Status(newest.clone())).await?;
+                    let frame = encode(agent_frame::Body::Status(newest.clone()));
                     let now = Instant::now();
-                    self.pacer.sent(newest.clone(), now);
-                    due = self.pacer.due(&newest, now);
+                    due = self.pacer.sent(newest, now);
+                    Some(frame)
                 }
                 event = events.recv() => {
-                    if let Some(batch) = collect(event, &mut events) {
-                        send(&mut session.frames_out, agent_frame::Body::Events(batch)).await?;
-                    }
+                    collect(event, &mut events).map(|batch| encode(agent_frame::Body::Events(batch)))
                 }
                 Some(done) = self.requests.join_next() => {
-                    if let Ok(reply) = done {
-                        send(&mut session.frames_out, agent_frame::Body::Reply(reply)).await?;
-                    }
+                    done.ok().map(|reply| encode(agent_frame::Body::Reply(reply)))
                 }
                 _ = ticks.tick() => {
                     self.heartbeats += 1;
-                    let beat = Heartbeat { sequence: self.heartbeats };
-                    send(&mut session.frames_out, agent_frame::Body::Heartbeat(beat)).await?;
+                    Some(encode(agent_frame::Body::Heartbeat(Heartbeat { sequence: self.heartbeats })))
                 }
                 () = shutdown.cancelled() => {
                     let _ = tokio::time::timeout(FAREWELL_TIMEOUT, self.farewell(session)).await;
-                    session.control.close(close_code::SHUTDOWN, "the agent is stopping");
-                    return Ok(Ending::Stopping);
+                    return Ok(stopping(&session.control));
                 }
+            };
+            self.observe(&status);
+            if let Some(frame) = frame
+                && let Some(ending) = self.send(frame, session, &status, shutdown).await?
+            {
+                return Ok(ending);
             }
-            // After whatever happened: a document may just have been accepted, or made true.
-            if let Some(ack) = self.awaiting.observe(&status.borrow()) {
-                self.acks.push(ack);
+        }
+    }
+
+    /// Sends one frame, and hears the coordinator all the while: what it is itself sending may have to be read before
+    /// it reads this.
+    async fn send(
+        &mut self,
+        frame: Bytes,
+        session: &mut ClientSession,
+        status: &watch::Receiver<NodeStatus>,
+        shutdown: &CancellationToken,
+    ) -> Result<Option<Ending>, SessionError> {
+        let ClientSession { frames_in, frames_out, control, .. } = session;
+        let mut sending = pin!(frames_out.send_encoded(frame));
+        loop {
+            tokio::select! {
+                sent = &mut sending => return sent.map(|()| None),
+                received = frames_in.recv(), if self.may_hear() => {
+                    if let Some(ending) = self.hear(received?, status).await {
+                        return Ok(Some(ending));
+                    }
+                }
+                () = shutdown.cancelled() => break,
             }
+        }
+        // A frame given up half-way would be the end of the session; whole, it leaves room for the last acks.
+        match tokio::time::timeout(FAREWELL_TIMEOUT, sending).await {
+            Ok(sent) => sent.map(|()| None),
+            Err(_) => Ok(Some(stopping(control))),
+        }
+    }
+
+    fn may_hear(&self) -> bool {
+        self.unsent_acks + self.requests.len() < MAX_UNSENT
+    }
+
+    fn push_ack(&mut self, ack: Ack) {
+        self.unsent_acks += 1;
+        self.acks.push(ack);
+    }
+
+    /// After whatever happened: a document may just have been accepted, or made true.
+    fn observe(&mut self, status: &watch::Receiver<NodeStatus>) {
+        if let Some(ack) = self.awaiting.observe(&status.borrow()) {
+            self.push_ack(ack);
         }
     }
 
@@ -208,9 +260,24 @@ impl<'a> Conversation<'a> {
     async fn farewell(&mut self, session: &mut ClientSession) -> Result<(), SessionError> {
         if !self.acks.is_empty() {
             let batch = self.acks.take();
-            send(&mut session.frames_out, agent_frame::Body::Acks(batch)).await?;
+            session.frames_out.send_encoded(encode(agent_frame::Body::Acks(batch))).await?;
         }
         session.frames_out.finish().await
+    }
+
+    async fn hear(
+        &mut self,
+        received: Option<CoordinatorFrame>,
+        status: &watch::Receiver<NodeStatus>,
+    ) -> Option<Ending> {
+        let ending = match received {
+            Some(CoordinatorFrame { body: Some(body) }) => self.on_frame(body).await,
+            // A frame of a kind that a newer coordinator knows: not for this agent.
+            Some(CoordinatorFrame { body: None }) => None,
+            None => Some(Ending::Failed(SessionFailure::Ended)),
+        };
+        self.observe(status);
+        ending
     }
 
     async fn on_frame(&mut self, body: coordinator_frame::Body) -> Option<Ending> {
@@ -231,9 +298,12 @@ impl<'a> Conversation<'a> {
         match intake.accept(&document.envelope).await {
             Ok(accepted) => {
                 self.awaiting.expect(Some(accepted.mark.clone()));
-                self.acks.push(acks::accepted(accepted.mark));
+                self.push_ack(acks::accepted(accepted.mark));
             }
-            Err(problem) => self.acks.push(acks::refused(&document.envelope, &problem, intake.high_water())),
+            Err(problem) => {
+                let ack = acks::refused(&document.envelope, &problem, intake.high_water());
+                self.push_ack(ack);
+            }
         }
     }
 
@@ -259,6 +329,11 @@ impl<'a> Conversation<'a> {
             Reply { id, problem }
         });
     }
+}
+
+fn stopping(control: &SessionControl) -> Ending {
+    control.close(close_code::SHUTDOWN, "the agent is stopping");
+    Ending::Stopping
 }
 
 async fn wake_instance(node: &NodeHandle, wake: &mvm_proto::wire::session::v1::Wake) -> Result<(), Problem> {

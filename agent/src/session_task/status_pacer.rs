@@ -30,8 +30,10 @@ impl StatusPacer {
         }
     }
 
-    pub(super) fn sent(&mut self, status: NodeStatus, now: Instant) {
+    /// Notes what is sent now; returns when it is due again if nothing changes.
+    pub(super) fn sent(&mut self, status: NodeStatus, now: Instant) -> Instant {
         self.sent = Some((status, now));
+        now + REFRESH
     }
 }
 

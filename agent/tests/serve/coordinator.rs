@@ -61,12 +61,29 @@ impl Coordinator {
         tokens: Vec<JoinToken>,
         life: Duration,
     ) -> Self {
+        Self::start_within(&Limits::default(), cluster, address, tokens, life)
+    }
+
+    /// One that takes in no more than `stream_window` bytes before it reads them.
+    pub(crate) fn start_narrow(cluster: &Arc<Cluster>, stream_window: u32) -> Self {
+        let limits = Limits { stream_window, ..Limits::default() };
+        let address = "127.0.0.1:0".parse().unwrap();
+        Self::start_within(&limits, cluster, address, Vec::new(), Duration::from_secs(3600))
+    }
+
+    fn start_within(
+        limits: &Limits,
+        cluster: &Arc<Cluster>,
+        address: SocketAddr,
+        tokens: Vec<JoinToken>,
+        life: Duration,
+    ) -> Self {
         let credential = LiveCredential::new(cluster.credential(Role::Coordinator, "c1"));
         let anchors = LiveAnchors::new(cluster.anchors());
         let alpn: [&[u8]; 2] = [ALPN_H3, ALPN_SESSION];
         let tls =
             tls::server_config(&credential, &anchors, &cluster.id, ClientAuth::Optional, &alpn).unwrap();
-        let server = Server::bind(address, tls, Limits::default()).unwrap();
+        let server = Server::bind(address, tls, limits.clone()).unwrap();
         let address = server.local_addr();
         let desk = Arc::new(Desk { cluster: Arc::clone(cluster), tokens: Mutex::new(tokens), life });
         let router = Router::new()

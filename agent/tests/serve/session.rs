@@ -10,6 +10,7 @@ use mvm_proto::wire::session::v1::{
     Wake, Welcome, agent_frame, coordinator_frame, request,
 };
 use mvm_transport::ServerSession;
+use mvm_transport::frame::encode_once;
 
 use crate::cluster::{Cluster, NODE, PATIENCE, Running, get_local};
 use crate::coordinator::Coordinator;
@@ -194,6 +195,27 @@ async fn an_agent_that_was_told_not_to_come_back_is_not_ready_and_does_not_redia
     let redialled =
         tokio::time::timeout(std::time::Duration::from_millis(1500), coordinator.sessions.recv()).await;
     assert!(redialled.is_err(), "three of the shortest waits passed without a new session");
+    agent.stop().await.unwrap();
+    coordinator.stop().await;
+}
+
+#[tokio::test]
+async fn a_status_and_a_document_larger_than_the_window_pass_each_other() {
+    const WINDOW: u32 = 128;
+    let cluster = Arc::new(Cluster::new());
+    let mut coordinator = Coordinator::start_narrow(&cluster, WINDOW);
+    let mut settings = settings(&cluster, &coordinator);
+    settings.limits.stream_window = WINDOW;
+    let agent = Running::start(settings).await;
+    let (mut talk, _) = Talk::begin(&mut coordinator).await;
+    // The first status is due with the welcome, and is not read before the document is out.
+    let document = cluster.document(1, 1);
+    assert!(document.to_json().len() > WINDOW as usize);
+    tokio::time::timeout(PATIENCE, talk.push(&document)).await.expect("the agent reads while it sends");
+    let Some(body @ agent_frame::Body::Status(_)) = talk.next().await else { panic!("a status comes first") };
+    assert!(encode_once(&AgentFrame { body: Some(body) }).len() > WINDOW as usize);
+    talk.ack(Stage::Accepted).await;
+    talk.ack(Stage::Converged).await;
     agent.stop().await.unwrap();
     coordinator.stop().await;
 }

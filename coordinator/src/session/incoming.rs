@@ -2,13 +2,10 @@
 
 use mvm_proto::Problem;
 use mvm_proto::status::NodeStatus;
-use mvm_proto::wire::session::v1::{
-    Ack, CoordinatorFrame, HeartbeatAck, Reply, Stage, agent_frame, coordinator_frame,
-};
-use mvm_transport::FrameSender;
+use mvm_proto::wire::session::v1::{Ack, Reply, Stage, agent_frame};
 use prost::Message;
 
-use super::{End, RETRY_REFUSED, Talk, frame};
+use super::{End, RETRY_REFUSED, Talk};
 use crate::fleet::Refused;
 use crate::records::Numbers;
 use crate::state::now;
@@ -22,17 +19,13 @@ const MAX_PROBLEM_BYTES: usize = 64 * 1024;
 const MAX_RENUMBERINGS: u32 = 3;
 
 impl Talk<'_> {
-    pub(super) async fn hear(
-        &mut self,
-        body: agent_frame::Body,
-        frames_out: &mut FrameSender<CoordinatorFrame>,
-    ) -> Result<(), End> {
+    /// Sends nothing: an answer goes to its slot, so that hearing never waits for the node to read.
+    pub(super) async fn hear_body(&mut self, body: agent_frame::Body) -> Result<(), End> {
         match body {
             agent_frame::Body::Hello(_) => return Err(End::protocol("a second hello came".to_owned())),
             agent_frame::Body::Heartbeat(heartbeat) => {
                 self.attached.live.lock().last_seen_at = Some(now());
-                let ack = HeartbeatAck { sequence: heartbeat.sequence };
-                frames_out.send(&frame(coordinator_frame::Body::HeartbeatAck(ack))).await?;
+                self.unanswered = Some(heartbeat.sequence);
             }
             agent_frame::Body::Acks(acks) => {
                 for ack in acks.acks {

@@ -1,14 +1,14 @@
 //! Node sessions: who may speak, replacement, removal, silence.
 
 use mvm_proto::Problem;
-use mvm_proto::status::{Event, NodeInfo, NodeStatus};
+use mvm_proto::status::{Condition, Event, NodeInfo, NodeStatus};
 use mvm_proto::wire::control::v1::{
     GetNodeRequest, Node as NodeMessage, RemoveNodeRequest, WakeInstanceRequest,
 };
 use mvm_proto::wire::session::v1::{Events, Heartbeat, Reply, agent_frame, coordinator_frame};
-use mvm_transport::SessionError;
+use mvm_transport::{Limits, SessionError};
 
-use crate::support::{Running, new_cluster, soon, wait_until};
+use crate::support::{PATIENCE, Running, document, new_cluster, soon, stages, wait_until};
 
 async fn get(running: &Running, node: &str) -> NodeMessage {
     running.operator().await.get_node(GetNodeRequest { node_id: node.into() }).await.unwrap().into_inner()
@@ -229,4 +229,30 @@ async fn stopping_says_goodbye_and_asks_to_dial_again() {
     let (goodbye, ()) = tokio::join!(session.end(), running.stop());
     assert!(goodbye.unwrap().redial);
     assert!(begun.elapsed() < std::time::Duration::from_secs(10));
+}
+
+#[tokio::test]
+async fn a_document_and_statuses_larger_than_the_window_pass_each_other() {
+    const WINDOW: u32 = 512;
+    let (_dir, report) = new_cluster();
+    let running =
+        Running::start_with(&report.data_dir, |settings| settings.limits.stream_window = WINDOW).await;
+    let node = running.enrol("n1").await;
+    let narrow = Limits { stream_window: WINDOW, ..Limits::default() };
+    let mut session = node.dial_within(&narrow).await.unwrap();
+    session.send(agent_frame::Body::Hello(node.hello(None))).await;
+    session.welcome().await;
+
+    let pushed = running.push(&document("n1", 1), 0).await;
+    assert!(stages(&pushed).contains(&"stored"));
+    // None of the document is read before all of these are sent.
+    let long = Condition { message: "x".repeat(64 * 1024), ..Condition::default() };
+    let status = NodeStatus { node_id: "n1".into(), conditions: vec![long], ..NodeStatus::default() };
+    for _ in 0..8 {
+        let sent = session.send(agent_frame::Body::Status(status.clone()));
+        tokio::time::timeout(PATIENCE / 2, sent).await.expect("the coordinator reads while it sends");
+    }
+    let mark = session.obey().await;
+    session.expect_quiet().await;
+    assert_eq!(get(&running, "n1").await.assigned, Some(mark));
 }

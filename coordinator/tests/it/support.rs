@@ -233,6 +233,10 @@ impl Node {
     }
 
     pub(crate) async fn dial(&self) -> Result<Session, mvm_transport::ConnectError> {
+        self.dial_within(&Limits::default()).await
+    }
+
+    pub(crate) async fn dial_within(&self, limits: &Limits) -> Result<Session, mvm_transport::ConnectError> {
         let tls = mvm_pki::tls::client_config(
             Some(&self.credential),
             &self.anchors,
@@ -240,7 +244,7 @@ impl Node {
             &[ALPN_SESSION],
         )
         .unwrap();
-        let session = dial_session(self.address, "127.0.0.1", tls, &Limits::default()).await?;
+        let session = dial_session(self.address, "127.0.0.1", tls, limits).await?;
         Ok(Session { session, trust: self.trust.clone() })
     }
 

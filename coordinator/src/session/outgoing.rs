@@ -1,0 +1,89 @@
+//! What the node is told after its welcome, one frame at a time.
+
+use std::ops::ControlFlow;
+
+use mvm_proto::wire::session::v1::{
+    AgentFrame, CoordinatorFrame, Document, HeartbeatAck, Trust, coordinator_frame,
+};
+use mvm_transport::frame::encode_once;
+use mvm_transport::{FrameReceiver, FrameSender};
+
+use super::{End, Talk, frame};
+use crate::documents::Stored;
+use crate::fleet::Item;
+
+impl Talk<'_> {
+    /// Sends one frame, and hears the node all the while. A node whose own frame fills the window reads ours only once
+    /// we have read its: were reading to wait for writing here, both would wait for ever. What is heard meanwhile costs
+    /// no queue, it goes to slots.
+    pub(super) async fn send(
+        &mut self,
+        body: coordinator_frame::Body,
+        frames_in: &mut FrameReceiver<AgentFrame>,
+        frames_out: &mut FrameSender<CoordinatorFrame>,
+    ) -> Result<ControlFlow<()>, End> {
+        let is_document = matches!(body, coordinator_frame::Body::Document(_));
+        let numbers = self.sent.filter(|_| is_document);
+        let encoded = encode_once(&frame(body));
+        let mut sending = std::pin::pin!(frames_out.send_encoded(encoded));
+        loop {
+            tokio::select! {
+                sent = &mut sending => {
+                    sent?;
+                    break;
+                }
+                received = frames_in.recv() => if self.hear(received?).await?.is_break() {
+                    return Ok(ControlFlow::Break(()));
+                },
+            }
+        }
+        if let Some(numbers) = numbers {
+            self.attached.live.change(|live| live.sent = Some(numbers));
+            tracing::debug!(node = %self.attached.node, generation = numbers.generation, "sent a document");
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// What to send next, and noted as sent: its answer may be heard before the sending is known to be over.
+    pub(super) fn next_out(&mut self) -> Result<Option<coordinator_frame::Body>, End> {
+        if let Some(sequence) = self.unanswered.take() {
+            return Ok(Some(coordinator_frame::Body::HeartbeatAck(HeartbeatAck { sequence })));
+        }
+        while let Some(item) = self.attached.outbox.take() {
+            let body = match item {
+                Item::Goodbye(goodbye) => return Err(End::Goodbye(goodbye)),
+                Item::Trust => self.trust_to_send().map(coordinator_frame::Body::Trust),
+                Item::Document(stored) => {
+                    self.document_to_send(stored).map(coordinator_frame::Body::Document)
+                }
+                Item::Request(request) => Some(coordinator_frame::Body::Request(request)),
+            };
+            if body.is_some() {
+                return Ok(body);
+            }
+        }
+        Ok(None)
+    }
+
+    fn trust_to_send(&mut self) -> Option<Trust> {
+        let (root, images) = self.trust;
+        let trust = self.state.trust.since(root, images)?;
+        if self.state.trust.resets_since(root) {
+            // What comes next is numbered anew, from below.
+            self.sent = None;
+        }
+        let current = self.state.trust.current();
+        self.trust = (current.root_version(), current.images_version());
+        Some(trust)
+    }
+
+    fn document_to_send(&mut self, stored: Stored) -> Option<Document> {
+        let numbers = stored.assigned.numbers;
+        if self.sent >= Some(numbers) {
+            return None;
+        }
+        self.sent = Some(numbers);
+        self.retry = None;
+        Some(Document { envelope: stored.envelope.into() })
+    }
+}
