@@ -6,20 +6,22 @@
 mod check;
 mod due;
 mod numbering;
+mod reset;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use mvm_pki::{SigningKey, seal};
-use mvm_proto::document::{DOCUMENT_PAYLOAD_TYPE, MAX_DOCUMENT_BYTES};
+use mvm_proto::document::DOCUMENT_PAYLOAD_TYPE;
 use mvm_proto::status::Mark;
 use mvm_proto::{
     ClusterId, DesiredState, NodeId, Problem, Provenance, SignedDocument, Timestamp, Unverified,
 };
 use mvm_store::{Guard, Store, StoreError, Transaction};
 
-use crate::records::{ASSIGNED, Assigned, NODES, NodeRecord, Numbers, assigned_key, envelope_key, node_key};
+use crate::fleet::LiveNode;
+use crate::records::{ASSIGNED, Assigned, NodeRecord, Numbers, assigned_key, envelope_key, node_key};
 use crate::refuse;
 use crate::state::{Backend, MAX_TRIES, StateError, Versioned, encode, load, load_all, unchanged};
 use crate::trust::Trust;
@@ -37,7 +39,8 @@ pub(crate) struct Stored {
 /// What a new document is to say.
 enum Content<'a> {
     New(&'a DesiredState),
-    /// What the stored one says; nothing happens unless it is still this one, when given.
+    /// What the stored one says; nothing happens unless it is still this one, when given, and the newest that is known
+    /// of the node.
     Again {
         only_if: Option<&'a Assigned>,
     },
@@ -65,15 +68,10 @@ impl Documents {
         Self { store, director, trust, cluster, epoch, life, due: DueList::default() }
     }
 
-    /// Fills the list of documents to issue again. Reads numbers only, not contents.
+    /// How many nodes have a document. None is due yet, however old: what a store says counts only once the node has said
+    /// how far it is, because the store may be a restored backup.
     pub(crate) async fn load_due(&self) -> Result<usize, StateError> {
-        let all = load_all::<Assigned>(&self.store, ASSIGNED).await?;
-        for (node, assigned) in &all {
-            if let Ok(node) = node.parse() {
-                self.due.set(&node, assigned.value.reissue_at());
-            }
-        }
-        Ok(all.len())
+        Ok(load_all::<Assigned>(&self.store, ASSIGNED).await?.len())
     }
 
     /// Reads what an operator wrote and holds it against the rules that agents hold it against.
@@ -102,7 +100,11 @@ impl Documents {
         }
         let trust = self.trust.current();
         trust.check_images(&desired, now).map_err(|error| error.to_problem())?;
-        Ok(desired)
+        // With the longest numbers, so that what is valid here fits whatever numbers it gets.
+        let longest = Numbers { epoch: numbering::MAX_NUMBER, generation: numbering::MAX_NUMBER };
+        let document = SignedDocument { provenance: self.provenance(longest, now), desired };
+        check::size(document.to_payload().len())?;
+        Ok(document.desired)
     }
 
     /// Stores `desired` as the newest document of its node.
@@ -127,8 +129,9 @@ impl Documents {
 
     /// The newest document of a node.
     pub(crate) async fn load(&self, node: &NodeId) -> Result<Option<Stored>, StateError> {
-        loop {
-            let Some(before) = load::<Assigned>(&self.store, &assigned_key(node)).await? else {
+        let key = assigned_key(node);
+        for _ in 0..MAX_TRIES {
+            let Some(before) = load::<Assigned>(&self.store, &key).await? else {
                 return Ok(None);
             };
             let envelope = self.store.get(&envelope_key(node)).await?;
@@ -140,19 +143,56 @@ impl Documents {
                 _ => tokio::task::yield_now().await,
             }
         }
+        Err(StoreError::Conflict { key }.into())
     }
 
-    /// What to send to a node whose ledger holds `reported`: the document that it lacks, if any.
+    /// The newest document of a node in a form that its agent accepts now: one that is past half of its life, that
+    /// another director key signed, or that was not numbered since a reset, is issued again. `None` as well when it can't be: the session goes on without.
+    async fn load_acceptable(&self, node: &NodeId, now: Timestamp) -> Result<Option<Stored>, Problem> {
+        let stored = match self.load(node).await {
+            Ok(Some(stored)) => stored,
+            Ok(None) => return Ok(None),
+            Err(error) => return check::set_aside(node, Err(check::unloadable(node, error))),
+        };
+        let accepted = |envelope| self.trust.current().verify_document(envelope, now).is_ok();
+        if stored.assigned.numbers != reset::UNNUMBERED
+            && stored.assigned.reissue_at() > now
+            && Unverified::from_json(&stored.envelope).is_ok_and(accepted)
+        {
+            self.due.set(node, stored.assigned.reissue_at());
+            return Ok(Some(stored));
+        }
+        let again = Content::Again { only_if: Some(&stored.assigned) };
+        check::set_aside(node, self.issue(node, &again, None, now).await)
+    }
+
+    /// What to send to a node whose ledger holds `reported`: the document that it lacks, if any. A node that is past the
+    /// stored document is told nothing: what it runs was lost here, and only an operator knows whether the older content
+    /// is still wanted. It is marked, and the next push is numbered above it.
     pub(crate) async fn after_hello(
         &self,
         node: &NodeId,
+        live: &LiveNode,
         reported: Option<&Mark>,
         now: Timestamp,
     ) -> Result<Option<Stored>, Problem> {
         let assigned = self.assigned(node).await?;
         match numbering::after_hello(assigned.as_ref(), reported) {
-            AfterHello::Nothing => Ok(None),
-            AfterHello::Send => Ok(self.load(node).await?),
+            AfterHello::Nothing => {
+                if let Some(assigned) = assigned {
+                    self.due.set(node, assigned.reissue_at());
+                }
+                Ok(None)
+            }
+            AfterHello::Send => self.load_acceptable(node, now).await,
+            AfterHello::StoredOlder => {
+                if let (Some(assigned), Some(reported)) = (assigned, reported) {
+                    self.remember(node, Numbers::from(reported)).await?;
+                    let event = check::stored_older(node, assigned.numbers, Numbers::from(reported), now);
+                    live.change(|live| live.add_event_once(event));
+                }
+                Ok(None)
+            }
             AfterHello::Remember => {
                 if let Some(reported) = reported {
                     self.remember(node, Numbers::from(reported)).await?;
@@ -160,14 +200,14 @@ impl Documents {
                 Ok(None)
             }
             AfterHello::Renumber => {
-                tracing::warn!(%node, "the node is past the stored document; numbering it anew above the node's");
-                let floor = reported.map(Numbers::from);
-                self.issue(node, &Content::Again { only_if: None }, floor, now).await
+                tracing::warn!(%node, "the node has other content under the stored document's numbers; numbering it anew");
+                self.renumber(node, reported.map(Numbers::from), now).await
             }
         }
     }
 
-    /// The document under new numbers, if `reported` shows that the node is past it; `None` if it is not.
+    /// The document under new numbers, if the node refused it because it is past it; `None` if it is not. What was sent
+    /// is the newest that was known of the node, so it is meant to replace what the node has.
     pub(crate) async fn renumber_if_past(
         &self,
         node: &NodeId,
@@ -176,9 +216,22 @@ impl Documents {
     ) -> Result<Option<Stored>, Problem> {
         let assigned = self.assigned(node).await?;
         match numbering::after_hello(assigned.as_ref(), Some(reported)) {
-            AfterHello::Renumber => self.after_hello(node, Some(reported), now).await,
+            AfterHello::Renumber | AfterHello::StoredOlder => {
+                tracing::warn!(%node, "the node is past the document sent; numbering it anew above the node's");
+                self.renumber(node, Some(Numbers::from(reported)), now).await
+            }
             AfterHello::Nothing | AfterHello::Send | AfterHello::Remember => Ok(None),
         }
+    }
+
+    async fn renumber(
+        &self,
+        node: &NodeId,
+        floor: Option<Numbers>,
+        now: Timestamp,
+    ) -> Result<Option<Stored>, Problem> {
+        let again = Content::Again { only_if: None };
+        check::set_aside(node, self.issue(node, &again, floor, now).await)
     }
 
     /// Keeps in mind that a node is past these numbers, for the first document to come.
@@ -196,24 +249,6 @@ impl Documents {
             }
         }
         Err(refuse::too_busy("the node"))
-    }
-
-    /// A new trust root made every node forget its numbers: claims from before it no longer count.
-    pub(crate) async fn forget_floors(&self) -> Result<(), Problem> {
-        for (_, found) in load_all::<NodeRecord>(&self.store, NODES).await? {
-            if found.value.floor.is_none() {
-                continue;
-            }
-            let key = node_key(&found.value.node_id);
-            let record = NodeRecord { floor: None, ..found.value };
-            let txn = Transaction::new().guard(key.as_str(), Guard::Version(found.version));
-            match self.store.commit(txn.put(key, encode(&record))).await {
-                // Whoever changed the record meanwhile saw the node after its reset, or will.
-                Ok(_) | Err(StoreError::Conflict { .. }) => {}
-                Err(error) => return Err(StateError::from(error).into()),
-            }
-        }
-        Ok(())
     }
 
     /// The one way into the store: number, sign, check the own signature, commit. `None` when there is nothing to do.
@@ -236,10 +271,12 @@ impl Documents {
                 Content::Again { only_if } => {
                     let same =
                         |before: &Versioned<Assigned>| only_if.is_none_or(|only| *only == before.value);
-                    if !before.as_ref().is_some_and(same) {
+                    let newest =
+                        |before: &Versioned<Assigned>| record.value.floor <= Some(before.value.numbers);
+                    if !before.as_ref().is_some_and(|before| same(before) && newest(before)) {
                         return Ok(None);
                     }
-                    match self.load(node).await? {
+                    match self.load(node).await.map_err(|error| check::unloadable(node, error))? {
                         Some(stored) => self.stored_content(node, &stored)?,
                         None => return Ok(None),
                     }
@@ -269,12 +306,13 @@ impl Documents {
         Err(refuse::too_busy("the document"))
     }
 
-    /// What a stored document says. Verified first: a changed store must not get our signature on its changes.
+    /// What a stored document says. Verified first: a changed store must not get our signature on its changes. A key
+    /// that was a director's when it signed is good enough: the content was checked when it was stored.
     fn stored_content(&self, node: &NodeId, stored: &Stored) -> Result<DesiredState, Problem> {
         let unverified = Unverified::<SignedDocument>::from_json(&stored.envelope)
             .map_err(|error| check::unusable(node, &error))?;
         let verified = unverified
-            .verify(&OwnSignature(self.director.public()))
+            .verify(&OwnSignature(self.trust.directors_ever()))
             .map_err(|error| check::unusable(node, &error))?;
         let document = verified.into_inner();
         if document.desired.node_id != *node || document.provenance.cluster != self.cluster {
@@ -283,21 +321,20 @@ impl Documents {
         Ok(document.desired)
     }
 
-    fn sign(&self, desired: DesiredState, numbers: Numbers, now: Timestamp) -> Result<Stored, Problem> {
-        let provenance = Provenance {
+    fn provenance(&self, numbers: Numbers, now: Timestamp) -> Provenance {
+        Provenance {
             cluster: self.cluster.clone(),
             epoch: numbers.epoch,
             generation: numbers.generation,
             issued_at: now,
             expires_at: now + self.life,
-        };
-        let document = SignedDocument { provenance, desired };
-        let payload = document.to_payload();
-        if payload.len() > MAX_DOCUMENT_BYTES {
-            let detail =
-                format!("the document has {} bytes, the limit is {MAX_DOCUMENT_BYTES}", payload.len());
-            return Err(Problem::new(413, "document_too_large", detail, "Split it over more nodes."));
         }
+    }
+
+    fn sign(&self, desired: DesiredState, numbers: Numbers, now: Timestamp) -> Result<Stored, Problem> {
+        let document = SignedDocument { provenance: self.provenance(numbers, now), desired };
+        let payload = document.to_payload();
+        check::size(payload.len())?;
         let envelope = seal(DOCUMENT_PAYLOAD_TYPE, payload, &[&self.director]);
         // Read back with an agent's eyes: a key that the trust root does not name is found here, not on the nodes.
         let verified = self

@@ -193,6 +193,16 @@ impl Fleet {
         nodes.values().filter_map(outbox).collect()
     }
 
+    /// A trust root made every node forget its numbers. What waits to be sent is numbered anew, and comes back.
+    pub(crate) fn forget_marks(&self) {
+        let nodes: Vec<_> =
+            self.nodes.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        for live in nodes {
+            live.change(Live::forget_marks);
+        }
+        self.outboxes().iter().for_each(|outbox| outbox.drop_document());
+    }
+
     /// Every session looks what trust its node lacks.
     pub(crate) fn trust_changed(&self) {
         self.outboxes().iter().for_each(|outbox| outbox.put_trust());

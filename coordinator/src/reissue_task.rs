@@ -1,5 +1,8 @@
 //! Issues every document again at half of its life, so that a node never runs out of a valid one while a coordinator
 //! lives. The content stays; numbers and expiry are new.
+//!
+//! Only nodes with a session are served: the hello of one that was away looks after its document, and tells first
+//! whether the node has a newer one than this store, as after a restore from a backup.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +20,10 @@ const RETRY: Duration = Duration::from_secs(30);
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 
 pub(crate) async fn reissue_task(state: Arc<State>) {
+    // The process before may have ended between a root that resets numbers and the documents.
+    if let Err(problem) = state.documents.follow_reset(now()).await {
+        tracing::error!(%problem, "could not follow a root that resets numbers; upload it again");
+    }
     loop {
         let wait =
             state.documents.due.next().map_or(LONGEST_SLEEP, |next| next.since(now()).min(LONGEST_SLEEP));
@@ -31,6 +38,9 @@ pub(crate) async fn reissue_task(state: Arc<State>) {
 }
 
 async fn reissue(state: &State, node: NodeId) {
+    if state.fleet.get(&node).is_none_or(|live| live.lock().session.is_none()) {
+        return;
+    }
     let assigned = match state.documents.assigned(&node).await {
         Ok(Some(assigned)) => assigned,
         Ok(None) => return,
@@ -53,7 +63,9 @@ async fn reissue(state: &State, node: NodeId) {
         }
         // Someone pushed or removed meanwhile.
         Ok(None) => {}
-        Err(problem) if problem.status < 500 => tracing::info!(%node, %problem, "not issued again"),
+        Err(problem) if matches!(problem.code.as_str(), "node_unknown" | "node_removed") => {
+            tracing::info!(%node, %problem, "not issued again");
+        }
         Err(problem) => {
             tracing::error!(%node, %problem, "could not issue a document again");
             state.documents.due.set(&node, now + RETRY);

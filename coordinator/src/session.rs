@@ -15,15 +15,17 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use mvm_pki::{Identity, Role};
+use mvm_proto::status::Mark;
 use mvm_proto::wire::SESSION_PROTOCOL;
 use mvm_proto::wire::session::v1::{
     AgentFrame, CoordinatorFrame, Goodbye, Hello, Welcome, agent_frame, coordinator_frame,
 };
-use mvm_proto::{NodeId, Problem};
+use mvm_proto::{Digest, NodeId, Problem};
 use mvm_transport::session::close_code;
 use mvm_transport::{
     FrameReceiver, FrameSender, ServerSession, SessionControl, SessionError, SessionHandler,
 };
+use prost::Message;
 
 use crate::enrolment;
 use crate::fleet::Attached;
@@ -35,6 +37,8 @@ use crate::state::{State, now};
 const OLDEST_PROTOCOL: u32 = 1;
 /// From the handshake to the hello. An agent sends it at once.
 const HELLO_WAIT: Duration = Duration::from_secs(5);
+/// The largest description of a node that is kept: names, versions and a few conditions take a hundredth of it.
+const MAX_INFO_BYTES: usize = 64 * 1024;
 /// How long a goodbye may take to get out before the connection is cut anyway.
 const GOODBYE_WAIT: Duration = Duration::from_secs(2);
 /// When a node refused a document for want of its own resources (a full disk), it is tried again after this.
@@ -131,7 +135,7 @@ async fn converse(
 ) -> Result<(), End> {
     let node = node_of(peer)?;
     let hello = tokio::time::timeout(HELLO_WAIT, frames_in.recv());
-    let hello = match hello.await {
+    let mut hello = match hello.await {
         Ok(Ok(Some(AgentFrame { body: Some(agent_frame::Body::Hello(hello)) }))) => hello,
         Ok(Ok(Some(_))) => return Err(End::protocol("the first frame is not a hello".to_owned())),
         Ok(Ok(None)) => return Ok(()),
@@ -142,6 +146,8 @@ async fn converse(
         }
     };
     let protocol = agree(&node, &hello)?;
+    // The node forgets its mark with the trust that it is sent first.
+    let forgotten = hello.high_water.take_if(|_| state.trust.resets_since(hello.trust_root_version));
 
     // A certificate from before a removal must not push out the session of the node that came back.
     admit(state, &node, control).await?;
@@ -156,6 +162,9 @@ async fn converse(
         now(),
     );
     admit(state, &node, control).await?;
+    if let Some(mark) = forgotten {
+        attached.live.change(|live| live.forget_mark(&mark));
+    }
     tracing::info!(%node, %address, "connected");
 
     let silence = state.settings.heartbeat * SILENT_INTERVALS;
@@ -174,11 +183,12 @@ async fn converse(
         trust: (hello.trust_root_version, hello.images_version),
         sent: None,
         unanswered: None,
+        status_too_large: false,
         renumbered: 0,
         retry: None,
     };
     talk.attached.outbox.put_trust();
-    let behind = state.documents.after_hello(&talk.attached.node, hello.high_water.as_ref(), now());
+    let behind = state.documents.after_hello(&node, &talk.attached.live, hello.high_water.as_ref(), now());
     let behind = Box::pin(behind).await;
     match behind {
         Ok(Some(stored)) => talk.attached.outbox.put_document(stored),
@@ -223,6 +233,10 @@ fn agree(node: &NodeId, hello: &Hello) -> Result<u32, End> {
         let reason = format!("node {node} says that it is {shown:?}");
         return Err(End::Refused { code: close_code::PROTOCOL, reason, redial: false });
     }
+    if hello.info.as_ref().is_some_and(|info| info.encoded_len() > MAX_INFO_BYTES) {
+        return Err(End::protocol(format!("a description of more than {MAX_INFO_BYTES} bytes came")));
+    }
+    check_mark(hello.high_water.as_ref())?;
     if hello.protocol < OLDEST_PROTOCOL {
         let reason = format!(
             "session version {} is not spoken here, only {OLDEST_PROTOCOL} to {SESSION_PROTOCOL}; upgrade the agent",
@@ -231,6 +245,14 @@ fn agree(node: &NodeId, hello: &Hello) -> Result<u32, End> {
         return Err(End::Refused { code: close_code::PROTOCOL, reason, redial: false });
     }
     Ok(hello.protocol.min(SESSION_PROTOCOL))
+}
+
+/// Marks are kept, so their digests must be digests: nothing else, and no longer.
+fn check_mark(mark: Option<&Mark>) -> Result<(), End> {
+    match mark.map(|mark| mark.digest.parse::<Digest>()) {
+        Some(Err(rule)) => Err(End::protocol(format!("the digest of a mark {rule}"))),
+        Some(Ok(_)) | None => Ok(()),
+    }
 }
 
 /// The conversation after the hello.
@@ -242,6 +264,8 @@ struct Talk<'a> {
     sent: Option<Numbers>,
     /// The newest heartbeat that was not answered yet. One slot: who hears of a later one knows of the earlier.
     unanswered: Option<u64>,
+    /// Whether it was already said that the node's status is too large to keep.
+    status_too_large: bool,
     /// How often this session made us number its document anew.
     renumbered: u32,
     /// When to try again what the node could not take.
@@ -323,6 +347,17 @@ mod tests {
         let node: NodeId = "n1".parse().unwrap();
         assert!(matches!(agree(&node, &hello(1, "n2")), Err(End::Refused { redial: false, .. })));
         assert!(matches!(agree(&node, &Hello { protocol: 1, ..Hello::default() }), Err(End::Refused { .. })));
+    }
+
+    #[test]
+    fn a_hello_chooses_not_how_much_is_kept_of_it() {
+        let node: NodeId = "n1".parse().unwrap();
+        let mut large = hello(1, "n1");
+        large.info.as_mut().unwrap().driver = "x".repeat(MAX_INFO_BYTES);
+        assert!(matches!(agree(&node, &large), Err(End::Refused { .. })));
+        let mark = Mark { epoch: 1, generation: 1, digest: "x".repeat(100) };
+        let odd = Hello { high_water: Some(mark), ..hello(1, "n1") };
+        assert!(matches!(agree(&node, &odd), Err(End::Refused { .. })));
     }
 
     #[test]

@@ -6,7 +6,9 @@
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use mvm_pki::{RootChange, TrustBundle, TrustError, TrustStore};
+use mvm_pki::trust::TrustRole;
+use mvm_pki::{PublicKey, RootChange, RootMetadata, TrustBundle, TrustError, TrustStore};
+use mvm_proto::envelope::Payload as _;
 use mvm_proto::wire::session::v1;
 use mvm_proto::{Envelope, Problem, Timestamp};
 
@@ -29,7 +31,8 @@ impl Trust {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Follows new root versions and image statements; all of them or none.
+    /// Follows new root versions and image statements; all of them or none. Operators send the chain from its start:
+    /// the roots that are known already are passed over, as agents do.
     pub(crate) async fn update(
         &self,
         roots: &[Vec<u8>],
@@ -38,12 +41,25 @@ impl Trust {
     ) -> Result<Vec<RootChange>, Problem> {
         let _one = self.updating.lock().await;
         let mut next = TrustStore::clone(&self.current());
-        let mut changes = Vec::new();
-        for root in roots {
-            changes.push(next.advance_root(envelope(root)?, now).map_err(|error| error.to_problem())?);
-        }
+        let roots = roots.iter().map(|root| envelope(root)).collect::<Result<_, _>>()?;
+        let chain = TrustBundle { roots, images: None };
+        let changes = next.update(&chain, now).map_err(|error| error.to_problem())?;
         for statement in images {
-            next.advance_images(envelope(statement)?, now).map_err(|error| error.to_problem())?;
+            let statement = envelope(statement)?;
+            if next.images_envelope().is_some_and(|held| held.payload == statement.payload) {
+                continue;
+            }
+            match next.advance_images(statement, now) {
+                Ok(_) => {}
+                // A statement that became stale on the way must not keep back the root that it was carried with.
+                Err(
+                    TrustError::Rollback { .. }
+                    | TrustError::ImagesExpired { .. }
+                    | TrustError::RoleExpired { .. }
+                    | TrustError::RootExpired { .. },
+                ) if !changes.is_empty() => {}
+                Err(error) => return Err(error.to_problem()),
+            }
         }
         let path = self.path.clone();
         let next = tokio::task::spawn_blocking(move || next.save(&path).map(|()| next))
@@ -67,6 +83,28 @@ impl Trust {
             roots,
             images: trust.images_envelope().map(Envelope::to_json).into_iter().collect(),
         })
+    }
+
+    /// Every key that was a director's under any root of the chain.
+    pub(crate) fn directors_ever(&self) -> Vec<PublicKey> {
+        self.chain().iter().flat_map(|root| root.keys_of(TrustRole::Director)).collect()
+    }
+
+    /// The version of the newest root that resets high-water marks; 0: none does.
+    pub(crate) fn newest_reset(&self) -> u64 {
+        let resets = self.chain().into_iter().filter(|root| root.resets_high_water);
+        resets.map(|root| root.version).max().unwrap_or(0)
+    }
+
+    /// Whether a node that knows the roots up to `version` will forget its mark as soon as it hears of the rest.
+    pub(crate) fn resets_since(&self, version: u64) -> bool {
+        self.newest_reset() > version
+    }
+
+    /// All roots, oldest first. They were verified when they were taken.
+    fn chain(&self) -> Vec<RootMetadata> {
+        let trust = self.current();
+        trust.root_envelopes().iter().filter_map(|root| RootMetadata::parse(&root.payload).ok()).collect()
     }
 
     pub(crate) fn bundle(&self) -> TrustBundle {

@@ -3,6 +3,7 @@
 //! Once stored, the document is the cluster's word: an operator who hangs up, or whose patience ends, does not take it
 //! back. The stream watches the node's marks; it is told by the fleet's table, never by a timer.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -97,6 +98,9 @@ async fn follow(state: &State, stored: &Stored, teller: &Teller) {
     let mut told = Reached::Stored;
     loop {
         changes.mark_unchanged();
+        // A mark above everything that was issued is no answer to this push: it is from before a reset, or made up.
+        let issued = state.documents.assigned(&teller.node).await.ok().flatten();
+        let issued = issued.map_or(numbers, |newest| newest.numbers.max(numbers));
         let (reached, newest, refused) = {
             let live = live.lock();
             if live.removed {
@@ -104,7 +108,7 @@ async fn follow(state: &State, stored: &Stored, teller: &Teller) {
             }
             let refused = live.refused.as_ref().filter(|refused| refused.numbers >= numbers);
             let newest = live.converged.clone().max_by_numbers(live.accepted.clone());
-            (reached(&live, numbers), newest, refused.map(|refused| refused.problem.clone()))
+            (reached(&live, &(numbers..=issued)), newest, refused.map(|refused| refused.problem.clone()))
         };
         let stages =
             [(Reached::Sent, "sent"), (Reached::Accepted, "accepted"), (Reached::Converged, "converged")];
@@ -128,13 +132,14 @@ async fn follow(state: &State, stored: &Stored, teller: &Teller) {
     teller.fail(&refuse::removed_node(&teller.node)).await;
 }
 
-fn reached(live: &crate::fleet::Live, numbers: Numbers) -> Reached {
-    let at_least = |mark: &Option<Mark>| mark.as_ref().is_some_and(|mark| Numbers::from(mark) >= numbers);
-    if at_least(&live.converged) {
+/// How far the node is with one of these documents: the one pushed, or those issued since.
+fn reached(live: &crate::fleet::Live, numbers: &RangeInclusive<Numbers>) -> Reached {
+    let has = |mark: &Option<Mark>| mark.as_ref().is_some_and(|mark| numbers.contains(&Numbers::from(mark)));
+    if has(&live.converged) {
         Reached::Converged
-    } else if at_least(&live.accepted) {
+    } else if has(&live.accepted) {
         Reached::Accepted
-    } else if live.sent >= Some(numbers) {
+    } else if live.sent >= Some(*numbers.start()) {
         Reached::Sent
     } else {
         Reached::Stored

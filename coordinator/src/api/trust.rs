@@ -1,6 +1,6 @@
 //! Trust as operators see it and change it.
 
-use mvm_pki::trust::TrustRole;
+use mvm_pki::trust::{MAX_ROOTS, TrustRole};
 use mvm_pki::{RootMetadata, TrustStore};
 use mvm_proto::wire::control::v1::{TrustKey, TrustState, UpdateTrustRequest};
 use mvm_proto::{Envelope, Problem};
@@ -8,8 +8,8 @@ use mvm_proto::{Envelope, Problem};
 use crate::refuse;
 use crate::state::{State, now};
 
-/// More versions than any cluster signs between two uploads.
-const MAX_ENVELOPES: usize = 64;
+/// The longest chain of roots that anyone follows, and a statement of images.
+const MAX_ENVELOPES: usize = MAX_ROOTS + 1;
 
 pub(super) async fn update(state: &State, request: &UpdateTrustRequest) -> Result<TrustState, Problem> {
     if request.roots.len() + request.images.len() > MAX_ENVELOPES {
@@ -19,10 +19,13 @@ pub(super) async fn update(state: &State, request: &UpdateTrustRequest) -> Resul
     for change in &changes {
         tracing::info!(from = change.from, to = change.to, "moved to the next trust root");
     }
-    if changes.iter().any(|change| change.resets_high_water) {
-        state.documents.forget_floors().await?;
-    }
+    // First the trust, then the documents that need it.
     state.fleet.trust_changed();
+    if changes.iter().any(|change| change.resets_high_water) {
+        state.fleet.forget_marks();
+    }
+    // Also when nothing is new: what failed the last time is done by whoever sends the root again.
+    state.documents.follow_reset(now()).await?;
     Ok(self::state(&state.trust.current()))
 }
 

@@ -1,23 +1,33 @@
 //! Signatures on what the own store gives back, and what is told when a document can't be signed or used.
 
 use mvm_pki::{PublicKey, TrustError};
+use mvm_proto::document::MAX_DOCUMENT_BYTES;
 use mvm_proto::envelope::{CheckSignatures, Signature};
-use mvm_proto::{NodeId, Problem};
+use mvm_proto::status::Event;
+use mvm_proto::{NodeId, Problem, Timestamp};
+use mvm_store::StoreError;
 
+use super::Stored;
 use crate::error::chain;
-use crate::refuse;
+use crate::records::Numbers;
+use crate::state::StateError;
 
-/// Accepts what this coordinator's director key signed, and nothing else.
-pub(super) struct OwnSignature(pub(super) PublicKey);
+/// Accepts what one of these director keys signed, and nothing else.
+pub(super) struct OwnSignature(pub(super) Vec<PublicKey>);
 
 #[derive(Debug, thiserror::Error)]
-#[error("it does not carry this coordinator's signature")]
+#[error("it does not carry the signature of any director that this cluster had")]
 pub(super) struct NotOurs;
+
+#[derive(Debug, thiserror::Error)]
+#[error("it is the document of another node or cluster")]
+struct Misplaced;
 
 impl CheckSignatures for OwnSignature {
     type Error = NotOurs;
     fn check(&self, signed: &[u8], signatures: &[Signature]) -> Result<(), NotOurs> {
-        match signatures.iter().any(|signature| self.0.verifies(signed, &signature.bytes)) {
+        let by_any = |signature: &Signature| self.0.iter().any(|key| key.verifies(signed, &signature.bytes));
+        match signatures.iter().any(by_any) {
             true => Ok(()),
             false => Err(NotOurs),
         }
@@ -41,14 +51,60 @@ pub(super) fn unusable<E: std::error::Error + 'static>(node: &NodeId, error: &E)
     Problem::new(
         500,
         "stored_document_unusable",
-        format!("the stored document of node {node} is not as this coordinator signed it"),
+        format!("the stored document of node {node} is not as a director of this cluster signed it"),
         "Push the node's document again.",
     )
 }
 
 pub(super) fn misplaced(node: &NodeId) -> Problem {
-    tracing::error!(%node, "the document stored for this node is another's");
-    refuse::internal(&NotOurs)
+    unusable(node, &Misplaced)
+}
+
+/// A stored document that can't be loaded because its parts do not fit, or the store's own trouble.
+pub(super) fn unloadable(node: &NodeId, error: StateError) -> Problem {
+    match error {
+        StateError::Store(cause @ StoreError::Conflict { .. }) => unusable(node, &cause),
+        error => error.into(),
+    }
+}
+
+/// Trouble with one node's document is told in the log; it must not end the session, which is of use all the same.
+pub(super) fn set_aside(
+    node: &NodeId,
+    issued: Result<Option<Stored>, Problem>,
+) -> Result<Option<Stored>, Problem> {
+    const OF_THE_DOCUMENT: [&str; 4] =
+        ["director_not_trusted", "stored_document_unusable", "numbers_exhausted", "document_too_large"];
+    match issued {
+        Err(problem) if OF_THE_DOCUMENT.contains(&problem.code.as_str()) => {
+            tracing::warn!(%node, %problem, "no document for the node");
+            Ok(None)
+        }
+        issued => issued,
+    }
+}
+
+/// What an operator is told of a node that runs a newer document than the one stored here.
+pub(super) fn stored_older(node: &NodeId, stored: Numbers, reported: Numbers, now: Timestamp) -> Event {
+    let message = format!(
+        "the node has epoch {} generation {}, the newest stored is epoch {} generation {}: newer documents were lost \
+         here, as after a restore from a backup; nothing is sent until the node's document is pushed again",
+        reported.epoch, reported.generation, stored.epoch, stored.generation
+    );
+    tracing::warn!(%node, %message, "the stored document is older than the node's");
+    Event { at: now.to_string(), kind: "StoredDocumentOlder".to_owned(), subject: String::new(), message }
+}
+
+/// What is sent is larger than what was written: every field is there, with its default where none was given.
+pub(super) fn size(bytes: usize) -> Result<(), Problem> {
+    if bytes <= MAX_DOCUMENT_BYTES {
+        return Ok(());
+    }
+    let detail = format!(
+        "with all defaults filled in, as it is sent to the node, the document has {bytes} bytes; the limit is \
+         {MAX_DOCUMENT_BYTES}"
+    );
+    Err(Problem::new(413, "document_too_large", detail, "Split it over more nodes."))
 }
 
 pub(super) fn exhausted(node: &NodeId) -> Problem {

@@ -38,8 +38,11 @@ pub(crate) enum AfterHello {
     Nothing,
     /// The stored document is newer than the node's.
     Send,
-    /// The node is past the stored document: this store is older than the node's memory (a restored backup), or the
-    /// same numbers were given to other content. Number the stored content anew, above the node's.
+    /// The node is past the stored document: newer ones were lost here (a restored backup). The older content must not
+    /// replace what the node runs by itself; remember how far the node is, and leave the choice to an operator.
+    StoredOlder,
+    /// The same numbers were given to other content: by this store since it parted from the one that the node heard of,
+    /// so the stored content is the newest word. Number it anew, above the node's.
     Renumber,
     /// The node holds a document and none is stored: remember how far it is.
     Remember,
@@ -55,7 +58,8 @@ pub(crate) fn after_hello(stored: Option<&Assigned>, reported: Option<&Mark>) ->
     match Numbers::from(reported).cmp(&stored.numbers) {
         std::cmp::Ordering::Less => AfterHello::Send,
         std::cmp::Ordering::Equal if reported.digest == stored.digest.to_string() => AfterHello::Nothing,
-        std::cmp::Ordering::Equal | std::cmp::Ordering::Greater => AfterHello::Renumber,
+        std::cmp::Ordering::Equal => AfterHello::Renumber,
+        std::cmp::Ordering::Greater => AfterHello::StoredOlder,
     }
 }
 
@@ -116,9 +120,13 @@ mod tests {
     }
 
     #[test]
-    fn a_node_past_the_store_gets_the_content_under_new_numbers() {
-        assert_eq!(after_hello(Some(&stored(2, 5)), Some(&mark(2, 6, b"x"))), AfterHello::Renumber);
-        assert_eq!(after_hello(Some(&stored(2, 5)), Some(&mark(3, 1, b"x"))), AfterHello::Renumber);
+    fn a_node_past_the_store_is_left_as_it_is() {
+        assert_eq!(after_hello(Some(&stored(2, 5)), Some(&mark(2, 6, b"x"))), AfterHello::StoredOlder);
+        assert_eq!(after_hello(Some(&stored(2, 5)), Some(&mark(3, 1, b"x"))), AfterHello::StoredOlder);
+    }
+
+    #[test]
+    fn other_content_under_the_same_numbers_is_replaced_under_new_ones() {
         assert_eq!(after_hello(Some(&stored(2, 5)), Some(&mark(2, 5, b"other"))), AfterHello::Renumber);
     }
 

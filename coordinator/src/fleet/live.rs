@@ -47,6 +47,9 @@ pub(crate) struct Live {
     pub(crate) accepted: Option<Mark>,
     pub(crate) converged: Option<Mark>,
     pub(crate) refused: Option<Refused>,
+    /// Marks from before a reset. A node names the document in force until it has the next, and that says nothing about
+    /// the new order.
+    forgotten: Vec<Mark>,
     /// The newest push and when it was stored, until the node accepts it.
     pub(crate) pushed: Option<(Numbers, Instant)>,
     /// The node was taken out of the cluster while someone still looks here.
@@ -84,6 +87,9 @@ impl LiveNode {
 impl Live {
     /// Takes over the node's word that it accepted or made true what `mark` names. `true` when that is news.
     pub(crate) fn accept(&mut self, mark: &Mark) -> bool {
+        if self.forgotten.contains(mark) {
+            return false;
+        }
         if self.refused.as_ref().is_some_and(|refused| refused.numbers <= Numbers::from(mark)) {
             self.refused = None;
         }
@@ -91,8 +97,23 @@ impl Live {
     }
 
     pub(crate) fn converge(&mut self, mark: &Mark) -> bool {
+        if self.forgotten.contains(mark) {
+            return false;
+        }
         let accepted = self.accept(mark);
         replace_if_newer(&mut self.converged, mark) || accepted
+    }
+
+    /// The node forgets its numbers: what it said of them no longer counts.
+    pub(crate) fn forget_marks(&mut self) {
+        self.forgotten = self.accepted.take().into_iter().chain(self.converged.take()).collect();
+        (self.sent, self.refused, self.pushed) = (None, None, None);
+    }
+
+    /// The same for what a node says that has yet to hear of the reset.
+    pub(crate) fn forget_mark(&mut self, mark: &Mark) {
+        self.accept(mark);
+        self.forget_marks();
     }
 
     /// How long the newest push took, once the node accepted it.
@@ -116,6 +137,13 @@ impl Live {
                 self.events.pop_front();
             }
             self.events.push_back(event);
+        }
+    }
+
+    /// An event that is said again at every hello is kept once.
+    pub(crate) fn add_event_once(&mut self, event: Event) {
+        if !self.events.iter().any(|known| (&known.kind, &known.message) == (&event.kind, &event.message)) {
+            self.add_events(vec![event]);
         }
     }
 
@@ -182,6 +210,15 @@ mod tests {
         assert!(!live.accept(&mark(1)) && !live.accept(&mark(2)));
         assert!(live.converge(&mark(3)));
         assert_eq!((live.accepted, live.converged), (Some(mark(3)), Some(mark(3))));
+    }
+
+    #[test]
+    fn marks_from_before_a_reset_no_longer_count_and_lower_ones_do() {
+        let mut live = Live::default();
+        live.converge(&mark(900));
+        live.forget_marks();
+        assert!(!live.converge(&mark(900)) && live.converge(&mark(1)));
+        assert_eq!((live.accepted, live.converged), (Some(mark(1)), Some(mark(1))));
     }
 
     #[test]

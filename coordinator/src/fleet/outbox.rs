@@ -53,6 +53,11 @@ impl Outbox {
         self.filled.notify_one();
     }
 
+    /// Takes back a document that was not sent yet.
+    pub(crate) fn drop_document(&self) {
+        self.lock().document = None;
+    }
+
     pub(crate) fn put_trust(&self) {
         self.lock().trust = true;
         self.filled.notify_one();

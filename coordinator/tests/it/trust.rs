@@ -1,11 +1,15 @@
 //! The trust root and the images statement, shown and updated by operators.
 
-use mvm_coordinator::problem_of;
+use mvm_coordinator::{InitReport, problem_of};
+use mvm_pki::trust::{RoleSpec, RootSpec};
 use mvm_pki::{ImagesMetadata, SigningKey, TrustStore};
 use mvm_proto::Digest;
-use mvm_proto::wire::control::v1::{GetTrustRequest, UpdateTrustRequest};
+use mvm_proto::status::Mark;
+use mvm_proto::wire::control::v1::{GetNodeRequest, GetTrustRequest, TrustState, UpdateTrustRequest};
 
-use crate::support::{Running, cluster_id, document, mark_of, new_cluster_with, now, push_request};
+use crate::support::{
+    Running, cluster_id, document, mark_of, new_cluster, new_cluster_with, now, push_request,
+};
 
 /// The next image statement, vouching for `digests`.
 fn statement(version: u64, digests: Vec<Digest>) -> ImagesMetadata {
@@ -16,6 +20,89 @@ fn statement(version: u64, digests: Vec<Digest>) -> ImagesMetadata {
         expires_at: now() + std::time::Duration::from_secs(3600),
         digests,
     }
+}
+
+/// The chain as the coordinator holds it and one root more, sent whole as the command line does.
+async fn next_root(running: &Running, report: &InitReport, change: impl FnOnce(&mut RootSpec)) -> TrustState {
+    let key = SigningKey::from_file(&report.data_dir.join("signing/root.key")).unwrap();
+    let mut store = TrustStore::load(&report.trust_file).unwrap();
+    let mut spec = store.root().spec();
+    change(&mut spec);
+    let next = store.root().next(&spec, now()).unwrap().seal(&[&key]);
+    store.advance_root(next, now()).unwrap();
+    let bundle = store.bundle();
+    let update = UpdateTrustRequest {
+        roots: bundle.roots.iter().map(mvm_proto::Envelope::to_json).collect(),
+        images: bundle.images.iter().map(mvm_proto::Envelope::to_json).collect(),
+    };
+    running.operator().await.update_trust(update).await.unwrap().into_inner()
+}
+
+#[tokio::test]
+async fn a_chain_of_roots_sent_whole_is_followed_from_where_the_coordinator_is() {
+    let (_dir, report) = new_cluster_with(|_| {});
+    let running = Running::start(&report.data_dir).await;
+    for version in [2, 3] {
+        let state = next_root(&running, &report, |_| {}).await;
+        assert_eq!((state.root_version, state.root_envelopes.len()), (version, version as usize));
+    }
+}
+
+#[tokio::test]
+async fn documents_that_a_replaced_director_signed_are_signed_anew_for_whoever_needs_them() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let mut node = running.enrol("n1").await;
+    running.push(&document("n1", 3), 0).await;
+    let key = SigningKey::generate().unwrap();
+    next_root(&running, &report, |spec| spec.director = RoleSpec::single(key.public())).await;
+
+    // The old key is of no use any more. That is no reason to end a session.
+    let mut session = node.connect(None).await;
+    session.trust().await;
+    session.expect_quiet().await;
+    drop(session);
+    running.stop().await;
+
+    std::fs::remove_file(&report.director_key).unwrap();
+    key.to_file(&report.director_key).unwrap();
+    node.trust = TrustStore::load(&report.trust_file).unwrap();
+    let running = Running::start(&report.data_dir).await;
+    node.address = running.addresses.quic;
+    let mut session = node.connect(None).await;
+    let received = session.document().await;
+    assert_eq!(mark_of(&received).generation, 2);
+    assert_eq!(received.get().desired.tenants[0].pools[0].desired_counts.running, 3);
+}
+
+#[tokio::test]
+async fn a_root_that_resets_marks_brings_the_document_back_under_the_first_numbers() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let (node, away) = (running.enrol("n1").await, running.enrol("n2").await);
+    running.push(&document("n1", 3), 0).await;
+    running.push(&document("n2", 4), 0).await;
+    let mut session = node.connect(None).await;
+    session.obey().await;
+    let burnt = Mark::new(1, (1 << 53) - 1, Digest::of(b"by a thief"));
+    drop(session);
+    let mut session = node.connect(Some(burnt.clone())).await;
+    session.expect_quiet().await;
+
+    next_root(&running, &report, |spec| spec.resets_high_water = true).await;
+    assert_eq!(session.trust().await.roots.len(), 1);
+    let mark = session.obey().await;
+    assert_eq!((mark.epoch, mark.generation), (1, 1));
+    running.push(&document("n1", 5), 0).await;
+    assert_eq!(session.obey().await.generation, 2);
+
+    // One that was away, and still names its burnt mark, forgets it with the trust that it is sent first.
+    let mut session = away.connect(Some(burnt)).await;
+    assert_eq!(session.trust().await.roots.len(), 1);
+    let received = session.document().await;
+    assert_eq!(mark_of(&received).generation, 1);
+    let known = running.operator().await.get_node(GetNodeRequest { node_id: "n2".into() }).await.unwrap();
+    assert_eq!(known.into_inner().events, []);
 }
 
 #[tokio::test]
