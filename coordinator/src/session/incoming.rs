@@ -5,14 +5,14 @@ use mvm_proto::status::NodeStatus;
 use mvm_proto::wire::session::v1::{Ack, Reply, Stage, agent_frame};
 use prost::Message;
 
-use super::{End, RETRY_REFUSED, Talk};
+use super::{End, RETRY_REFUSED, Talk, check_mark};
 use crate::fleet::Refused;
 use crate::records::Numbers;
 use crate::state::now;
 
-/// The largest status that is kept: 1,000 pools with room to spare. A hostile node must not choose how much memory
-/// it takes.
-const MAX_STATUS_BYTES: usize = 1024 * 1024;
+/// The largest status that is kept: 4,000 pools with the longest names and a reason each. A hostile node must not choose
+/// how much memory it takes.
+const MAX_STATUS_BYTES: usize = 4 * 1024 * 1024;
 /// The largest explanation of a refusal.
 const MAX_PROBLEM_BYTES: usize = 64 * 1024;
 /// A node that is ahead of us is followed this often per session; one that keeps running ahead is broken or lying.
@@ -42,6 +42,8 @@ impl Talk<'_> {
     }
 
     async fn hear_ack(&mut self, ack: Ack) -> Result<(), End> {
+        check_mark(ack.mark.as_ref())?;
+        check_mark(ack.high_water.as_ref())?;
         let stage = ack.stage();
         let Some(mark) = &ack.mark else { return Ok(()) };
         match stage {
@@ -101,17 +103,24 @@ impl Talk<'_> {
         Ok(())
     }
 
-    fn hear_status(&self, status: NodeStatus) -> Result<(), End> {
-        if status.encoded_len() > MAX_STATUS_BYTES {
-            return Err(End::protocol(format!("a status of more than {MAX_STATUS_BYTES} bytes came")));
-        }
+    fn hear_status(&mut self, status: NodeStatus) -> Result<(), End> {
         if status.node_id != self.attached.node.as_str() {
             return Err(End::protocol("a status of another node came".to_owned()));
+        }
+        check_mark(status.accepted.as_ref())?;
+        check_mark(status.converged.as_ref())?;
+        // Ending the session would cut the node off for ever: it would come back with the same status. Its marks count.
+        let fits = status.encoded_len() <= MAX_STATUS_BYTES;
+        if !fits && !std::mem::replace(&mut self.status_too_large, true) {
+            let node = &self.attached.node;
+            tracing::warn!(%node, limit = MAX_STATUS_BYTES, "a status is too large to keep; the last one stays");
         }
         self.news(|live| {
             let accepted = status.accepted.as_ref().is_some_and(|mark| live.accept(mark));
             let converged = status.converged.as_ref().is_some_and(|mark| live.converge(mark));
-            live.status = Some(status);
+            if fits {
+                live.status = Some(status);
+            }
             accepted || converged
         });
         Ok(())
