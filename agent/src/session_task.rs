@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_pki::{LiveAnchors, LiveCredential};
-use mvm_proto::Timestamp;
 use mvm_proto::status::{Condition, NodeInfo};
+use mvm_proto::{Problem, Timestamp};
 use mvm_transport::session::close_code;
 use mvm_transport::{ALPN_SESSION, Backoff, ClientSession, Limits, SessionError, Target, dial_session};
 use tokio::sync::watch;
@@ -98,6 +98,9 @@ enum SessionFailure {
     NoWelcome(Duration),
     #[error("the coordinator began with something other than a welcome")]
     NotAWelcome,
+    /// The next hello says which trust this node really has, and the coordinator sends the rest again.
+    #[error("could not take over the cluster's trust metadata: {0}")]
+    Trust(Problem),
     #[error("the coordinator speaks version {theirs} of the session protocol, this agent {ours}")]
     Protocol { ours: u32, theirs: u32 },
 }

@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mvm_proto::status::{Event, NodeStatus};
+use mvm_proto::status::{Event, NodeInfo, NodeStatus};
 use mvm_proto::wire::SESSION_PROTOCOL;
 use mvm_proto::wire::session::v1::{
     Ack, AgentFrame, CoordinatorFrame, Document, Events, Heartbeat, Hello, Reply, Request, Trust, Welcome,
@@ -32,6 +32,8 @@ use super::status_pacer::StatusPacer;
 use super::{Ending, SessionContext, SessionFailure, SessionState};
 use crate::reconcile_task::NodeHandle;
 
+/// Conditions that speak of the session, or count it among their reasons.
+const SESSION_CONDITIONS: [&str; 2] = ["Ready", "SessionConnected"];
 /// From hello to welcome: a coordinator that takes longer is not well.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
 /// When the coordinator names no interval.
@@ -92,7 +94,7 @@ async fn greet(context: &SessionContext, session: &mut ClientSession) -> Result<
     let (trust_root_version, images_version) = context.intake.trust_versions();
     let hello = Hello {
         protocol: SESSION_PROTOCOL,
-        info: Some((context.describe)()),
+        info: Some(without_session((context.describe)())),
         high_water: context.intake.high_water(),
         trust_root_version,
         images_version,
@@ -117,6 +119,13 @@ async fn greet(context: &SessionContext, session: &mut ClientSession) -> Result<
         Some(_) => Err(failed(SessionFailure::NotAWelcome)),
         None => Err(failed(SessionFailure::Ended)),
     }
+}
+
+/// What the node is, without the conditions that the session itself decides: as long as this hello is the newest word,
+/// there is a session, and before it there is none.
+fn without_session(mut info: NodeInfo) -> NodeInfo {
+    info.conditions.retain(|condition| !SESSION_CONDITIONS.contains(&condition.r#type.as_str()));
+    info
 }
 
 fn encode(body: agent_frame::Body) -> Bytes {
@@ -283,7 +292,7 @@ impl<'a> Conversation<'a> {
     async fn on_frame(&mut self, body: coordinator_frame::Body) -> Option<Ending> {
         match body {
             coordinator_frame::Body::Document(document) => self.on_document(&document).await,
-            coordinator_frame::Body::Trust(trust) => self.on_trust(&trust).await,
+            coordinator_frame::Body::Trust(trust) => return self.on_trust(&trust).await,
             coordinator_frame::Body::Request(request) => self.on_request(request),
             coordinator_frame::Body::Goodbye(goodbye) => {
                 return Some(Ending::Goodbye { reason: goodbye.reason, redial: goodbye.redial });
@@ -307,9 +316,13 @@ impl<'a> Conversation<'a> {
         }
     }
 
-    async fn on_trust(&mut self, trust: &Trust) {
-        // A refusal was announced as an event; the documents that need this trust will be refused by name.
-        let _ = self.context.intake.update_trust(&trust.roots, &trust.images).await;
+    /// What failed for want of this node's resources may work later, so the session is begun anew, with growing waits.
+    /// A refusal would be the same next time: it was announced as an event, and the documents that need this trust will
+    /// be refused by name.
+    async fn on_trust(&mut self, trust: &Trust) -> Option<Ending> {
+        let updated = self.context.intake.update_trust(&trust.roots, &trust.images).await;
+        let problem = updated.err().filter(|problem| problem.status >= 500)?;
+        Some(Ending::Failed(SessionFailure::Trust(problem)))
     }
 
     fn on_request(&mut self, request: Request) {

@@ -35,6 +35,8 @@ pub(crate) struct Cluster {
     pub(crate) issuing: Authority,
     pub(crate) director: SigningKey,
     pub(crate) trust: TrustStore,
+    root_key: SigningKey,
+    spec: RootSpec,
     pub(crate) dir: TempDir,
 }
 
@@ -63,7 +65,7 @@ impl Cluster {
         };
         let first = RootMetadata::first(&spec, now()).unwrap().seal(&[&root_key]);
         let trust = TrustStore::pin(first, now()).unwrap();
-        Self { id, root, issuing, director, trust, dir: tempfile::tempdir().unwrap() }
+        Self { id, root, issuing, director, trust, root_key, spec, dir: tempfile::tempdir().unwrap() }
     }
 
     pub(crate) fn credential(&self, role: Role, name: &str) -> Credential {
@@ -84,6 +86,12 @@ impl Cluster {
             ips: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
             life,
         }
+    }
+
+    /// The second version of the root metadata.
+    pub(crate) fn second_root(&self) -> Envelope {
+        let first = RootMetadata::first(&self.spec, now()).unwrap();
+        first.next(&self.spec, now()).unwrap().seal(&[&self.root_key])
     }
 
     pub(crate) fn anchors(&self) -> Anchors {

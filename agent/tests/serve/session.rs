@@ -7,7 +7,7 @@ use mvm_agent::AgentSettings;
 use mvm_proto::Problem;
 use mvm_proto::wire::session::v1::{
     Ack, AgentFrame, CoordinatorFrame, Document, Goodbye, Heartbeat, HeartbeatAck, Hello, Request, Stage,
-    Wake, Welcome, agent_frame, coordinator_frame, request,
+    Trust, Wake, Welcome, agent_frame, coordinator_frame, request,
 };
 use mvm_transport::ServerSession;
 use mvm_transport::frame::encode_once;
@@ -93,6 +93,7 @@ async fn a_document_is_acknowledged_when_durable_and_again_when_made_true() {
     let (mut talk, hello) = Talk::begin(&mut coordinator).await;
     let info = hello.info.unwrap();
     assert_eq!((hello.protocol, hello.high_water, info.node_id.as_str()), (1, None, NODE));
+    assert_eq!(info.conditions, [], "no word on a session that is only beginning");
     assert_eq!((hello.trust_root_version, info.dev_cluster, info.driver.as_str()), (1, true, "fake"));
 
     talk.push(&cluster.document(4, 2)).await;
@@ -212,10 +213,35 @@ async fn a_status_and_a_document_larger_than_the_window_pass_each_other() {
     let document = cluster.document(1, 1);
     assert!(document.to_json().len() > WINDOW as usize);
     tokio::time::timeout(PATIENCE, talk.push(&document)).await.expect("the agent reads while it sends");
-    let Some(body @ agent_frame::Body::Status(_)) = talk.next().await else { panic!("a status comes first") };
-    assert!(encode_once(&AgentFrame { body: Some(body) }).len() > WINDOW as usize);
+    let status = agent_frame::Body::Status(agent.node.status().borrow().clone());
+    assert!(encode_once(&AgentFrame { body: Some(status) }).len() > WINDOW as usize);
     talk.ack(Stage::Accepted).await;
     talk.ack(Stage::Converged).await;
+    agent.stop().await.unwrap();
+    coordinator.stop().await;
+}
+
+#[tokio::test]
+async fn trust_that_could_not_be_stored_is_asked_for_again_by_a_new_hello() {
+    let cluster = Arc::new(Cluster::new());
+    let mut coordinator = Coordinator::start(&cluster);
+    let settings = settings(&cluster, &coordinator);
+    let trust_file = settings.certs_dir.join("trust.json");
+    let agent = Running::start(settings).await;
+    let trust = Trust { roots: vec![cluster.second_root().to_json()], images: Vec::new() };
+    let (mut talk, _) = Talk::begin(&mut coordinator).await;
+    // No file can take the place of a directory.
+    std::fs::remove_file(&trust_file).unwrap();
+    std::fs::create_dir(&trust_file).unwrap();
+    talk.send(coordinator_frame::Body::Trust(trust.clone())).await;
+
+    let (mut talk, hello) = Talk::begin(&mut coordinator).await;
+    assert_eq!(hello.trust_root_version, 1);
+    std::fs::remove_dir(&trust_file).unwrap();
+    talk.send(coordinator_frame::Body::Trust(trust)).await;
+    talk.push(&cluster.document(1, 1)).await;
+    talk.ack(Stage::Accepted).await;
+    assert_eq!(mvm_pki::TrustStore::load(&trust_file).unwrap().root_version(), 2);
     agent.stop().await.unwrap();
     coordinator.stop().await;
 }
