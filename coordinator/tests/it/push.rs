@@ -166,6 +166,27 @@ async fn a_dry_run_validates_and_stores_nothing() {
 }
 
 #[tokio::test]
+async fn a_dry_run_refuses_what_is_too_large_once_its_defaults_are_filled_in() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    running.enrol("n1").await;
+    let mut large = document("n1", 0);
+    let tenant = &mut large["tenants"][0];
+    let pool = tenant["pools"][0].clone();
+    // Some 200 bytes each as written here, and three times that as sent.
+    let pools = (0..8_000).map(|n| {
+        let mut pool = pool.clone();
+        pool["pool_id"] = format!("p{n}").into();
+        pool
+    });
+    tenant["pools"] = pools.collect::<Vec<_>>().into();
+    tenant["quotas"]["max_pools"] = 8_000.into();
+    let request = PushRequest { dry_run: true, ..push_request(&large, 0) };
+    let status = running.operator().await.push(request).await.unwrap_err();
+    assert_eq!(problem_of(&status).unwrap().code, "document_too_large");
+}
+
+#[tokio::test]
 async fn the_node_can_be_named_beside_the_document() {
     let (_dir, report) = new_cluster();
     let running = Running::start(&report.data_dir).await;
