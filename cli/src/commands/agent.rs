@@ -106,7 +106,7 @@ pub(crate) struct ServeArgs {
     /// API requests each peer may make at once
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     rate_burst: u32,
-    /// A DNS name or IP address to ask for when the certificate is renewed (repeatable)
+    /// Of the names fixed at enrolment, ask only for these when the certificate is renewed (repeatable)
     #[arg(long = "san", value_name = "NAME")]
     sans: Vec<String>,
 }

@@ -72,7 +72,7 @@ pub(crate) struct RequestArgs {
     /// This node's id; only checked, since the token is bound to one
     #[arg(long, value_name = "NODE")]
     node_id: Option<NodeId>,
-    /// A DNS name or IP address under which this agent is reached (repeatable)
+    /// A full DNS name or IP address under which this agent is reached (repeatable); fixed from then on
     #[arg(long = "san", value_name = "NAME")]
     sans: Vec<String>,
     #[command(flatten)]
