@@ -9,7 +9,7 @@ use tempfile::TempDir;
 fn mvm(args: &[&str], environment: &[(&str, &str)]) -> Output {
     let mut command = Command::new(mvm_binary());
     command.args(args).env_clear().envs(environment.iter().copied());
-    command.output().unwrap()
+    command.output().expect("mvm runs")
 }
 
 fn text(bytes: &[u8]) -> String {

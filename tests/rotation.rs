@@ -35,14 +35,15 @@ impl Traffic {
             name: Some("node-a".to_owned()),
             check_host: true,
         };
-        let tls = client_config(Some(&self.credential), &self.anchors, expected, &[ALPN_H3]).unwrap();
+        let tls = client_config(Some(&self.credential), &self.anchors, expected, &[ALPN_H3])
+            .expect("a test's own input");
         Client::connect(self.address, "127.0.0.1", tls, &Limits::default())
             .await
             .expect("a new connection is accepted")
     }
 
     async fn request(&self, client: &Client) {
-        let request = http::Request::get("/v1/node/info").body(Bytes::new()).unwrap();
+        let request = http::Request::get("/v1/node/info").body(Bytes::new()).expect("a test's own input");
         let answer = client.request(request).await.expect("a request is answered");
         assert_eq!(answer.status(), 200);
         answer.into_body().bytes(1 << 20).await.expect("a body arrives");
@@ -73,11 +74,14 @@ fn serial(cluster: &Cluster) -> String {
     let dir = cluster.agent_dir("node-a");
     let status = cluster.mvm_json(&["agent", "certs", "status", "--data-dir", path_text(&dir)]);
     assert_eq!(status["state"], "valid", "{status}");
-    status["serial"].as_str().unwrap().to_owned()
+    status["serial"].as_str().expect("a test's own input").to_owned()
 }
 
 fn coordinator_serial(cluster: &Cluster) -> String {
-    Credential::load(&cluster.coordinator_dir().join("pki/coordinator.pem")).unwrap().serial_hex().to_owned()
+    Credential::load(&cluster.coordinator_dir().join("pki/coordinator.pem"))
+        .expect("a test's own input")
+        .serial_hex()
+        .to_owned()
 }
 
 #[test]
@@ -139,7 +143,11 @@ fn roots_of(cluster: &Cluster) -> Vec<String> {
         "--data-dir",
         path_text(&cluster.coordinator_dir()),
     ]);
-    list.as_array().unwrap().iter().map(|root| root["fingerprint"].as_str().unwrap().to_owned()).collect()
+    list.as_array()
+        .expect("a test's own input")
+        .iter()
+        .map(|root| root["fingerprint"].as_str().expect("a test's own input").to_owned())
+        .collect()
 }
 
 fn restart(cluster: &mut Cluster) {
@@ -155,9 +163,9 @@ fn wait_agent_roots(cluster: &Cluster, roots: &[String]) {
         let status = cluster.mvm_json(&["agent", "certs", "status", "--data-dir", path_text(&dir)]);
         let mut known: Vec<_> = status["roots"]
             .as_array()
-            .unwrap()
+            .expect("a test's own input")
             .iter()
-            .map(|root| root["fingerprint"].as_str().unwrap().to_owned())
+            .map(|root| root["fingerprint"].as_str().expect("a test's own input").to_owned())
             .collect();
         let mut roots = roots.to_vec();
         (known.sort(), roots.sort());

@@ -31,7 +31,7 @@ fn reconcile(data_dir: &Path, more: &[&str]) -> Output {
     ]
     .concat())
     .output()
-    .unwrap()
+    .expect("mvm runs")
 }
 
 fn json(output: &Output) -> Value {

@@ -185,7 +185,7 @@ fn every_licence_in_the_tree_is_on_the_list() {
         match package.licence.as_deref().map(|text| licence::allows(text, &deny.licences)) {
             Some(Ok(true)) => {}
             Some(Ok(false)) => {
-                broken.push(format!("{package}: {}", package.licence.as_deref().unwrap_or("")))
+                broken.push(format!("{package}: {}", package.licence.as_deref().unwrap_or("")));
             }
             Some(Err(fault)) => broken.push(format!("{package}: {fault}")),
             None => broken.push(format!("{package}: no licence")),

@@ -1,6 +1,6 @@
 //! The operator of a cluster of real processes: a gRPC client with the operator's certificate.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use mvm_coordinator::client::ControlClient;
@@ -22,15 +22,30 @@ pub async fn connect(cluster: &Cluster) -> Result<ControlClient> {
     Ok(mvm_coordinator::client::connect(&target, &operator, &anchors, &name, LIMIT).await?)
 }
 
+/// When the operator heard of each stage, counted from the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pushed {
+    /// Durable at the coordinator.
+    pub stored: Duration,
+    /// Durable at the node.
+    pub accepted: Duration,
+}
+
 /// Pushes, and returns once the node has said that the document is durable with it.
-pub async fn push(client: &mut ControlClient, node: &str, document: Vec<u8>) -> Result<()> {
+pub async fn push(client: &mut ControlClient, node: &str, document: Vec<u8>) -> Result<Pushed> {
+    let begun = Instant::now();
+    let mut stored = None;
     let wait_seconds = u32::try_from(LIMIT.as_secs())?;
     let request = PushRequest { document, node_id: node.to_owned(), dry_run: false, wait_seconds };
     let accepted = async {
         let mut stages = client.push(request).await?.into_inner();
         while let Some(progress) = stages.message().await? {
             match progress.stage.as_str() {
-                "accepted" | "converged" => return Ok(()),
+                "stored" => stored = Some(begun.elapsed()),
+                "accepted" | "converged" => {
+                    let accepted = begun.elapsed();
+                    return Ok(Pushed { stored: stored.unwrap_or(accepted), accepted });
+                }
                 "refused" => bail!("{node} refused: {}", String::from_utf8_lossy(&progress.problem)),
                 _ => {}
             }

@@ -62,10 +62,10 @@ impl Operator {
                     self.coordinator
                 )))
             })?;
-        if renew_at <= now {
-            if let Err(error) = renew(&mut client, &dir).await {
-                tracing::warn!(error = format!("{error:#}"), "could not renew the operator certificate");
-            }
+        if renew_at <= now
+            && let Err(error) = renew(&mut client, &dir).await
+        {
+            tracing::warn!(error = format!("{error:#}"), "could not renew the operator certificate");
         }
         Ok(client)
     }

@@ -139,7 +139,7 @@ async fn fan_out(
     futures::stream::iter(documents)
         .map(|(name, document)| {
             let mut client = client.clone();
-            async move { operator::push(&mut client, name, document).await }
+            async move { operator::push(&mut client, name, document).await.map(drop) }
         })
         .buffer_unordered(PUSH_WIDTH)
         .try_for_each(|()| std::future::ready(Ok(())))

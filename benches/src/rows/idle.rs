@@ -26,7 +26,7 @@ pub(super) fn measure(effort: &Effort) -> Result<Vec<Row>> {
     let document = serde_json::to_vec(&sized_user_document(NODE, 1 << 10)?)?;
     runtime()?.block_on(async {
         let mut client = operator::connect(&cluster).await?;
-        operator::push(&mut client, NODE, document).await
+        operator::push(&mut client, NODE, document).await.map(drop)
     })?;
     let empty = start_empty(&cluster)?;
     std::thread::sleep(effort.settle);

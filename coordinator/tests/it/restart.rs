@@ -41,18 +41,25 @@ async fn documents_nodes_and_tokens_survive_a_restart_and_the_epoch_grows() {
 #[tokio::test]
 async fn a_session_with_a_killed_coordinator_ends_as_soon_as_it_is_back() {
     let (_dir, report) = new_cluster();
-    // Dropping its runtime ends the coordinator as a kill does: no goodbye, no close.
-    let doomed = tokio::runtime::Runtime::new().unwrap();
+    // Dropping its runtime ends the coordinator as a kill does: no goodbye, no close. It has one thread, so that
+    // nothing runs any more while its tasks are dropped.
     let data_dir = report.data_dir.clone();
-    let start = doomed.spawn(async move {
-        let running = Running::start(&data_dir).await;
-        let node = running.enrol("n1").await;
-        (running, node)
+    let (started, start) = tokio::sync::oneshot::channel();
+    let (kill, killed) = tokio::sync::oneshot::channel::<()>();
+    let doomed = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let running = Running::start(&data_dir).await;
+            let node = running.enrol("n1").await;
+            started.send((running, node)).ok();
+            killed.await.ok();
+        });
     });
     let (running, node) = soon("the coordinator", start).await.unwrap();
     let mut session = node.connect(None).await;
     session.expect_quiet().await;
-    tokio::task::spawn_blocking(move || doomed.shutdown_timeout(PATIENCE)).await.unwrap();
+    kill.send(()).unwrap();
+    tokio::task::spawn_blocking(move || doomed.join().unwrap()).await.unwrap();
 
     let again = Running::start_with(&report.data_dir, |settings| settings.listen = running.addresses.quic);
     let again = again.await;

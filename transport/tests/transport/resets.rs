@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mvm_pki::{ClientAuth, Role};
@@ -9,7 +10,7 @@ use mvm_proto::wire::session::v1::{AgentFrame, Heartbeat, agent_frame};
 use mvm_transport::{
     Client, ClientSession, Limits, RequestError, ResetKey, Server, ServerSession, SessionError, dial_session,
 };
-use tokio::runtime::Runtime;
+use tokio::runtime::Builder;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -23,14 +24,16 @@ fn heartbeat(sequence: u64) -> AgentFrame {
 }
 
 /// A server in a runtime of its own: dropping the runtime ends it as a kill does, in mid-sentence and without a goodbye.
+/// It has one thread, so that nothing runs any more while its tasks are dropped.
 struct Process {
-    runtime: Option<Runtime>,
+    stop: CancellationToken,
+    thread: JoinHandle<()>,
     address: SocketAddr,
 }
 
 impl Process {
     fn start(lab: &Lab, address: SocketAddr, key: Option<&ResetKey>) -> Self {
-        let runtime = Runtime::new().expect("a runtime");
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let inside = runtime.enter();
         let (tls, limits) = (lab.server_tls(ClientAuth::Required), Limits::default());
         let server = match key {
@@ -49,23 +52,16 @@ impl Process {
         let router = axum::Router::new().route("/", axum::routing::get(|| async { "here" }));
         runtime.spawn(server.serve(Some(router), Some(Arc::new(echo)), CancellationToken::new()));
         drop(inside);
-        Self { runtime: Some(runtime), address }
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || runtime.block_on(stopped.cancelled()));
+        Self { stop, thread, address }
     }
 
-    async fn kill(mut self) {
-        let runtime = self.runtime.take().expect("a runtime");
-        // Waits until the socket is closed, which frees the port.
-        tokio::task::spawn_blocking(move || runtime.shutdown_timeout(Duration::from_secs(5)))
-            .await
-            .expect("the end");
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
+    /// Returns once the socket is closed, which frees the port.
+    async fn kill(self) {
+        self.stop.cancel();
+        tokio::task::spawn_blocking(move || self.thread.join()).await.expect("a thread").expect("the end");
     }
 }
 
