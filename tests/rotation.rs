@@ -168,7 +168,8 @@ fn wait_agent_roots(cluster: &Cluster, roots: &[String]) {
             .map(|root| root["fingerprint"].as_str().expect("a test's own input").to_owned())
             .collect();
         let mut roots = roots.to_vec();
-        (known.sort(), roots.sort());
+        known.sort();
+        roots.sort();
         known == roots
     });
 }
