@@ -106,7 +106,7 @@ fn a_coordinator_restored_from_an_old_backup_goes_on_above_what_nodes_have_seen(
     cluster.mvm_ok(&["push", "-f", &example("minimal")]);
     cluster.kill_coordinator();
     let (data, backup) = (cluster.coordinator_dir(), cluster.path().join("backup"));
-    copy_dir(&data, &backup);
+    copy_dir(&data, &backup).unwrap();
     cluster.start_coordinator();
     cluster.wait_connected("node-a");
     for _ in 0..3 {
@@ -115,7 +115,7 @@ fn a_coordinator_restored_from_an_old_backup_goes_on_above_what_nodes_have_seen(
     let seen = mark(&cluster.node("node-a").unwrap()["status"]["accepted"]);
     cluster.kill_coordinator();
     std::fs::remove_dir_all(&data).unwrap();
-    copy_dir(&backup, &data);
+    copy_dir(&backup, &data).unwrap();
     cluster.start_coordinator();
     cluster.wait_connected("node-a");
     cluster.mvm_ok(&["push", "-f", &example("two-tenants"), "--node", "node-a"]);
@@ -219,15 +219,16 @@ fn a_document_goes_straight_to_an_agent_without_a_coordinator() {
     }
 }
 
-fn copy_dir(from: &std::path::Path, to: &std::path::Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
+fn copy_dir(from: &std::path::Path, to: &std::path::Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
         let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy_dir(&entry.path(), &target);
+        if entry.file_type()?.is_dir() {
+            copy_dir(&entry.path(), &target)?;
         } else {
-            std::fs::copy(entry.path(), &target).unwrap();
+            std::fs::copy(entry.path(), &target)?;
         }
     }
+    Ok(())
 }

@@ -8,7 +8,7 @@ use mvm_proto::wire::session::v1::{AgentFrame, Heartbeat, agent_frame};
 use mvm_transport::SessionError;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{PATIENCE, Running, document, mark_of, new_cluster, soon};
+use crate::support::{Running, document, mark_of, new_cluster, soon};
 
 #[tokio::test]
 async fn documents_nodes_and_tokens_survive_a_restart_and_the_epoch_grows() {
