@@ -70,7 +70,7 @@ impl Documents {
 
     /// How many nodes have a document. None is due yet, however old: what a store says counts only once the node has said
     /// how far it is, because the store may be a restored backup.
-    pub(crate) async fn load_due(&self) -> Result<usize, StateError> {
+    pub(crate) async fn count_assigned(&self) -> Result<usize, StateError> {
         Ok(load_all::<Assigned>(&self.store, ASSIGNED).await?.len())
     }
 

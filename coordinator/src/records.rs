@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! meta/epoch              how often a coordinator opened this store
+//! meta/numbers_reset      the newest trust root whose reset of numbers was carried out
 //! tokens/<token id>       join tokens: the hash of the secret, never the secret
 //! nodes/<node id>         enrolled nodes, removed ones included
 //! assigned/<node id>      numbers of the newest document; the guard of every document transaction

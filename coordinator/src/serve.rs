@@ -84,7 +84,7 @@ pub async fn serve(
         epoch,
         settings.document_life,
     );
-    let known = documents.load_due().await.map_err(|cause: StateError| store_error(cause.into()))?;
+    let known = documents.count_assigned().await.map_err(|cause: StateError| store_error(cause.into()))?;
     let state = Arc::new(State {
         fleet: Arc::new(Fleet::new(Arc::clone(&metrics))),
         enrol_limit: RateLimit::new(settings.enrol_per_second, settings.enrol_burst),
