@@ -8,6 +8,7 @@ mod push;
 mod startup;
 
 use anyhow::Result;
+use mvm_tests::ClusterSettings;
 
 use crate::effort::Effort;
 use crate::row::{Row, Subject};
@@ -62,4 +63,9 @@ fn apart(subject: Subject, measure: impl FnOnce() -> Result<Vec<Row>> + Send + '
 /// A runtime on the calling thread only, so that its work stays on the thread's core.
 fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
+
+/// A cluster with the product's own settings; those of the tests are for noticing trouble soon, not for resting.
+fn as_shipped() -> ClusterSettings {
+    ClusterSettings { dev: true, serve: Vec::new() }
 }

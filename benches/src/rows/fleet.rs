@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use futures::stream::{StreamExt as _, TryStreamExt as _};
 use mvm_coordinator::client::ControlClient;
-use mvm_tests::{Cluster, ClusterSettings};
+use mvm_tests::Cluster;
 
-use super::runtime;
+use super::{as_shipped, runtime};
 use crate::document::sized_user_document;
 use crate::effort::Effort;
 use crate::fake_node::{FakeNode, enrol_all};
@@ -38,7 +38,7 @@ struct Look {
 
 pub(super) fn measure(effort: &Effort) -> Result<Vec<Row>> {
     let (few, many) = effort.sessions;
-    let mut cluster = Cluster::start_with(ClusterSettings::default());
+    let mut cluster = Cluster::start_with(as_shipped());
     let nodes = enrol_all(&mut cluster, many)?;
     let mut looks = Vec::new();
     for start in 1..=effort.fresh_starts {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use mvm_tests::{Cluster, Process, mvm_binary};
 
-use super::runtime;
+use super::{as_shipped, runtime};
 use crate::document::sized_user_document;
 use crate::effort::Effort;
 use crate::machine::{cpu_time, resident};
@@ -20,7 +20,7 @@ const CPU_GOAL: Goal = Goal::FigureBelow(0.1);
 const EMPTY: &str = "mvm-empty-peer";
 
 pub(super) fn measure(effort: &Effort) -> Result<Vec<Row>> {
-    let mut cluster = Cluster::start();
+    let mut cluster = Cluster::start_with(as_shipped());
     cluster.join(NODE);
     let agent = cluster.agents.get(NODE).context("the agent runs")?.process.pid();
     let document = serde_json::to_vec(&sized_user_document(NODE, 1 << 10)?)?;

@@ -8,9 +8,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use mvm_tests::{Cluster, ClusterSettings, Process, free_port, path_text};
+use mvm_tests::{Cluster, Process, free_port, path_text};
 use nix::sys::signal::Signal;
 
+use super::as_shipped;
 use crate::effort::Effort;
 use crate::row::{Goal, Row, Subject, Unit};
 
@@ -23,7 +24,7 @@ const READY_LIMIT: Duration = Duration::from_secs(20);
 const STOP_LIMIT: Duration = Duration::from_secs(15);
 
 pub(super) fn measure(effort: &Effort) -> Result<Vec<Row>> {
-    let mut cluster = Cluster::init(ClusterSettings::default());
+    let mut cluster = Cluster::init(as_shipped());
     let coordinator = samples(effort, &cluster, |cluster| {
         let port = free_port();
         let dir = cluster.coordinator_dir();
