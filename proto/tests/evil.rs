@@ -89,6 +89,13 @@ fn string_fields(value: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
+/// The largest example with one thing in it replaced, which must be there.
+fn production_with(there: &str, instead: &str) -> String {
+    let text = mvm_examples::PRODUCTION.json;
+    assert!(text.contains(there), "the example no longer says {there}");
+    text.replacen(there, instead, 1)
+}
+
 /// The one error of a document that has exactly one, as people see it.
 fn the_error(text: &str) -> mvm_proto::FieldError {
     let errors = DesiredState::parse(text.as_bytes()).expect_err("should be refused").0;
@@ -161,7 +168,7 @@ fn numbers_that_are_not_what_they_seem_are_refused() {
     let fields = [
         ("\"max_vcpus\": 64", "tenants[0].quotas.max_vcpus"),
         ("\"max_mem_mib\": 131072", "tenants[0].quotas.max_mem_mib"),
-        ("\"max_disk_gib\": 500", "tenants[0].quotas.max_disk_gib"),
+        ("\"max_disk_gib\": 1600", "tenants[0].quotas.max_disk_gib"),
         ("\"tenant_net_id\": 1", "tenants[0].network.tenant_net_id"),
         ("\"sleeping\": 120", "tenants[0].pools[1].desired_counts.sleeping"),
         ("\"stopped_retention_seconds\": 3600", "tenants[0].pools[1].stopped_retention_seconds"),
@@ -170,7 +177,7 @@ fn numbers_that_are_not_what_they_seem_are_refused() {
     for (field, path) in fields {
         let (name, _) = field.split_once(':').unwrap();
         for number in numbers {
-            let text = mvm_examples::PRODUCTION.json.replacen(field, &format!("{name}: {number}"), 1);
+            let text = production_with(field, &format!("{name}: {number}"));
             assert_eq!(the_error(&text).path, path, "{number}");
         }
     }
@@ -178,13 +185,8 @@ fn numbers_that_are_not_what_they_seem_are_refused() {
 
 #[test]
 fn the_largest_exact_integer_is_the_largest() {
-    let text = |number: u64| {
-        mvm_examples::PRODUCTION.json.replacen(
-            "\"max_disk_gib\": 500",
-            &format!("\"max_disk_gib\": {number}"),
-            1,
-        )
-    };
+    let text =
+        |number: u64| production_with("\"max_disk_gib\": 1600", &format!("\"max_disk_gib\": {number}"));
     let limit = 1_u64 << 53;
     assert!(DesiredState::parse(text(limit - 1).as_bytes()).is_ok());
     assert_eq!(the_error(&text(limit)).expected, "must be 0..=9007199254740991");
