@@ -57,7 +57,7 @@ pub(super) fn measure(effort: &Effort) -> Result<Vec<Row>> {
             bare::round_trip(&connection, &document).await?;
             pairs.push((ms(pushed.accepted), ms(at.elapsed())));
             let at = Instant::now();
-            mvm_pki::files::write_private(&cluster.path().join("replaced"), &document)?;
+            mvm_pki::files::write_private(cluster.path().join("replaced"), &document)?;
             replaced.push(ms(at.elapsed()));
             stored.push(ms(pushed.stored));
         }
