@@ -12,7 +12,6 @@ demo: setup
 # Every test. The suites that need root say so when they can't run.
 test: setup
 	cargo nextest run --workspace --no-fail-fast
-	cargo test --workspace --doc --quiet
 
 # Figures as ratios against a peer in the same run; also written to target/bench/results.json.
 bench: setup
