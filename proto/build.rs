@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = ["proto/node.proto", "proto/session.proto", "proto/control.proto"];
+    let files = ["proto/node.proto", "proto/session.proto", "proto/control.proto", "proto/guest.proto"];
     for file in files {
         println!("cargo:rerun-if-changed={file}");
     }

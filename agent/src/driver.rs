@@ -17,6 +17,10 @@ use std::time::Duration;
 use mvm_proto::document::Resources;
 use mvm_proto::{Digest, InstanceId};
 use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::broadcast;
+
+use crate::host::HostError;
 
 pub use fake::FakeDriver;
 
@@ -27,9 +31,51 @@ pub struct VmSpec {
     /// What the guest is made of; a snapshot of another revision is never restored.
     pub revision: Digest,
     pub resources: Resources,
-    /// What to boot, as the document names it.
-    pub flake_ref: String,
-    pub image_digest: Option<Digest>,
+    pub image: BootImage,
+}
+
+/// What a guest boots from: files that are whole, verified when they were made or imported, and read-only since.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BootImage {
+    /// Names the content of all of it.
+    pub digest: Digest,
+    /// An uncompressed ELF kernel with a PVH entry.
+    pub kernel: PathBuf,
+    pub initrd: Option<PathBuf>,
+    /// A read-only root disk, the guest's `/dev/vda`.
+    pub rootfs: Option<PathBuf>,
+    /// What the image itself adds to the kernel's command line.
+    pub cmdline: String,
+}
+
+impl BootImage {
+    /// For the fake driver, which boots nothing: names without files.
+    #[must_use]
+    pub fn imagined(flake_ref: &str) -> Self {
+        Self {
+            digest: Digest::of(flake_ref.as_bytes()),
+            kernel: PathBuf::from(flake_ref),
+            initrd: None,
+            rootfs: None,
+            cmdline: String::new(),
+        }
+    }
+}
+
+/// A stream to the program inside a guest, fresh and not yet greeted. At most one per guest is served at a time.
+pub type GuestStream = Box<dyn GuestBytes>;
+
+/// What a [`GuestStream`] can do.
+pub trait GuestBytes: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> GuestBytes for T {}
+
+/// A VM ended that nobody asked to end, or one that was asked to: whoever follows knows which.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmExit {
+    pub instance: InstanceId,
+    /// For people: the exit code or signal as far as known, and the end of the VMM's own log.
+    pub detail: String,
 }
 
 /// What a VM does now. There is none for an instance that has no VM.
@@ -76,6 +122,16 @@ pub enum DriverError {
     },
     #[error("{instance}: {reason}")]
     Vmm { instance: InstanceId, reason: String },
+    /// The VMM's own socket did not answer in time: stuck, not gone.
+    #[error("the VMM of {instance} did not answer {action} within {waited:?}")]
+    Stuck { instance: InstanceId, action: &'static str, waited: Duration },
+    #[error("could not {action} {instance}")]
+    Host {
+        instance: InstanceId,
+        action: &'static str,
+        #[source]
+        cause: HostError,
+    },
 }
 
 /// Runs microVMs on this host. Every call is idempotent: asking twice is asking once.
@@ -130,6 +186,13 @@ pub trait Driver: Send + Sync + 'static {
 
     /// Removes everything the driver keeps for an instance: VM, snapshot, console, disk.
     fn remove(&self, instance: &InstanceId) -> impl Future<Output = Result<(), DriverError>> + Send;
+
+    /// A stream to the guest's own program. Fails with [`DriverError::NoVm`] when there is no VM; a guest that is not
+    /// up yet, or paused, is no error: what is sent waits.
+    fn guest(&self, instance: &InstanceId) -> impl Future<Output = Result<GuestStream, DriverError>> + Send;
+
+    /// Tells every VM's end, as it happens. One that is missed shows in [`Driver::list`].
+    fn exits(&self) -> broadcast::Receiver<VmExit>;
 
     /// The end of what the guest wrote to its console, at most `max_bytes`.
     fn console(
@@ -231,89 +294,78 @@ impl AnyDriver {
     }
 }
 
+/// The same call on whichever driver it is.
+macro_rules! each {
+    ($any:expr, $driver:ident => $call:expr) => {
+        match $any {
+            AnyDriver::Fake($driver) => $call,
+        }
+    };
+}
+
 impl Driver for AnyDriver {
     fn kind(&self) -> DriverKind {
-        match self {
-            Self::Fake(driver) => driver.kind(),
-        }
+        each!(self, driver => driver.kind())
     }
 
     fn accelerator(&self) -> &'static str {
-        match self {
-            Self::Fake(driver) => driver.accelerator(),
-        }
+        each!(self, driver => driver.accelerator())
     }
 
     async fn list(&self) -> Result<Vec<Vm>, DriverError> {
-        match self {
-            Self::Fake(driver) => driver.list().await,
-        }
+        each!(self, driver => driver.list().await)
     }
 
     async fn adopt(&self, instance: &InstanceId) -> Result<Option<Vm>, DriverError> {
-        match self {
-            Self::Fake(driver) => driver.adopt(instance).await,
-        }
+        each!(self, driver => driver.adopt(instance).await)
     }
 
     async fn boot(&self, spec: &VmSpec) -> Result<(), DriverError> {
-        match self {
-            Self::Fake(driver) => driver.boot(spec).await,
-        }
+        each!(self, driver => driver.boot(spec).await)
     }
 
     async fn pause(&self, instance: &InstanceId) -> Result<(), DriverError> {
-        match self {
-            Self::Fake(driver) => driver.pause(instance).await,
-        }
+        each!(self, driver => driver.pause(instance).await)
     }
 
     async fn resume(&self, instance: &InstanceId) -> Result<(), DriverError> {
-        match self {
-            Self::Fake(driver) => driver.resume(instance).await,
-        }
+        each!(self, driver => driver.resume(instance).await)
     }
 
     async fn snapshot(&self, instance: &InstanceId) -> Result<SnapshotRef, DriverError> {
-        match self {
-            Self::Fake(driver) => driver.snapshot(instance).await,
-        }
+        each!(self, driver => driver.snapshot(instance).await)
     }
 
     async fn restore(&self, spec: &VmSpec, snapshot: &SnapshotRef) -> Result<(), DriverError> {
-        match self {
-            Self::Fake(driver) => driver.restore(spec, snapshot).await,
-        }
+        each!(self, driver => driver.restore(spec, snapshot).await)
     }
 
     async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
-        match self {
-            Self::Fake(driver) => driver.discard_snapshot(instance).await,
-        }
+        each!(self, driver => driver.discard_snapshot(instance).await)
     }
 
     async fn stop(&self, instance: &InstanceId, grace: Duration) -> Result<(), DriverError> {
-        match self {
-            Self::Fake(driver) => driver.stop(instance, grace).await,
-        }
+        each!(self, driver => driver.stop(instance, grace).await)
     }
 
     async fn kill(&self, instance: &InstanceId) -> Result<(), DriverError> {
-        match self {
-            Self::Fake(driver) => driver.kill(instance).await,
-        }
+        each!(self, driver => driver.kill(instance).await)
     }
 
     async fn remove(&self, instance: &InstanceId) -> Result<(), DriverError> {
-        match self {
-            Self::Fake(driver) => driver.remove(instance).await,
-        }
+        each!(self, driver => driver.remove(instance).await)
+    }
+
+    async fn guest(&self, instance: &InstanceId) -> Result<GuestStream, DriverError> {
+        each!(self, driver => driver.guest(instance).await)
+    }
+
+    fn exits(&self) -> broadcast::Receiver<VmExit> {
+        each!(self, driver => driver.exits())
     }
 
     async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, DriverError> {
-        match self {
-            Self::Fake(driver) => driver.console(instance, max_bytes).await,
-        }
+        each!(self, driver => driver.console(instance, max_bytes).await)
     }
 }
 

@@ -13,6 +13,8 @@ mod dir_watch;
 pub mod driver;
 pub mod execute;
 pub mod health;
+pub mod host;
+pub mod image;
 pub mod ledger;
 pub mod local_socket;
 pub mod metrics;

@@ -10,7 +10,7 @@ use mvm_proto::status::InstanceStatus;
 use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::driver::{SnapshotRef, VmSpec};
+use crate::driver::{BootImage, SnapshotRef, VmSpec};
 
 /// The first wait after a failure; each further failure doubles it.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -85,14 +85,8 @@ impl Record {
     }
 
     #[must_use]
-    pub fn spec(&self) -> VmSpec {
-        VmSpec {
-            instance: self.id.clone(),
-            revision: self.revision,
-            resources: self.resources,
-            flake_ref: self.flake_ref.clone(),
-            image_digest: self.image_digest,
-        }
+    pub fn spec(&self, image: BootImage) -> VmSpec {
+        VmSpec { instance: self.id.clone(), revision: self.revision, resources: self.resources, image }
     }
 
     /// As the planner sees it. `moving_to`: a step is being carried out on it.

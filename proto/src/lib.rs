@@ -7,6 +7,7 @@ pub mod arbitrary;
 pub mod digest;
 pub mod document;
 pub mod envelope;
+pub mod guest;
 pub mod id;
 pub mod instance;
 pub mod json;

@@ -27,3 +27,10 @@ pub mod control {
         include!(concat!(env!("OUT_DIR"), "/mvm.control.v1.rs"));
     }
 }
+
+/// Between an agent and the program inside a microVM; see [`crate::guest`].
+pub mod guest {
+    pub mod v1 {
+        include!(concat!(env!("OUT_DIR"), "/mvm.guest.v1.rs"));
+    }
+}

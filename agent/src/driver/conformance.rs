@@ -7,7 +7,7 @@ use std::time::Duration;
 use mvm_proto::document::Resources;
 use mvm_proto::{Digest, InstanceId};
 
-use super::{Driver, DriverError, Vm, VmSpec, VmState};
+use super::{BootImage, Driver, DriverError, Vm, VmSpec, VmState};
 
 /// Which law does not hold, and what was seen instead.
 #[derive(Debug, thiserror::Error)]
@@ -27,8 +27,7 @@ fn spec(number: u32) -> VmSpec {
         instance: InstanceId::from_bits(FIRST_ID + number),
         revision: Digest::of(b"conformance"),
         resources: Resources { vcpus: 1, mem_mib: 128, data_disk_mib: 0 },
-        flake_ref: "builtin:busybox".to_owned(),
-        image_digest: None,
+        image: BootImage::imagined("builtin:busybox"),
     }
 }
 

@@ -13,15 +13,23 @@ use std::time::Duration;
 
 use mvm_proto::{Digest, InstanceId};
 
-use super::{Driver, DriverError, DriverKind, DriverUnavailable, SnapshotRef, Vm, VmSpec, VmState};
+use tokio::sync::broadcast;
+
+use super::{
+    Driver, DriverError, DriverKind, DriverUnavailable, GuestStream, SnapshotRef, Vm, VmExit, VmSpec, VmState,
+};
 pub use faults::{Fault, Faults};
 use world::{Entry, FakeVm, World};
+
+/// A follower that is further behind looks at the whole list anyway.
+const EXITS_KEPT: usize = 1024;
 
 /// MicroVMs in memory, with state and laws.
 #[derive(Debug)]
 pub struct FakeDriver {
     world: Mutex<World>,
     pub faults: Faults,
+    exits: broadcast::Sender<VmExit>,
 }
 
 impl FakeDriver {
@@ -45,7 +53,11 @@ impl FakeDriver {
     }
 
     fn with(world: World) -> Self {
-        Self { world: Mutex::new(world), faults: Faults::default() }
+        Self {
+            world: Mutex::new(world),
+            faults: Faults::default(),
+            exits: broadcast::Sender::new(EXITS_KEPT),
+        }
     }
 
     /// Ends a VM as a crash would: its snapshot and disk stay.
@@ -55,6 +67,7 @@ impl FakeDriver {
             entry.vm = None;
             // A test's crash has no one to report to.
             let _ = world.put(instance, Some(entry));
+            let _ = self.exits.send(VmExit { instance: instance.clone(), detail: "crashed".to_owned() });
         }
     }
 
@@ -139,7 +152,7 @@ impl Driver for FakeDriver {
 
     async fn boot(&self, spec: &VmSpec) -> Result<(), DriverError> {
         let instance = &spec.instance;
-        self.change_of(instance, "boot", Some(&spec.flake_ref), |entry, boots| match &entry.vm {
+        self.change_of(instance, "boot", spec.image.kernel.to_str(), |entry, boots| match &entry.vm {
             Some(vm) => same_revision(instance, vm.revision, spec.revision),
             None => {
                 *boots += 1;
@@ -238,6 +251,18 @@ impl Driver for FakeDriver {
             Ok(())
         })
         .await
+    }
+
+    async fn guest(&self, instance: &InstanceId) -> Result<GuestStream, DriverError> {
+        if self.lock().get(instance).is_none_or(|entry| entry.vm.is_none()) {
+            return Err(DriverError::NoVm { instance: instance.clone(), action: "reach" });
+        }
+        let (_guest, host) = tokio::io::duplex(64 * 1024);
+        Ok(Box::new(host))
+    }
+
+    fn exits(&self) -> broadcast::Receiver<VmExit> {
+        self.exits.subscribe()
     }
 
     async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, DriverError> {

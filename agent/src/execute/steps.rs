@@ -6,7 +6,7 @@ use mvm_planner::Action;
 use mvm_proto::Phase;
 
 use super::{Executor, PoolSpec, StepError};
-use crate::driver::Driver;
+use crate::driver::{BootImage, Driver};
 use crate::record::{Intent, Record};
 
 impl<D: Driver> Executor<D> {
@@ -46,7 +46,7 @@ impl<D: Driver> Executor<D> {
         if record.phase == Phase::Created {
             record.advance(Phase::Ready, self.clock.now(), reason)?;
         }
-        self.driver.boot(&record.spec()).await?;
+        self.driver.boot(&record.spec(BootImage::imagined(&record.flake_ref))).await?;
         self.conclude(&mut record, Phase::Running, reason).await
     }
 
@@ -63,7 +63,7 @@ impl<D: Driver> Executor<D> {
         };
         record.staging = staging;
         self.intend(&mut record, Action::Wake).await?;
-        self.driver.restore(&record.spec(), &snapshot).await?;
+        self.driver.restore(&record.spec(BootImage::imagined(&record.flake_ref)), &snapshot).await?;
         record.snapshot = None;
         // Paused and without a snapshot it is warm, whatever comes next.
         record.enter(Phase::Warm, self.clock.now(), reason);

@@ -1,0 +1,216 @@
+//! How bytes between an agent and a guest become messages, on a channel that may begin in the middle of old ones.
+//!
+//! A frame is a length, a checksum of what follows, and one protobuf message. A virtio-serial port is not a connection:
+//! after the agent was away, the rest of a frame that nobody read, or a reply to someone who is gone, comes first.
+//! So each side opens with [`OPENING`] and then its hello; whoever reads skips everything up to an opening, and goes
+//! back to skipping when a frame is not whole. A host that gets no hello sends [`filler`] and opens again: the filler
+//! completes whatever frame the guest still waits for, and its checksum tells the guest that it was none.
+//! Every frame carries the nonce of the host's hello; one with another nonce belongs to a connection that is gone.
+
+use prost::Message;
+
+pub use crate::wire::guest::v1::*;
+
+/// The newest version of this protocol that this build speaks, and the oldest.
+pub const MAX_VERSION: u32 = 2;
+pub const MIN_VERSION: u32 = 1;
+
+/// What a side sends before its hello. Sixteen bytes that no text contains.
+pub const OPENING: &[u8; 16] = b"\x00\xffmvm guest 1\x0d\x0a\x00";
+
+/// The vsock port on which a guest listens, where there is vsock.
+pub const VSOCK_PORT: u32 = 5252;
+
+/// The name of the virtio-serial port, where there is none.
+pub const SERIAL_PORT: &str = "mvm.guest";
+
+/// The longest message. Output, files and relays are cut into pieces well below it.
+pub const MAX_MESSAGE_BYTES: usize = 128 * 1024;
+
+/// How much of a stream goes into one frame.
+pub const CHUNK_BYTES: usize = 32 * 1024;
+
+const HEADER_BYTES: usize = 8;
+
+/// Enough of nothing to complete any frame that was cut off.
+#[must_use]
+pub fn filler() -> Vec<u8> {
+    vec![0xff; HEADER_BYTES + MAX_MESSAGE_BYTES]
+}
+
+/// Which version two sides speak: the newest that both know.
+#[must_use]
+pub fn negotiate(theirs: (u32, u32), ours: (u32, u32)) -> Option<u32> {
+    let newest = theirs.1.min(ours.1);
+    (newest >= theirs.0.max(ours.0) && theirs.0 <= theirs.1).then_some(newest)
+}
+
+/// A message was longer than any reader would take.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a message of {0} bytes is longer than {MAX_MESSAGE_BYTES}")]
+pub struct TooLong(pub usize);
+
+/// Appends one frame to `out`.
+pub fn put_frame(out: &mut Vec<u8>, message: &impl Message) -> Result<(), TooLong> {
+    let length = message.encoded_len();
+    let prefix = u32::try_from(length).map_err(|_| TooLong(length))?;
+    if length > MAX_MESSAGE_BYTES {
+        return Err(TooLong(length));
+    }
+    let body = message.encode_to_vec();
+    out.reserve(HEADER_BYTES + length);
+    out.extend_from_slice(&prefix.to_be_bytes());
+    out.extend_from_slice(&crc32fast::hash(&body).to_be_bytes());
+    out.extend_from_slice(&body);
+    Ok(())
+}
+
+/// What was found in the bytes so far.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Found<M> {
+    /// The other side opened: what came before is void. Its hello comes next.
+    Opening,
+    Message(M),
+}
+
+/// Finds openings and messages in whatever arrives. Holds at most one frame and a few bytes.
+#[derive(Debug, Default)]
+pub struct Deframer {
+    buffer: Vec<u8>,
+    /// Where the unread part begins.
+    at: usize,
+    synced: bool,
+    /// How many bytes were thrown away, for metrics and tests.
+    pub skipped: u64,
+}
+
+impl Deframer {
+    /// Takes what was read. Call [`Self::next`] until it has no more before giving it more.
+    pub fn push(&mut self, bytes: &[u8]) {
+        if self.at > 0 {
+            self.buffer.drain(..self.at);
+            self.at = 0;
+        }
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The other side is gone: nothing counts until it opens again.
+    pub fn reset(&mut self) {
+        self.skipped += self.buffer.len().saturating_sub(self.at) as u64;
+        self.buffer.clear();
+        self.at = 0;
+        self.synced = false;
+    }
+
+    /// The next opening or message; absent: more bytes are needed.
+    pub fn next<M: Message + Default>(&mut self) -> Option<Found<M>> {
+        loop {
+            if !self.synced {
+                return self.seek().then_some(Found::Opening);
+            }
+            let rest = &self.buffer[self.at..];
+            // No length is as large as the first bytes of an opening, so the two can't be confused.
+            if rest.starts_with(OPENING) {
+                self.at += OPENING.len();
+                return Some(Found::Opening);
+            }
+            if OPENING.starts_with(rest) || rest.len() < HEADER_BYTES {
+                return None;
+            }
+            let word = |at: usize| u32::from_be_bytes([rest[at], rest[at + 1], rest[at + 2], rest[at + 3]]);
+            let (length, checksum) = (word(0) as usize, word(4));
+            if length <= MAX_MESSAGE_BYTES {
+                let body = rest.get(HEADER_BYTES..HEADER_BYTES + length)?;
+                if crc32fast::hash(body) == checksum
+                    && let Ok(message) = M::decode(body)
+                {
+                    self.at += HEADER_BYTES + length;
+                    return Some(Found::Message(message));
+                }
+            }
+            // Not a frame of ours: nothing is believed until the other side opens again.
+            self.synced = false;
+        }
+    }
+
+    /// Skips up to the end of the next opening, if there is one; else to where one may begin.
+    fn seek(&mut self) -> bool {
+        let rest = &self.buffer[self.at..];
+        let found = rest.windows(OPENING.len()).position(|window| window == OPENING);
+        let keep = (1..OPENING.len()).rev().find(|length| rest.ends_with(&OPENING[..*length])).unwrap_or(0);
+        let skipped = found.unwrap_or(rest.len() - keep);
+        self.skipped += skipped as u64;
+        self.at += skipped;
+        if found.is_some() {
+            self.at += OPENING.len();
+            self.synced = true;
+        }
+        self.synced
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(request: u64) -> HostFrame {
+        HostFrame { nonce: 7, request, body: Some(host_frame::Body::Ping(Ping {})) }
+    }
+
+    fn bytes(frames: &[HostFrame]) -> Vec<u8> {
+        let mut out = OPENING.to_vec();
+        for frame in frames {
+            put_frame(&mut out, frame).unwrap();
+        }
+        out
+    }
+
+    fn drain(deframer: &mut Deframer) -> Vec<Found<HostFrame>> {
+        std::iter::from_fn(|| deframer.next()).collect()
+    }
+
+    #[test]
+    fn what_was_sent_arrives_whatever_the_pieces() {
+        let sent = bytes(&[frame(1), frame(2)]);
+        for piece in 1..sent.len() {
+            let mut deframer = Deframer::default();
+            let mut found = Vec::new();
+            for part in sent.chunks(piece) {
+                deframer.push(part);
+                found.extend(drain(&mut deframer));
+            }
+            assert_eq!(found, [Found::Opening, Found::Message(frame(1)), Found::Message(frame(2))]);
+        }
+    }
+
+    #[test]
+    fn the_end_of_an_old_frame_is_skipped() {
+        let old = bytes(&[frame(1)]);
+        let mut stream = old[old.len() - 5..].to_vec();
+        stream.extend(bytes(&[frame(2)]));
+        let mut deframer = Deframer::default();
+        deframer.push(&stream);
+        assert_eq!(drain(&mut deframer), [Found::Opening, Found::Message(frame(2))]);
+        assert_eq!(deframer.skipped, 5);
+    }
+
+    #[test]
+    fn a_reader_in_the_middle_of_a_frame_is_freed_by_filler() {
+        let cut = bytes(&[frame(1)]);
+        let mut stream = cut[..cut.len() - 1].to_vec();
+        // The rest of that frame comes to nothing, for its last byte is not what the filler has.
+        stream.extend(filler());
+        stream.extend(bytes(&[frame(2)]));
+        let mut deframer = Deframer::default();
+        deframer.push(&stream);
+        assert_eq!(drain(&mut deframer), [Found::Opening, Found::Opening, Found::Message(frame(2))]);
+    }
+
+    #[test]
+    fn the_newest_version_that_both_know_is_spoken() {
+        assert_eq!(negotiate((1, 2), (1, 3)), Some(2));
+        assert_eq!(negotiate((1, 1), (1, 2)), Some(1));
+        assert_eq!(negotiate((3, 4), (1, 2)), None);
+        assert_eq!(negotiate((2, 1), (1, 2)), None);
+    }
+}
