@@ -11,6 +11,7 @@ pub mod authz;
 pub mod certs;
 mod dir_watch;
 pub mod driver;
+pub mod driver_choice;
 pub mod execute;
 pub mod health;
 pub mod host;

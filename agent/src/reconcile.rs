@@ -17,6 +17,7 @@ use mvm_store::{Settings, SledStore};
 use crate::driver::{AnyDriver, Driver, DriverKind, DriverUnavailable};
 use crate::execute::StepError;
 use crate::execute::recover::recover;
+use crate::settings::VmmSettings;
 use crate::state::{Records, StateError};
 
 pub use once::{OnceSettings, Report, reconcile_once};
@@ -67,6 +68,13 @@ pub struct NodeSettings {
     /// Records and driver state are kept below it.
     pub data_dir: PathBuf,
     pub driver: DriverKind,
+    pub vmm: VmmSettings,
+    pub images_dir: PathBuf,
+    pub secrets_dir: PathBuf,
+    /// How long something on the host that no record owns is left alone before it is swept.
+    pub sweep_after: Duration,
+    /// How long a guest may take from boot to ready.
+    pub boot_deadline: Duration,
     pub capacity: Capacity,
     /// How often the node is compared with its desired state when nothing happens.
     pub interval: Duration,

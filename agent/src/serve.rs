@@ -32,6 +32,8 @@ use tracing::info;
 use crate::acceptor::{Acceptor, AcceptorSettings, HardLimits};
 use crate::api::Api;
 use crate::certs::CertsDir;
+use crate::driver::DriverKind;
+use crate::driver_choice;
 use crate::health::{self, Health, SourceHealth};
 use crate::ledger::LEDGER_FILE;
 use crate::metrics::Metrics;
@@ -79,7 +81,8 @@ impl Agent {
 
         let certs = CertsDir::new(&settings.certs_dir);
         let member = load_member(&settings, &certs)?;
-        let mut info = node_info::measure(data_dir, settings.driver, &settings.capacity, started_at);
+        let driver = driver_choice::kind(settings.driver, &settings.vmm);
+        let mut info = node_info::measure(data_dir, driver, &settings.capacity, started_at);
         let node_id = choose_node_id(&settings, member.as_ref(), &info)?;
         info.node_id = node_id.to_string();
         info.cluster = member.as_ref().map_or_else(String::new, |member| member.cluster.to_string());
@@ -90,7 +93,7 @@ impl Agent {
         let (api_address, metrics_address) = doors.addresses();
 
         let capacity = info.capacity.unwrap_or_default();
-        let (node, handle) = open_node(&settings, &node_id, capacity, clock.clone()).await?;
+        let (node, handle) = open_node(&settings, driver, &node_id, capacity, clock.clone()).await?;
         let acceptor =
             member.as_ref().map(|_| open_acceptor(&settings, &certs, &node_id, clock.clone())).transpose()?;
         let intake = Intake::new(
@@ -228,6 +231,7 @@ impl Agent {
 
 async fn open_node(
     settings: &AgentSettings,
+    driver: DriverKind,
     node_id: &NodeId,
     capacity: Capacity,
     clock: Clock,
@@ -235,7 +239,12 @@ async fn open_node(
     let settings = NodeSettings {
         node_id: node_id.clone(),
         data_dir: settings.data_dir.clone(),
-        driver: settings.driver,
+        driver,
+        vmm: settings.vmm.clone(),
+        images_dir: settings.images_dir.clone(),
+        secrets_dir: settings.secrets_dir.clone(),
+        sweep_after: settings.sweep_after,
+        boot_deadline: settings.boot_deadline,
         capacity,
         interval: settings.interval,
         parallel_steps: settings.parallel_steps,

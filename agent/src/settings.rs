@@ -2,8 +2,10 @@
 //!
 //! Nothing below reads the environment or a configuration file; whoever needs a setting gets this struct's part.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use mvm_pki::credential::CsrNames;
@@ -21,7 +23,16 @@ pub const DEFAULT_INTERVAL: Duration = Duration::from_secs(30);
 /// Where an agent keeps its state unless told otherwise.
 pub const DEFAULT_DATA_DIR: &str = "/var/lib/mvm/agent";
 
+/// Where tenants' secrets bundles are; a place in memory, for they must never reach a disk.
+pub const DEFAULT_SECRETS_DIR: &str = "/run/mvm/secrets";
+/// Long enough that a step of an agent that was just replaced has left its record.
+pub const DEFAULT_SWEEP_AFTER: Duration = Duration::from_secs(60);
+/// A distribution's kernel on a loaded host without KVM takes tens of seconds; anything longer hangs.
+pub const DEFAULT_BOOT_DEADLINE: Duration = Duration::from_secs(90);
+
+const AUTO: &str = "auto";
 const CERTS_DIR: &str = "certs";
+const IMAGES_DIR: &str = "images";
 const SOCKET_FILE: &str = "agent.sock";
 
 /// The token bucket that each peer of the API has.
@@ -46,6 +57,49 @@ pub struct CapacityCaps {
     pub max_instances: Option<u32>,
 }
 
+/// Which driver the operator asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DriverChoice {
+    /// The strongest that works on this machine, found by booting. Never the fake one.
+    #[default]
+    Auto,
+    /// This one or none.
+    Only(DriverKind),
+}
+
+impl FromStr for DriverChoice {
+    type Err = UnknownDriverChoice;
+    fn from_str(text: &str) -> Result<Self, UnknownDriverChoice> {
+        if text == AUTO {
+            return Ok(Self::Auto);
+        }
+        text.parse().map(Self::Only).map_err(|_| UnknownDriverChoice)
+    }
+}
+
+impl fmt::Display for DriverChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.pad(AUTO),
+            Self::Only(kind) => f.pad(kind.as_str()),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("there is no driver of this name; known are auto, qemu, firecracker and fake")]
+pub struct UnknownDriverChoice;
+
+/// Programs named by the operator; what is absent is looked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VmmSettings {
+    pub qemu: Option<PathBuf>,
+    pub firecracker: Option<PathBuf>,
+    pub jailer: Option<PathBuf>,
+    /// The static program that is put into images that a node builds itself.
+    pub guest: Option<PathBuf>,
+}
+
 #[derive(Debug, Clone)]
 pub struct AgentSettings {
     /// Default: the certificate's; without a certificate, the host name's.
@@ -62,7 +116,16 @@ pub struct AgentSettings {
     pub interval: Duration,
     /// Desired state from this file instead of from a coordinator.
     pub desired_file: Option<PathBuf>,
-    pub driver: DriverKind,
+    pub driver: DriverChoice,
+    pub vmm: VmmSettings,
+    /// Content-addressed images, shared read-only by all instances.
+    pub images_dir: PathBuf,
+    /// One secrets bundle per tenant, named by its id.
+    pub secrets_dir: PathBuf,
+    /// How long something on the host that no record owns is left alone before it is swept.
+    pub sweep_after: Duration,
+    /// How long a guest may take from boot to ready.
+    pub boot_deadline: Duration,
     pub rate: RateSettings,
     pub limits: Limits,
     pub capacity: CapacityCaps,
@@ -87,10 +150,15 @@ impl AgentSettings {
             session: true,
             listen: SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), DEFAULT_API_PORT),
             metrics_listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_METRICS_PORT),
-            socket: data_dir.join(SOCKET_FILE),
+            socket: default_socket(data_dir),
             interval: DEFAULT_INTERVAL,
             desired_file: None,
-            driver: DriverKind::default(),
+            driver: DriverChoice::default(),
+            vmm: VmmSettings::default(),
+            images_dir: default_images_dir(data_dir),
+            secrets_dir: PathBuf::from(DEFAULT_SECRETS_DIR),
+            sweep_after: DEFAULT_SWEEP_AFTER,
+            boot_deadline: DEFAULT_BOOT_DEADLINE,
             rate: RateSettings::default(),
             limits: Limits::default(),
             capacity: CapacityCaps::default(),
@@ -104,4 +172,16 @@ impl AgentSettings {
 #[must_use]
 pub fn default_certs_dir(data_dir: &Path) -> PathBuf {
     data_dir.join(CERTS_DIR)
+}
+
+/// Where images live when no directory was named.
+#[must_use]
+pub fn default_images_dir(data_dir: &Path) -> PathBuf {
+    data_dir.join(IMAGES_DIR)
+}
+
+/// Where the agent of this data directory answers the local operator.
+#[must_use]
+pub fn default_socket(data_dir: &Path) -> PathBuf {
+    data_dir.join(SOCKET_FILE)
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use mvm_planner::{Deferred, Step};
 use mvm_proto::{DesiredState, NodeId, Timestamp};
@@ -12,7 +13,7 @@ use super::{Clock, NodeError, STATE_DIR, adopt, open, open_records, planner_capa
 use crate::driver::{AnyDriver, DriverKind};
 use crate::ledger::InForce;
 use crate::node_info;
-use crate::settings::{CapacityCaps, DEFAULT_PARALLEL_STEPS};
+use crate::settings::{CapacityCaps, DEFAULT_PARALLEL_STEPS, VmmSettings};
 use crate::state::Records;
 use crate::text::chain;
 
@@ -25,6 +26,13 @@ pub struct OnceSettings {
     /// Absent: whatever node the document is for.
     pub node_id: Option<NodeId>,
     pub driver: DriverKind,
+    pub vmm: VmmSettings,
+    pub images_dir: PathBuf,
+    pub secrets_dir: PathBuf,
+    /// How long something on the host that no record owns is left alone before it is swept.
+    pub sweep_after: Duration,
+    /// How long a guest may take from boot to ready.
+    pub boot_deadline: Duration,
     pub capacity: CapacityCaps,
     /// Plan one round and touch nothing.
     pub dry_run: bool,

@@ -1,10 +1,11 @@
 //! `mvm agent reconcile`: one document, once.
 
 use std::path::Path;
+use std::time::Duration;
 
 use mvm_agent::driver::DriverKind;
 use mvm_agent::reconcile::{NodeError, OnceSettings, reconcile_once};
-use mvm_agent::settings::CapacityCaps;
+use mvm_agent::settings::{CapacityCaps, VmmSettings};
 use mvm_proto::DesiredState;
 use serde_json::json;
 
@@ -16,6 +17,11 @@ fn settings(dir: &Path) -> OnceSettings {
         data_dir: dir.to_owned(),
         node_id: None,
         driver: DriverKind::Fake,
+        vmm: VmmSettings::default(),
+        images_dir: dir.join("images"),
+        secrets_dir: dir.join("secrets"),
+        sweep_after: Duration::from_secs(60),
+        boot_deadline: Duration::from_secs(90),
         capacity: CapacityCaps::default(),
         dry_run: false,
     }

@@ -8,6 +8,7 @@ use mvm_agent::driver::{Driver, FakeDriver};
 use mvm_agent::ledger::InForce;
 use mvm_agent::reconcile::{Clock, NodeSettings};
 use mvm_agent::reconcile_task::{Node, NodeHandle, reconcile_task};
+use mvm_agent::settings::VmmSettings;
 use mvm_agent::state::Records;
 use mvm_proto::status::{Capacity, NodeStatus};
 use mvm_proto::{DesiredState, InstanceId};
@@ -34,6 +35,11 @@ pub(crate) fn settings(dir: &Path) -> NodeSettings {
         node_id: NODE.parse().unwrap(),
         data_dir: dir.to_owned(),
         driver: mvm_agent::driver::DriverKind::Fake,
+        vmm: VmmSettings::default(),
+        images_dir: dir.join("images"),
+        secrets_dir: dir.join("secrets"),
+        sweep_after: Duration::from_secs(60),
+        boot_deadline: Duration::from_secs(90),
         capacity: Capacity { vcpus: 64, mem_mib: 65_536, disk_mib: 1_000_000, max_instances: 100 },
         interval: Duration::from_secs(30),
         parallel_steps: 4,

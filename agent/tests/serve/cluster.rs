@@ -6,6 +6,8 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::{Method, Request, Response};
+use mvm_agent::driver::DriverKind;
+use mvm_agent::settings::DriverChoice;
 use mvm_agent::{Agent, AgentError, AgentSettings};
 use mvm_pki::tls::{self, ExpectedPeer};
 use mvm_pki::trust::{RoleSpec, RootSpec};
@@ -107,6 +109,7 @@ impl Cluster {
         let mut settings = AgentSettings::new(&self.data_dir());
         settings.listen = "127.0.0.1:0".parse().unwrap();
         settings.metrics_listen = "127.0.0.1:0".parse().unwrap();
+        settings.driver = DriverChoice::Only(DriverKind::Fake);
         settings
     }
 

@@ -6,9 +6,10 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
-use mvm_agent::driver::DriverKind;
 use mvm_agent::reconcile::{OnceSettings, Report, reconcile_once};
-use mvm_agent::settings::{CapacityCaps, default_certs_dir};
+use mvm_agent::settings::{
+    CapacityCaps, DEFAULT_SECRETS_DIR, DriverChoice, VmmSettings, default_certs_dir, default_images_dir,
+};
 use mvm_agent::{AgentSettings, RateSettings, certs as agent_certs};
 use mvm_pki::{CsrNames, Identity};
 use mvm_proto::{DesiredState, NodeId, Timestamp};
@@ -44,9 +45,33 @@ pub(crate) struct NodeArgs {
     /// Folder for the agent's state
     #[arg(long, value_name = "DIR", default_value_os_t = default_data_dir("agent"))]
     data_dir: PathBuf,
-    /// What runs the microVMs
-    #[arg(long, value_name = "DRIVER", default_value = "fake", value_parser = parse_driver)]
-    driver: DriverKind,
+    /// What runs the microVMs: auto (the strongest that works here), firecracker, qemu, or fake (runs no guest)
+    #[arg(long, value_name = "DRIVER", default_value = "auto", value_parser = parse_driver)]
+    driver: DriverChoice,
+    /// The QEMU to use [default: qemu-system-x86_64 in PATH]
+    #[arg(long, value_name = "PATH")]
+    qemu: Option<PathBuf>,
+    /// The Firecracker to use [default: firecracker in PATH]
+    #[arg(long, value_name = "PATH")]
+    firecracker: Option<PathBuf>,
+    /// The jailer to start Firecracker with [default: jailer in PATH]
+    #[arg(long, value_name = "PATH")]
+    jailer: Option<PathBuf>,
+    /// The guest program for images built on this node [default: mvm-guest beside this program]
+    #[arg(long, value_name = "PATH", env = "MVM_GUEST")]
+    guest: Option<PathBuf>,
+    /// Folder with images [default: images/ in the data folder]
+    #[arg(long, value_name = "DIR")]
+    images_dir: Option<PathBuf>,
+    /// Folder with each tenant's secrets bundle, best kept in memory
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_SECRETS_DIR)]
+    secrets_dir: PathBuf,
+    /// How long a guest may take from boot to ready
+    #[arg(long, value_name = "TIME", default_value = "90s", value_parser = humantime::parse_duration)]
+    boot_deadline: Duration,
+    /// How long something on the host that no record owns is left alone before it is swept
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    sweep_after: Duration,
     /// vCPUs that instances may use [default: the machine's]
     #[arg(long, value_name = "N")]
     max_vcpus: Option<u32>,
@@ -62,6 +87,19 @@ pub(crate) struct NodeArgs {
 }
 
 impl NodeArgs {
+    fn vmm(&self) -> VmmSettings {
+        VmmSettings {
+            qemu: self.qemu.clone(),
+            firecracker: self.firecracker.clone(),
+            jailer: self.jailer.clone(),
+            guest: self.guest.clone(),
+        }
+    }
+
+    fn images_dir(&self) -> PathBuf {
+        self.images_dir.clone().unwrap_or_else(|| default_images_dir(&self.data_dir))
+    }
+
     fn caps(&self) -> CapacityCaps {
         CapacityCaps {
             vcpus: self.max_vcpus,
@@ -123,8 +161,8 @@ pub(crate) struct ReconcileArgs {
     dry_run: bool,
 }
 
-fn parse_driver(text: &str) -> Result<DriverKind, String> {
-    text.parse::<DriverKind>().map_err(|error| error.to_string())
+fn parse_driver(text: &str) -> Result<DriverChoice, String> {
+    text.parse::<DriverChoice>().map_err(|error| error.to_string())
 }
 
 pub(crate) fn run(global: &Global, command: AgentCommand) -> Run {
@@ -138,6 +176,11 @@ pub(crate) fn run(global: &Global, command: AgentCommand) -> Run {
 async fn serve(args: ServeArgs) -> Run {
     let mut settings = AgentSettings::new(&args.node.data_dir);
     settings.capacity = args.node.caps();
+    settings.vmm = args.node.vmm();
+    settings.images_dir = args.node.images_dir();
+    settings.secrets_dir.clone_from(&args.node.secrets_dir);
+    settings.boot_deadline = args.node.boot_deadline;
+    settings.sweep_after = args.node.sweep_after;
     settings.node_id = args.node.node_id;
     settings.driver = args.node.driver;
     settings.coordinator = args.coordinator;
@@ -169,7 +212,12 @@ async fn reconcile(global: &Global, args: ReconcileArgs) -> Run {
     let settings = OnceSettings {
         data_dir: node.data_dir.clone(),
         node_id: this_node(node, now),
-        driver: node.driver,
+        driver: mvm_agent::driver_choice::kind(node.driver, &node.vmm()),
+        vmm: node.vmm(),
+        images_dir: node.images_dir(),
+        secrets_dir: node.secrets_dir.clone(),
+        sweep_after: node.sweep_after,
+        boot_deadline: node.boot_deadline,
         capacity: node.caps(),
         dry_run: args.dry_run,
     };
