@@ -2,12 +2,18 @@
 //!
 //! The JSON form is what `mvm agent observe` prints and `mvm plan node --observed` reads.
 
+mod decode;
+pub mod schema;
+
 use mvm_proto::document::Resources;
 use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use decode::{MAX_OBSERVATION_BYTES, ObservationErrors};
+
 /// Everything that runs, rests or failed on one node, and what the node can bear.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Observation {
     pub capacity: Capacity,
@@ -18,7 +24,7 @@ pub struct Observation {
 }
 
 /// What the whole node may use, whatever the tenants' quotas add up to.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Capacity {
     pub vcpus: u32,
@@ -28,7 +34,7 @@ pub struct Capacity {
 }
 
 /// A tenant, or one of its pools, whose instances can't be started, and why.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Blocked {
     pub tenant: TenantId,
@@ -38,7 +44,7 @@ pub struct Blocked {
     pub reason: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ObservedInstance {
     pub tenant: TenantId,

@@ -37,7 +37,7 @@ pub fn desired_state_schema() -> Value {
 }
 
 /// An optional field may be absent, but it may not be null: the generator allows both.
-fn drop_null(schema: &mut Value) {
+pub fn drop_null(schema: &mut Value) {
     match schema {
         Value::Object(members) => {
             drop_null_type(members);
