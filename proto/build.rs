@@ -3,8 +3,11 @@
 use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = ["proto/node.proto", "proto/session.proto", "proto/control.proto", "proto/guest.proto"];
-    for file in files {
+    let mut files = vec!["proto/guest.proto"];
+    if std::env::var_os("CARGO_FEATURE_CONTROL").is_some() {
+        files.extend(["proto/node.proto", "proto/session.proto", "proto/control.proto"]);
+    }
+    for file in &files {
         println!("cargo:rerun-if-changed={file}");
     }
     let descriptors = protox::compile(files, ["proto"])?;

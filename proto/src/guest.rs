@@ -30,6 +30,9 @@ pub const MAX_MESSAGE_BYTES: usize = 128 * 1024;
 /// How much of a stream goes into one frame.
 pub const CHUNK_BYTES: usize = 32 * 1024;
 
+/// How many bytes of a stream may be under way beyond what its reader said it has taken; see `Window` in the messages.
+pub const WINDOW_BYTES: usize = 256 * 1024;
+
 const HEADER_BYTES: usize = 8;
 
 /// Enough of nothing to complete any frame that was cut off.

@@ -4,22 +4,38 @@
 
 #[cfg(feature = "arbitrary")]
 pub mod arbitrary;
+#[cfg(feature = "control")]
 pub mod digest;
+#[cfg(feature = "control")]
 pub mod document;
+#[cfg(feature = "control")]
 pub mod envelope;
 pub mod guest;
+#[cfg(feature = "control")]
 pub mod id;
+#[cfg(feature = "control")]
 pub mod instance;
+#[cfg(feature = "control")]
 pub mod json;
+#[cfg(feature = "control")]
 pub mod problem;
+#[cfg(feature = "control")]
 pub mod status;
+#[cfg(feature = "control")]
 pub mod time;
 pub mod wire;
 
+#[cfg(feature = "control")]
 pub use digest::Digest;
+#[cfg(feature = "control")]
 pub use document::{DesiredState, Provenance, SignedDocument};
+#[cfg(feature = "control")]
 pub use envelope::{Envelope, Unverified, Verified};
+#[cfg(feature = "control")]
 pub use id::{ClusterId, IdError, InstanceId, NodeId, PoolId, ProfileId, TenantId};
+#[cfg(feature = "control")]
 pub use instance::Phase;
+#[cfg(feature = "control")]
 pub use problem::{FieldError, Problem};
+#[cfg(feature = "control")]
 pub use time::Timestamp;

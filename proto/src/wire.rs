@@ -5,23 +5,28 @@
 #![allow(missing_debug_implementations, unreachable_pub, clippy::all, clippy::semicolon_if_nothing_returned)]
 
 /// The newest version of the node session that this build speaks.
+#[cfg(feature = "control")]
 pub const SESSION_PROTOCOL: u32 = 1;
 
 /// The descriptors of all services, for gRPC reflection.
+#[cfg(feature = "control")]
 pub const FILE_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
+#[cfg(feature = "control")]
 pub mod node {
     pub mod v1 {
         include!(concat!(env!("OUT_DIR"), "/mvm.node.v1.rs"));
     }
 }
 
+#[cfg(feature = "control")]
 pub mod session {
     pub mod v1 {
         include!(concat!(env!("OUT_DIR"), "/mvm.session.v1.rs"));
     }
 }
 
+#[cfg(feature = "control")]
 pub mod control {
     pub mod v1 {
         include!(concat!(env!("OUT_DIR"), "/mvm.control.v1.rs"));
