@@ -75,6 +75,9 @@ pub(crate) enum Command {
     /// Nodes of the cluster
     #[command(subcommand)]
     Node(commands::node::NodeCommand),
+    /// Show what would be done, and why, without touching anything
+    #[command(subcommand)]
+    Plan(commands::plan::PlanCommand),
     /// Declare what a node runs
     Push(commands::push::PushArgs),
     /// Who may sign documents and images

@@ -5,6 +5,7 @@ pub(crate) mod certs;
 pub(crate) mod coordinator;
 pub(crate) mod direct;
 pub(crate) mod node;
+pub(crate) mod plan;
 pub(crate) mod push;
 pub(crate) mod reference;
 pub(crate) mod root;
@@ -27,6 +28,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Agent(command) => agent::run(&global, command),
         Command::Coordinator(command) => coordinator::run(&global, command),
         Command::Node(command) => block_on(node::run(&global, command)),
+        Command::Plan(command) => plan::run(&global, command),
         Command::Push(args) => block_on(push::run(&global, args)),
         Command::Trust(command) => block_on(trust::run(&global, command)),
         Command::Schema(args) => schema::run(&args),
