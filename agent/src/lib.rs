@@ -7,6 +7,7 @@
 
 pub mod acceptor;
 pub mod api;
+pub mod audit;
 pub mod authz;
 pub mod certs;
 mod dir_watch;
