@@ -1,0 +1,128 @@
+//! Programs run in a guest.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use mvm_proto::InstanceId;
+use mvm_proto::guest::{CHUNK_BYTES, Exec, Exit, Input, Signal, Window, host_frame};
+
+use super::call::{Call, Event};
+use super::error::LinkError;
+use super::GuestLinks;
+
+/// The guest hears how far its output was read this often.
+const WINDOW_STEP_BYTES: u64 = 16 * 1024;
+
+/// What to run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ExecRequest {
+    /// The program and its arguments; no shell.
+    pub command: Vec<String>,
+    pub env: HashMap<String, String>,
+    /// Empty: `/`.
+    pub directory: String,
+    /// Absent: it may run for ever.
+    pub timeout: Option<Duration>,
+    /// Input follows.
+    pub stdin: bool,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// What comes of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExecEvent {
+    /// The guest has it, and carries it out even if the link breaks now.
+    Accepted,
+    Output {
+        stderr: bool,
+        data: Vec<u8>,
+        /// Bytes before these that the guest no longer had.
+        lost: u64,
+    },
+    /// The last one.
+    Exit { code: i32, signal: u32, timed_out: bool, cancelled: bool },
+}
+
+/// A program that runs. Dropped before its exit, it is killed.
+#[derive(Debug)]
+pub struct ExecHandle {
+    call: Call,
+    input: AtomicU64,
+    told: AtomicU64,
+}
+
+impl GuestLinks {
+    pub async fn exec(&self, instance: &InstanceId, request: ExecRequest) -> Result<ExecHandle, LinkError> {
+        let needs = if request.stdin { 2 } else { 1 };
+        let seconds = request.timeout.map_or(0, |timeout| timeout.as_secs().max(1));
+        let exec = Exec {
+            command: request.command,
+            env: request.env,
+            directory: request.directory,
+            timeout_seconds: u32::try_from(seconds).unwrap_or(u32::MAX),
+            stdin: request.stdin,
+            output_from: 0,
+            uid: request.uid,
+            gid: request.gid,
+            max_output_bytes: 0,
+        };
+        let call = self.begin(instance, "a program with input", needs, host_frame::Body::Exec(exec)).await?;
+        Ok(ExecHandle { call, input: AtomicU64::new(0), told: AtomicU64::new(0) })
+    }
+}
+
+impl ExecHandle {
+    /// The next event; after the exit, or an error, there is none. Dropping the future loses nothing.
+    pub async fn next(&self) -> Result<ExecEvent, LinkError> {
+        loop {
+            match self.call.next().await {
+                Event::Accepted => return Ok(ExecEvent::Accepted),
+                Event::Output(output) => {
+                    self.tell_read(output.offset.saturating_add(output.data.len() as u64));
+                    let (stderr, data, lost) = (output.stderr, output.data, output.lost);
+                    return Ok(ExecEvent::Output { stderr, data, lost });
+                }
+                Event::Exit(Exit { code, signal, timed_out, cancelled }) => {
+                    return Ok(ExecEvent::Exit { code, signal, timed_out, cancelled });
+                }
+                Event::Again => {}
+                Event::Broken(error) => return Err(error),
+                _ => return Err(LinkError::Unexpected),
+            }
+        }
+    }
+
+    fn tell_read(&self, read: u64) {
+        let told = self.told.load(Ordering::Relaxed);
+        if self.call.version() >= 2 && read.saturating_sub(told) >= WINDOW_STEP_BYTES {
+            self.told.store(read, Ordering::Relaxed);
+            // A link that is down hears it from where the exec goes on.
+            let _ = self.call.send(host_frame::Body::Window(Window { bytes: read }));
+        }
+    }
+
+    /// Sends input; waits while the guest does not take any.
+    pub async fn write(&self, data: &[u8]) -> Result<(), LinkError> {
+        for piece in data.chunks(CHUNK_BYTES) {
+            let offset = self.input.fetch_add(piece.len() as u64, Ordering::Relaxed);
+            let input = Input { data: piece.to_vec(), last: false, offset };
+            self.call.send_piece(host_frame::Body::Input(input)).await?;
+        }
+        Ok(())
+    }
+
+    /// There is no more input.
+    pub async fn close_input(&self) -> Result<(), LinkError> {
+        let offset = self.input.load(Ordering::Relaxed);
+        self.call.send_piece(host_frame::Body::Input(Input { data: Vec::new(), last: true, offset })).await
+    }
+
+    pub fn signal(&self, number: u32) -> Result<(), LinkError> {
+        if self.call.version() == 1 {
+            return Err(LinkError::Unsupported { what: "a signal", needs: 2, version: 1 });
+        }
+        self.call.send(host_frame::Body::Signal(Signal { number }))
+    }
+}

@@ -1,0 +1,212 @@
+//! What is known of a guest from what it said last.
+
+use std::time::Duration;
+
+use mvm_proto::Timestamp;
+use mvm_proto::guest::{GuestHello, Heartbeat, Readiness, State};
+
+/// A guest that used to send heartbeats and sent none for this long is not known to be idle.
+const HEARTBEAT_STALE: Duration = Duration::from_secs(90);
+
+/// What a guest says of itself is kept to this many bytes.
+const MAX_TEXT_BYTES: usize = 256;
+
+/// The newest word of one guest.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GuestView {
+    /// The link stands: both sides greeted each other.
+    pub connected: bool,
+    /// How often they did.
+    pub greetings: u64,
+    pub readiness: Readiness,
+    /// What it said beside its readiness.
+    pub message: String,
+    /// The version of the protocol that both speak; 0: none yet.
+    pub version: u32,
+    /// The guest program's own version.
+    pub guest: String,
+    pub boot_id: String,
+    /// It was told who it is since it booted.
+    pub configured: bool,
+    pub last_heartbeat: Option<Timestamp>,
+    /// Since when it has nothing to do; absent: it has, or it is not known.
+    pub idle_since: Option<Timestamp>,
+    /// One-minute load average x 1000.
+    pub load_milli: u32,
+    /// Of all its processors together, between the last two heartbeats.
+    pub cpu_percent: Option<u32>,
+    pub mem_total_kib: u64,
+    pub mem_available_kib: u64,
+    /// Execs and relays under way, as the guest counts them.
+    pub open_work: u32,
+    /// Execs and relays that this agent began.
+    pub asked_work: u32,
+    /// Above this share of its processors a guest works.
+    pub cpu_idle_percent: u32,
+    last_cpu: Option<(u64, u64)>,
+}
+
+impl Default for GuestView {
+    fn default() -> Self {
+        Self {
+            connected: false,
+            greetings: 0,
+            readiness: Readiness::Unspecified,
+            message: String::new(),
+            version: 0,
+            guest: String::new(),
+            boot_id: String::new(),
+            configured: false,
+            last_heartbeat: None,
+            idle_since: None,
+            load_milli: 0,
+            cpu_percent: None,
+            mem_total_kib: 0,
+            mem_available_kib: 0,
+            open_work: 0,
+            asked_work: 0,
+            cpu_idle_percent: 100,
+            last_cpu: None,
+        }
+    }
+}
+
+impl GuestView {
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.connected && matches!(self.readiness, Readiness::Ready | Readiness::Idle | Readiness::Busy)
+    }
+
+    /// Whether it works: it says so, or something runs in it that was asked for.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        let cpu = self.cpu_percent.is_some_and(|percent| percent > self.cpu_idle_percent);
+        // A guest that says that it is idle knows better than a processor's share.
+        let cpu = cpu && self.readiness != Readiness::Idle;
+        self.readiness == Readiness::Busy || self.open_work > 0 || self.asked_work > 0 || cpu
+    }
+
+    /// Since when it has nothing to do, unless it has not been heard of for long.
+    #[must_use]
+    pub fn idle_at(&self, now: Timestamp) -> Option<Timestamp> {
+        let stale = self.last_heartbeat.is_some_and(|at| now.since(at) > HEARTBEAT_STALE);
+        self.idle_since.filter(|_| self.connected && !stale)
+    }
+
+    pub(super) fn greet(&mut self, hello: &GuestHello, now: Timestamp) {
+        self.connected = true;
+        self.greetings += 1;
+        self.version = hello.version;
+        self.guest = shortened(&hello.guest);
+        self.boot_id = shortened(&hello.boot_id);
+        self.configured = hello.configured;
+        self.readiness = hello.readiness();
+        self.message.clear();
+        self.settle(now);
+    }
+
+    pub(super) fn hear_state(&mut self, state: &State, now: Timestamp) {
+        self.readiness = state.readiness();
+        self.message = shortened(&state.message);
+        self.settle(now);
+    }
+
+    pub(super) fn hear_heartbeat(&mut self, beat: &Heartbeat, now: Timestamp) {
+        self.last_heartbeat = Some(now);
+        self.load_milli = beat.load_milli;
+        self.mem_total_kib = beat.mem_total_kib;
+        self.mem_available_kib = beat.mem_available_kib;
+        self.open_work = beat.open_work;
+        if beat.readiness() != Readiness::Unspecified {
+            self.readiness = beat.readiness();
+        }
+        self.cpu_percent = self.last_cpu.and_then(|(uptime, busy)| {
+            let passed = beat.uptime_ms.checked_sub(uptime).filter(|passed| *passed > 0)?;
+            let share = beat.cpu_busy_ms.saturating_sub(busy).saturating_mul(100) / passed;
+            Some(u32::try_from(share).unwrap_or(u32::MAX))
+        });
+        self.last_cpu = Some((beat.uptime_ms, beat.cpu_busy_ms));
+        self.settle(now);
+    }
+
+    /// Begins or ends the idle time.
+    pub(super) fn settle(&mut self, now: Timestamp) {
+        let idle = self.is_ready() && !self.is_busy();
+        self.idle_since = match self.idle_since {
+            _ if !idle => None,
+            // A clock that was set back must not keep a guest from ever being idle.
+            Some(since) if since <= now => Some(since),
+            _ => Some(now),
+        };
+    }
+
+    /// What a planner would decide by; anything else is only for people.
+    pub(super) fn matters(&self) -> (bool, Readiness, bool, Option<Timestamp>) {
+        (self.connected, self.readiness, self.is_busy(), self.idle_since)
+    }
+}
+
+/// The beginning of what a guest said, whole characters only.
+pub(super) fn shortened(text: &str) -> String {
+    let mut end = text.len().min(MAX_TEXT_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_unix_ms(1_000_000 + seconds * 1000)
+    }
+
+    fn ready() -> GuestView {
+        let mut view = GuestView::default();
+        let hello = GuestHello { version: 2, readiness: Readiness::Ready.into(), ..GuestHello::default() };
+        view.greet(&hello, at(0));
+        view
+    }
+
+    #[test]
+    fn a_guest_is_idle_from_when_it_last_had_something_to_do() {
+        let mut view = ready();
+        assert_eq!(view.idle_at(at(5)), Some(at(0)));
+        view.hear_state(&State { readiness: Readiness::Busy.into(), message: String::new() }, at(10));
+        assert_eq!((view.is_busy(), view.idle_at(at(11))), (true, None));
+        view.hear_state(&State { readiness: Readiness::Idle.into(), message: String::new() }, at(20));
+        view.hear_state(&State { readiness: Readiness::Ready.into(), message: String::new() }, at(25));
+        assert_eq!(view.idle_at(at(30)), Some(at(20)));
+    }
+
+    #[test]
+    fn processors_and_open_work_keep_a_guest_from_being_idle() {
+        let mut view = ready();
+        view.cpu_idle_percent = 5;
+        let beat = |uptime_ms, cpu_busy_ms, open_work| Heartbeat {
+            uptime_ms,
+            cpu_busy_ms,
+            open_work,
+            ..Heartbeat::default()
+        };
+        view.hear_heartbeat(&beat(10_000, 100, 0), at(10));
+        view.hear_heartbeat(&beat(20_000, 1_100, 0), at(20));
+        assert_eq!((view.cpu_percent, view.idle_at(at(20))), (Some(10), None));
+        view.hear_heartbeat(&beat(30_000, 1_200, 0), at(30));
+        assert_eq!(view.idle_at(at(30)), Some(at(30)));
+        view.hear_heartbeat(&beat(40_000, 1_200, 1), at(40));
+        assert_eq!(view.idle_at(at(40)), None);
+        view.hear_heartbeat(&beat(50_000, 1_200, 0), at(50));
+        assert_eq!(view.idle_at(at(60)), Some(at(50)));
+        assert_eq!(view.idle_at(at(500)), None, "not heard of for long");
+    }
+
+    #[test]
+    fn what_a_guest_says_is_kept_short_and_whole() {
+        let long = "é".repeat(1000);
+        assert_eq!(shortened(&long).len(), MAX_TEXT_BYTES);
+        assert_eq!(shortened("short"), "short");
+    }
+}
