@@ -58,18 +58,28 @@ pub fn plan_node(desired: &DesiredState, observed: &Observation, now: Timestamp)
 }
 
 /// Whether a request may wake this instance now: the same quotas and capacity as for every other start.
-///
-/// What already moves counts as if it had arrived. A pool that nobody manages is held to the node's capacity alone.
 pub fn check_wake(
     desired: &DesiredState,
     observed: &Observation,
     instance: &InstanceId,
 ) -> Result<(), String> {
-    let Some(asleep) = observed.instances.iter().find(|i| i.id == *instance) else {
+    check_move(desired, observed, instance, Phase::Running)
+}
+
+/// Whether somebody may move this instance to another phase now: the same quotas and capacity as for planned steps.
+///
+/// What already moves counts as if it had arrived. A pool that nobody manages is held to the node's capacity alone.
+pub fn check_move(
+    desired: &DesiredState,
+    observed: &Observation,
+    instance: &InstanceId,
+    to: Phase,
+) -> Result<(), String> {
+    let Some(found) = observed.instances.iter().find(|i| i.id == *instance) else {
         return Err(format!("{instance} does not exist"));
     };
-    let mut asleep = asleep.clone();
-    asleep.moving_to = None;
+    let mut found = found.clone();
+    found.moving_to = None;
     let mut views = views(desired, &observed.blocked);
     let quotas = desired.tenants.iter().map(|tenant| tenant.quotas);
     let budget = Budget::new(observed.capacity, quotas, views.len());
@@ -77,15 +87,15 @@ pub fn check_wake(
     let others: Vec<_> = observed.instances.iter().filter(|i| i.id != *instance).cloned().collect();
     sort_in(&mut draft, desired, &mut views, &others);
     let is_its = |view: &&PoolView<'_>| {
-        view.place.tenant.tenant_id == asleep.tenant && view.place.pool.pool_id == asleep.pool
+        view.place.tenant.tenant_id == found.tenant && view.place.pool.pool_id == found.pool
     };
-    let more = Usage::of(Phase::Running, &asleep.resources, None);
+    let more = Usage::of(to, &found.resources, None);
     match views.iter().find(is_its) {
-        Some(PoolView { no_start: Some(reason), .. }) => Err(reason.clone()),
+        Some(PoolView { no_start: Some(reason), .. }) if to == Phase::Running => Err(reason.clone()),
         Some(view) => {
             let place = view.place;
-            draft.budget.count(Some(place.tenant_index), Some(place.pool_index), Usage::now(&asleep));
-            draft.spend(place, more.beyond(Usage::now(&asleep))).map_err(|shortage| shortage.to_string())
+            draft.budget.count(Some(place.tenant_index), Some(place.pool_index), Usage::now(&found));
+            draft.spend(place, more.beyond(Usage::now(&found))).map_err(|shortage| shortage.to_string())
         }
         None => draft.budget.fits_node(more).map_err(|shortage| shortage.to_string()),
     }
