@@ -6,6 +6,7 @@
 
 pub mod conformance;
 pub mod fake;
+pub mod firecracker;
 
 use std::fmt;
 use std::future::Future;

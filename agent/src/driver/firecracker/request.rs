@@ -1,0 +1,303 @@
+//! Every request that the driver makes of Firecracker's API, as values: pure, so that what is sent can be read in a
+//! test. Field names, enumerations and ranges are those of the 1.16 description.
+
+use serde::Serialize;
+
+/// What Firecracker reads at most, unless it was started otherwise.
+pub const MAX_PAYLOAD_BYTES: usize = 51_200;
+
+/// 0 to 2 are the hypervisor, the loopback and the host. Firecracker accepts them and gives a guest nobody can reach.
+pub const MIN_GUEST_CID: u32 = 3;
+
+pub const MAX_VCPUS: u32 = 32;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    Get,
+    Put,
+    Patch,
+}
+
+impl Method {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Method::Get => "GET",
+            Method::Put => "PUT",
+            Method::Patch => "PATCH",
+        }
+    }
+}
+
+/// One call, ready to be sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    pub method: Method,
+    pub path: String,
+    pub body: Option<String>,
+}
+
+/// A value that Firecracker would refuse, or would take and fail with later.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadRequest {
+    #[error("{0} vCPUs: Firecracker takes 1 to {MAX_VCPUS}")]
+    Vcpus(u32),
+    #[error("guest CID {0}: the first that belongs to a guest is {MIN_GUEST_CID}")]
+    GuestCid(u32),
+    #[error("a request of {0} bytes: Firecracker reads {MAX_PAYLOAD_BYTES}")]
+    TooLong(usize),
+    #[error("`{0}` is no id: only letters, digits and `_`")]
+    Id(String),
+    #[error("a request that has no JSON form")]
+    NotJson,
+}
+
+impl Request {
+    fn get(path: &str) -> Self {
+        Self { method: Method::Get, path: path.to_owned(), body: None }
+    }
+
+    fn with(method: Method, path: &str, body: &impl Serialize) -> Result<Self, BadRequest> {
+        let body = serde_json::to_string(body).map_err(|_| BadRequest::NotJson)?;
+        if body.len() > MAX_PAYLOAD_BYTES {
+            return Err(BadRequest::TooLong(body.len()));
+        }
+        Ok(Self { method, path: path.to_owned(), body: Some(body) })
+    }
+
+    #[must_use]
+    pub fn describe() -> Self {
+        Self::get("/")
+    }
+
+    #[must_use]
+    pub fn version() -> Self {
+        Self::get("/version")
+    }
+}
+
+/// `PUT /machine-config`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MachineConfig {
+    pub vcpu_count: u32,
+    pub mem_size_mib: u64,
+    pub track_dirty_pages: bool,
+}
+
+impl MachineConfig {
+    pub fn request(&self) -> Result<Request, BadRequest> {
+        if self.vcpu_count == 0 || self.vcpu_count > MAX_VCPUS {
+            return Err(BadRequest::Vcpus(self.vcpu_count));
+        }
+        Request::with(Method::Put, "/machine-config", self)
+    }
+}
+
+/// `PUT /boot-source`. Firecracker itself appends `pci=off`, `root=` and its `virtio_mmio.device=`s.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct BootSource {
+    pub kernel_image_path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initrd_path: Option<String>,
+    pub boot_args: String,
+}
+
+impl BootSource {
+    pub fn request(&self) -> Result<Request, BadRequest> {
+        Request::with(Method::Put, "/boot-source", self)
+    }
+}
+
+/// `PUT /drives/{id}`; the file is opened at once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Drive {
+    pub drive_id: String,
+    pub path_on_host: String,
+    pub is_root_device: bool,
+    pub is_read_only: bool,
+}
+
+impl Drive {
+    pub fn request(&self) -> Result<Request, BadRequest> {
+        let valid = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        if self.drive_id.is_empty() || !self.drive_id.chars().all(valid) {
+            return Err(BadRequest::Id(self.drive_id.clone()));
+        }
+        Request::with(Method::Put, &format!("/drives/{}", self.drive_id), self)
+    }
+}
+
+/// `PUT /vsock`; the socket appears at once, before the guest runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Vsock {
+    pub guest_cid: u32,
+    pub uds_path: String,
+}
+
+impl Vsock {
+    pub fn request(&self) -> Result<Request, BadRequest> {
+        if self.guest_cid < MIN_GUEST_CID {
+            return Err(BadRequest::GuestCid(self.guest_cid));
+        }
+        Request::with(Method::Put, "/vsock", self)
+    }
+}
+
+/// `PUT /entropy`: a virtio-rng device without a limit.
+pub fn entropy() -> Result<Request, BadRequest> {
+    Request::with(Method::Put, "/entropy", &serde_json::json!({}))
+}
+
+/// `PUT /balloon`. It needs the guest's cooperation and is never a limit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Balloon {
+    pub amount_mib: u64,
+    pub deflate_on_oom: bool,
+    pub stats_polling_interval_s: u32,
+}
+
+impl Balloon {
+    pub fn request(&self) -> Result<Request, BadRequest> {
+        Request::with(Method::Put, "/balloon", self)
+    }
+
+    /// `PATCH /balloon`; refused until the guest's driver is up.
+    pub fn resize(amount_mib: u64) -> Result<Request, BadRequest> {
+        Request::with(Method::Patch, "/balloon", &serde_json::json!({ "amount_mib": amount_mib }))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum LogLevel {
+    Error,
+    Warning,
+    Info,
+}
+
+/// `PUT /logger`, once per process: a snapshot does not carry it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Logger {
+    pub log_path: String,
+    pub level: LogLevel,
+    pub show_level: bool,
+    pub show_log_origin: bool,
+}
+
+impl Logger {
+    pub fn request(&self) -> Result<Request, BadRequest> {
+        Request::with(Method::Put, "/logger", self)
+    }
+}
+
+/// `PUT /metrics`, once per process as well.
+pub fn metrics(metrics_path: &str) -> Result<Request, BadRequest> {
+    Request::with(Method::Put, "/metrics", &serde_json::json!({ "metrics_path": metrics_path }))
+}
+
+/// `PUT /serial`: where the console goes when the process has no standard output of ours.
+pub fn serial(serial_out_path: &str) -> Result<Request, BadRequest> {
+    Request::with(Method::Put, "/serial", &serde_json::json!({ "serial_out_path": serial_out_path }))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Action {
+    /// Once in the life of a process.
+    InstanceStart,
+    FlushMetrics,
+    /// Heard only by a guest with i8042 and its keyboard driver.
+    SendCtrlAltDel,
+}
+
+impl Action {
+    pub fn request(self) -> Result<Request, BadRequest> {
+        Request::with(Method::Put, "/actions", &serde_json::json!({ "action_type": self }))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum TargetState {
+    Paused,
+    Resumed,
+}
+
+impl TargetState {
+    pub fn request(self) -> Result<Request, BadRequest> {
+        Request::with(Method::Patch, "/vm", &serde_json::json!({ "state": self }))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum SnapshotType {
+    Full,
+    /// Only what changed; its memory file is sparse and no snapshot by itself.
+    Diff,
+}
+
+/// `PUT /snapshot/create`; the VM must be paused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SnapshotCreate {
+    pub snapshot_type: SnapshotType,
+    pub snapshot_path: String,
+    pub mem_file_path: String,
+}
+
+impl SnapshotCreate {
+    pub fn request(&self) -> Result<Request, BadRequest> {
+        Request::with(Method::Put, "/snapshot/create", self)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NetworkOverride {
+    pub iface_id: String,
+    pub host_dev_name: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct VsockOverride {
+    pub uds_path: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MemoryBackend {
+    pub backend_type: &'static str,
+    pub backend_path: String,
+}
+
+/// `PUT /snapshot/load`; only in a process that was told nothing else than its log and metrics.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SnapshotLoad {
+    pub snapshot_path: String,
+    /// The file is mapped privately: it must stay as it is for as long as the VM lives.
+    pub mem_backend: MemoryBackend,
+    /// A snapshot does not carry it, so that it is said again.
+    pub track_dirty_pages: bool,
+    pub resume_vm: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub network_overrides: Vec<NetworkOverride>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vsock_override: Option<VsockOverride>,
+}
+
+impl SnapshotLoad {
+    /// Loads and stays paused.
+    #[must_use]
+    pub fn paused(snapshot_path: &str, mem_file: &str, track_dirty_pages: bool) -> Self {
+        Self {
+            snapshot_path: snapshot_path.to_owned(),
+            mem_backend: MemoryBackend { backend_type: "File", backend_path: mem_file.to_owned() },
+            track_dirty_pages,
+            resume_vm: false,
+            network_overrides: Vec::new(),
+            vsock_override: None,
+        }
+    }
+
+    pub fn request(&self) -> Result<Request, BadRequest> {
+        Request::with(Method::Put, "/snapshot/load", self)
+    }
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;
