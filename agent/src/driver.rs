@@ -7,6 +7,7 @@
 pub mod conformance;
 pub mod fake;
 pub mod firecracker;
+pub mod qemu;
 
 use std::fmt;
 use std::future::Future;
@@ -22,8 +23,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::broadcast;
 
 use crate::host::HostError;
+use crate::settings::VmmSettings;
 
 pub use fake::FakeDriver;
+pub use qemu::{QemuDriver, QemuSettings};
 
 /// What a VMM is told to boot. Everything in it is decided before the driver is called.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,6 +129,11 @@ pub enum DriverError {
     /// The VMM's own socket did not answer in time: stuck, not gone.
     #[error("the VMM of {instance} did not answer {action} within {waited:?}")]
     Stuck { instance: InstanceId, action: &'static str, waited: Duration },
+    #[error("could not look for VMs")]
+    List {
+        #[source]
+        cause: HostError,
+    },
     #[error("could not {action} {instance}")]
     Host {
         instance: InstanceId,
@@ -269,6 +277,7 @@ pub enum DriverUnavailable {
 #[derive(Debug)]
 pub enum AnyDriver {
     Fake(FakeDriver),
+    Qemu(QemuDriver),
 }
 
 /// Where the fake driver keeps its VMs, below the data directory.
@@ -277,12 +286,22 @@ const FAKE_DIR: &str = "fake-vms";
 impl AnyDriver {
     /// Opens exactly the driver asked for, with its state under `data_dir`.
     pub fn open(kind: DriverKind, data_dir: &Path) -> Result<Self, DriverUnavailable> {
+        Self::open_with(kind, data_dir, &VmmSettings::default())
+    }
+
+    /// The same with programs that the operator named.
+    pub fn open_with(
+        kind: DriverKind,
+        data_dir: &Path,
+        vmm: &VmmSettings,
+    ) -> Result<Self, DriverUnavailable> {
         match kind {
             DriverKind::Fake => {
                 tracing::warn!("the fake driver runs no guests: instances exist on paper only");
                 FakeDriver::open(&data_dir.join(FAKE_DIR)).map(Self::Fake)
             }
-            DriverKind::Qemu | DriverKind::Firecracker => Err(DriverUnavailable::NotBuilt(kind)),
+            DriverKind::Qemu => Ok(Self::Qemu(QemuDriver::open(data_dir, QemuSettings::new(vmm)))),
+            DriverKind::Firecracker => Err(DriverUnavailable::NotBuilt(kind)),
         }
     }
 
@@ -290,7 +309,12 @@ impl AnyDriver {
     pub fn peek(kind: DriverKind, data_dir: &Path) -> Result<Self, DriverUnavailable> {
         match kind {
             DriverKind::Fake => FakeDriver::peek(&data_dir.join(FAKE_DIR)).map(Self::Fake),
-            DriverKind::Qemu | DriverKind::Firecracker => Err(DriverUnavailable::NotBuilt(kind)),
+            // Looking at real VMs leaves no trace.
+            DriverKind::Qemu => {
+                let settings = QemuSettings::new(&VmmSettings::default());
+                Ok(Self::Qemu(QemuDriver::open(data_dir, settings)))
+            }
+            DriverKind::Firecracker => Err(DriverUnavailable::NotBuilt(kind)),
         }
     }
 }
@@ -300,6 +324,7 @@ macro_rules! each {
     ($any:expr, $driver:ident => $call:expr) => {
         match $any {
             AnyDriver::Fake($driver) => $call,
+            AnyDriver::Qemu($driver) => $call,
         }
     };
 }
@@ -377,10 +402,9 @@ mod tests {
     #[test]
     fn a_driver_that_this_build_lacks_is_refused_by_name_and_never_replaced() {
         let dir = tempfile::tempdir().unwrap();
-        for kind in [DriverKind::Qemu, DriverKind::Firecracker] {
-            let error = AnyDriver::open(kind, dir.path()).unwrap_err();
-            assert!(error.to_string().contains(kind.as_str()), "{error}");
-        }
+        let kind = DriverKind::Firecracker;
+        let error = AnyDriver::open(kind, dir.path()).unwrap_err();
+        assert!(error.to_string().contains(kind.as_str()), "{error}");
         assert_eq!("qemuu".parse::<DriverKind>(), Err(UnknownDriver));
     }
 }

@@ -4,7 +4,11 @@
 //! no privileges, and doing it again after a crash does no harm. Nothing else in this crate starts or ends a process,
 //! or makes and removes what belongs to an instance. Talking to a VMM over its own socket is no operation.
 
+mod files;
+mod jail;
 mod local;
+mod process;
+mod spawn;
 
 use std::future::Future;
 use std::io;
@@ -13,7 +17,9 @@ use std::path::PathBuf;
 use mvm_proto::InstanceId;
 use serde::{Deserialize, Serialize};
 
+pub use jail::{Jail, JailFile};
 pub use local::LocalHost;
+pub(crate) use process::boot_id;
 
 /// Which process, beyond doubt: a pid is used again, a start time under one boot is not.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +48,7 @@ pub enum EndSignal {
     Kill,
 }
 
-/// One effect on the host.
+/// One effect on the host. Names are of what lies in a run directory: `data.img`, `snapshot/memory`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "operation")]
 pub enum Operation {
@@ -50,8 +56,25 @@ pub enum Operation {
     MakeRunDir { instance: InstanceId },
     /// That directory and all in it. Never while a process of the instance lives.
     RemoveRunDir { instance: InstanceId },
-    /// One of its files: a stale socket, a discarded snapshot. Names have no `/`.
+    /// One of its files, or a directory with all in it: a stale socket, a discarded snapshot.
     RemoveFile { instance: InstanceId, name: String },
+    /// A small file in it, written whole or not at all; one that is there is replaced.
+    WriteFile { instance: InstanceId, name: String, text: String },
+    /// A directory in it, empty: one that is there is emptied.
+    MakeDir { instance: InstanceId, name: String },
+    /// Gives a file or directory in it another name, durably, in place of what had that name. One that already has the
+    /// new name and not the old is done.
+    Rename { instance: InstanceId, from: String, to: String },
+    /// Cuts a log that others append to once it is longer than `max_bytes`: its end is kept beside it, in `<name>.old`.
+    TrimLog { instance: InstanceId, name: String, max_bytes: u64 },
+    /// A symbolic link in it to a shared file; one that is there is replaced.
+    LinkFile { instance: InstanceId, source: PathBuf, name: String },
+    /// A fresh jail with these files. Never while a process of the instance lives.
+    MakeJail { jail: Jail, files: Vec<JailFile> },
+    /// More files for a jail that is in use.
+    ShareWithJail { jail: Jail, files: Vec<JailFile> },
+    /// A jail with all in it, and the control groups that its jailer left. Never while a process of the instance lives.
+    RemoveJail { jail: Jail },
     /// A sparse file in it, formatted as ext4; one that is there stays as it is.
     MakeDisk { instance: InstanceId, name: String, size_mib: u64 },
     /// Starts a VMM that outlives the agent, unless the instance already has one.

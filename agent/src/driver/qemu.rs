@@ -1,0 +1,452 @@
+//! MicroVMs by QEMU: one process per instance, which outlives the agent.
+//!
+//! All that belongs to an instance lies in its run directory. `vmm.json` is written before the process is started and
+//! the process is found by looking for it, so that a crash between any two steps leaves nothing unexplained. One task
+//! per VMM waits for its end; one control connection per VMM stays open ([`qmp`]).
+//!
+//! A VMM that waits for memory to load (`inmigrate`) and that no one is loading was left by an agent that died in the
+//! middle of a restore. Its guest never ran, so it is ended wherever it is found.
+
+mod args;
+mod binary;
+mod live;
+mod qmp;
+mod save;
+mod snapshot;
+mod start;
+mod tsc;
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use futures::future::join_all;
+use mvm_proto::{Digest, InstanceId};
+use serde_json::Value;
+use tokio::sync::{broadcast, watch};
+
+use super::{Driver, DriverError, DriverKind, GuestStream, SnapshotRef, Vm, VmExit, VmSpec, VmState};
+use crate::host::{EndSignal, Host, LocalHost, Operation, Outcome, ProcessEnd, VmmProcess};
+use crate::settings::VmmSettings;
+pub use args::Accelerator;
+pub(crate) use binary::Binary;
+use live::{Dir, Live, Record};
+
+/// What distributions call it.
+const PROGRAM: &str = "qemu-system-x86_64";
+
+/// A follower that is further behind looks at the whole list anyway.
+const EXITS_KEPT: usize = 1024;
+
+/// For one command. QEMU answers in a millisecond; on a host with many boots at once it may wait for a processor.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// For those who only look: a VMM that is stuck must not hold up the others.
+const LOOK_WITHIN: Duration = Duration::from_secs(1);
+
+/// Between SIGTERM, at which QEMU flushes its disks and ends, and SIGKILL.
+const TERMINATE_WITHIN: Duration = Duration::from_secs(2);
+
+/// For the kernel to end a killed process: it frees the guest's memory, and may wait for a disk.
+const GONE_WITHIN: Duration = Duration::from_secs(30);
+
+const VMM_LOG: &str = "vmm.log";
+/// A console or VMM log is cut when it is longer; a guest can't fill the host's disk by talking.
+const MAX_LOG_BYTES: u64 = 4 * 1024 * 1024;
+const TRIM_EVERY: Duration = Duration::from_secs(10);
+/// How much of the VMM's log goes into a message.
+const SAID_BYTES: usize = 600;
+
+/// How a [`QemuDriver`] finds what it runs.
+#[derive(Debug, Clone)]
+pub struct QemuSettings {
+    /// A path, or a name to be found in `PATH`.
+    pub program: PathBuf,
+    pub accelerator: Accelerator,
+}
+
+impl QemuSettings {
+    /// The QEMU that the operator named, else the one in `PATH`.
+    #[must_use]
+    pub fn new(vmm: &VmmSettings) -> Self {
+        let program = vmm.qemu.clone().unwrap_or_else(|| PathBuf::from(PROGRAM));
+        Self { program, accelerator: Accelerator::Tcg }
+    }
+}
+
+/// MicroVMs on QEMU's machine `microvm`.
+#[derive(Debug)]
+pub struct QemuDriver<H: Host = LocalHost> {
+    inner: Arc<Inner<H>>,
+}
+
+#[derive(Debug)]
+struct Inner<H: Host> {
+    host: Arc<H>,
+    settings: QemuSettings,
+    binary: tokio::sync::Mutex<Option<start::Examined>>,
+    lives: Mutex<HashMap<InstanceId, Arc<Live>>>,
+    /// Those that this driver is starting now: what they look like is not to be judged by others.
+    starting: Mutex<HashSet<InstanceId>>,
+    exits: broadcast::Sender<VmExit>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl QemuDriver<LocalHost> {
+    /// VMs below `data_dir` on this machine.
+    #[must_use]
+    pub fn open(data_dir: &Path, settings: QemuSettings) -> Self {
+        Self::with_host(Arc::new(LocalHost::new(data_dir)), settings)
+    }
+}
+
+impl<H: Host> QemuDriver<H> {
+    #[must_use]
+    pub fn with_host(host: Arc<H>, settings: QemuSettings) -> Self {
+        let exits = broadcast::Sender::new(EXITS_KEPT);
+        let inner = Inner {
+            host,
+            settings,
+            binary: tokio::sync::Mutex::default(),
+            lives: Mutex::default(),
+            starting: Mutex::default(),
+            exits,
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    fn run_dir(&self, instance: &InstanceId) -> PathBuf {
+        self.inner.host.run_dir(instance)
+    }
+
+    async fn perform(
+        &self,
+        instance: &InstanceId,
+        action: &'static str,
+        operation: Operation,
+    ) -> Result<Outcome, DriverError> {
+        let performed = self.inner.host.perform(&operation).await;
+        performed.map_err(|cause| DriverError::Host { instance: instance.clone(), action, cause })
+    }
+
+    async fn remove_file(
+        &self,
+        instance: &InstanceId,
+        action: &'static str,
+        name: &str,
+    ) -> Result<(), DriverError> {
+        let remove = Operation::RemoveFile { instance: instance.clone(), name: name.to_owned() };
+        self.perform(instance, action, remove).await.map(|_| ())
+    }
+
+    /// The processes of one instance: one, or none, or more if something went wrong that must be put right.
+    async fn processes(
+        &self,
+        instance: &InstanceId,
+        action: &'static str,
+    ) -> Result<Vec<VmmProcess>, DriverError> {
+        let vmms = self.inner.host.vmms().await;
+        let vmms = vmms.map_err(|cause| DriverError::Host { instance: instance.clone(), action, cause })?;
+        Ok(vmms.into_iter().filter(|vmm| vmm.instance == *instance).collect())
+    }
+
+    /// The VMM of an instance, taken over if this driver does not know it yet.
+    async fn live(
+        &self,
+        instance: &InstanceId,
+        action: &'static str,
+    ) -> Result<Option<Arc<Live>>, DriverError> {
+        let known = lock(&self.inner.lives).get(instance).cloned();
+        if let Some(live) = known.filter(|live| !live.has_ended()) {
+            return Ok(Some(live));
+        }
+        let Some(vmm) = self.processes(instance, action).await?.into_iter().next() else { return Ok(None) };
+        let live = self.register(&vmm);
+        if self.was_left_loading(&live, &live.run(LOOK_WITHIN).await) {
+            self.end_processes(instance, action).await?;
+            return Ok(None);
+        }
+        Ok(Some(live))
+    }
+
+    async fn living(&self, instance: &InstanceId, action: &'static str) -> Result<Arc<Live>, DriverError> {
+        let live = self.live(instance, action).await?;
+        live.ok_or_else(|| DriverError::NoVm { instance: instance.clone(), action })
+    }
+
+    fn was_left_loading(&self, live: &Live, run: &str) -> bool {
+        run == "inmigrate" && !lock(&self.inner.starting).contains(live.instance())
+    }
+
+    /// Remembers a process and waits for its end.
+    fn register(&self, vmm: &VmmProcess) -> Arc<Live> {
+        let mut lives = lock(&self.inner.lives);
+        if let Some(known) = lives.get(&vmm.instance).filter(|known| known.vmm == *vmm) {
+            return Arc::clone(known);
+        }
+        let run_dir = self.run_dir(&vmm.instance);
+        let (tell, ended) = watch::channel(None);
+        let weak = Arc::downgrade(&self.inner);
+        let host = Arc::clone(&self.inner.host);
+        let watcher = tokio::spawn(watch_vmm(weak, host, vmm.clone(), tell)).abort_handle();
+        let record = Record::read(&run_dir);
+        let live = Arc::new(Live::new(vmm.clone(), record, run_dir, ended, watcher));
+        lives.insert(vmm.instance.clone(), Arc::clone(&live));
+        live
+    }
+
+    /// One command on an instance's control connection.
+    async fn command(
+        &self,
+        instance: &InstanceId,
+        action: &'static str,
+        command: &'static str,
+    ) -> Result<(), DriverError> {
+        let live = self.living(instance, action).await?;
+        let asked = async {
+            let qmp = live.qmp(ANSWER_WITHIN).await?;
+            qmp.command(command, Value::Null, ANSWER_WITHIN).await
+        };
+        match asked.await {
+            Ok(_) => Ok(()),
+            Err(cause) => Err(live.explain(action, cause).await),
+        }
+    }
+
+    /// Ends every process of an instance and waits until they are gone.
+    async fn end_processes(&self, instance: &InstanceId, action: &'static str) -> Result<(), DriverError> {
+        for vmm in self.processes(instance, action).await? {
+            let live = self.register(&vmm);
+            self.signal(&vmm, EndSignal::Kill, action).await?;
+            self.gone(&live, GONE_WITHIN, action).await?;
+        }
+        // Gone from `/proc` is not yet reported: whoever asked to end it must find it ended.
+        let known = lock(&self.inner.lives).get(instance).cloned();
+        if let Some(live) = known {
+            self.gone(&live, GONE_WITHIN, action).await?;
+        }
+        Ok(())
+    }
+
+    async fn signal(
+        &self,
+        vmm: &VmmProcess,
+        signal: EndSignal,
+        action: &'static str,
+    ) -> Result<(), DriverError> {
+        let end = Operation::EndProcess { process: vmm.process.clone(), signal };
+        self.perform(&vmm.instance, action, end).await.map(|_| ())
+    }
+
+    async fn gone(&self, live: &Live, within: Duration, action: &'static str) -> Result<(), DriverError> {
+        let mut ended = live.ended.clone();
+        let gone = tokio::time::timeout(within, ended.wait_for(Option::is_some)).await;
+        let stuck = |_| DriverError::Stuck { instance: live.instance().clone(), action, waited: within };
+        gone.map(|_| ()).map_err(stuck)
+    }
+}
+
+/// Follows one VMM to its end, and keeps its logs short meanwhile.
+async fn watch_vmm<H: Host>(
+    weak: Weak<Inner<H>>,
+    host: Arc<H>,
+    vmm: VmmProcess,
+    tell: watch::Sender<Option<String>>,
+) {
+    let mut trim = tokio::time::interval(TRIM_EVERY);
+    let waiting = host.wait_end(&vmm);
+    tokio::pin!(waiting);
+    let end = loop {
+        tokio::select! {
+            end = &mut waiting => break end,
+            _ = trim.tick() => trim_logs(&*host, &vmm.instance).await,
+        }
+    };
+    let detail = match &end {
+        Ok(end) => how_it_ended(end, &host.run_dir(&vmm.instance)),
+        Err(cause) => format!("its end could not be awaited: {}", crate::text::chain(cause)),
+    };
+    if let Some(inner) = weak.upgrade() {
+        let _ = inner.exits.send(VmExit { instance: vmm.instance.clone(), detail: detail.clone() });
+        tell.send_replace(Some(detail));
+        let mut lives = lock(&inner.lives);
+        if lives.get(&vmm.instance).is_some_and(|live| live.vmm == vmm) {
+            lives.remove(&vmm.instance);
+        }
+    }
+}
+
+async fn trim_logs<H: Host>(host: &H, instance: &InstanceId) {
+    for name in [args::CONSOLE, VMM_LOG] {
+        let (instance, name) = (instance.clone(), name.to_owned());
+        let trim = Operation::TrimLog { instance, name, max_bytes: MAX_LOG_BYTES };
+        if let Err(cause) = host.perform(&trim).await {
+            tracing::warn!(error = %crate::text::chain(&cause), "could not cut a log");
+        }
+    }
+}
+
+/// For people: the exit code or signal as far as known, and what the VMM last said.
+fn how_it_ended(end: &ProcessEnd, run_dir: &Path) -> String {
+    let how = match (end.exit_code, end.signal) {
+        (Some(code), _) => format!("QEMU ended with exit code {code}"),
+        (None, Some(signal)) => format!("QEMU was ended by signal {signal}"),
+        (None, None) => "QEMU ended".to_owned(),
+    };
+    let said = tail(&run_dir.join(VMM_LOG), SAID_BYTES).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said).trim().replace('\n', "; ");
+    if said.is_empty() { how } else { format!("{how}: {said}") }
+}
+
+/// The end of a file; nothing of one that is not there.
+fn tail(path: &Path, max_bytes: usize) -> io::Result<Vec<u8>> {
+    let mut file = match std::fs::File::open(path) {
+        Ok(file) => file,
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(cause) => return Err(cause),
+    };
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(max_bytes as u64)))?;
+    let mut end = Vec::new();
+    file.take(max_bytes as u64).read_to_end(&mut end)?;
+    Ok(end)
+}
+
+fn same_revision(instance: &InstanceId, running: Digest, asked: Digest) -> Result<(), DriverError> {
+    if running == asked {
+        return Ok(());
+    }
+    Err(DriverError::OtherRevision { instance: instance.clone(), running, asked })
+}
+
+impl<H: Host> Driver for QemuDriver<H> {
+    fn kind(&self) -> DriverKind {
+        DriverKind::Qemu
+    }
+
+    fn accelerator(&self) -> &'static str {
+        self.inner.settings.accelerator.as_str()
+    }
+
+    async fn list(&self) -> Result<Vec<Vm>, DriverError> {
+        let vmms = self.inner.host.vmms().await.map_err(|cause| DriverError::List { cause })?;
+        let lives: Vec<_> = vmms.iter().map(|vmm| self.register(vmm)).collect();
+        let runs = join_all(lives.iter().map(|live| live.run(LOOK_WITHIN))).await;
+        let mut found = Vec::with_capacity(lives.len());
+        for (live, run) in lives.iter().zip(runs) {
+            if self.was_left_loading(live, &run) {
+                self.end_processes(live.instance(), "end the unfinished restore of").await?;
+            } else if !live.has_ended() {
+                found.push(live.as_vm(&run));
+            }
+        }
+        Ok(found)
+    }
+
+    async fn adopt(&self, instance: &InstanceId) -> Result<Option<Vm>, DriverError> {
+        let Some(live) = self.live(instance, "adopt").await? else { return Ok(None) };
+        let run = live.run(LOOK_WITHIN).await;
+        Ok((!live.has_ended()).then(|| live.as_vm(&run)))
+    }
+
+    async fn boot(&self, spec: &VmSpec) -> Result<(), DriverError> {
+        match self.live(&spec.instance, "boot").await? {
+            Some(live) => same_revision(&spec.instance, live.revision(), spec.revision),
+            None => self.start_booting(spec).await,
+        }
+    }
+
+    async fn pause(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.command(instance, "pause", "stop").await
+    }
+
+    async fn resume(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.command(instance, "resume", "cont").await
+    }
+
+    async fn snapshot(&self, instance: &InstanceId) -> Result<SnapshotRef, DriverError> {
+        self.save(instance).await
+    }
+
+    async fn restore(&self, spec: &VmSpec, snapshot: &SnapshotRef) -> Result<(), DriverError> {
+        same_revision(&spec.instance, snapshot.revision, spec.revision)?;
+        match self.live(&spec.instance, "restore").await? {
+            Some(live) => same_revision(&spec.instance, live.revision(), spec.revision),
+            None => self.start_restoring(spec, snapshot).await,
+        }
+    }
+
+    async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        for name in [snapshot::SNAPSHOT, snapshot::UNFINISHED] {
+            self.remove_file(instance, "discard the snapshot of", name).await?;
+        }
+        Ok(())
+    }
+
+    async fn stop(&self, instance: &InstanceId, grace: Duration) -> Result<(), DriverError> {
+        const ACTION: &str = "stop";
+        let Some(live) = self.live(instance, ACTION).await? else { return Ok(()) };
+        if live.as_vm(&live.run(LOOK_WITHIN).await).state == VmState::Running {
+            // Whoever calls has asked the guest itself; a guest that ends takes its VMM with it.
+            if self.gone(&live, grace, ACTION).await.is_ok() {
+                return Ok(());
+            }
+            self.signal(&live.vmm, EndSignal::Terminate, ACTION).await?;
+            if self.gone(&live, TERMINATE_WITHIN, ACTION).await.is_ok() {
+                return Ok(());
+            }
+        }
+        self.end_processes(instance, ACTION).await
+    }
+
+    async fn kill(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.end_processes(instance, "kill").await
+    }
+
+    async fn remove(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.end_processes(instance, "remove").await?;
+        let remove = Operation::RemoveRunDir { instance: instance.clone() };
+        self.perform(instance, "remove", remove).await.map(|_| ())
+    }
+
+    async fn guest(&self, instance: &InstanceId) -> Result<GuestStream, DriverError> {
+        const ACTION: &str = "reach";
+        let live = self.living(instance, ACTION).await?;
+        let connect = async {
+            let dir = Dir::open(&self.run_dir(instance))?;
+            tokio::net::UnixStream::connect(dir.join(args::GUEST_SOCKET)).await
+        };
+        match connect.await {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(cause) => Err(live.explain(ACTION, cause.into()).await),
+        }
+    }
+
+    fn exits(&self) -> broadcast::Receiver<VmExit> {
+        self.inner.exits.subscribe()
+    }
+
+    async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, DriverError> {
+        let run_dir = self.run_dir(instance);
+        let read = || {
+            let mut text = tail(&run_dir.join(args::CONSOLE), max_bytes)?;
+            if text.len() < max_bytes {
+                let old = run_dir.join(format!("{}.old", args::CONSOLE));
+                let mut whole = tail(&old, max_bytes - text.len())?;
+                whole.append(&mut text);
+                text = whole;
+            }
+            Ok(text)
+        };
+        read().map_err(|cause| DriverError::Io {
+            instance: instance.clone(),
+            action: "read the console of",
+            cause,
+        })
+    }
+}

@@ -1,0 +1,190 @@
+//! Writing a paused guest's memory and device state. The VM stays, paused.
+//!
+//! QEMU writes into a file that it is handed. Its run state tells the rest: `postmigrate` means that it was saved and
+//! has not run since, so that whoever asks again, even after a crash in between, gets what was written then.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mvm_proto::InstanceId;
+use serde_json::{Value, json};
+
+use super::args;
+use super::live::{Live, Record, vm_state};
+use super::qmp::{Qmp, QmpError};
+use super::snapshot::{self, DiskStamp, MANIFEST, MEMORY, Manifest, OWNER, SNAPSHOT, UNFINISHED};
+use super::start::SLOWEST_MIB_PER_SECOND;
+use super::{ANSWER_WITHIN, QemuDriver};
+use crate::driver::{DriverError, SnapshotRef, VmState};
+use crate::host::{Host, Operation, ProcessIdentity};
+
+const ACTION: &str = "snapshot";
+const SAVE_BASE: Duration = Duration::from_secs(30);
+
+/// Memory goes to a file in the page cache: QEMU's default of 128 MiB/s is for networks.
+const BYTES_PER_SECOND: u64 = 10 << 30;
+
+impl<H: Host> QemuDriver<H> {
+    pub(super) async fn save(&self, instance: &InstanceId) -> Result<SnapshotRef, DriverError> {
+        let live = self.living(instance, ACTION).await?;
+        let Some(record) = live.record.as_ref() else {
+            let reason = "nothing is written of what it was booted from; it can't be saved".to_owned();
+            return Err(DriverError::Vmm { instance: instance.clone(), reason });
+        };
+        let manifest = match self.written_already(&live).await? {
+            Some(manifest) => manifest,
+            None => self.write_memory(&live, record).await?,
+        };
+        Ok(SnapshotRef { instance: instance.clone(), revision: manifest.revision, digest: manifest.memory })
+    }
+
+    /// The snapshot of exactly this state, if it was written before; fails when the guest is not paused.
+    async fn written_already(&self, live: &Arc<Live>) -> Result<Option<Manifest>, DriverError> {
+        let instance = live.instance();
+        let run = match self.settle(live).await {
+            Ok(run) => run,
+            Err(cause) => return Err(live.explain(ACTION, cause).await),
+        };
+        if vm_state(&run) == VmState::Running {
+            let (instance, found) = (instance.clone(), VmState::Running);
+            return Err(DriverError::WrongState { instance, action: "be snapshotted", found });
+        }
+        if run != "postmigrate" {
+            return Ok(None);
+        }
+        let run_dir = self.run_dir(instance);
+        let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
+        let finished = Manifest::read(&run_dir, SNAPSHOT).map_err(io)?;
+        if let Some(manifest) = finished.filter(|manifest| manifest.process == live.vmm.process) {
+            return Ok(Some(manifest));
+        }
+        if let Some(record) = &live.record
+            && owner(&run_dir.join(UNFINISHED).join(OWNER)).as_ref() == Some(&live.vmm.process)
+        {
+            return self.finish(live, record).await.map(Some);
+        }
+        // What was written is gone. QEMU saves a state once only, so the guest runs for an instant.
+        for command in ["cont", "stop"] {
+            self.command(instance, ACTION, command).await?;
+        }
+        Ok(None)
+    }
+
+    /// The run state, after a save that a dead agent began was given up.
+    async fn settle(&self, live: &Live) -> Result<String, QmpError> {
+        let qmp = live.qmp(ANSWER_WITHIN).await?;
+        let status = qmp.command("query-migrate", Value::Null, ANSWER_WITHIN).await?;
+        if matches!(status["status"].as_str(), Some("setup" | "active" | "device" | "cancelling")) {
+            qmp.command("migrate_cancel", Value::Null, ANSWER_WITHIN).await?;
+        }
+        steady(&qmp, ANSWER_WITHIN).await
+    }
+
+    async fn write_memory(&self, live: &Arc<Live>, record: &Record) -> Result<Manifest, DriverError> {
+        let instance = live.instance();
+        let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
+        let (name, owner) = (UNFINISHED.to_owned(), serde_json::to_string(&live.vmm.process));
+        self.perform(instance, ACTION, Operation::MakeDir { instance: instance.clone(), name }).await?;
+        let owner = owner.map_err(|cause| io(cause.into()))?;
+        self.write_file(instance, &format!("{UNFINISHED}/{OWNER}"), owner).await?;
+        let path = self.run_dir(instance).join(UNFINISHED).join(MEMORY);
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(io)?;
+        let mib = u64::from(record.spec.resources.mem_mib);
+        let within = SAVE_BASE + Duration::from_secs(mib / SLOWEST_MIB_PER_SECOND);
+        let saved = async {
+            let qmp = live.qmp(ANSWER_WITHIN).await?;
+            migrate(&qmp, &file, within).await
+        };
+        match saved.await {
+            Ok(()) => self.finish(live, record).await,
+            Err(cause) => {
+                drop(file);
+                let cause = live.explain(ACTION, cause).await;
+                self.remove_file(instance, ACTION, UNFINISHED).await?;
+                Err(cause)
+            }
+        }
+    }
+
+    /// Makes an unfinished snapshot, whose memory is all written, the instance's snapshot.
+    async fn finish(&self, live: &Live, record: &Record) -> Result<Manifest, DriverError> {
+        let instance = live.instance();
+        let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
+        let run_dir = self.run_dir(instance);
+        let sealed = tokio::task::spawn_blocking(move || {
+            let (memory, bytes) = snapshot::seal(&run_dir.join(UNFINISHED).join(MEMORY))?;
+            Ok((memory, bytes, DiskStamp::take(&run_dir)?))
+        });
+        let (memory, memory_bytes, disk) =
+            sealed.await.map_err(io::Error::other).and_then(|sealed| sealed).map_err(io)?;
+        let manifest = Manifest {
+            revision: record.spec.revision,
+            image: record.spec.image.digest,
+            qemu: record.qemu.clone(),
+            accelerator: record.accelerator.clone(),
+            hardware: args::hardware_digest(&record.spec, &record.accelerator),
+            memory,
+            memory_bytes,
+            disk,
+            process: live.vmm.process.clone(),
+        };
+        let text = serde_json::to_string_pretty(&manifest).map_err(|cause| io(cause.into()))?;
+        self.write_file(instance, &format!("{UNFINISHED}/{MANIFEST}"), text).await?;
+        let (from, to) = (UNFINISHED.to_owned(), SNAPSHOT.to_owned());
+        self.perform(instance, ACTION, Operation::Rename { instance: instance.clone(), from, to }).await?;
+        Ok(manifest)
+    }
+
+    async fn write_file(&self, instance: &InstanceId, name: &str, text: String) -> Result<(), DriverError> {
+        let write = Operation::WriteFile { instance: instance.clone(), name: name.to_owned(), text };
+        self.perform(instance, ACTION, write).await.map(|_| ())
+    }
+}
+
+fn owner(path: &std::path::Path) -> Option<ProcessIdentity> {
+    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+}
+
+/// Has the paused VMM write its state into `file`.
+async fn migrate(qmp: &Qmp, file: &File, within: Duration) -> Result<(), QmpError> {
+    let events = json!({ "capabilities": [{ "capability": "events", "state": true }] });
+    qmp.command("migrate-set-capabilities", events, ANSWER_WITHIN).await?;
+    qmp.command("migrate-set-parameters", json!({ "max-bandwidth": BYTES_PER_SECOND }), ANSWER_WITHIN)
+        .await?;
+    qmp.give("memory", file.as_fd(), ANSWER_WITHIN).await?;
+    let mut migration = qmp.migration();
+    qmp.command("migrate", json!({ "uri": "fd:memory" }), ANSWER_WITHIN).await?;
+    let over = migration.wait_for(|status| matches!(status.as_str(), "completed" | "failed" | "closed"));
+    let silent = |_| QmpError::Silent { command: "migrate", waited: within };
+    let status =
+        tokio::time::timeout(within, over).await.map_err(silent)?.map_err(|_| QmpError::Closed)?.clone();
+    match status.as_str() {
+        "completed" => steady(qmp, ANSWER_WITHIN).await.map(|_| ()),
+        "failed" => {
+            steady(qmp, ANSWER_WITHIN).await?;
+            let status = qmp.command("query-migrate", Value::Null, ANSWER_WITHIN).await?;
+            let reason = status["error-desc"].as_str().unwrap_or("QEMU does not say why").to_owned();
+            Err(QmpError::Refused { command: "migrate", reason })
+        }
+        _ => Err(QmpError::Closed),
+    }
+}
+
+/// Waits until the run state is not on its way to another: the end of a save is told a moment before it is one.
+async fn steady(qmp: &Qmp, within: Duration) -> Result<String, QmpError> {
+    let settled = async {
+        loop {
+            let run = qmp.query_run(within).await?;
+            if run != "finish-migrate" {
+                return Ok(run);
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let silent = |_| QmpError::Silent { command: "query-status", waited: within };
+    tokio::time::timeout(within, settled).await.map_err(silent)?
+}

@@ -1,0 +1,127 @@
+//! What lies in an instance's `snapshot` directory, and when it may be used.
+//!
+//! Memory and device state are one file, written by QEMU itself. The manifest beside it says what the file hashes to
+//! and what it fits: revision, QEMU, machine, and the data disk as it was. The directory gets its name once all of it
+//! is on disk, so that a snapshot is whole or absent.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use mvm_proto::Digest;
+use serde::{Deserialize, Serialize};
+use sha2::Digest as _;
+
+use super::args::{Accelerator, DATA_DISK};
+use crate::host::ProcessIdentity;
+
+pub(super) const SNAPSHOT: &str = "snapshot";
+pub(super) const UNFINISHED: &str = "snapshot.tmp";
+pub(super) const MEMORY: &str = "memory";
+pub(super) const MANIFEST: &str = "manifest.json";
+/// In an unfinished snapshot: whose memory is being written.
+pub(super) const OWNER: &str = "owner.json";
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Manifest {
+    pub(super) revision: Digest,
+    pub(super) image: Digest,
+    pub(super) qemu: String,
+    pub(super) accelerator: Accelerator,
+    /// Of all that the guest sees of the machine.
+    pub(super) hardware: Digest,
+    /// Of the memory file.
+    pub(super) memory: Digest,
+    pub(super) memory_bytes: u64,
+    pub(super) disk: Option<DiskStamp>,
+    /// Who was saved: as long as it has not run since, this is its snapshot.
+    pub(super) process: ProcessIdentity,
+}
+
+/// A data disk as it was when the memory was saved. Memory that meets a disk that moved on destroys it silently.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct DiskStamp {
+    bytes: u64,
+    inode: u64,
+    modified_s: i64,
+    modified_ns: i64,
+}
+
+impl DiskStamp {
+    /// Of the data disk in `run_dir`, if there is one, with what was written to it made durable.
+    pub(super) fn take(run_dir: &Path) -> io::Result<Option<Self>> {
+        let file = match File::open(run_dir.join(DATA_DISK)) {
+            Ok(file) => file,
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(cause) => return Err(cause),
+        };
+        file.sync_all()?;
+        let meta = file.metadata()?;
+        Ok(Some(Self {
+            bytes: meta.len(),
+            inode: meta.ino(),
+            modified_s: meta.mtime(),
+            modified_ns: meta.mtime_nsec(),
+        }))
+    }
+}
+
+/// What a snapshot must fit.
+#[derive(Debug)]
+pub(super) struct Fit<'a> {
+    pub(super) image: Digest,
+    pub(super) qemu: &'a str,
+    pub(super) hardware: Digest,
+    pub(super) disk: Option<DiskStamp>,
+}
+
+impl Manifest {
+    /// The manifest of the finished snapshot in `run_dir`, or of another directory in it.
+    pub(super) fn read(run_dir: &Path, directory: &str) -> io::Result<Option<Self>> {
+        match fs::read(run_dir.join(directory).join(MANIFEST)) {
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(io::Error::from),
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(cause) => Err(cause),
+        }
+    }
+
+    /// Why this snapshot can't be restored on what is here, if it can't.
+    pub(super) fn misfit(&self, here: &Fit<'_>) -> Option<String> {
+        if self.image != here.image {
+            return Some(format!("its snapshot is of image {}, not {}", self.image, here.image));
+        }
+        if self.qemu != here.qemu {
+            return Some(format!("its snapshot was made by QEMU {}, and here is {}", self.qemu, here.qemu));
+        }
+        if self.hardware != here.hardware {
+            return Some("its snapshot is of a machine with other devices or resources".to_owned());
+        }
+        if self.disk != here.disk {
+            return Some("its data disk moved on since its snapshot was made".to_owned());
+        }
+        None
+    }
+}
+
+/// Hashes a file of any size.
+pub(super) fn digest_of(mut file: impl io::Read) -> io::Result<(Digest, u64)> {
+    let mut hash = sha2::Sha256::new();
+    let mut buffer = vec![0; 1024 * 1024];
+    let mut bytes = 0;
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            return Ok((Digest::from_bytes(hash.finalize().into()), bytes));
+        }
+        hash.update(&buffer[..read]);
+        bytes += read as u64;
+    }
+}
+
+/// Makes the memory file durable and says what it hashes to.
+pub(super) fn seal(memory: &Path) -> io::Result<(Digest, u64)> {
+    let file = File::open(memory)?;
+    file.sync_all()?;
+    digest_of(file.take(u64::MAX))
+}

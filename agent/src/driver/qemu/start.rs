@@ -1,0 +1,269 @@
+//! Starting a VMM, with a guest that boots or with one from a snapshot. Whatever goes wrong, nothing keeps running.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use mvm_proto::InstanceId;
+use serde_json::json;
+
+use super::args::{self, Accelerator, Begin, Setup};
+use super::live::{Live, RECORD, Record};
+use super::qmp::{Qmp, QmpError};
+use super::snapshot::{self, DiskStamp, Fit, MEMORY, Manifest, SNAPSHOT};
+use super::{ANSWER_WITHIN, Binary, QemuDriver, VMM_LOG, lock, tsc};
+use crate::driver::{DriverError, DriverKind, SnapshotRef, VmSpec};
+use crate::host::{Host, Operation, Outcome, SpawnVmm, VmmProcess};
+
+/// From the start of the process to its first answer: 30 ms when quiet, a second or two behind many boots at once.
+const START_WITHIN: Duration = Duration::from_secs(20);
+
+/// For loading memory: what any disk can do, and some time to begin.
+const LOAD_BASE: Duration = Duration::from_secs(30);
+pub(super) const SLOWEST_MIB_PER_SECOND: u64 = 20;
+
+/// A binary that was asked what it is, and the file it was then.
+#[derive(Debug)]
+pub(super) struct Examined {
+    modified: Option<SystemTime>,
+    binary: Binary,
+}
+
+/// Others keep their hands off an instance while this exists.
+struct Starting<'a, H: Host> {
+    driver: &'a QemuDriver<H>,
+    instance: &'a InstanceId,
+}
+
+impl<H: Host> Drop for Starting<'_, H> {
+    fn drop(&mut self) {
+        lock(&self.driver.inner.starting).remove(self.instance);
+    }
+}
+
+impl<H: Host> QemuDriver<H> {
+    /// The QEMU to run, asked again when its file was replaced.
+    pub(super) async fn binary(&self, instance: &InstanceId) -> Result<Binary, DriverError> {
+        let program = &self.inner.settings.program;
+        let modified = std::fs::metadata(program).and_then(|meta| meta.modified()).ok();
+        let mut known = self.inner.binary.lock().await;
+        if let Some(examined) = known.as_ref().filter(|examined| examined.modified == modified) {
+            return Ok(examined.binary.clone());
+        }
+        let examined = Binary::examine(program).await;
+        let binary = examined.map_err(|cause| DriverError::Vmm {
+            instance: instance.clone(),
+            reason: crate::text::chain(&cause),
+        })?;
+        *known = Some(Examined { modified, binary: binary.clone() });
+        Ok(binary)
+    }
+
+    pub(super) async fn start_booting(&self, spec: &VmSpec) -> Result<(), DriverError> {
+        const ACTION: &str = "boot";
+        check_image(spec)?;
+        let _starting = self.starting(&spec.instance);
+        let accelerator = self.inner.settings.accelerator.clone();
+        let binary = self.binary(&spec.instance).await?;
+        let data_disk_mib = u64::from(spec.resources.data_disk_mib);
+        let run_dir = Operation::MakeRunDir { instance: spec.instance.clone() };
+        self.perform(&spec.instance, ACTION, run_dir).await?;
+        if data_disk_mib > 0 {
+            let (instance, name) = (spec.instance.clone(), args::DATA_DISK.to_owned());
+            let disk = Operation::MakeDisk { instance, name, size_mib: data_disk_mib };
+            self.perform(&spec.instance, ACTION, disk).await?;
+        }
+        self.start(spec, &binary, accelerator, Begin::Boot, ACTION).await.map(|_| ())
+    }
+
+    pub(super) async fn start_restoring(
+        &self,
+        spec: &VmSpec,
+        wanted: &SnapshotRef,
+    ) -> Result<(), DriverError> {
+        const ACTION: &str = "restore";
+        let _starting = self.starting(&spec.instance);
+        let binary = self.binary(&spec.instance).await?;
+        let (memory, manifest) = self.usable(spec, wanted, &binary).await?;
+        let accelerator = manifest.accelerator.clone();
+        let (live, qmp) = self.start(spec, &binary, accelerator, Begin::Incoming, ACTION).await?;
+        let within =
+            LOAD_BASE + Duration::from_secs(manifest.memory_bytes / 1024 / 1024 / SLOWEST_MIB_PER_SECOND);
+        match load(&qmp, &memory, within).await {
+            Ok(()) => Ok(()),
+            Err(cause) => {
+                let cause = live.explain(ACTION, cause).await;
+                let reason = match live.end_detail() {
+                    Some(said) => format!("could not load its snapshot: {said}"),
+                    None => format!("could not load its snapshot: {}", crate::text::chain(&cause)),
+                };
+                self.end_processes(&spec.instance, ACTION).await?;
+                Err(DriverError::Vmm { instance: spec.instance.clone(), reason })
+            }
+        }
+    }
+
+    fn starting<'a>(&'a self, instance: &'a InstanceId) -> Starting<'a, H> {
+        lock(&self.inner.starting).insert(instance.clone());
+        Starting { driver: self, instance }
+    }
+
+    /// The snapshot's memory, if it is the one wanted, whole, and fits what is here.
+    async fn usable(
+        &self,
+        spec: &VmSpec,
+        wanted: &SnapshotRef,
+        binary: &Binary,
+    ) -> Result<(File, Manifest), DriverError> {
+        let instance = &spec.instance;
+        let io =
+            |cause| DriverError::Io { instance: instance.clone(), action: "read the snapshot of", cause };
+        let wrong = |reason: String| DriverError::Vmm { instance: instance.clone(), reason };
+        let run_dir = self.run_dir(instance);
+        let manifest = Manifest::read(&run_dir, SNAPSHOT).map_err(io)?;
+        let Some(manifest) = manifest.filter(|manifest| manifest.memory == wanted.digest) else {
+            return Err(DriverError::NoSnapshot { instance: instance.clone(), digest: wanted.digest });
+        };
+        let here = Fit {
+            image: spec.image.digest,
+            qemu: &binary.version,
+            hardware: args::hardware_digest(spec, &manifest.accelerator),
+            disk: DiskStamp::take(&run_dir).map_err(io)?,
+        };
+        if let Some(reason) = manifest.misfit(&here) {
+            return Err(wrong(reason));
+        }
+        let memory = File::open(run_dir.join(SNAPSHOT).join(MEMORY)).map_err(io)?;
+        let copy = memory.try_clone().map_err(io)?;
+        let hashed = tokio::task::spawn_blocking(move || snapshot::digest_of(copy)).await;
+        let (found, _) = hashed.map_err(io::Error::other).and_then(|hashed| hashed).map_err(io)?;
+        if found != manifest.memory {
+            return Err(wrong(format!(
+                "its snapshot is damaged: it hashes to {found}, not {}",
+                manifest.memory
+            )));
+        }
+        Ok((memory, manifest))
+    }
+
+    /// Starts the process and waits for its first answer.
+    async fn start(
+        &self,
+        spec: &VmSpec,
+        binary: &Binary,
+        accelerator: Accelerator,
+        begin: Begin,
+        action: &'static str,
+    ) -> Result<(Arc<Live>, Arc<Qmp>), DriverError> {
+        let instance = &spec.instance;
+        let tsc_khz = match accelerator {
+            Accelerator::Tcg => tsc::khz().await,
+            Accelerator::Kvm { .. } => None,
+        };
+        let setup = Setup { accelerator: accelerator.clone(), tsc_khz, sandbox: binary.sandbox, begin };
+        for name in [args::QMP_SOCKET, args::GUEST_SOCKET, VMM_LOG] {
+            self.remove_file(instance, action, name).await?;
+        }
+        let record = Record {
+            driver: DriverKind::Qemu.to_string(),
+            spec: spec.clone(),
+            qemu: binary.version.clone(),
+            accelerator,
+        };
+        let text = serde_json::to_string_pretty(&record).map_err(|cause| DriverError::Io {
+            instance: instance.clone(),
+            action,
+            cause: cause.into(),
+        })?;
+        let write = Operation::WriteFile { instance: instance.clone(), name: RECORD.to_owned(), text };
+        self.perform(instance, action, write).await?;
+        let spawn = Operation::SpawnVmm(SpawnVmm {
+            instance: instance.clone(),
+            program: binary.program.clone(),
+            args: args::command_line(spec, &setup),
+            log: VMM_LOG.to_owned(),
+        });
+        let Outcome::Process(process) = self.perform(instance, action, spawn).await? else {
+            let reason = "the host started no process".to_owned();
+            return Err(DriverError::Vmm { instance: instance.clone(), reason });
+        };
+        let live = self.register(&VmmProcess { instance: instance.clone(), process });
+        match self.first_answer(&live, begin).await {
+            Ok(qmp) => Ok((live, qmp)),
+            Err(cause) => {
+                let cause = live.explain(action, cause).await;
+                let said = live.end_detail();
+                self.end_processes(instance, action).await?;
+                let instance = instance.clone();
+                Err(said.map_or(cause, |reason| DriverError::Vmm { instance, reason }))
+            }
+        }
+    }
+
+    /// The connection of a VMM that has just been started, once it does what it was started for.
+    async fn first_answer(&self, live: &Live, begin: Begin) -> Result<Arc<Qmp>, QmpError> {
+        let mut ended = live.ended.clone();
+        let qmp = tokio::select! {
+            qmp = live.qmp(START_WITHIN) => qmp?,
+            _ = ended.wait_for(Option::is_some) => return Err(QmpError::Closed),
+        };
+        // For a moment after its first answer it may still be setting up its processors.
+        let reached = |run: &str| match begin {
+            Begin::Boot => run != "prelaunch",
+            Begin::Incoming => run == "inmigrate",
+        };
+        while !reached(&qmp.query_run(ANSWER_WITHIN).await?) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(qmp)
+    }
+}
+
+/// Tells a waiting VMM to load memory from this file, and waits until it has.
+async fn load(qmp: &Qmp, memory: &File, within: Duration) -> Result<(), QmpError> {
+    let events = json!({ "capabilities": [{ "capability": "events", "state": true }] });
+    qmp.command("migrate-set-capabilities", events, ANSWER_WITHIN).await?;
+    qmp.give("memory", memory.as_fd(), ANSWER_WITHIN).await?;
+    let mut migration = qmp.migration();
+    qmp.command("migrate-incoming", json!({ "uri": "fd:memory" }), ANSWER_WITHIN).await?;
+    let over = migration.wait_for(|status| matches!(status.as_str(), "completed" | "failed" | "closed"));
+    let silent = |_| QmpError::Silent { command: "migrate-incoming", waited: within };
+    let status =
+        tokio::time::timeout(within, over).await.map_err(silent)?.map_err(|_| QmpError::Closed)?.clone();
+    if status != "completed" {
+        return Err(QmpError::Closed);
+    }
+    while qmp.query_run(ANSWER_WITHIN).await? == "inmigrate" {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    Ok(())
+}
+
+/// Refuses what can't be a kernel before a machine is made for it: QEMU would run any bytes as a boot sector.
+fn check_image(spec: &VmSpec) -> Result<(), DriverError> {
+    let wrong = |reason: String| DriverError::Vmm { instance: spec.instance.clone(), reason };
+    let kernel = &spec.image.kernel;
+    let shown = kernel.display();
+    let mut head = Vec::new();
+    let read = File::open(kernel).and_then(|file| file.take(KERNEL_HEAD_BYTES).read_to_end(&mut head));
+    read.map_err(|cause| wrong(format!("could not read the kernel {shown}: {cause}")))?;
+    let elf = head.starts_with(b"\x7fELF");
+    let compressed = head.get(BZIMAGE_MAGIC_AT..).is_some_and(|rest| rest.starts_with(b"HdrS"));
+    if !elf && !compressed {
+        return Err(wrong(format!("{shown} is not a kernel")));
+    }
+    for path in spec.image.initrd.iter().chain(&spec.image.rootfs) {
+        readable(path).map_err(|cause| wrong(format!("could not read {}: {cause}", path.display())))?;
+    }
+    Ok(())
+}
+
+const KERNEL_HEAD_BYTES: u64 = 1024;
+const BZIMAGE_MAGIC_AT: usize = 0x202;
+
+fn readable(path: &Path) -> io::Result<()> {
+    File::open(path).map(|_| ())
+}
