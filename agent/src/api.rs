@@ -4,21 +4,27 @@
 //! Handlers only translate: documents go to the [`Intake`], everything else is asked of the [`NodeHandle`].
 //! Every error, also those that axum would word itself, leaves as `application/problem+json`.
 
+mod events;
+mod exec;
 mod gate;
 mod handlers;
+mod input;
+mod instances;
+mod node;
 mod problem;
 mod watch;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{MethodRouter, get, post};
+use axum::{Extension, Router};
 use mvm_proto::status::NodeInfo;
 use tokio_util::sync::CancellationToken;
 
 use crate::authz::{Caller, Endpoint, Rule, TABLE};
+use crate::event_log::EventLog;
 use crate::metrics::Metrics;
 use crate::rate_limit::{MAX_TRACKED_PEERS, RateLimiter};
 use crate::reconcile_task::NodeHandle;
@@ -43,6 +49,7 @@ struct Shared {
     intake: Intake,
     node: NodeHandle,
     describe: Box<dyn Fn() -> NodeInfo + Send + Sync>,
+    events: Arc<EventLog>,
     metrics: Arc<Metrics>,
     limiter: Mutex<RateLimiter<Caller>>,
     max_body_bytes: usize,
@@ -61,6 +68,7 @@ impl Api {
         intake: Intake,
         node: NodeHandle,
         describe: impl Fn() -> NodeInfo + Send + Sync + 'static,
+        events: Arc<EventLog>,
         metrics: Arc<Metrics>,
         rate: RateSettings,
         max_body_bytes: usize,
@@ -69,7 +77,16 @@ impl Api {
         let limiter = Mutex::new(RateLimiter::new(rate, MAX_TRACKED_PEERS));
         let describe = Box::new(describe);
         Self {
-            shared: Arc::new(Shared { intake, node, describe, metrics, limiter, max_body_bytes, shutdown }),
+            shared: Arc::new(Shared {
+                intake,
+                node,
+                describe,
+                events,
+                metrics,
+                limiter,
+                max_body_bytes,
+                shutdown,
+            }),
         }
     }
 
@@ -96,8 +113,17 @@ fn handler(rule: &Rule) -> MethodRouter<Api> {
         Endpoint::NodeInfo => get(handlers::node_info),
         Endpoint::NodeStats => get(handlers::node_stats),
         Endpoint::NodeWatch => get(watch::node_watch),
-        Endpoint::Tenants => get(handlers::tenants),
-        Endpoint::Instances => get(handlers::instances),
-        Endpoint::Wake => post(handlers::wake),
+        Endpoint::NodeEvents => get(events::node_events),
+        Endpoint::NodeObservation => get(node::observation),
+        Endpoint::NodeDesired => get(node::desired),
+        Endpoint::Tenants => get(node::tenants),
+        Endpoint::Tenant => get(node::tenant),
+        Endpoint::Pool => get(node::pool),
+        Endpoint::Instances => get(instances::of_tenant),
+        Endpoint::AllInstances => get(instances::all),
+        Endpoint::Instance => get(instances::one),
+        Endpoint::Logs => get(instances::logs),
+        Endpoint::Act(action) => post(instances::act).layer(Extension(action)),
+        Endpoint::Exec => post(exec::exec),
     }
 }

@@ -8,6 +8,10 @@ use std::fmt::Write as _;
 use http::Method;
 use mvm_pki::identity::{Identity, Role};
 
+use crate::node_actions::ManualAction;
+use crate::node_actions::ManualAction::{Destroy, Sleep, Start, Stop, Wake, Warm};
+use Endpoint as E;
+
 /// Everything the agent's API can be asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Endpoint {
@@ -16,9 +20,18 @@ pub enum Endpoint {
     NodeInfo,
     NodeStats,
     NodeWatch,
+    NodeEvents,
+    NodeObservation,
+    NodeDesired,
     Tenants,
+    Tenant,
+    Pool,
     Instances,
-    Wake,
+    AllInstances,
+    Instance,
+    Logs,
+    Act(ManualAction),
+    Exec,
 }
 
 /// One row of the table.
@@ -45,69 +58,60 @@ pub enum Caller {
     Unknown,
 }
 
+/// The path of one instance, and what comes after it.
+macro_rules! instance {
+    ($rest:literal) => {
+        concat!("/v1/tenants/{tenant}/pools/{pool}/instances/{instance}", $rest)
+    };
+}
+
 const COORDINATOR: &[Role] = &[Role::Coordinator];
 const COORDINATOR_AND_OPERATOR: &[Role] = &[Role::Coordinator, Role::Operator];
 
 /// The whole authorisation policy of the agent's API. Node certificates may call nothing: a node speaks for itself
 /// to the coordinator, and has no business with another node.
 pub const TABLE: &[Rule] = &[
-    Rule {
-        endpoint: Endpoint::Reconcile,
-        method: Method::POST,
-        path: "/v1/reconcile",
-        does: "hands over a signed desired-state document",
-        allows: COORDINATOR,
-    },
-    Rule {
-        endpoint: Endpoint::Trust,
-        method: Method::POST,
-        path: "/v1/trust",
-        does: "hands over the next root versions and image statements",
-        allows: COORDINATOR,
-    },
-    Rule {
-        endpoint: Endpoint::NodeInfo,
-        method: Method::GET,
-        path: "/v1/node/info",
-        does: "tells what this node is",
-        allows: COORDINATOR_AND_OPERATOR,
-    },
-    Rule {
-        endpoint: Endpoint::NodeStats,
-        method: Method::GET,
-        path: "/v1/node/stats",
-        does: "tells how this node fares now",
-        allows: COORDINATOR_AND_OPERATOR,
-    },
-    Rule {
-        endpoint: Endpoint::NodeWatch,
-        method: Method::GET,
-        path: "/v1/node/watch",
-        does: "streams the node's status as it changes",
-        allows: COORDINATOR_AND_OPERATOR,
-    },
-    Rule {
-        endpoint: Endpoint::Tenants,
-        method: Method::GET,
-        path: "/v1/tenants",
-        does: "lists tenants with their pools",
-        allows: COORDINATOR_AND_OPERATOR,
-    },
-    Rule {
-        endpoint: Endpoint::Instances,
-        method: Method::GET,
-        path: "/v1/tenants/{tenant}/instances",
-        does: "lists a tenant's instances",
-        allows: COORDINATOR_AND_OPERATOR,
-    },
-    Rule {
-        endpoint: Endpoint::Wake,
-        method: Method::POST,
-        path: "/v1/tenants/{tenant}/pools/{pool}/instances/{instance}/wake",
-        does: "wakes a warm or sleeping instance",
-        allows: COORDINATOR_AND_OPERATOR,
-    },
+    post(E::Reconcile, "/v1/reconcile", "hands over a signed desired-state document", COORDINATOR),
+    post(E::Trust, "/v1/trust", "hands over the next root versions and image statements", COORDINATOR),
+    get(E::NodeInfo, "/v1/node/info", "tells what this node is"),
+    get(E::NodeStats, "/v1/node/stats", "tells how this node fares now"),
+    get(E::NodeWatch, "/v1/node/watch", "streams the node's status as it changes"),
+    get(E::NodeEvents, "/v1/node/events", "tells what happened, and what happens next"),
+    get(E::NodeObservation, "/v1/node/observation", "tells what the planner is told"),
+    get(E::NodeDesired, "/v1/node/desired", "exports a document that asks for what runs"),
+    get(E::Tenants, "/v1/tenants", "lists tenants with their pools"),
+    get(E::Tenant, "/v1/tenants/{tenant}", "tells of one tenant"),
+    get(E::Instances, "/v1/tenants/{tenant}/instances", "lists a tenant's instances"),
+    get(E::Pool, "/v1/tenants/{tenant}/pools/{pool}", "tells of one pool"),
+    get(E::AllInstances, "/v1/instances", "lists all instances"),
+    get(E::Instance, instance!(""), "tells of one instance"),
+    get(E::Logs, instance!("/logs"), "gives the end of an instance's console"),
+    post(E::Act(Start), instance!("/start"), "boots a stopped or failed instance", COORDINATOR_AND_OPERATOR),
+    post(E::Act(Stop), instance!("/stop"), "shuts an instance down", COORDINATOR_AND_OPERATOR),
+    post(E::Act(Warm), instance!("/warm"), "pauses a running instance", COORDINATOR_AND_OPERATOR),
+    post(
+        E::Act(Sleep),
+        instance!("/sleep"),
+        "snapshots a running or warm instance",
+        COORDINATOR_AND_OPERATOR,
+    ),
+    post(E::Act(Wake), instance!("/wake"), "wakes a warm or sleeping instance", COORDINATOR_AND_OPERATOR),
+    post(
+        E::Act(Destroy),
+        instance!("/destroy"),
+        "removes a stopped instance with its disk",
+        COORDINATOR_AND_OPERATOR,
+    ),
+    post(E::Exec, instance!("/exec"), "runs a command inside an instance", COORDINATOR_AND_OPERATOR),
 ];
+
+const fn get(endpoint: Endpoint, path: &'static str, does: &'static str) -> Rule {
+    Rule { endpoint, method: Method::GET, path, does, allows: COORDINATOR_AND_OPERATOR }
+}
+
+const fn post(endpoint: Endpoint, path: &'static str, does: &'static str, allows: &'static [Role]) -> Rule {
+    Rule { endpoint, method: Method::POST, path, does, allows }
+}
 
 impl Rule {
     /// Whether `caller` may make this call.
@@ -140,7 +144,7 @@ Generated from the table in `agent/src/authz.rs`; a test fails when the two diff
 
 The role is read from the verified certificate (`spiffe://<cluster>/<role>/<name>`). What is not `yes` is answered
 with 403 and code `forbidden`. A peer without a certificate of this cluster never gets as far as a request. `local`
-is the unix socket, which only root and the agent's own user can open.
+is the unix socket, which only root, the agent's own user and members of the group `mvm` can open.
 
 | call | does | coordinator | operator | node | local |
 |---|---|---|---|---|---|
@@ -177,11 +181,10 @@ mod tests {
 
     #[test]
     fn every_route_allows_exactly_the_roles_that_its_row_names() {
-        use Endpoint::{Instances, NodeInfo, NodeStats, NodeWatch, Reconcile, Tenants, Trust, Wake};
         for rule in TABLE {
             let expected = match rule.endpoint {
-                Reconcile | Trust => [true, false, false],
-                NodeInfo | NodeStats | NodeWatch | Tenants | Instances | Wake => [true, true, false],
+                E::Reconcile | E::Trust => [true, false, false],
+                _ => [true, true, false],
             };
             let found =
                 [Role::Coordinator, Role::Operator, Role::Node].map(|role| rule.permits(&caller(role)));

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mvm_planner::Blocked;
 use mvm_proto::status::{Event, InstanceStatus, NodeStatus};
 use mvm_proto::{InstanceId, NodeId, PoolId, Problem, TenantId, Timestamp};
 use tokio::sync::{Notify, broadcast, watch};
@@ -16,7 +17,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::driver::{AnyDriver, Driver};
 use crate::execute::Executor;
+use crate::guest_link::GuestLinks;
 use crate::ledger::InForce;
+use crate::node_actions::{Actor, Acts};
 use crate::reconcile::engine::{Engine, Found, event_of};
 use crate::reconcile::status::{self, Facts};
 use crate::reconcile::wake::{Shown, Waker, Wakes, show, shown};
@@ -86,6 +89,7 @@ impl<D: Driver> Node<D> {
             gate: Arc::clone(&engine.gate),
             in_force: Arc::clone(&in_force),
         };
+        let actor = Actor { waker: waker.clone(), driver: Arc::clone(&engine.driver), clock: clock.clone() };
         let status = NodeStatus { node_id: settings.node_id.to_string(), ..NodeStatus::default() };
         let shared = Shared {
             node_id: settings.node_id.clone(),
@@ -95,7 +99,11 @@ impl<D: Driver> Node<D> {
             trigger: Notify::new(),
             records,
             in_force,
+            capacity,
+            blocked: watch::Sender::default(),
             waker: Box::new(waker),
+            actor: Box::new(actor),
+            guests: GuestLinks::new(Arc::clone(&engine.driver), clock.clone()),
             clock,
         };
         let handle = NodeHandle { shared: Arc::new(shared) };
@@ -106,19 +114,24 @@ impl<D: Driver> Node<D> {
 /// What the rest of the agent sees of the node. Cheap to clone.
 #[derive(Clone)]
 pub struct NodeHandle {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
-struct Shared {
-    node_id: NodeId,
+pub(crate) struct Shared {
+    pub(crate) node_id: NodeId,
     status: watch::Sender<NodeStatus>,
     events: broadcast::Sender<Event>,
     passes: watch::Sender<Pass>,
     trigger: Notify,
-    records: Arc<Records>,
-    in_force: Shown,
+    pub(crate) records: Arc<Records>,
+    pub(crate) in_force: Shown,
+    pub(crate) capacity: mvm_planner::Capacity,
+    /// What the last pass found that can't be started now.
+    pub(crate) blocked: watch::Sender<Vec<Blocked>>,
     waker: Box<dyn Wakes>,
-    clock: Clock,
+    pub(crate) actor: Box<dyn Acts>,
+    pub(crate) guests: GuestLinks,
+    pub(crate) clock: Clock,
 }
 
 impl std::fmt::Debug for NodeHandle {
@@ -281,6 +294,7 @@ fn tell<D: Driver>(
             (Found::default(), Some(chain(&error)))
         }
     };
+    node.handle.shared.blocked.send_replace(engine.blocked().to_vec());
     let records = engine.records.all();
     for id in &found.died {
         let record = records.iter().find(|record| record.id == *id);

@@ -34,6 +34,7 @@ use crate::api::Api;
 use crate::certs::CertsDir;
 use crate::driver::DriverKind;
 use crate::driver_choice;
+use crate::event_log::{EventLog, event_log_task};
 use crate::health::{self, Health, SourceHealth};
 use crate::ledger::LEDGER_FILE;
 use crate::metrics::Metrics;
@@ -144,10 +145,13 @@ impl Agent {
 
         let describe = describe(info, intake.clone(), Arc::clone(&health), dials.then_some(session_watch));
         let for_api = Arc::clone(&describe);
+        let events = Arc::new(EventLog::default());
+        tasks.spawn("events", event_log_task(handle.events(), Arc::clone(&events), stop.clone()));
         let api = Api::new(
             intake.clone(),
             handle.clone(),
             move || for_api(),
+            events,
             Arc::clone(&metrics),
             settings.rate,
             settings.limits.max_body_bytes,

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::Api;
 use super::problem::{self, Refused};
 
-const NDJSON: &str = "application/x-ndjson";
+pub(super) const NDJSON: &str = "application/x-ndjson";
 
 /// A stream whose reader is gone keeps one of the connection's few slots until the next line fails.
 const REPEAT_AFTER: Duration = Duration::from_secs(10);

@@ -106,6 +106,11 @@ impl<D: Driver> Engine<D> {
         self.last.as_ref().map(|last| &last.plan)
     }
 
+    /// What could not be started when the last plan was made.
+    pub(crate) fn blocked(&self) -> &[Blocked] {
+        self.last.as_ref().map_or(&[], |last| &last.observation.blocked)
+    }
+
     /// The node is what the document says, and nothing is under way.
     pub(crate) fn is_converged(&self) -> bool {
         let done = |plan: &NodePlan| plan.steps.is_empty() && plan.deferred.is_empty();

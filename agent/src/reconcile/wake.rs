@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use mvm_planner::{Action, Capacity, Observation, check_wake};
+use mvm_planner::{Action, Capacity, Observation, check_move};
 use mvm_proto::{InstanceId, Phase, PoolId, Problem, TenantId};
 
 use super::engine::Gate;
@@ -15,7 +15,7 @@ use crate::state::{Lease, Records};
 use crate::text::chain;
 
 /// How long a request waits for a step that is under way on the instance.
-const LEASE_PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const LEASE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// The document in force, for those who are not the reconcile task.
 pub(crate) type Shown = Arc<Mutex<Option<Arc<InForce>>>>;
@@ -83,14 +83,16 @@ impl<D: Driver> Waker<D> {
             Phase::Sleeping => Action::Wake,
             other => return Err(not_resting(id, other)),
         };
-        self.check_room(&lease, phase).await?;
+        if phase != Phase::Running {
+            self.check_room(&lease, Phase::Running).await?;
+        }
         let reason = "woken on demand".to_owned();
         let order = Order { action, staging: None, reason, spec: None, on_demand: true };
         self.executor.execute(&lease, &order).await.map_err(|error| failed(&chain(&error)))?;
         Ok(())
     }
 
-    fn find(&self, tenant: &TenantId, pool: &PoolId, id: &InstanceId) -> Result<Phase, Problem> {
+    pub(crate) fn find(&self, tenant: &TenantId, pool: &PoolId, id: &InstanceId) -> Result<Phase, Problem> {
         let record = self.records.get(id).filter(|r| r.tenant == *tenant && r.pool == *pool);
         record.map(|record| record.phase).ok_or_else(|| {
             let detail = format!("there is no instance {tenant}/{pool}/{id} on this node");
@@ -98,23 +100,24 @@ impl<D: Driver> Waker<D> {
         })
     }
 
-    async fn check_room(&self, lease: &Lease, phase: Phase) -> Result<(), Problem> {
-        let Some(in_force) = shown(&self.in_force).filter(|_| phase != Phase::Running) else { return Ok(()) };
+    /// Whether quotas and capacity have room for the leased instance in phase `to`.
+    pub(crate) async fn check_room(&self, lease: &Lease, to: Phase) -> Result<(), Problem> {
+        let Some(in_force) = shown(&self.in_force) else { return Ok(()) };
         let _gate = self.gate.lock().await;
         let mut observation = Observation { capacity: self.capacity, ..Observation::default() };
         self.records.for_each(|record, moving| observation.instances.push(record.observed(moving)));
-        check_wake(&in_force.desired, &observation, lease.id()).map_err(|reason| {
+        check_move(&in_force.desired, &observation, lease.id(), to).map_err(|reason| {
             Problem::new(
                 409,
                 "no_room",
-                format!("{} can't be woken: {reason}", lease.id()),
+                format!("{} can't become {to}: {reason}", lease.id()),
                 "free some of it first",
             )
         })
     }
 }
 
-fn busy(id: &InstanceId) -> Problem {
+pub(crate) fn busy(id: &InstanceId) -> Problem {
     Problem::new(503, "instance_busy", format!("another step on {id} is still under way"), "try again")
 }
 

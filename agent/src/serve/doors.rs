@@ -12,7 +12,7 @@ use super::error::AgentError;
 use super::member::Member;
 use super::tasks::{Tasks, http_task};
 use crate::api::{Api, Door};
-use crate::local_socket::LocalSocket;
+use crate::local_socket::{LocalSocket, operators_group};
 use crate::settings::AgentSettings;
 
 pub(super) struct Doors {
@@ -25,7 +25,7 @@ pub(super) struct Doors {
 
 impl Doors {
     pub(super) async fn bind(settings: &AgentSettings, member: Option<&Member>) -> Result<Self, AgentError> {
-        let socket = LocalSocket::bind(&settings.socket)
+        let socket = LocalSocket::bind(&settings.socket, operators_group())
             .map_err(|cause| AgentError::Socket { path: settings.socket.clone(), cause })?;
         let metrics = TcpListener::bind(settings.metrics_listen)
             .await

@@ -1,0 +1,187 @@
+//! `POST .../exec`: runs one command inside an instance and streams what comes of it, one JSON object per line.
+//!
+//! Every line has one member: `stdout` or `stderr` (base64, for output need not be text), `lost` (bytes that the guest
+//! could not keep), and last `exit` or, when the guest went away, `error` (a problem). The answer begins when the guest
+//! has accepted the command, so everything that prevents that is an ordinary problem. A caller that goes away before
+//! the end kills the command.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, RawQuery, State};
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use futures::{Stream, stream};
+use http::{HeaderMap, header};
+use mvm_proto::{InstanceId, Phase, Problem};
+use serde::Deserialize;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use super::Api;
+use super::input::{InstancePath, JSON, media_type, no_query, object, read_body};
+use super::instances::find;
+use super::problem::{self, Refused};
+use super::watch::NDJSON;
+use crate::guest_link::{ExecEvent, ExecHandle, ExecRequest, LinkError};
+use crate::text::chain;
+
+/// Input travels with the request; what is larger belongs into a file.
+const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
+
+/// The longest that a command may be allowed to run.
+const MAX_TIMEOUT_SECONDS: u64 = 7 * 86_400;
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExecBody {
+    #[serde(default)]
+    command: Vec<String>,
+    #[serde(default)]
+    env: HashMap<String, String>,
+    #[serde(default)]
+    directory: String,
+    /// Absent: it may run for ever.
+    timeout_seconds: Option<u64>,
+    /// Base64.
+    stdin: Option<String>,
+}
+
+pub(super) async fn exec(
+    State(api): State<Api>,
+    path: Result<Path<(String, String, String)>, PathRejection>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Refused> {
+    no_query(query.as_deref())?;
+    media_type(&headers, &[JSON])?;
+    let path = InstancePath::read(path)?;
+    let body: ExecBody = object(&read_body(body, MAX_BODY_BYTES).await?)?;
+    let (request, input) = request(body)?;
+    let found = find(&api, &path)?;
+    if found.phase != Phase::Running.as_str() {
+        return Err(not_running(&path.instance, &found.phase));
+    }
+    let guests = api.shared.node.guests();
+    let broken = |error: &LinkError| Refused(guest_problem(&path.instance, error));
+    let handle = guests.exec(&path.instance, request).await.map_err(|error| broken(&error))?;
+    let first = handle.next().await.map_err(|error| broken(&error))?;
+    let running = Running {
+        instance: path.instance,
+        handle: std::sync::Arc::new(handle),
+        first: Some(first),
+        over: false,
+        shutdown: api.shared.shutdown.clone(),
+    };
+    if let Some(input) = input {
+        let handle = std::sync::Arc::downgrade(&running.handle);
+        tokio::spawn(async move {
+            // A command that does not read its input, or ended, is no error.
+            if let Some(handle) = handle.upgrade()
+                && handle.write(&input).await.is_ok()
+            {
+                let _ = handle.close_input().await;
+            }
+        });
+    }
+    Ok(([(header::CONTENT_TYPE, NDJSON)], Body::from_stream(lines(running))).into_response())
+}
+
+fn request(body: ExecBody) -> Result<(ExecRequest, Option<Vec<u8>>), Refused> {
+    if body.command.first().is_none_or(String::is_empty) {
+        return Err(problem::bad_body("`command` must name a program"));
+    }
+    if body.timeout_seconds.is_some_and(|seconds| !(1..=MAX_TIMEOUT_SECONDS).contains(&seconds)) {
+        let text = format!("`timeout_seconds` must be 1..={MAX_TIMEOUT_SECONDS}");
+        return Err(problem::bad_body(text));
+    }
+    let input = body.stdin.map(|text| STANDARD.decode(text)).transpose();
+    let input = input.map_err(|_| problem::bad_body("`stdin` must be base64"))?;
+    let request = ExecRequest {
+        command: body.command,
+        env: body.env,
+        directory: body.directory,
+        timeout: body.timeout_seconds.map(Duration::from_secs),
+        stdin: input.is_some(),
+        ..ExecRequest::default()
+    };
+    Ok((request, input))
+}
+
+struct Running {
+    instance: InstanceId,
+    handle: std::sync::Arc<ExecHandle>,
+    first: Option<ExecEvent>,
+    over: bool,
+    shutdown: CancellationToken,
+}
+
+fn lines(running: Running) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    stream::unfold(running, |mut running| async move {
+        if running.over {
+            return None;
+        }
+        let event = match running.first.take() {
+            Some(event) => Ok(event),
+            None => tokio::select! {
+                event = running.handle.next() => event,
+                () = running.shutdown.cancelled() => return None,
+            },
+        };
+        running.over = matches!(event, Ok(ExecEvent::Exit { .. }) | Err(_));
+        let line = match event {
+            Ok(event) => line(&event),
+            Err(error) => one(&json!({ "error": guest_problem(&running.instance, &error) })),
+        };
+        Some((Ok(line.into()), running))
+    })
+}
+
+fn line(event: &ExecEvent) -> Vec<u8> {
+    match event {
+        // Says that the answer has begun, and nothing else.
+        ExecEvent::Accepted => b"\n".to_vec(),
+        ExecEvent::Output { stderr, data, lost } => {
+            let mut text = if *lost > 0 { one(&json!({ "lost": lost })) } else { Vec::new() };
+            let stream = if *stderr { "stderr" } else { "stdout" };
+            text.extend(one(&json!({ stream: STANDARD.encode(data) })));
+            text
+        }
+        ExecEvent::Exit { code, signal, timed_out, cancelled } => one(&json!({
+            "exit": { "code": code, "signal": signal, "timed_out": timed_out, "cancelled": cancelled }
+        })),
+    }
+}
+
+fn one(value: &serde_json::Value) -> Vec<u8> {
+    let mut text = value.to_string().into_bytes();
+    text.push(b'\n');
+    text
+}
+
+fn not_running(id: &InstanceId, phase: &str) -> Refused {
+    let detail = format!("{id} is {phase}; commands run in running instances only");
+    Refused(Problem::new(409, "not_running", detail, "Start or wake it first."))
+}
+
+fn guest_problem(id: &InstanceId, error: &LinkError) -> Problem {
+    let detail = format!("{id}: {}", chain(error));
+    match error {
+        LinkError::Refused { .. } => {
+            Problem::new(422, "guest_refused", detail, "Correct the command: no shell reads it.")
+        }
+        LinkError::TooMany => Problem::new(429, "guest_busy", detail, "Wait until others have ended."),
+        LinkError::Unsupported { .. } => {
+            Problem::new(409, "guest_too_old", detail, "Rebuild the image with this version's guest program.")
+        }
+        _ => {
+            Problem::new(503, "guest_unreachable", detail, "Look at the instance's console, then ask again.")
+        }
+    }
+}

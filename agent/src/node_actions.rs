@@ -1,0 +1,355 @@
+//! What a person does to one instance by hand, and what a person asks of the whole node.
+//!
+//! An action takes the same lease, quotas and steps as the planner's own, and only moves that the life of an instance
+//! has: an illegal one is an error, never a guess. It leaves a window in which reconcile keeps its hands off
+//! (`override_until`), recorded before the first effect, so that no pass in between undoes it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use mvm_planner::{Action, Observation};
+use mvm_proto::status::InstanceStatus;
+use mvm_proto::{DesiredState, InstanceId, NodeId, Phase, PoolId, Problem, TenantId};
+
+use crate::driver::{Driver, DriverError};
+use crate::execute::{Order, PoolSpec, StepError};
+use crate::export::{Export, export};
+use crate::guest_link::GuestLinks;
+use crate::reconcile::Clock;
+use crate::reconcile::wake::{LEASE_PATIENCE, Waker, busy, shown};
+use crate::reconcile_task::NodeHandle;
+use crate::state::StateError;
+use crate::text::chain;
+
+/// How long reconcile keeps its hands off after an action by hand, unless told otherwise.
+pub const DEFAULT_OVERRIDE: Duration = Duration::from_secs(600);
+/// The longest that an instance can be kept from reconcile by one action.
+pub const MAX_OVERRIDE: Duration = Duration::from_secs(7 * 86_400);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ManualAction {
+    Start,
+    Stop,
+    Warm,
+    Sleep,
+    Wake,
+    Destroy,
+}
+
+impl ManualAction {
+    pub const ALL: [Self; 6] = [Self::Start, Self::Stop, Self::Warm, Self::Sleep, Self::Wake, Self::Destroy];
+
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Stop => "stop",
+            Self::Warm => "warm",
+            Self::Sleep => "sleep",
+            Self::Wake => "wake",
+            Self::Destroy => "destroy",
+        }
+    }
+
+    /// The phase that an instance is in once this is done.
+    #[must_use]
+    pub fn leads_to(self) -> Phase {
+        match self {
+            Self::Start | Self::Wake => Phase::Running,
+            Self::Stop => Phase::Stopped,
+            Self::Warm => Phase::Warm,
+            Self::Sleep => Phase::Sleeping,
+            Self::Destroy => Phase::Destroyed,
+        }
+    }
+
+    /// The step that does this to an instance of `phase`. `Ok(None)`: it is there already.
+    fn step(self, phase: Phase) -> Result<Option<Action>, &'static str> {
+        use Phase::{Created, Destroyed, Failed, Ready, Running, Sleeping, Stopped, Warm};
+        match (self, phase) {
+            (_, phase) if phase == self.leads_to() => Ok(None),
+            (_, Destroyed) => Err("it is gone"),
+            (Self::Start, Created | Ready | Stopped | Failed) => Ok(Some(Action::Start)),
+            (Self::Start, Warm | Sleeping) => Err("wake it instead"),
+            (Self::Stop, Running | Warm | Sleeping | Failed | Ready) => Ok(Some(Action::Stop)),
+            (Self::Stop, Created) => Err("it never ran; destroy it instead"),
+            (Self::Warm, Running) => Ok(Some(Action::Warm)),
+            (Self::Warm, Sleeping) => Err("wake it first"),
+            (Self::Sleep, Running | Warm) => Ok(Some(Action::Sleep)),
+            (Self::Wake, Warm) => Ok(Some(Action::Resume)),
+            (Self::Wake, Sleeping) => Ok(Some(Action::Wake)),
+            (Self::Destroy, Created | Ready | Stopped | Failed) => Ok(Some(Action::Destroy)),
+            (Self::Destroy, _) => Err("stop it first"),
+            _ => Err("start it first"),
+        }
+    }
+
+    fn event(self) -> &'static str {
+        match self {
+            Self::Start => "InstanceStarted",
+            Self::Stop => "InstanceStopped",
+            Self::Warm => "InstanceWarmed",
+            Self::Sleep => "InstanceSlept",
+            Self::Wake => "InstanceWoken",
+            Self::Destroy => "InstanceDestroyed",
+        }
+    }
+}
+
+impl fmt::Display for ManualAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must be one of start, stop, warm, sleep, wake, destroy")]
+pub struct UnknownAction;
+
+impl FromStr for ManualAction {
+    type Err = UnknownAction;
+    fn from_str(text: &str) -> Result<Self, UnknownAction> {
+        Self::ALL.into_iter().find(|action| action.as_str() == text).ok_or(UnknownAction)
+    }
+}
+
+/// One action on one instance.
+#[derive(Debug, Clone)]
+pub struct Manual {
+    pub tenant: TenantId,
+    pub pool: PoolId,
+    pub instance: InstanceId,
+    pub action: ManualAction,
+    /// How long reconcile keeps its hands off afterwards; zero: not at all.
+    pub override_for: Duration,
+    /// Who asks, for the instance's reason and the event.
+    pub by: String,
+}
+
+/// Acts on instances, whatever the driver.
+pub(crate) trait Acts: Send + Sync {
+    /// Answers the phase that the instance is in then.
+    fn act(&self, manual: Manual) -> BoxFuture<'static, Result<Phase, Problem>>;
+
+    fn console(
+        &self,
+        instance: InstanceId,
+        max_bytes: usize,
+    ) -> BoxFuture<'static, Result<Vec<u8>, DriverError>>;
+}
+
+#[derive(Debug)]
+pub(crate) struct Actor<D> {
+    pub(crate) waker: Waker<D>,
+    pub(crate) driver: Arc<D>,
+    pub(crate) clock: Clock,
+}
+
+impl<D> Clone for Actor<D> {
+    fn clone(&self) -> Self {
+        Self { waker: self.waker.clone(), driver: Arc::clone(&self.driver), clock: self.clock.clone() }
+    }
+}
+
+impl<D: Driver> Acts for Actor<D> {
+    fn act(&self, manual: Manual) -> BoxFuture<'static, Result<Phase, Problem>> {
+        let this = self.clone();
+        Box::pin(async move {
+            // Runs on even when the caller goes away: half an action helps nobody.
+            let action = manual.action;
+            let task = tokio::spawn(async move { this.carry_out(&manual).await });
+            task.await.unwrap_or_else(|error| Err(failed(action, &error.to_string())))
+        })
+    }
+
+    fn console(
+        &self,
+        instance: InstanceId,
+        max_bytes: usize,
+    ) -> BoxFuture<'static, Result<Vec<u8>, DriverError>> {
+        let driver = Arc::clone(&self.driver);
+        Box::pin(async move { driver.console(&instance, max_bytes).await })
+    }
+}
+
+impl<D: Driver> Actor<D> {
+    async fn carry_out(&self, manual: &Manual) -> Result<Phase, Problem> {
+        let Manual { tenant, pool, instance: id, action, .. } = manual;
+        let to = action.leads_to();
+        self.waker.find(tenant, pool, id)?;
+        let lease = self.waker.records.wait_lease(id, to);
+        let lease = tokio::time::timeout(LEASE_PATIENCE, lease).await.map_err(|_| busy(id))?;
+        // What was waited for may have changed it, or ended it.
+        let phase = self.waker.find(tenant, pool, id)?;
+        let step = action.step(phase).map_err(|hint| illegal(id, phase, *action, hint))?;
+        let spec = self.spec(tenant, pool);
+        if step == Some(Action::Start) && spec.is_none() {
+            return Err(no_spec(tenant, pool));
+        }
+        if step.is_some() && matches!(to, Phase::Running | Phase::Warm | Phase::Sleeping) {
+            self.waker.check_room(&lease, to).await?;
+        }
+        let before = self.override_it(manual).await?;
+        let Some(step) = step else { return Ok(phase) };
+        let on_demand = *action == ManualAction::Wake;
+        let reason = format!("{action} by hand, asked by {}", manual.by);
+        let order = Order { action: step, staging: None, reason, spec, on_demand };
+        match self.waker.executor.execute(&lease, &order).await {
+            Ok(phase) => Ok(phase),
+            Err(error) => {
+                // What could not be done by hand is reconcile's to put right again.
+                if let Some(mut record) = self.waker.records.get(id) {
+                    record.override_until = before;
+                    let _ = self.waker.records.save(&record).await;
+                }
+                Err(refused(*action, id, &error))
+            }
+        }
+    }
+
+    /// Opens the window, durably. Answers what there was before.
+    async fn override_it(&self, manual: &Manual) -> Result<Option<mvm_proto::Timestamp>, Problem> {
+        let records = &self.waker.records;
+        let Some(mut record) = records.get(&manual.instance) else {
+            return self.waker.find(&manual.tenant, &manual.pool, &manual.instance).map(|_| None);
+        };
+        let before = record.override_until;
+        let window = !manual.override_for.is_zero();
+        record.override_until = window.then(|| self.clock.now() + manual.override_for);
+        records.save(&record).await.map_err(|error| not_recorded(&error))?;
+        Ok(before)
+    }
+
+    fn spec(&self, tenant: &TenantId, pool: &PoolId) -> Option<PoolSpec> {
+        let in_force = shown(&self.waker.in_force)?;
+        let mut pools = in_force.desired.pools();
+        pools
+            .find(|(t, p)| t.tenant_id == *tenant && p.pool_id == *pool)
+            .map(|(tenant, pool)| PoolSpec::of(tenant, pool))
+    }
+}
+
+impl NodeHandle {
+    /// Acts on an instance by hand; answers its phase when it is done.
+    pub async fn act(&self, manual: Manual) -> Result<Phase, Problem> {
+        let subject = format!("{}/{}/{}", manual.tenant, manual.pool, manual.instance);
+        let message = format!("by hand, asked by {}", manual.by);
+        let event = manual.action.event();
+        let done = self.shared.actor.act(manual).await;
+        match &done {
+            Ok(_) => self.publish(event, &subject, &message),
+            Err(problem) => self.publish("ManualActionFailed", &subject, &problem.detail),
+        }
+        self.trigger();
+        done
+    }
+
+    /// The end of what an instance wrote to its console.
+    pub async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, Problem> {
+        let tail = self.shared.actor.console(instance.clone(), max_bytes).await;
+        tail.map_err(|error| {
+            let detail = format!("the console of {instance} could not be read: {}", chain(&error));
+            Problem::new(503, "no_console", detail, "An instance that never booted has none.")
+        })
+    }
+
+    /// The links to the programs inside this node's instances.
+    #[must_use]
+    pub fn guests(&self) -> &GuestLinks {
+        &self.shared.guests
+    }
+
+    #[must_use]
+    pub fn node_id(&self) -> &NodeId {
+        &self.shared.node_id
+    }
+
+    /// One instance, whatever tenant it belongs to.
+    #[must_use]
+    pub fn instance(&self, id: &InstanceId) -> Option<InstanceStatus> {
+        self.shared.records.get(id).map(|record| record.status())
+    }
+
+    /// The document in force.
+    #[must_use]
+    pub fn desired(&self) -> Option<Arc<crate::ledger::InForce>> {
+        shown(&self.shared.in_force)
+    }
+
+    /// What the planner would be told now.
+    #[must_use]
+    pub fn observation(&self) -> Observation {
+        let mut observation = Observation { capacity: self.shared.capacity, ..Observation::default() };
+        self.shared.records.for_each(|record, moving| observation.instances.push(record.observed(moving)));
+        observation.blocked.clone_from(&self.shared.blocked.borrow());
+        observation
+    }
+
+    /// A document that asks for what runs here.
+    #[must_use]
+    pub fn export(&self) -> Export {
+        let in_force = self.desired();
+        let desired: Option<&DesiredState> = in_force.as_ref().map(|in_force| &in_force.desired);
+        export(&self.shared.node_id, desired, &self.shared.records.all())
+    }
+}
+
+fn illegal(id: &InstanceId, phase: Phase, action: ManualAction, hint: &str) -> Problem {
+    let detail = format!("{id} is {phase}, and can't {action}");
+    Problem::new(409, "illegal_move", detail, format!("For one that is {phase}: {hint}."))
+}
+
+fn no_spec(tenant: &TenantId, pool: &PoolId) -> Problem {
+    let detail = format!("the document in force does not say what {tenant}/{pool} is made of");
+    Problem::new(409, "unmanaged_pool", detail, "Push a document that names the pool.")
+}
+
+fn not_recorded(error: &StateError) -> Problem {
+    let detail = format!("nothing was done, for it could not be recorded: {}", chain(error));
+    Problem::new(507, "storage_failed", detail, "Free some disk space.")
+}
+
+fn failed(action: ManualAction, reason: &str) -> Problem {
+    let detail = format!("could not {action}: {reason}");
+    Problem::new(503, "action_failed", detail, "Look at the instance's reason and console.")
+}
+
+fn refused(action: ManualAction, id: &InstanceId, error: &StepError) -> Problem {
+    failed(action, &format!("{id}: {}", chain(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_action_by_hand_makes_a_move_that_an_instance_does_not_have() {
+        for action in ManualAction::ALL {
+            for phase in Phase::ALL {
+                let to = action.leads_to();
+                let through_warm = to == Phase::Sleeping && phase == Phase::Running;
+                let through_ready = to == Phase::Running && matches!(phase, Phase::Created | Phase::Failed);
+                match action.step(phase) {
+                    Ok(None) => assert_eq!(phase, to),
+                    Ok(Some(_)) => {
+                        assert!(
+                            phase.advance(to).is_ok() || through_warm || through_ready,
+                            "{action} {phase}"
+                        );
+                    }
+                    Err(hint) => assert!(!hint.is_empty()),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_action_reads_back_from_its_own_text() {
+        for action in ManualAction::ALL {
+            assert_eq!(action.to_string().parse(), Ok(action));
+        }
+    }
+}
