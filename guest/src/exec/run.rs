@@ -1,0 +1,313 @@
+//! The thread of an exec: its pipes, its time, its end.
+
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+
+use super::{Exec, Order};
+use crate::channel::wake::Wake;
+use crate::guest::{Guest, spawn};
+use crate::limits;
+use crate::protocol::{self, CHUNK_BYTES, Exit};
+use crate::refusal::Refusal;
+use crate::requests::Request;
+use crate::workload;
+
+/// Starts the program and its thread.
+pub(super) fn start(guest: &Guest, number: u64, request: &protocol::Exec) -> Result<(), Refusal> {
+    let (program, arguments) = request.command.split_first().ok_or_else(|| Refusal::invalid("no command"))?;
+    let mut command = Command::new(program);
+    command.args(arguments).process_group(0);
+    command.env_clear().envs(workload::environment(guest)).envs(&request.env);
+    command.current_dir(if request.directory.is_empty() { "/" } else { &request.directory });
+    command.stdin(if request.stdin { Stdio::piped() } else { Stdio::null() });
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    if (request.uid, request.gid) != (0, 0) {
+        command.uid(request.uid).gid(request.gid);
+    }
+    let failed = |error: io::Error| Refusal::io(program, &error);
+    let wake = Wake::new().map_err(failed)?;
+    let mut child = command.spawn().map_err(failed)?;
+    let running = Running::of(guest.clone(), number, &mut child, wake.clone(), request.timeout_seconds);
+    let running = match running {
+        Ok(running) => running,
+        Err(error) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(failed(error));
+        }
+    };
+    guest.update(|state| state.requests.all.insert(number, Request::Exec(Exec::new(request, wake))));
+    let group = running.group;
+    let spawned = spawn("exec", move || running.to_the_end(child));
+    spawned.map(drop).map_err(|error| {
+        let _ = kill_process_group(group, Signal::KILL);
+        guest.update(|state| state.requests.remove(number));
+        failed(error)
+    })
+}
+
+struct Running {
+    guest: Guest,
+    number: u64,
+    wake: Wake,
+    group: Pid,
+    /// Readable when the program has ended. It is reaped last of all, so that its group's number stays its own.
+    ended: OwnedFd,
+    stdin: Option<ChildStdin>,
+    stdout: Option<ChildStdout>,
+    stderr: Option<ChildStderr>,
+    deadline: Option<Instant>,
+    kill_at: Option<Instant>,
+    exit: Exit,
+}
+
+/// What the thread does in one round, as the state was when it looked.
+struct Round {
+    may_read: bool,
+    input: Vec<u8>,
+    close_input: bool,
+}
+
+impl Running {
+    fn of(
+        guest: Guest,
+        number: u64,
+        child: &mut Child,
+        wake: Wake,
+        timeout_seconds: u32,
+    ) -> io::Result<Self> {
+        let group = Pid::from_child(child);
+        let stdin = child.stdin.take();
+        if let Some(stdin) = &stdin {
+            rustix::io::ioctl_fionbio(stdin, true)?;
+        }
+        let deadline =
+            (timeout_seconds > 0).then(|| Instant::now() + Duration::from_secs(timeout_seconds.into()));
+        Ok(Self {
+            guest,
+            number,
+            wake,
+            group,
+            ended: pidfd_open(group, PidfdFlags::empty())?,
+            stdin,
+            stdout: child.stdout.take(),
+            stderr: child.stderr.take(),
+            deadline,
+            kill_at: None,
+            exit: Exit::default(),
+        })
+    }
+
+    fn to_the_end(mut self, mut child: Child) {
+        while !self.round(None) {}
+        if self.exit.timed_out || self.exit.cancelled {
+            self.kill(Signal::KILL);
+        }
+        // What it wrote before its end is in the pipes; what others write there later is not its output.
+        self.stdin = None;
+        let before = self.end_of_output();
+        let mut quiet_until = Instant::now() + limits::OUTPUT_GRACE;
+        while self.stdout.is_some() || self.stderr.is_some() {
+            let at = self.end_of_output();
+            let waits = !self.may_read();
+            self.round(Some(quiet_until.saturating_duration_since(Instant::now())));
+            let (end, now) = (self.end_of_output(), Instant::now());
+            if end != at || waits {
+                quiet_until = now + limits::OUTPUT_GRACE;
+            }
+            if quiet_until <= now || end - before > limits::OUTPUT_AFTER_END_BYTES as u64 {
+                break;
+            }
+        }
+        let mut exit = self.exit;
+        if let Ok(status) = child.wait() {
+            exit.signal = status.signal().and_then(|signal| u32::try_from(signal).ok()).unwrap_or(0);
+            exit.code = status.code().unwrap_or(128 + status.signal().unwrap_or(0));
+        }
+        self.guest.update(|state| {
+            if let Some(exec) = state.requests.exec(self.number) {
+                exec.exit = Some(exit);
+                let forgotten = exec.forgotten;
+                state.requests.is_over(self.number);
+                if forgotten {
+                    state.requests.remove(self.number);
+                }
+            }
+        });
+    }
+
+    /// Waits for something to happen and deals with it. Says whether the program has ended.
+    fn round(&mut self, grace: Option<Duration>) -> bool {
+        let round = self.look();
+        let has_input = !round.input.is_empty();
+        if round.close_input && !has_input {
+            self.stdin = None;
+        }
+        if has_input && self.stdin.is_none() {
+            // Nobody reads it: it is taken and goes nowhere, so that the agent does not wait.
+            self.took(round.input.len());
+            return false;
+        }
+        let none = PollFlags::empty();
+        let reading = if round.may_read { PollFlags::IN } else { none };
+        let (mut out, mut err, mut input, mut ended) = (none, none, none, none);
+        {
+            // Those that are not waited for are left out: a pipe at its end would wake this thread for ever.
+            let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
+            let mut which: Vec<&mut PollFlags> = Vec::new();
+            if grace.is_none() {
+                fds.push(PollFd::new(&self.ended, PollFlags::IN));
+                which.push(&mut ended);
+            }
+            if let Some(stdout) = self.stdout.as_ref().filter(|_| round.may_read) {
+                fds.push(PollFd::new(stdout, reading));
+                which.push(&mut out);
+            }
+            if let Some(stderr) = self.stderr.as_ref().filter(|_| round.may_read) {
+                fds.push(PollFd::new(stderr, reading));
+                which.push(&mut err);
+            }
+            if let Some(stdin) = self.stdin.as_ref().filter(|_| has_input) {
+                fds.push(PollFd::new(stdin, PollFlags::OUT));
+                which.push(&mut input);
+            }
+            let timeout = grace.filter(|_| round.may_read).or_else(|| self.until_next_deadline());
+            let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+            let _ = poll(&mut fds, timeout.as_ref());
+            for (flags, fd) in which.into_iter().zip(&fds[1..]) {
+                *flags = fd.revents();
+            }
+        }
+        self.wake.clear();
+        if out != none {
+            self.read(false);
+        }
+        if err != none {
+            self.read(true);
+        }
+        if input != none {
+            self.write(&round.input);
+        }
+        self.keep_time();
+        ended != none
+    }
+
+    fn look(&mut self) -> Round {
+        let (round, orders) = self.guest.update(|state| {
+            let kept = state.kept_by_all();
+            let Some(exec) = state.requests.exec(self.number) else {
+                return (Round { may_read: true, input: Vec::new(), close_input: true }, Vec::new());
+            };
+            let (front, _) = exec.input.buffer.as_slices();
+            let input = front[..front.len().min(CHUNK_BYTES)].to_vec();
+            let close_input = exec.input.last && exec.input.buffer.is_empty();
+            (
+                Round { may_read: exec.has_room(kept), input, close_input },
+                exec.orders.drain(..).collect::<Vec<_>>(),
+            )
+        });
+        for order in orders {
+            match order {
+                Order::Signal(number) => {
+                    if let Some(signal) = Signal::from_named_raw(number) {
+                        self.kill(signal);
+                    }
+                }
+                Order::Cancel => {
+                    self.exit.cancelled = true;
+                    self.kill(Signal::TERM);
+                    self.kill_at.get_or_insert(Instant::now() + limits::CANCEL_GRACE);
+                }
+            }
+        }
+        round
+    }
+
+    fn read(&mut self, stderr: bool) {
+        let mut buffer = [0; CHUNK_BYTES];
+        let outcome = match (stderr, &mut self.stdout, &mut self.stderr) {
+            (false, Some(pipe), _) => pipe.read(&mut buffer),
+            (true, _, Some(pipe)) => pipe.read(&mut buffer),
+            _ => return,
+        };
+        match outcome {
+            Ok(length) if length > 0 => self.guest.update(|state| {
+                let kept = state.kept_by_all();
+                if let Some(exec) = state.requests.exec(self.number) {
+                    // With a connection nothing is dropped that it has not confirmed: then this thread did not read.
+                    let keep = exec.keep_bytes(kept);
+                    let unconfirmed =
+                        exec.attached.as_ref().map(|attached| exec.kept.end() - attached.confirmed);
+                    let unconfirmed = usize::try_from(unconfirmed.unwrap_or(0)).unwrap_or(0) + length;
+                    exec.kept.add(stderr, &buffer[..length], keep.max(unconfirmed));
+                }
+            }),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            _ if stderr => self.stderr = None,
+            _ => self.stdout = None,
+        }
+    }
+
+    fn write(&mut self, input: &[u8]) {
+        let Some(stdin) = &mut self.stdin else { return };
+        let taken = match stdin.write(input) {
+            Ok(taken) => taken,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => 0,
+            Err(_) => {
+                // It closed its input.
+                self.stdin = None;
+                input.len()
+            }
+        };
+        self.took(taken);
+    }
+
+    fn took(&self, taken: usize) {
+        self.guest.update(|state| {
+            if let Some(exec) = state.requests.exec(self.number) {
+                exec.input.buffer.drain(..taken);
+                exec.input.taken += taken as u64;
+                exec.input.tell = exec.attached.is_some();
+            }
+        });
+    }
+
+    fn until_next_deadline(&self) -> Option<Duration> {
+        let next = [self.deadline, self.kill_at].into_iter().flatten().min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    fn keep_time(&mut self) {
+        let now = Instant::now();
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            self.deadline = None;
+            self.exit.timed_out = true;
+            self.kill(Signal::KILL);
+        }
+        if self.kill_at.is_some_and(|kill_at| kill_at <= now) {
+            self.kill_at = None;
+            self.kill(Signal::KILL);
+        }
+    }
+
+    fn kill(&self, signal: Signal) {
+        // The group is gone when every program in it has ended: then there is nothing to do.
+        let _ = kill_process_group(self.group, signal);
+    }
+
+    fn end_of_output(&self) -> u64 {
+        self.guest.lock().requests.exec(self.number).map_or(0, |exec| exec.kept.end())
+    }
+
+    fn may_read(&self) -> bool {
+        let mut state = self.guest.lock();
+        let kept = state.kept_by_all();
+        state.requests.exec(self.number).is_none_or(|exec| exec.has_room(kept))
+    }
+}

@@ -1,0 +1,153 @@
+//! The connection of the moment: what it still has to be told, and in which order.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::guest::State;
+use crate::limits;
+use crate::protocol::guest_frame::Body;
+use crate::protocol::{self, GuestFrame, GuestHello, OPENING, Readiness};
+use crate::requests::Request;
+
+/// The connection of the moment. `epoch` counts them, so that a thread of an older one knows that it is over.
+#[derive(Debug, Default)]
+pub(crate) struct Link {
+    pub(crate) epoch: u64,
+    /// Of the agent's hello; absent: it has not opened yet, or is gone.
+    pub(crate) nonce: Option<u64>,
+    /// What both speak; 0: nothing.
+    pub(crate) version: u32,
+    /// The answer to a hello that was not sent yet. It goes first.
+    hello: Option<GuestHello>,
+    replies: VecDeque<(u64, Body)>,
+    /// The readiness that this connection was told last.
+    told: Option<(Readiness, String)>,
+    next_heartbeat: Option<Instant>,
+    /// The request that was served last: the others come first.
+    turn: u64,
+    /// A frame is on its way to the channel.
+    pub(crate) writing: bool,
+}
+
+/// What the writing thread does next.
+#[derive(Debug)]
+pub(crate) enum Next {
+    Bytes(Vec<u8>),
+    /// Its figures are read without the lock.
+    Heartbeat {
+        nonce: u64,
+    },
+    Wait(Option<Duration>),
+}
+
+impl Link {
+    /// An agent said hello. Replies to another one are void.
+    pub(crate) fn open(&mut self, nonce: u64, hello: GuestHello) {
+        let (epoch, turn, writing) = (self.epoch, self.turn, self.writing);
+        let told = Some((hello.readiness(), String::new()));
+        let version = hello.version;
+        // At once, so that whoever looks at the link has figures from its first moment.
+        let next_heartbeat = (version >= 2).then(Instant::now);
+        *self = Self {
+            epoch,
+            nonce: Some(nonce),
+            version,
+            hello: Some(hello),
+            told,
+            next_heartbeat,
+            turn,
+            writing,
+            ..Self::default()
+        };
+    }
+
+    pub(crate) fn lose(&mut self) {
+        *self = Self { epoch: self.epoch, turn: self.turn, writing: self.writing, ..Self::default() };
+    }
+
+    pub(crate) fn reply(&mut self, request: u64, body: Body) {
+        if self.nonce.is_some() {
+            self.replies.push_back((request, body));
+        }
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.replies.len() >= limits::MAX_REPLIES
+    }
+
+    /// Everything was handed to the channel.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.nonce.is_none() || (self.replies.is_empty() && self.hello.is_none() && !self.writing)
+    }
+}
+
+impl State {
+    /// What to write next: first the hello, then answers, then news, then whatever streams have, each in its turn.
+    pub(crate) fn next(&mut self, now: Instant) -> Next {
+        let Some(nonce) = self.link.nonce else { return Next::Wait(None) };
+        if let Some(hello) = self.link.hello.take() {
+            let mut bytes = OPENING.to_vec();
+            bytes.extend(frame(nonce, 0, Body::Hello(hello)));
+            return Next::Bytes(bytes);
+        }
+        if let Some((request, body)) = self.link.replies.pop_front() {
+            return Next::Bytes(frame(nonce, request, body));
+        }
+        if self.link.version == 0 {
+            return Next::Wait(None);
+        }
+        let current = (self.readiness, self.message.clone());
+        if self.link.told.as_ref().is_none_or(|told| told.0 != current.0) {
+            self.link.told = Some(current);
+            let body = protocol::State { readiness: self.readiness.into(), message: self.message.clone() };
+            return Next::Bytes(frame(nonce, 0, Body::State(body)));
+        }
+        if self.link.next_heartbeat.is_some_and(|due| due <= now) {
+            self.link.next_heartbeat = Some(now + limits::HEARTBEAT);
+            return Next::Heartbeat { nonce };
+        }
+        match self.next_of_streams() {
+            Some((request, body)) => Next::Bytes(frame(nonce, request, body)),
+            None => Next::Wait(self.link.next_heartbeat.map(|due| due.saturating_duration_since(now))),
+        }
+    }
+
+    fn next_of_streams(&mut self) -> Option<(u64, Body)> {
+        let (turn, version) = (self.link.turn, self.link.version);
+        let after: Vec<u64> =
+            self.requests.all.range(turn.saturating_add(1)..).map(|(number, _)| *number).collect();
+        let before: Vec<u64> = self.requests.all.range(..=turn).map(|(number, _)| *number).collect();
+        for number in after.into_iter().chain(before) {
+            let body = match self.requests.all.get_mut(&number) {
+                Some(Request::Exec(exec)) => exec.next(version),
+                Some(Request::Relay(relay)) => relay.next(),
+                Some(Request::Reading(reading)) => reading.next(),
+                _ => None,
+            };
+            let Some(body) = body else { continue };
+            self.link.turn = number;
+            let ended = match self.requests.all.get(&number) {
+                Some(Request::Relay(relay)) => relay.is_over(),
+                Some(Request::Reading(reading)) => reading.is_over(),
+                _ => false,
+            };
+            if ended {
+                self.requests.remove(number);
+            }
+            return Some((number, body));
+        }
+        None
+    }
+}
+
+/// A frame of ours is always short enough: streams are cut, and texts are ours.
+pub(crate) fn frame(nonce: u64, request: u64, body: Body) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let frame = GuestFrame { nonce, request, body: Some(body) };
+    if protocol::put_frame(&mut bytes, &frame).is_err() {
+        let refusal = crate::refusal::Refusal::new("io", "the answer is longer than a message");
+        let frame = GuestFrame { nonce, request, body: Some(refusal.into_body()) };
+        let _ = protocol::put_frame(&mut bytes, &frame);
+    }
+    bytes
+}

@@ -1,0 +1,83 @@
+//! What the workload says about itself, by touching files in the run folder.
+
+use std::fs;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+
+use crate::guest::{Guest, Shared, spawn};
+use crate::protocol::Readiness;
+
+const FILES: [(&str, Readiness); 3] =
+    [("worker-ready", Readiness::Ready), ("worker-idle", Readiness::Idle), ("worker-busy", Readiness::Busy)];
+
+/// Room for many events with the longest of names.
+const EVENT_BYTES: usize = 4096;
+
+/// Watches from now on. What an earlier run of this program saw still counts: the file touched last.
+pub(crate) fn watch(guest: &Guest) -> io::Result<()> {
+    let folder = &guest.0.settings.run_dir;
+    let watched = inotify::init(CreateFlags::CLOEXEC)?;
+    let touched = WatchFlags::CREATE | WatchFlags::CLOSE_WRITE | WatchFlags::ATTRIB | WatchFlags::MOVED_TO;
+    inotify::add_watch(&watched, folder, touched | WatchFlags::DELETE_SELF)?;
+    look(guest);
+    let weak = Arc::downgrade(&guest.0);
+    spawn("readiness", move || follow(&watched, &weak))?;
+    Ok(())
+}
+
+fn follow(watched: &OwnedFd, guest: &Weak<Shared>) {
+    let mut buffer = [MaybeUninit::uninit(); EVENT_BYTES];
+    let mut events = inotify::Reader::new(watched, &mut buffer);
+    loop {
+        let event = match events.next() {
+            Ok(event) => event,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return,
+        };
+        // The folder is gone, and with it whoever would say something.
+        if event.events().intersects(ReadFlags::IGNORED | ReadFlags::DELETE_SELF) {
+            return;
+        }
+        let Some(guest) = guest.upgrade().map(Guest) else { return };
+        if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
+            look(&guest);
+        }
+        let name = event.file_name().and_then(|name| name.to_str().ok()).unwrap_or_default();
+        if let Some((_, said)) = FILES.iter().find(|(file, _)| *file == name) {
+            hear(&guest, *said);
+        }
+    }
+}
+
+/// The workload said this. A workload that has ended says nothing any more, and `ready` is less than idle and busy.
+fn hear(guest: &Guest, said: Readiness) {
+    guest.update(|state| {
+        let known = matches!(state.readiness, Readiness::Ready | Readiness::Idle | Readiness::Busy);
+        if state.readiness == Readiness::Failed || (known && said == Readiness::Ready) {
+            return;
+        }
+        // Before the guest is told who it is, nobody can be ready.
+        if state.readiness == Readiness::Starting && !state.workload.started {
+            return;
+        }
+        state.readiness = said;
+        state.message.clear();
+    });
+}
+
+/// What the files say that are there: the one touched last.
+pub(crate) fn look(guest: &Guest) {
+    let folder = &guest.0.settings.run_dir;
+    let touched = |(file, said): (&str, Readiness)| {
+        let modified = fs::metadata(folder.join(file)).and_then(|metadata| metadata.modified()).ok()?;
+        Some((modified, said))
+    };
+    let last = FILES.into_iter().filter_map(touched).max_by_key(|(modified, _)| *modified);
+    if let Some((_, said)) = last {
+        hear(guest, said);
+    }
+}

@@ -1,0 +1,232 @@
+//! Streams between the agent and a port on the guest's loopback.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::channel::wake::Wake;
+use crate::guest::{Guest, spawn};
+use crate::limits;
+use crate::protocol::guest_frame::Body;
+use crate::protocol::{Accepted, CHUNK_BYTES, Chunk, RelayOpen, WINDOW_BYTES, Window};
+use crate::refusal::Refusal;
+use crate::requests::Request;
+
+#[derive(Debug)]
+pub(crate) struct Relay {
+    pub(crate) wake: Wake,
+    /// `accepted` has still to be sent.
+    accept: bool,
+    connected: bool,
+    to_port: Way,
+    to_agent: Way,
+    /// How much the agent has read.
+    confirmed: u64,
+    /// The agent has still to be told how much the port took.
+    tell: bool,
+    failure: Option<Refusal>,
+    over: bool,
+}
+
+/// One direction: at most a window of bytes that are not delivered yet.
+#[derive(Debug, Default)]
+struct Way {
+    buffer: VecDeque<u8>,
+    delivered: u64,
+    /// No more comes.
+    last: bool,
+    /// And this was told.
+    told: bool,
+}
+
+impl Way {
+    fn piece(&self, most: usize) -> Vec<u8> {
+        let (front, _) = self.buffer.as_slices();
+        front[..front.len().min(most)].to_vec()
+    }
+
+    fn deliver(&mut self, bytes: usize) {
+        self.buffer.drain(..bytes);
+        self.delivered += bytes as u64;
+    }
+
+    fn is_over(&self) -> bool {
+        self.last && self.buffer.is_empty() && self.told
+    }
+}
+
+impl Relay {
+    pub(crate) fn take(&mut self, chunk: &Chunk) {
+        if self.to_port.last {
+            return;
+        }
+        if self.to_port.buffer.len() + chunk.data.len() > WINDOW_BYTES {
+            self.failure = Some(Refusal::new("busy", "more was sent than the window allows"));
+        } else {
+            self.to_port.buffer.extend(&chunk.data);
+            self.to_port.last = chunk.last || chunk.data.is_empty();
+        }
+        self.wake.wake();
+    }
+
+    pub(crate) fn acknowledge(&mut self, bytes: u64) {
+        self.confirmed = self.confirmed.max(bytes.min(self.to_agent.delivered));
+        self.wake.wake();
+    }
+
+    /// What the agent is told next.
+    pub(crate) fn next(&mut self) -> Option<Body> {
+        if let Some(refusal) = self.failure.take() {
+            self.over = true;
+            self.wake.wake();
+            return Some(refusal.into_body());
+        }
+        if std::mem::take(&mut self.accept) {
+            return Some(Body::Accepted(Accepted {}));
+        }
+        if std::mem::take(&mut self.tell) {
+            return Some(Body::Window(Window { bytes: self.to_port.delivered }));
+        }
+        let allowed = (WINDOW_BYTES as u64).saturating_sub(self.to_agent.delivered - self.confirmed);
+        let data = self.to_agent.piece(CHUNK_BYTES.min(usize::try_from(allowed).unwrap_or(0)));
+        self.to_agent.deliver(data.len());
+        let last = self.to_agent.last && self.to_agent.buffer.is_empty() && !self.to_agent.told;
+        if data.is_empty() && !last {
+            return None;
+        }
+        self.to_agent.told |= last;
+        self.wake.wake();
+        Some(Body::Chunk(Chunk { data, last }))
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.over || (self.to_agent.is_over() && self.to_port.is_over() && !self.tell)
+    }
+}
+
+pub(crate) fn open(guest: &Guest, number: u64, request: &RelayOpen) {
+    let Ok(port @ 1..) = u16::try_from(request.port) else {
+        guest.refuse(number, Refusal::invalid(format!("{} is not a port", request.port)));
+        return;
+    };
+    let wake = match Wake::new() {
+        Ok(wake) => wake,
+        Err(error) => return guest.refuse(number, Refusal::io("relay", &error)),
+    };
+    let relay = Relay {
+        wake: wake.clone(),
+        accept: false,
+        connected: false,
+        to_port: Way::default(),
+        to_agent: Way::default(),
+        confirmed: 0,
+        tell: false,
+        failure: None,
+        over: false,
+    };
+    let refused = guest.update(|state| {
+        let open = state.requests.count(|request| matches!(request, Request::Relay(_)));
+        if open >= limits::MAX_RELAYS {
+            Some(Refusal::busy("relays"))
+        } else if state.requests.all.contains_key(&number) {
+            Some(Refusal::new("exists", "this number names a request already"))
+        } else {
+            state.requests.all.insert(number, Request::Relay(relay));
+            None
+        }
+    });
+    if let Some(refusal) = refused {
+        guest.refuse(number, refusal);
+        return;
+    }
+    let thread = guest.clone();
+    let spawned = spawn("relay", move || {
+        if let Err(error) = carry(&thread, number, port, &wake) {
+            let refusal = Refusal::io(&format!("port {port}"), &error);
+            thread.update(|state| {
+                if let Some(relay) = state.requests.relay(number) {
+                    relay.failure = Some(refusal);
+                }
+            });
+        }
+    });
+    if spawned.is_err() {
+        guest.update(|state| state.requests.remove(number));
+        guest.refuse(number, Refusal::busy("threads"));
+    }
+}
+
+/// Carries bytes until both directions are at their end, or nobody wants the relay any more.
+fn carry(guest: &Guest, number: u64, port: u16, wake: &Wake) -> io::Result<()> {
+    let mut stream =
+        TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), limits::CONNECT)?;
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)?;
+    guest.update(|state| {
+        if let Some(relay) = state.requests.relay(number) {
+            (relay.accept, relay.connected) = (true, true);
+        }
+    });
+    loop {
+        let now = guest.update(|state| {
+            let relay = state.requests.relay(number)?;
+            let ended = relay.to_port.last && relay.to_port.buffer.is_empty() && !relay.to_port.told;
+            relay.to_port.told |= ended;
+            let may_read = !relay.to_agent.last && relay.to_agent.buffer.len() + CHUNK_BYTES <= WINDOW_BYTES;
+            let over = relay.over || (relay.to_agent.last && relay.to_port.told);
+            Some((relay.to_port.piece(CHUNK_BYTES), ended, may_read, over))
+        });
+        let Some((data, ended, may_read, over)) = now else { return Ok(()) };
+        if ended {
+            let _ = stream.shutdown(Shutdown::Write);
+        }
+        if over {
+            return Ok(());
+        }
+        let mut wanted = PollFlags::empty();
+        wanted.set(PollFlags::IN, may_read);
+        wanted.set(PollFlags::OUT, !data.is_empty());
+        let ready = {
+            let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
+            if !wanted.is_empty() {
+                fds.push(PollFd::new(&stream, wanted));
+            }
+            poll(&mut fds, None)?;
+            fds.get(1).map_or(PollFlags::empty(), PollFd::revents)
+        };
+        wake.clear();
+        let broken = ready.intersects(PollFlags::ERR | PollFlags::HUP);
+        if !data.is_empty() && (broken || ready.contains(PollFlags::OUT)) {
+            let taken = or_later(stream.write(&data))?.unwrap_or(0);
+            guest.update(|state| {
+                if let Some(relay) = state.requests.relay(number) {
+                    relay.to_port.deliver(taken);
+                    relay.tell = true;
+                }
+            });
+        }
+        if may_read && (broken || ready.contains(PollFlags::IN)) {
+            let mut buffer = [0; CHUNK_BYTES];
+            let Some(length) = or_later(stream.read(&mut buffer))? else { continue };
+            guest.update(|state| {
+                if let Some(relay) = state.requests.relay(number) {
+                    relay.to_agent.buffer.extend(&buffer[..length]);
+                    relay.to_agent.last |= length == 0;
+                }
+            });
+        }
+    }
+}
+
+/// Absent: not now.
+fn or_later(outcome: io::Result<usize>) -> io::Result<Option<usize>> {
+    match outcome {
+        Ok(length) => Ok(Some(length)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
