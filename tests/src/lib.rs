@@ -5,12 +5,16 @@
 
 mod binary;
 mod cluster;
+mod lone_agent;
 mod loopback;
+mod microvms;
 mod process;
 
 pub use binary::mvm_binary;
 pub use cluster::{AgentProcess, Cluster, ClusterSettings, free_port, path_text};
+pub use lone_agent::{Census, LoneAgent, nothing, small_pool};
 pub use loopback::{metric, ready};
+pub use microvms::{microvms_or_say_so, test_images};
 pub use process::Process;
 
 use std::time::{Duration, Instant};

@@ -1,0 +1,214 @@
+//! One agent without a coordinator, following a file: what tests of real microVMs are made with.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{PATIENCE, Process, free_port, mvm_binary, path_text, ready, wait_until};
+
+/// Instances of a node by phase, from `mvm agent observe`.
+pub type Census = BTreeMap<String, BTreeSet<String>>;
+
+#[derive(Debug)]
+pub struct LoneAgent {
+    dir: TempDir,
+    driver: String,
+    /// More flags for `mvm agent serve`.
+    flags: Vec<String>,
+    port: u16,
+    process: Option<Process>,
+}
+
+impl LoneAgent {
+    /// Not started, and with no document yet.
+    pub fn new(driver: &str, flags: &[&str]) -> Self {
+        let dir = TempDir::new().expect("a temporary folder can be made");
+        let flags = flags.iter().map(ToString::to_string).collect();
+        Self { dir, driver: driver.to_owned(), flags, port: free_port(), process: None }
+    }
+
+    pub fn data_dir(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    fn desired(&self) -> PathBuf {
+        self.dir.path().join("desired.json")
+    }
+
+    /// What the node is meant to run from now on.
+    pub fn declare(&self, document: &Value) {
+        let fresh = self.dir.path().join("desired.json.new");
+        std::fs::write(&fresh, document.to_string()).expect("a document can be written");
+        std::fs::rename(&fresh, self.desired()).expect("a document can be put in place");
+    }
+
+    pub fn start(&mut self) {
+        self.start_with(&[]);
+    }
+
+    /// Starts the agent with more in its environment, and does not wait for it.
+    pub fn launch(&mut self, environment: &[(&str, &str)]) {
+        let (data_dir, desired) = (self.data_dir(), self.desired());
+        let metrics = format!("127.0.0.1:{}", self.port);
+        let mut command = self.command(&["agent", "serve", "--node-id", "node-a", "--interval-secs", "1"]);
+        command.args(["--driver", &self.driver, "--data-dir", path_text(&data_dir)]);
+        command.args(["--desired", path_text(&desired), "--metrics-listen", &metrics]);
+        command.args(["--listen", "127.0.0.1:0"]).args(&self.flags);
+        command.envs(environment.iter().copied());
+        self.process = Some(Process::start(command, &self.dir.path().join("agent.log")));
+    }
+
+    /// The same, and waits until it is ready.
+    pub fn start_with(&mut self, environment: &[(&str, &str)]) {
+        self.launch(environment);
+        let port = self.port;
+        wait_until("the agent to be ready", PATIENCE, || ready(port));
+    }
+
+    pub fn process(&mut self) -> &mut Process {
+        self.process.as_mut().expect("the agent was started")
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.process().kill();
+    }
+
+    pub fn log(&self) -> String {
+        self.process.as_ref().map(Process::log).unwrap_or_default()
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(mvm_binary());
+        command.args(args).env_clear().env("NO_COLOR", "1").env("HOME", self.dir.path());
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command
+    }
+
+    /// `mvm ARGS` as the operator of this machine.
+    pub fn mvm(&self, args: &[&str]) -> Output {
+        let endpoint = format!("unix:{}", path_text(&self.data_dir().join("agent.sock")));
+        self.command(args).env("MVM_ENDPOINT", endpoint).output().expect("mvm runs")
+    }
+
+    /// Runs `mvm ARGS`, which must succeed; gives its standard output.
+    pub fn mvm_ok(&self, args: &[&str]) -> String {
+        let output = self.mvm(args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "mvm {args:?} failed: {stderr}\n{}", self.log());
+        String::from_utf8(output.stdout).expect("mvm prints UTF-8")
+    }
+
+    /// What the agent sees; absent while it does not answer.
+    pub fn observe(&self) -> Option<Value> {
+        let data_dir = self.data_dir();
+        let output = self.mvm(&["agent", "observe", "-o", "json", "--data-dir", path_text(&data_dir)]);
+        output.status.success().then(|| serde_json::from_slice(&output.stdout).ok())?
+    }
+
+    /// Instances by phase, of those that nothing is being done to; absent while something is.
+    pub fn census(&self) -> Option<Census> {
+        let seen = self.observe()?;
+        let mut census = Census::new();
+        for instance in seen["instances"].as_array()? {
+            if !instance["moving_to"].is_null() || !instance["staging"].is_null() {
+                return None;
+            }
+            let (phase, id) = (instance["phase"].as_str()?, instance["id"].as_str()?);
+            census.entry(phase.to_owned()).or_default().insert(id.to_owned());
+        }
+        Some(census)
+    }
+
+    /// Waits until exactly these counts hold, with nothing under way; stopped ones in reserve don't count.
+    pub fn wait_counts(&self, running: usize, warm: usize, sleeping: usize, limit: Duration) -> Census {
+        let mut last = None;
+        let deadline = std::time::Instant::now() + limit;
+        loop {
+            if let Some(census) = self.census() {
+                let count = |phase: &str| census.get(phase).map_or(0, BTreeSet::len);
+                let others = ["created", "ready", "failed"].iter().map(|phase| count(phase)).sum::<usize>();
+                let found = (count("running"), count("warm"), count("sleeping"), others);
+                if found == (running, warm, sleeping, 0) {
+                    return census;
+                }
+                last = Some(census);
+            }
+            assert!(
+                std::time::Instant::now() < deadline,
+                "no {running} running, {warm} warm, {sleeping} sleeping within {limit:?}: {last:?}\n{}",
+                self.log()
+            );
+            std::thread::park_timeout(crate::POLL * 4);
+        }
+    }
+
+    /// The processes whose working directory lies in this node's, by instance.
+    pub fn vmms(&self) -> BTreeMap<String, Vec<u32>> {
+        vmms_below(&self.data_dir().join("vms"))
+    }
+}
+
+impl Drop for LoneAgent {
+    /// VMs outlive their agent by design; a test must not leave them behind.
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.process {
+            process.kill();
+        }
+        for pid in self.vmms().into_values().flatten() {
+            let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap_or(i32::MAX));
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+    }
+}
+
+/// Processes by the directory below `vms` that they work in.
+fn vmms_below(vms: &Path) -> BTreeMap<String, Vec<u32>> {
+    let mut found = BTreeMap::<String, Vec<u32>>::new();
+    let vms = vms.canonicalize().unwrap_or_else(|_| vms.to_owned());
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let Ok(directory) = std::fs::read_link(entry.path().join("cwd")) else { continue };
+        if let Ok(below) = directory.strip_prefix(&vms)
+            && let Some(instance) = below.components().next()
+        {
+            found.entry(instance.as_os_str().to_string_lossy().into_owned()).or_default().push(pid);
+        }
+    }
+    found
+}
+
+/// A document with one tenant and one pool of small instances, no minimum runtimes, and pruning.
+pub fn small_pool(running: u32, warm: u32, sleeping: u32) -> Value {
+    json!({
+        "schema_version": 1, "node_id": "node-a",
+        "prune_unknown_tenants": true, "prune_unknown_pools": true,
+        "tenants": [{
+            "tenant_id": "acme",
+            "network": {"tenant_net_id": 7, "ipv4_subnet": "10.77.0.0/24"},
+            "quotas": {"max_vcpus": 32, "max_mem_mib": 8192, "max_running": 16, "max_warm": 16, "max_pools": 4,
+                       "max_instances_per_pool": 32, "max_disk_gib": 64},
+            "pools": [{
+                "pool_id": "workers", "flake_ref": "builtin:busybox", "profile": "minimal",
+                "instance_resources": {"vcpus": 1, "mem_mib": 128, "data_disk_mib": 0},
+                "desired_counts": {"running": running, "warm": warm, "sleeping": sleeping},
+                "runtime_policy": {"min_running_seconds": 0, "min_warm_seconds": 0, "drain_timeout_seconds": 5,
+                                   "graceful_shutdown_seconds": 5},
+                "stopped_retention_seconds": 0
+            }]
+        }]
+    })
+}
+
+/// The same node with nothing on it.
+pub fn nothing() -> Value {
+    let mut document = small_pool(0, 0, 0);
+    document["tenants"] = json!([]);
+    document
+}
