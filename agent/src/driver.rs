@@ -155,6 +155,9 @@ pub trait Driver: Send + Sync + 'static {
     /// Every VM of this driver that lives on this host, whoever started it.
     fn list(&self) -> impl Future<Output = Result<Vec<Vm>, DriverError>> + Send;
 
+    /// Every instance of which this driver keeps anything on this host, with a VM or without.
+    fn kept(&self) -> impl Future<Output = Result<Vec<InstanceId>, DriverError>> + Send;
+
     /// Takes over the VM of `instance` if it lives: after a restart of the agent, its VMs are there but not its handles.
     fn adopt(&self, instance: &InstanceId) -> impl Future<Output = Result<Option<Vm>, DriverError>> + Send;
 
@@ -340,6 +343,10 @@ impl Driver for AnyDriver {
 
     async fn list(&self) -> Result<Vec<Vm>, DriverError> {
         each!(self, driver => driver.list().await)
+    }
+
+    async fn kept(&self) -> Result<Vec<InstanceId>, DriverError> {
+        each!(self, driver => driver.kept().await)
     }
 
     async fn adopt(&self, instance: &InstanceId) -> Result<Option<Vm>, DriverError> {

@@ -3,33 +3,55 @@
 //! Before an effect that can't be observed again the intent is recorded, after it the outcome; pausing and resuming
 //! are only observed. Every failure leaves the instance in the phase that its VM and snapshot prove, with a reason
 //! and a time before which it is not tried again. [`runner`] runs many steps at once, [`recover`] resolves what an
-//! earlier agent began.
+//! earlier agent began. A guest is drained while it runs, told who it is before it counts as running, and asked to
+//! end before it is ended.
 
+mod guest;
 pub mod recover;
+mod rest;
 pub mod runner;
 mod steps;
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_planner::Action;
 use mvm_proto::document::{Pool, Resources, RuntimePolicy, Subnet, Tenant};
 use mvm_proto::instance::IllegalMove;
-use mvm_proto::{Digest, InstanceId, Phase};
+use mvm_proto::status::Event;
+use mvm_proto::{Digest, InstanceId, Phase, ProfileId};
+use tokio::sync::broadcast;
 
+use crate::audit::{AuditLog, Entry};
+use crate::crash;
 use crate::driver::{Driver, DriverError, VmState};
+use crate::guest_link::{GuestLinks, LinkError};
+use crate::image::{ImageError, ImageRef, Images};
 use crate::reconcile::Clock;
 use crate::record::Record;
 use crate::state::{Lease, Records, StateError};
+use crate::text::chain;
 
-/// The longest that one step may take beyond the guest's own time to shut down. A boot on a loaded host without
-/// KVM takes tens of seconds; anything longer hangs.
-const STEP_DEADLINE: Duration = Duration::from_secs(120);
+/// The longest that one step may take beyond the guest's own times to boot, drain and shut down.
+const STEP_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How much of a console's end is looked at for its last line, and how much of that is told.
+const CONSOLE_BYTES: usize = 4096;
+const CONSOLE_LINE_CHARS: usize = 200;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
     #[error(transparent)]
     Driver(#[from] DriverError),
+    #[error(transparent)]
+    Guest(#[from] LinkError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error("its image is not there: {0}")]
+    NoImage(String),
+    #[error("its VM ended: {0}")]
+    Died(String),
     #[error("the step was not begun, for its intent could not be recorded")]
     State(#[from] StateError),
     #[error(transparent)]
@@ -44,16 +66,19 @@ pub enum StepError {
     NoSpec(InstanceId),
 }
 
-/// What a pool's instances are made of now, and how they are stopped.
+/// What a pool's instances are made of now, and how they are put to rest.
 #[derive(Debug, Clone)]
 pub struct PoolSpec {
     pub revision: Digest,
     pub resources: Resources,
     pub flake_ref: String,
+    pub profile: ProfileId,
     pub image_digest: Option<Digest>,
     /// Where its addresses come from.
     pub subnet: Subnet,
+    /// For a guest to shut down, and to finish its work before it is paused.
     pub grace: Duration,
+    pub drain: Duration,
 }
 
 impl PoolSpec {
@@ -63,9 +88,20 @@ impl PoolSpec {
             revision: mvm_planner::revision_of(tenant, pool),
             resources: pool.instance_resources,
             flake_ref: pool.flake_ref.clone(),
+            profile: pool.profile.clone(),
             image_digest: pool.image_digest,
             subnet: tenant.network.ipv4_subnet,
             grace: Duration::from_secs(pool.runtime_policy.graceful_shutdown_seconds),
+            drain: Duration::from_secs(pool.runtime_policy.drain_timeout_seconds),
+        }
+    }
+
+    #[must_use]
+    pub fn image(&self) -> ImageRef {
+        ImageRef {
+            flake_ref: self.flake_ref.clone(),
+            profile: self.profile.clone(),
+            digest: self.image_digest,
         }
     }
 }
@@ -80,39 +116,127 @@ pub struct Order {
     pub spec: Option<PoolSpec>,
     /// A request asks, not a count: the instance keeps its place in the count that it came from.
     pub on_demand: bool,
+    /// The person or program that asks; absent: the counts and policies do.
+    pub asked_by: Option<String>,
 }
 
+/// How long a guest may take to end and to drain.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    grace: Duration,
+    drain: Duration,
+}
+
+impl Patience {
+    fn of(spec: Option<&PoolSpec>) -> Self {
+        let policy = RuntimePolicy::default();
+        Self {
+            grace: spec
+                .map_or(Duration::from_secs(policy.graceful_shutdown_seconds), |spec| spec.grace),
+            drain: spec.map_or(Duration::from_secs(policy.drain_timeout_seconds), |spec| spec.drain),
+        }
+    }
+}
+
+/// What steps are carried out with.
 #[derive(Debug)]
 pub struct Executor<D> {
-    driver: Arc<D>,
-    records: Arc<Records>,
-    clock: Clock,
+    pub driver: Arc<D>,
+    pub records: Arc<Records>,
+    pub clock: Clock,
+    pub links: GuestLinks,
+    pub images: Images,
+    /// From boot to ready.
+    pub boot_deadline: Duration,
+    /// Where what is worth knowing beside a step's outcome is told.
+    pub events: broadcast::Sender<Event>,
+    pub audit: AuditLog,
 }
 
-impl<D: Driver> Executor<D> {
-    #[must_use]
-    pub fn new(driver: Arc<D>, records: Arc<Records>, clock: Clock) -> Self {
-        Self { driver, records, clock }
-    }
+/// Who decided on a step that no person asked for.
+const BY_RECONCILE: &str = "reconcile";
+const BY_REQUEST: &str = "request";
 
+impl<D: Driver> Executor<D> {
     /// Does what `order` says to the leased instance and answers the phase it is in then. After an error the
     /// record says what is left of it and why.
     pub async fn execute(&self, lease: &Lease, order: &Order) -> Result<Phase, StepError> {
-        let grace = order.spec.as_ref().map_or_else(default_grace, |spec| spec.grace);
-        let deadline = STEP_DEADLINE + grace;
+        let patience = Patience::of(order.spec.as_ref());
+        let before = self.records.get(lease.id());
+        let work = Box::pin(self.carry_out(lease.id(), order, patience));
+        let result = self.within(lease.id(), order.action, patience, work).await;
+        let nobody = if order.on_demand { BY_REQUEST } else { BY_RECONCILE };
+        let actor = order.asked_by.as_deref().unwrap_or(nobody);
+        self.write_down(before.as_ref(), actor, order.action, &order.reason, &result);
+        result
+    }
+
+    /// Finishes what an earlier agent began on the leased instance.
+    pub async fn finish(&self, lease: &Lease, reason: &str) -> Result<Phase, StepError> {
         let id = lease.id();
-        let result = match tokio::time::timeout(deadline, self.carry_out(id, order, grace)).await {
+        let Some(record) = self.records.get(id) else { return Err(StepError::Gone(id.clone())) };
+        let Some(intent) = record.intent else { return Ok(record.phase) };
+        let patience = Patience::of(None);
+        let before = record.clone();
+        let work = async {
+            match intent.action {
+                Action::Wake => self.wake_up(record, reason).await?,
+                Action::Stop => self.stop(record, patience.grace, reason).await?,
+                _ => self.boot_up(record, reason).await?,
+            }
+            Ok(self.phase_of(id))
+        };
+        let result = self.within(id, intent.action, patience, Box::pin(work)).await;
+        self.write_down(Some(&before), BY_RECONCILE, intent.action, reason, &result);
+        result
+    }
+
+    fn write_down(
+        &self,
+        record: Option<&Record>,
+        actor: &str,
+        action: Action,
+        reason: &str,
+        result: &Result<Phase, StepError>,
+    ) {
+        let Some(record) = record else { return };
+        self.audit.append(Entry {
+            at: self.clock.now(),
+            tenant: record.tenant.clone(),
+            pool: Some(record.pool.clone()),
+            instance: Some(record.id.clone()),
+            actor: actor.to_owned(),
+            action: action.to_string(),
+            reason: reason.to_owned(),
+            outcome: result.as_ref().map_or_else(|error| format!("failed: {}", chain(error)), |_| "done".to_owned()),
+        });
+    }
+
+    async fn within(
+        &self,
+        id: &InstanceId,
+        action: Action,
+        patience: Patience,
+        work: impl Future<Output = Result<Phase, StepError>>,
+    ) -> Result<Phase, StepError> {
+        let deadline = STEP_DEADLINE + self.boot_deadline + patience.grace + patience.drain;
+        let result = match tokio::time::timeout(deadline, work).await {
             Ok(result) => result,
             Err(_) => Err(StepError::TimedOut(deadline)),
         };
         if let Err(error) = &result {
-            let reason = format!("could not {}: {}", order.action, crate::text::chain(error));
-            self.settle_failure(id, order.action, &reason).await;
+            let reason = format!("could not {action}: {}", chain(error));
+            self.settle_failure(id, action, reason).await;
         }
         result
     }
 
-    async fn carry_out(&self, id: &InstanceId, order: &Order, grace: Duration) -> Result<Phase, StepError> {
+    async fn carry_out(
+        &self,
+        id: &InstanceId,
+        order: &Order,
+        patience: Patience,
+    ) -> Result<Phase, StepError> {
         let record = self.records.get(id).ok_or_else(|| StepError::Gone(id.clone()))?;
         let reason = order.reason.as_str();
         match order.action {
@@ -122,50 +246,85 @@ impl<D: Driver> Executor<D> {
             }
             Action::Wake => self.wake(record, order.staging, order.on_demand, reason).await?,
             Action::Resume => self.resume(record, order.on_demand, reason).await?,
-            Action::Warm => self.warm(record, reason).await?,
-            Action::Sleep => self.sleep(record, reason).await?,
-            Action::Stop => self.stop(record, grace, reason).await?,
+            Action::Warm => self.warm(record, patience.drain, reason).await?,
+            Action::Sleep => self.sleep(record, patience.drain, reason).await?,
+            Action::Stop => self.stop(record, patience.grace, reason).await?,
             Action::Destroy => self.destroy(record).await?,
             Action::Replace => {
                 let spec = order.spec.as_ref().ok_or_else(|| StepError::NoSpec(id.clone()))?;
-                self.replace(record, spec, grace, reason).await?;
+                self.replace(record, spec, patience, reason).await?;
             }
         }
-        Ok(self.records.get(id).map_or(Phase::Destroyed, |record| record.phase))
+        Ok(self.phase_of(id))
+    }
+
+    fn phase_of(&self, id: &InstanceId) -> Phase {
+        self.records.get(id).map_or(Phase::Destroyed, |record| record.phase)
     }
 
     /// After a failure: the phase is what VM and snapshot prove, and the next try waits.
-    async fn settle_failure(&self, id: &InstanceId, action: Action, reason: &str) {
-        let boots = matches!(action, Action::Create | Action::Start | Action::Replace);
+    async fn settle_failure(&self, id: &InstanceId, action: Action, mut reason: String) {
         let Some(mut record) = self.records.get(id) else { return };
+        let boots = matches!(action, Action::Create | Action::Start | Action::Replace);
         let half_booted =
             boots && matches!(record.phase, Phase::Created | Phase::Ready | Phase::Stopped | Phase::Failed);
+        // What was restored and not told who it is must not run; while its snapshot stands, nothing is lost by that.
+        let half_woken = action == Action::Wake && record.intent.is_some();
         if half_booted {
+            reason.push_str(&self.last_words(id).await);
+        }
+        if half_booted || half_woken {
             // What came up without being recorded as up is not trusted to be whole.
             if let Err(error) = self.driver.kill(id).await {
-                tracing::warn!(%id, error = %crate::text::chain(&error), "could not clear away a failed boot");
+                tracing::warn!(%id, error = %chain(&error), "could not clear away a failed boot");
             }
+            crash::point("failure.cleared");
         }
-        let vm = self.driver.adopt(id).await.ok().flatten();
-        let phase = match (vm.map(|vm| vm.state), &record.snapshot) {
+        let vm = self.driver.adopt(id).await.ok().flatten().map(|vm| vm.state);
+        let phase = match (vm, &record.snapshot) {
             (Some(VmState::Running), _) => Phase::Running,
             (Some(VmState::Paused), _) => Phase::Warm,
             (None, Some(_)) => Phase::Sleeping,
             (None, None) => Phase::Failed,
         };
-        record.fail(phase, self.clock.now(), reason, fastrand::f64());
+        match vm {
+            None => self.links.forget(id),
+            Some(VmState::Paused) => self.links.pause(id),
+            Some(VmState::Running) => {
+                self.links.open(id);
+            }
+        }
+        record.fail(phase, self.clock.now(), &reason, fastrand::f64());
         if let Err(error) = self.records.save(&record).await {
-            tracing::warn!(%id, error = %crate::text::chain(&error), "could not record a failure");
+            tracing::warn!(%id, error = %chain(&error), "could not record a failure");
             // Kept in memory, so that the next try waits all the same.
             self.records.set(record);
         }
+        crash::point("failure.recorded");
+    }
+
+    /// The last line of a guest's console, as the end of a sentence; empty when it wrote none.
+    async fn last_words(&self, id: &InstanceId) -> String {
+        let tail = self.driver.console(id, CONSOLE_BYTES).await.unwrap_or_default();
+        let text = String::from_utf8_lossy(&tail);
+        let printable = |line: &str| line.chars().filter(|c| !c.is_control()).collect::<String>();
+        let last = text.lines().map(printable).rfind(|line| !line.trim().is_empty());
+        last.map_or_else(String::new, |line| {
+            let line: String = line.trim().chars().take(CONSOLE_LINE_CHARS).collect();
+            format!("; its console ends with `{line}`")
+        })
+    }
+
+    /// Tells something beside a step's outcome.
+    fn note(&self, kind: &str, record: &Record, message: &str) {
+        let subject = format!("{}/{}/{}", record.tenant, record.pool, record.id);
+        tracing::info!(%subject, kind, message);
+        let (at, kind, message) = (self.clock.now().to_string(), kind.to_owned(), message.to_owned());
+        // Nobody listening is no error.
+        let _ = self.events.send(Event { at, kind, subject, message });
     }
 
     fn wrong_phase(record: &Record, action: Action) -> StepError {
         StepError::WrongPhase { instance: record.id.clone(), found: record.phase, action }
     }
-}
-
-fn default_grace() -> Duration {
-    Duration::from_secs(RuntimePolicy::default().graceful_shutdown_seconds)
 }

@@ -35,6 +35,7 @@ use call::{Call, Event};
 use link::{Link, Mode};
 
 pub use error::LinkError;
+pub use files::READ_PIECE_BYTES;
 pub use exec::{ExecEvent, ExecHandle, ExecRequest};
 pub use view::GuestView;
 
@@ -275,7 +276,7 @@ impl GuestLinks {
     /// that is asked from here on.
     pub fn refresh(&self, instance: &InstanceId, mut reborn: Reborn) -> Result<(), LinkError> {
         let link = self.link(instance)?;
-        if link.version().is_none_or(|version| version < 2) {
+        if link.version() == Some(1) {
             return Ok(());
         }
         reborn.entropy = entropy()?;
@@ -320,6 +321,15 @@ impl GuestLinks {
     pub async fn cancel_sleep(&self, instance: &InstanceId) -> Result<(), LinkError> {
         let body = host_frame::Body::CancelSleep(CancelSleep {});
         self.ask(instance, "taking back a drain", ANSWER_WITHIN, body).await
+    }
+
+    /// Takes back, without waiting, what an earlier agent may have asked before it ended.
+    pub(crate) fn take_back_sleep(&self, instance: &InstanceId) {
+        let (links, instance) = (self.clone(), instance.clone());
+        tokio::spawn(async move {
+            // A guest that is not up, or too old to be drained, has nothing to take back.
+            let _ = links.cancel_sleep(&instance).await;
+        });
     }
 
     /// Asks the guest to shut down and waits for the word that it understood, or for the end of the stream.

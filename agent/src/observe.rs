@@ -1,8 +1,8 @@
-//! What the node sees of itself: its records, corrected by what the driver says lives.
+//! What the node sees of itself: its records, corrected by what the driver says lives and what guests say of themselves.
 //!
-//! Whether a VM runs or is paused is the driver's word; why, since when and for whom is the record's. A VM that is
-//! gone without having been stopped is a failure. A VM without a record is reported and left alone: killing on a
-//! guess is worse than a leak.
+//! Whether a VM runs or is paused is the driver's word; whether it has something to do is its guest's; why, since when
+//! and for whom is the record's. A VM that is gone without having been stopped is a failure. A VM without a record
+//! is reported and left alone here: see [`crate::sweep`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,9 @@ use std::sync::Arc;
 use mvm_planner::{Capacity, Observation};
 use mvm_proto::{InstanceId, Phase, Timestamp};
 
+use crate::crash;
 use crate::driver::{Driver, DriverError, Vm, VmState};
+use crate::guest_link::GuestLinks;
 use crate::record::Record;
 use crate::state::Records;
 
@@ -18,53 +20,87 @@ use crate::state::Records;
 #[derive(Debug, Default)]
 pub struct Seen {
     pub observation: Observation,
-    /// Instances whose VM ended by itself since the last look.
-    pub died: Vec<InstanceId>,
+    /// Instances whose VM ended by itself since the last look, and how.
+    pub died: Vec<(InstanceId, String)>,
     /// VMs that no record owns.
     pub strangers: Vec<InstanceId>,
 }
 
-/// Looks at the node, and brings the records of idle hands in line with it.
+/// Looks at the node, and brings the records of idle hands in line with it. `ends`: how VMs ended, as far as heard.
 pub async fn observe<D: Driver>(
     driver: &D,
     records: &Arc<Records>,
+    links: Option<&GuestLinks>,
     capacity: Capacity,
+    ends: &mut BTreeMap<InstanceId, String>,
     now: Timestamp,
 ) -> Result<Seen, DriverError> {
     let listed = driver.list().await?;
     let mut vms: BTreeMap<&InstanceId, &Vm> = listed.iter().map(|vm| (&vm.instance, vm)).collect();
     let mut seen = Seen::default();
     let mut changed = Vec::new();
+    let mut idle = Vec::new();
     records.for_each(|record, moving| {
-        let vm = vms.remove(&record.id);
+        let vm = vms.remove(&record.id).map(|vm| vm.state);
         // Whoever acts on it knows better than this look, which may be older than the act.
-        if moving.is_none()
-            && let Some(phase) = differs(record, vm.map(|vm| vm.state))
-        {
-            changed.push((record.id.clone(), phase));
+        if moving.is_some() {
+            return;
+        }
+        let differs = differs(record, vm);
+        if differs.is_some() || record.is_ahead(now) {
+            changed.push((record.id.clone(), differs));
+        }
+        if let Some(links) = links {
+            follow(links, &record.id, vm);
+            let said = links.view(&record.id).and_then(|view| view.idle_at(now));
+            if vm == Some(VmState::Running) && said != record.idle_since {
+                idle.push((record.id.clone(), said));
+            }
         }
     });
     seen.strangers = vms.into_keys().cloned().collect();
+    for (id, said) in idle {
+        records.set_idle(&id, said);
+    }
     for (id, phase) in changed {
-        if let Some(lease) = records.lease(&id, phase)
-            && let Some(mut record) = records.get(&id)
-        {
-            if phase == Phase::Failed {
-                record.fail(phase, now, "its VM ended by itself", fastrand::f64());
-                seen.died.push(lease.id().clone());
-            } else {
-                record.enter(phase, now, "observed");
+        let Some(lease) = records.lease(&id, phase.unwrap_or(Phase::Running)) else { continue };
+        let Some(mut record) = records.get(lease.id()) else { continue };
+        match phase {
+            Some(Phase::Failed) => {
+                let detail = ends.remove(&id).map_or_else(String::new, |detail| format!(": {detail}"));
+                let reason = format!("its VM ended by itself{detail}");
+                record.fail(Phase::Failed, now, &reason, fastrand::f64());
+                record.idle_since = None;
+                seen.died.push((id.clone(), reason));
             }
-            if let Err(error) = records.save(&record).await {
-                tracing::warn!(%id, error = %crate::text::chain(&error), "could not record what was observed");
-                records.set(record);
+            Some(phase) => record.enter(phase, now, "observed"),
+            None => {}
+        }
+        record.rectify(now);
+        if let Err(error) = records.save(&record).await {
+            tracing::warn!(%id, error = %crate::text::chain(&error), "could not record what was observed");
+            records.set(record);
+        }
+        crash::point("observe.recorded");
+    }
+    ends.clear();
+    let observation = &mut seen.observation;
+    observation.capacity = capacity;
+    records.for_each(|record, moving| observation.instances.push(record.observed(moving)));
+    Ok(seen)
+}
+
+/// Keeps a link to what runs, and to nothing else. A VM that is paused when it is found gets one when it is resumed.
+fn follow(links: &GuestLinks, id: &InstanceId, vm: Option<VmState>) {
+    match vm {
+        Some(VmState::Running) => {
+            if links.open(id) {
+                links.take_back_sleep(id);
             }
         }
+        Some(VmState::Paused) => links.pause(id),
+        None => links.forget(id),
     }
-    let capacity_seen = &mut seen.observation;
-    capacity_seen.capacity = capacity;
-    records.for_each(|record, moving| capacity_seen.instances.push(record.observed(moving)));
-    Ok(seen)
 }
 
 /// The phase that the VM says, where the record says another.

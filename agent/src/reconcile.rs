@@ -1,6 +1,7 @@
 //! Puts a node's parts together, and brings it into agreement once for `mvm agent reconcile`.
 
 pub(crate) mod engine;
+mod needs;
 mod once;
 pub(crate) mod status;
 pub(crate) mod wake;
@@ -11,12 +12,13 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use mvm_proto::status::Capacity;
-use mvm_proto::{NodeId, Timestamp};
+use mvm_proto::{InstanceId, NodeId, Timestamp};
 use mvm_store::{Settings, SledStore};
 
 use crate::driver::{AnyDriver, Driver, DriverKind, DriverUnavailable};
 use crate::execute::StepError;
-use crate::execute::recover::recover;
+use crate::execute::recover::{Recovered, recover};
+use crate::image::{ImageError, ImageSettings, Images, find_guest};
 use crate::settings::VmmSettings;
 use crate::state::{Records, StateError};
 
@@ -93,6 +95,8 @@ pub enum NodeError {
     State(#[from] StateError),
     #[error("could not resolve what an earlier agent left half-done")]
     Recover(#[from] StepError),
+    #[error("could not open the images of this node")]
+    Images(#[from] ImageError),
     #[error("could not prepare the data directory {path}")]
     DataDir {
         path: PathBuf,
@@ -110,19 +114,28 @@ pub(crate) fn planner_capacity(capacity: &Capacity) -> mvm_planner::Capacity {
     }
 }
 
-/// Opens driver and records in `data_dir`, adopts what lives, resolves what was left half-done.
+/// Opens driver and records in `data_dir`. The records first: their lock keeps a second agent away from the first
+/// one's VMs.
 pub(crate) async fn open(
     data_dir: &Path,
     kind: DriverKind,
-    now: Timestamp,
+    vmm: &VmmSettings,
 ) -> Result<(Arc<AnyDriver>, Arc<Records>), NodeError> {
     mvm_pki::files::create_private_dir(data_dir)
         .map_err(|cause| NodeError::DataDir { path: data_dir.to_owned(), cause })?;
-    // The records first: their lock keeps a second agent away from the first one's VMs.
     let records = open_records(&data_dir.join(STATE_DIR)).await?;
-    let driver = Arc::new(AnyDriver::open(kind, data_dir)?);
-    adopt(&*driver, &records, now).await?;
+    let driver = Arc::new(AnyDriver::open_with(kind, data_dir, vmm)?);
     Ok((driver, records))
+}
+
+/// The images that a driver of this kind boots from.
+pub(crate) fn open_images(kind: DriverKind, dir: &Path, vmm: &VmmSettings) -> Result<Images, NodeError> {
+    if kind == DriverKind::Fake {
+        return Ok(Images::imagined());
+    }
+    let beside = || find_guest(&std::env::current_exe().ok()?);
+    let settings = ImageSettings { guest: vmm.guest.clone().or_else(beside), ..ImageSettings::default() };
+    Ok(Images::open(dir, settings)?)
 }
 
 pub(crate) async fn open_records(path: &Path) -> Result<Arc<Records>, NodeError> {
@@ -131,14 +144,16 @@ pub(crate) async fn open_records(path: &Path) -> Result<Arc<Records>, NodeError>
     Ok(Records::open(store).await?)
 }
 
+/// Adopts what lives and resolves what was left half-done, as far as that needs no guest.
 pub(crate) async fn adopt<D: Driver>(
     driver: &D,
     records: &Arc<Records>,
     now: Timestamp,
-) -> Result<(), NodeError> {
-    let resolved = recover(driver, records, now).await?;
-    if resolved > 0 {
-        tracing::info!(resolved, "resolved what an earlier agent left open");
+) -> Result<Vec<InstanceId>, NodeError> {
+    let recovered = recover(driver, records, now).await?;
+    if recovered != Recovered::default() {
+        let (resolved, unfinished) = (recovered.resolved, recovered.unfinished.len());
+        tracing::info!(resolved, unfinished, "resolved what an earlier agent left open");
     }
-    Ok(())
+    Ok(recovered.unfinished)
 }

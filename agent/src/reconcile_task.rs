@@ -1,11 +1,11 @@
 //! Keeps this node in agreement with its desired state.
 //!
-//! One task owns the loop. It wakes on a new document, a trigger, the end of a step or a timer, observes the node,
-//! asks the planner, hands the steps to the runner, then publishes [`NodeStatus`]. It never decides: every choice is
+//! One task owns the loop. It wakes on a new document, a trigger, the end of a step or of a VM, an image that was
+//! built, a guest that has something to say, or a timer; it observes the node, asks the planner, hands the steps to the runner, then publishes [`NodeStatus`]. It never decides: every choice is
 //! made in `mvm_planner::node`. A missed event costs at most one interval, for every pass looks at everything.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use mvm_planner::Blocked;
@@ -15,20 +15,25 @@ use tokio::sync::{Notify, broadcast, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::audit::{AuditLog, AuditSettings};
 use crate::driver::{AnyDriver, Driver};
 use crate::execute::Executor;
 use crate::guest_link::GuestLinks;
+use crate::image::Images;
 use crate::ledger::InForce;
 use crate::node_actions::{Actor, Acts};
-use crate::reconcile::engine::{Engine, Found, event_of};
+use crate::reconcile::engine::{Engine, EngineSettings, Found, event_of};
 use crate::reconcile::status::{self, Facts};
 use crate::reconcile::wake::{Shown, Waker, Wakes, show, shown};
-use crate::reconcile::{Clock, NodeError, NodeSettings, adopt, open, planner_capacity};
+use crate::reconcile::{Clock, NodeError, NodeSettings, adopt, open, open_images, planner_capacity};
 use crate::state::Records;
 use crate::text::chain;
 
 /// While steps run, the next plan is made this soon after the last: one slow step does not hold up the others' next.
 const REPLAN_AFTER: Duration = Duration::from_millis(100);
+
+/// Guests that change their minds all the time are listened to this often.
+const LISTEN_AFTER: Duration = Duration::from_secs(1);
 
 /// When to look again after the driver could not say what lives.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
@@ -59,8 +64,9 @@ pub struct Node<D = AnyDriver> {
 impl Node {
     /// Opens records and driver, adopts the VMs that live, and resolves what an earlier agent left half-done.
     pub async fn open(settings: NodeSettings) -> Result<(Node, NodeHandle), NodeError> {
-        let (driver, records) = open(&settings.data_dir, settings.driver, settings.clock.now()).await?;
-        Ok(Node::build(&settings, driver, records))
+        let (driver, records) = open(&settings.data_dir, settings.driver, &settings.vmm).await?;
+        let images = open_images(settings.driver, &settings.images_dir, &settings.vmm)?;
+        Self::with_images(&settings, driver, records, images).await
     }
 }
 
@@ -71,19 +77,53 @@ impl<D: Driver> Node<D> {
         driver: Arc<D>,
         records: Arc<Records>,
     ) -> Result<(Node<D>, NodeHandle), NodeError> {
-        adopt(&*driver, &records, settings.clock.now()).await?;
-        Ok(Self::build(settings, driver, records))
+        Self::with_images(settings, driver, records, Images::imagined()).await
     }
 
-    fn build(settings: &NodeSettings, driver: Arc<D>, records: Arc<Records>) -> (Node<D>, NodeHandle) {
+    async fn with_images(
+        settings: &NodeSettings,
+        driver: Arc<D>,
+        records: Arc<Records>,
+        images: Images,
+    ) -> Result<(Node<D>, NodeHandle), NodeError> {
+        let unfinished = adopt(&*driver, &records, settings.clock.now()).await?;
+        Ok(Self::build(settings, driver, records, images, unfinished))
+    }
+
+    fn build(
+        settings: &NodeSettings,
+        driver: Arc<D>,
+        records: Arc<Records>,
+        images: Images,
+        unfinished: Vec<InstanceId>,
+    ) -> (Node<D>, NodeHandle) {
         let clock = settings.clock.clone();
         let capacity = planner_capacity(&settings.capacity);
-        let executor = Executor::new(Arc::clone(&driver), Arc::clone(&records), clock.clone());
-        let slots = settings.parallel_steps;
-        let engine = Engine::new(driver, Arc::clone(&records), clock.clone(), capacity, slots);
+        let events = broadcast::Sender::new(EVENTS_KEPT);
+        let links = GuestLinks::new(Arc::clone(&driver), clock.clone());
+        let executor = Arc::new(Executor {
+            driver,
+            records: Arc::clone(&records),
+            clock: clock.clone(),
+            links: links.clone(),
+            images,
+            boot_deadline: settings.boot_deadline,
+            events: events.clone(),
+            audit: AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone()),
+        });
+        let engine = Engine::new(
+            Arc::clone(&executor),
+            EngineSettings {
+                capacity,
+                slots: settings.parallel_steps,
+                secrets_dir: &settings.secrets_dir,
+                sweep_after: settings.sweep_after,
+                unfinished,
+            },
+        );
         let in_force = Shown::default();
         let waker = Waker {
-            executor: Arc::new(executor),
+            executor,
             records: Arc::clone(&records),
             capacity,
             gate: Arc::clone(&engine.gate),
@@ -94,7 +134,7 @@ impl<D: Driver> Node<D> {
         let shared = Shared {
             node_id: settings.node_id.clone(),
             status: watch::Sender::new(status),
-            events: broadcast::Sender::new(EVENTS_KEPT),
+            events,
             passes: watch::Sender::new(Pass::default()),
             trigger: Notify::new(),
             records,
@@ -103,7 +143,7 @@ impl<D: Driver> Node<D> {
             blocked: watch::Sender::default(),
             waker: Box::new(waker),
             actor: Box::new(actor),
-            guests: GuestLinks::new(Arc::clone(&engine.driver), clock.clone()),
+            guests: links,
             clock,
         };
         let handle = NodeHandle { shared: Arc::new(shared) };
@@ -210,6 +250,10 @@ pub async fn reconcile_task<D: Driver>(
 ) {
     let handle = node.handle.clone();
     let shared = &handle.shared;
+    let mut exits = node.engine.driver.exits();
+    let mut images = node.engine.executor.images.changed();
+    let mut guests = shared.guests.changed();
+    let ends = Arc::clone(&node.engine.ends);
     loop {
         let in_force = desired.borrow_and_update().clone();
         show(&shared.in_force, in_force.clone());
@@ -227,6 +271,7 @@ pub async fn reconcile_task<D: Driver>(
         tokio::pin!(timer);
         let wait = async {
             let mut source_gone = false;
+            let mut builds = true;
             loop {
                 tokio::select! {
                     biased;
@@ -237,6 +282,28 @@ pub async fn reconcile_task<D: Driver>(
                         Err(_) => source_gone = true,
                     },
                     () = shared.trigger.notified() => return true,
+                    exit = exits.recv() => match exit {
+                        // Whoever acts on it ended it, or sees that it ended.
+                        Ok(exit) if shared.records.is_moving(&exit.instance) => {}
+                        Ok(exit) => {
+                            let mut ends = ends.lock().unwrap_or_else(PoisonError::into_inner);
+                            ends.insert(exit.instance, exit.detail);
+                            return true;
+                        }
+                        Err(broadcast::error::RecvError::Lagged(_)) => return true,
+                        // The driver never goes before this task.
+                        Err(broadcast::error::RecvError::Closed) => return true,
+                    },
+                    changed = images.changed(), if builds => match changed {
+                        Ok(()) => return true,
+                        Err(_) => builds = false,
+                    },
+                    Ok(()) = guests.changed() => {
+                        let soon = begun + LISTEN_AFTER;
+                        if timer.deadline() > soon {
+                            timer.as_mut().reset(soon);
+                        }
+                    }
                     Some(done) = node.engine.next_done() => {
                         let _ = shared.events.send(event_of(&done, shared.clock.now()));
                         if node.engine.runner.is_idle() || begun.elapsed() >= REPLAN_AFTER {
@@ -264,6 +331,9 @@ pub async fn reconcile_task<D: Driver>(
     };
     if tokio::time::timeout(FINISH_WITHIN, finish).await.is_err() {
         tracing::warn!("steps were still under way; they are resolved at the next start");
+    }
+    if let Err(error) = node.engine.executor.audit.flush().await {
+        tracing::warn!(error = %chain(&error), "not everything that was done is in the audit log");
     }
     shared.records.close().await;
 }
@@ -296,10 +366,10 @@ fn tell<D: Driver>(
     };
     node.handle.shared.blocked.send_replace(engine.blocked().to_vec());
     let records = engine.records.all();
-    for id in &found.died {
+    for (id, reason) in &found.died {
         let record = records.iter().find(|record| record.id == *id);
         let subject = record.map_or_else(|| id.to_string(), |r| format!("{}/{}/{id}", r.tenant, r.pool));
-        node.handle.publish("InstanceFailed", &subject, "its VM ended by itself");
+        node.handle.publish("InstanceFailed", &subject, reason);
     }
     let facts = Facts {
         now: engine.clock.now(),
@@ -310,6 +380,7 @@ fn tell<D: Driver>(
         write_error: engine.records.write_error(),
         driver_error,
         strangers: &found.strangers,
+        needs: engine.needs.conditions(engine.clock.now()),
         next_reconcile_at,
     };
     node.handle.shared.status.send_modify(|status| status::update(status, &facts));

@@ -33,9 +33,19 @@ pub struct Record {
     pub revision: Digest,
     pub resources: Resources,
     pub flake_ref: String,
+    /// What the document says the image must be.
     pub image_digest: Option<Digest>,
+    /// What its image turned out to be when it last booted: the files that it is restored with.
+    #[serde(default)]
+    pub image: Option<Digest>,
+    /// The newest identity that its guest was given.
+    #[serde(default)]
+    pub generation: u64,
     pub snapshot: Option<SnapshotRef>,
     pub last_used_at: Option<Timestamp>,
+    /// Since when its guest has nothing to do; absent: it has, or nobody knows.
+    #[serde(default)]
+    pub idle_since: Option<Timestamp>,
     pub override_until: Option<Timestamp>,
     pub claimed: bool,
     pub on_demand: bool,
@@ -101,8 +111,7 @@ impl Record {
             revision: self.revision,
             resources: self.resources,
             last_used_at: self.last_used_at,
-            // No guest says yet whether it is busy: what was not used since is idle.
-            idle_since: Some(self.last_used_at.map_or(self.since, |used| used.max(self.since))),
+            idle_since: self.idle(),
             override_until: self.override_until,
             claimed: self.claimed,
             on_demand: self.on_demand,
@@ -111,6 +120,36 @@ impl Record {
             moving_to,
             retry_not_before: self.retry_not_before,
         }
+    }
+
+    /// A guest that runs says itself whether it has something to do; one that rests has not.
+    fn idle(&self) -> Option<Timestamp> {
+        let rests = Some(self.last_used_at.map_or(self.since, |used| used.max(self.since)));
+        match self.phase {
+            Phase::Running => self.idle_since,
+            Phase::Warm => self.idle_since.or(rests),
+            _ => rests,
+        }
+    }
+
+    /// The number of the next identity: higher than any before it, also than one that a crash kept from being recorded.
+    pub fn next_generation(&mut self, now: Timestamp) -> u64 {
+        let by_time = u64::try_from(now.unix_ms()).unwrap_or(0);
+        self.generation = by_time.max(self.generation.saturating_add(1));
+        self.generation
+    }
+
+    /// Whether its times lie ahead of a clock that was set back.
+    #[must_use]
+    pub fn is_ahead(&self, now: Timestamp) -> bool {
+        self.since > now || self.retry_not_before.is_some_and(|at| at > now + LONGEST_RETRY)
+    }
+
+    /// After the clock was set back: no time that has passed lies ahead, and no wait is longer than the longest.
+    pub fn rectify(&mut self, now: Timestamp) {
+        self.since = self.since.min(now);
+        self.last_used_at = self.last_used_at.map(|at| at.min(now));
+        self.retry_not_before = self.retry_not_before.map(|at| at.min(now + LONGEST_RETRY));
     }
 
     #[must_use]

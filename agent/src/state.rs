@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mvm_proto::{InstanceId, Phase, PoolId, TenantId, Timestamp};
+use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
 use mvm_store::{SledStore, Store, StoreError, Transaction};
 use tokio::sync::Notify;
 
@@ -178,8 +178,11 @@ impl Records {
             resources: spec.resources,
             flake_ref: spec.flake_ref.clone(),
             image_digest: spec.image_digest,
+            image: None,
+            generation: 0,
             snapshot: None,
             last_used_at: None,
+            idle_since: None,
             override_until: None,
             claimed: false,
             on_demand: false,
@@ -202,6 +205,25 @@ impl Records {
         self.commit(Transaction::new().put(key(&record.id), value)).await?;
         self.set(record.clone());
         Ok(())
+    }
+
+    /// Notes what a guest says of itself; its record needs no disk for that.
+    pub fn set_idle(&self, id: &InstanceId, idle_since: Option<Timestamp>) {
+        if let Some(record) = self.lock().records.get_mut(id) {
+            record.idle_since = idle_since;
+        }
+    }
+
+    /// Whether someone acts on it now.
+    #[must_use]
+    pub fn is_moving(&self, id: &InstanceId) -> bool {
+        self.lock().moving.contains_key(id)
+    }
+
+    /// Every image that an instance here was booted from.
+    #[must_use]
+    pub fn images(&self) -> BTreeSet<Digest> {
+        self.lock().records.values().filter_map(|record| record.image).collect()
     }
 
     /// Makes `record` visible only.

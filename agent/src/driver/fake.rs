@@ -2,15 +2,19 @@
 //!
 //! Booting twice is one VM; a snapshot needs a pause; a snapshot never meets another revision. With a directory, each
 //! instance is one small file that is replaced atomically, so that the VMs outlive the agent as real ones do.
-//! Latency and failures are set by the test through [`Faults`].
+//! Latency and failures are set by the test through [`Faults`]. A guest is a small script that speaks the guest
+//! protocol; it exists only while someone is connected to it.
 
 mod faults;
+mod guest;
+mod life;
 mod world;
 
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use mvm_proto::guest::Readiness;
 use mvm_proto::{Digest, InstanceId};
 
 use tokio::sync::broadcast;
@@ -18,18 +22,18 @@ use tokio::sync::broadcast;
 use super::{
     Driver, DriverError, DriverKind, DriverUnavailable, GuestStream, SnapshotRef, Vm, VmExit, VmSpec, VmState,
 };
-pub use faults::{Fault, Faults};
+pub use faults::{Fault, Faults, Manner};
+use life::Host;
 use world::{Entry, FakeVm, World};
 
-/// A follower that is further behind looks at the whole list anyway.
-const EXITS_KEPT: usize = 1024;
+/// What is on its way to or from a fake guest.
+const STREAM_BYTES: usize = 4096;
 
 /// MicroVMs in memory, with state and laws.
 #[derive(Debug)]
 pub struct FakeDriver {
-    world: Mutex<World>,
-    pub faults: Faults,
-    exits: broadcast::Sender<VmExit>,
+    host: Arc<Host>,
+    pub faults: Arc<Faults>,
 }
 
 impl FakeDriver {
@@ -53,32 +57,31 @@ impl FakeDriver {
     }
 
     fn with(world: World) -> Self {
-        Self {
-            world: Mutex::new(world),
-            faults: Faults::default(),
-            exits: broadcast::Sender::new(EXITS_KEPT),
-        }
+        Self { host: Arc::new(Host::new(world)), faults: Arc::default() }
     }
 
     /// Ends a VM as a crash would: its snapshot and disk stay.
     pub fn crash(&self, instance: &InstanceId) {
-        let mut world = self.lock();
-        if let Some(mut entry) = world.get(instance) {
-            entry.vm = None;
-            // A test's crash has no one to report to.
-            let _ = world.put(instance, Some(entry));
-            let _ = self.exits.send(VmExit { instance: instance.clone(), detail: "crashed".to_owned() });
-        }
+        self.host.end(instance, "crashed");
+    }
+
+    /// Makes a guest say that it is idle, busy or has failed.
+    pub fn guest_says(&self, instance: &InstanceId, readiness: Readiness) {
+        self.host.signal(instance, readiness);
     }
 
     /// How many times a VM was really booted or restored: asking twice must not count twice.
     #[must_use]
     pub fn boots(&self) -> u64 {
-        self.lock().boots
+        self.host.world().boots
     }
 
-    fn lock(&self) -> MutexGuard<'_, World> {
-        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    /// VMs that run without having been told who they are since they booted or were restored.
+    #[must_use]
+    pub fn unborn(&self) -> Vec<InstanceId> {
+        let world = self.host.world();
+        let unborn = world.entries().filter(|(_, entry)| entry.vm.as_ref().is_some_and(|vm| !vm.reborn));
+        unborn.map(|(id, _)| id.clone()).collect()
     }
 
     /// Waits and fails as the test said, then changes one entry under the lock.
@@ -100,31 +103,8 @@ impl FakeDriver {
     ) -> Result<T, DriverError> {
         let fault = self.faults.of(action, instance, image);
         self.faults.before(fault, action, instance).await?;
-        let answer = self.apply(instance, action, change)?;
+        let answer = self.host.apply(instance, action, change)?;
         self.faults.after(fault).await;
-        Ok(answer)
-    }
-
-    fn apply<T>(
-        &self,
-        instance: &InstanceId,
-        action: &'static str,
-        change: impl FnOnce(&mut Entry, &mut u64) -> Result<T, DriverError>,
-    ) -> Result<T, DriverError> {
-        let mut world = self.lock();
-        let before = world.get(instance);
-        let mut entry = before.clone().unwrap_or_default();
-        let mut boots = world.boots;
-        let answer = change(&mut entry, &mut boots)?;
-        world.boots = boots;
-        if before.as_ref() != Some(&entry) {
-            let kept = (entry != Entry::default()).then_some(entry);
-            world.put(instance, kept).map_err(|cause| DriverError::Io {
-                instance: instance.clone(),
-                action,
-                cause,
-            })?;
-        }
         Ok(answer)
     }
 }
@@ -143,11 +123,20 @@ impl Driver for FakeDriver {
     }
 
     async fn list(&self) -> Result<Vec<Vm>, DriverError> {
-        Ok(self.lock().entries().filter_map(|(id, entry)| Some(vm_of(id, entry.vm.as_ref()?))).collect())
+        Ok(self
+            .host
+            .world()
+            .entries()
+            .filter_map(|(id, entry)| Some(vm_of(id, entry.vm.as_ref()?)))
+            .collect())
+    }
+
+    async fn kept(&self) -> Result<Vec<InstanceId>, DriverError> {
+        Ok(self.host.world().entries().map(|(id, _)| id.clone()).collect())
     }
 
     async fn adopt(&self, instance: &InstanceId) -> Result<Option<Vm>, DriverError> {
-        Ok(self.lock().get(instance).and_then(|entry| Some(vm_of(instance, entry.vm.as_ref()?))))
+        Ok(self.host.world().get(instance).and_then(|entry| Some(vm_of(instance, entry.vm.as_ref()?))))
     }
 
     async fn boot(&self, spec: &VmSpec) -> Result<(), DriverError> {
@@ -156,7 +145,13 @@ impl Driver for FakeDriver {
             Some(vm) => same_revision(instance, vm.revision, spec.revision),
             None => {
                 *boots += 1;
-                entry.vm = Some(FakeVm { revision: spec.revision, state: VmState::Running, runs: 0 });
+                entry.vm = Some(FakeVm {
+                    revision: spec.revision,
+                    state: VmState::Running,
+                    runs: 0,
+                    reborn: false,
+                    generation: 0,
+                });
                 entry.console.push_str("booted\n");
                 Ok(())
             }
@@ -194,6 +189,7 @@ impl Driver for FakeDriver {
             }
             let digest = Digest::of(format!("{instance} {} {}", vm.revision, vm.runs).as_bytes());
             let snapshot = SnapshotRef { instance: instance.clone(), revision: vm.revision, digest };
+            entry.asleep = Some(vm.clone());
             entry.snapshot = Some(snapshot.clone());
             Ok(snapshot)
         })
@@ -212,7 +208,7 @@ impl Driver for FakeDriver {
                 return Err(DriverError::NoSnapshot { instance, digest });
             }
             *boots += 1;
-            entry.vm = Some(FakeVm { revision: snapshot.revision, state: VmState::Paused, runs: 0 });
+            entry.vm = entry.asleep.clone().map(|vm| FakeVm { reborn: false, ..vm });
             entry.console.push_str("restored\n");
             Ok(())
         })
@@ -222,6 +218,7 @@ impl Driver for FakeDriver {
     async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
         self.change(instance, "discard the snapshot of", |entry, _| {
             entry.snapshot = None;
+            entry.asleep = None;
             Ok(())
         })
         .await
@@ -254,19 +251,21 @@ impl Driver for FakeDriver {
     }
 
     async fn guest(&self, instance: &InstanceId) -> Result<GuestStream, DriverError> {
-        if self.lock().get(instance).is_none_or(|entry| entry.vm.is_none()) {
+        let Some(life) = self.host.life(instance) else {
             return Err(DriverError::NoVm { instance: instance.clone(), action: "reach" });
-        }
-        let (_guest, host) = tokio::io::duplex(64 * 1024);
-        Ok(Box::new(host))
+        };
+        let (theirs, ours) = tokio::io::duplex(STREAM_BYTES);
+        let (host, faults) = (Arc::clone(&self.host), Arc::clone(&self.faults));
+        tokio::spawn(guest::serve(host, faults, instance.clone(), life, theirs));
+        Ok(Box::new(ours))
     }
 
     fn exits(&self) -> broadcast::Receiver<VmExit> {
-        self.exits.subscribe()
+        self.host.exits()
     }
 
     async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, DriverError> {
-        let text = self.lock().get(instance).map(|entry| entry.console).unwrap_or_default();
+        let text = self.host.world().get(instance).map(|entry| entry.console).unwrap_or_default();
         let bytes = text.into_bytes();
         Ok(bytes[bytes.len().saturating_sub(max_bytes)..].to_vec())
     }

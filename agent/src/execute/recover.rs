@@ -1,17 +1,29 @@
 //! Resolves what an earlier agent began and did not finish, before the first pass.
 //!
 //! The VM and the snapshot are the evidence, the intent says how to read it. Nothing is started here and nothing
-//! that runs is ended: what should be different is for the planner to say.
+//! that runs is ended. What a guest is needed for - a boot or a wake whose guest may not know who it is yet, a
+//! guest that was asked to end - keeps its intent and is named in [`Recovered::unfinished`]: it is finished by
+//! [`Executor::finish`](super::Executor::finish) while everything else goes on.
 
 use std::sync::Arc;
 
 use mvm_planner::Action;
-use mvm_proto::{Phase, Timestamp};
+use mvm_proto::{InstanceId, Phase, Timestamp};
 
 use super::StepError;
+use crate::crash;
 use crate::driver::{Driver, VmState};
 use crate::record::Record;
 use crate::state::Records;
+
+/// What was found at start.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// How many records were brought in line with what is.
+    pub resolved: usize,
+    /// Whose intent is still open.
+    pub unfinished: Vec<InstanceId>,
+}
 
 /// What to do about one record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,16 +36,18 @@ enum Verdict {
     SleepsBeside,
     /// Its end was begun: finish it.
     Ends,
+    /// What was begun is finished once its guest can be spoken to.
+    Unfinished,
     Nothing,
 }
 
-/// Adopts what lives and resolves every open intent. Returns the ids whose records changed.
+/// Adopts what lives and resolves every open intent that needs no guest.
 pub async fn recover<D: Driver>(
     driver: &D,
     records: &Arc<Records>,
     now: Timestamp,
-) -> Result<usize, StepError> {
-    let mut resolved = 0;
+) -> Result<Recovered, StepError> {
+    let mut recovered = Recovered::default();
     for mut record in records.all() {
         let vm = driver.adopt(&record.id).await?;
         let same_revision = vm.as_ref().is_none_or(|vm| vm.revision == record.revision);
@@ -44,10 +58,15 @@ pub async fn recover<D: Driver>(
         };
         match verdict {
             Verdict::Nothing => continue,
+            Verdict::Unfinished => {
+                recovered.unfinished.push(record.id);
+                continue;
+            }
             Verdict::Ends => {
                 driver.remove(&record.id).await?;
+                crash::point("recover.removed");
                 records.delete(&record.id).await?;
-                resolved += 1;
+                recovered.resolved += 1;
                 continue;
             }
             Verdict::Is(phase) => record.enter(phase, now, &reason),
@@ -63,27 +82,32 @@ pub async fn recover<D: Driver>(
         record.intent = None;
         // Durable before the effect: a snapshot given up here is never restored after another crash.
         records.save(&record).await?;
+        crash::point("recover.saved");
         match verdict {
             Verdict::SleepsBeside => driver.kill(&record.id).await?,
             Verdict::IsWithoutSnapshot(_) => driver.discard_snapshot(&record.id).await?,
             _ => {}
         }
-        resolved += 1;
+        crash::point("recover.done");
+        recovered.resolved += 1;
     }
-    Ok(resolved)
+    Ok(recovered)
 }
 
 fn judge(record: &Record, vm: Option<VmState>, same_revision: bool) -> Verdict {
-    let action = record.intent.map(|intent| intent.action);
-    if action == Some(Action::Destroy) {
-        return Verdict::Ends;
-    }
     let alive = vm.map(|state| if state == VmState::Running { Phase::Running } else { Phase::Warm });
+    let action = record.intent.map(|intent| intent.action);
     match (alive, action) {
+        (_, Some(Action::Destroy)) => Verdict::Ends,
+        // A boot or a wake that was cut off: its guest may not know yet who it is. An end: it may be on its way.
+        (Some(_), Some(Action::Create | Action::Start | Action::Replace | Action::Wake | Action::Stop)) => {
+            Verdict::Unfinished
+        }
         // Written whole and not run since: only the end of the VM was missing.
         (Some(Phase::Warm), None) if record.phase == Phase::Sleeping && record.snapshot.is_some() => {
             Verdict::SleepsBeside
         }
+        // A sleep that was cut off before its snapshot was recorded: it is as warm as before.
         (Some(phase), Some(_)) => Verdict::IsWithoutSnapshot(phase),
         (Some(phase), None) if record.phase != phase || !same_revision => Verdict::IsWithoutSnapshot(phase),
         (Some(_), None) => Verdict::Nothing,

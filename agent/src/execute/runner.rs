@@ -68,6 +68,32 @@ impl<D: Driver> Runner<D> {
         self.fill(now);
     }
 
+    /// Finishes what an earlier agent began, beside whatever the slots hold: these VMs already run.
+    pub fn finish(&mut self, ids: Vec<InstanceId>) {
+        for id in ids {
+            let Some(record) = self.records.get(&id) else { continue };
+            let Some(intent) = record.intent else { continue };
+            let to = intent.action.leads_to(Some(record.phase));
+            let Some(lease) = self.records.lease(&id, to) else { continue };
+            let reason = format!("finished after the agent ended during {}", intent.action);
+            let step = Step {
+                tenant: record.tenant,
+                pool: record.pool,
+                instance: Some(id),
+                action: intent.action,
+                staging: record.staging,
+                reason,
+            };
+            let executor = Arc::clone(&self.executor);
+            self.running.spawn(async move {
+                let result = executor.finish(&lease, &step.reason).await;
+                let instance = Some(lease.id().clone());
+                drop(lease);
+                Done { step, instance, result }
+            });
+        }
+    }
+
     /// The next step that ends; absent when none runs. Dropping the future loses nothing.
     pub async fn next(&mut self, now: impl Fn() -> Timestamp) -> Option<Done> {
         if let Some(done) = self.refused.pop_front() {
@@ -152,6 +178,7 @@ impl<D: Driver> Runner<D> {
             reason: step.reason.clone(),
             spec,
             on_demand: false,
+            asked_by: None,
         };
         let executor = Arc::clone(&self.executor);
         self.running.spawn(async move {

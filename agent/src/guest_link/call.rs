@@ -12,6 +12,8 @@ use super::link::Link;
 /// What waits for a caller may be this much. A guest that keeps to its window stays far below.
 const MAX_QUEUED_BYTES: usize = 1024 * 1024;
 const MAX_QUEUED_EVENTS: usize = 4096;
+/// Pieces of output that wait are put together up to this size.
+const MERGED_BYTES: usize = 32 * 1024;
 
 #[derive(Debug)]
 pub(super) enum Event {
@@ -51,6 +53,16 @@ impl Inbox {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let (events, bytes) = &mut *queue;
         *bytes += event.bytes();
+        // Many small pieces of output become few: what waits is bounded by its bytes, not by their number.
+        let event = match (event, events.back_mut()) {
+            (Event::Output(next), Some(Event::Output(last)))
+                if last.stderr == next.stderr && next.lost == 0 && last.data.len() < MERGED_BYTES =>
+            {
+                last.data.extend_from_slice(&next.data);
+                return true;
+            }
+            (event, _) => event,
+        };
         let fits = *bytes <= MAX_QUEUED_BYTES && events.len() < MAX_QUEUED_EVENTS;
         if fits {
             events.push_back(event);

@@ -7,9 +7,9 @@ use std::time::Duration;
 use mvm_proto::InstanceId;
 use mvm_proto::guest::{CHUNK_BYTES, Exec, Exit, Input, Signal, Window, host_frame};
 
+use super::GuestLinks;
 use super::call::{Call, Event};
 use super::error::LinkError;
-use super::GuestLinks;
 
 /// The guest hears how far its output was read this often.
 const WINDOW_STEP_BYTES: u64 = 16 * 1024;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mvm_proto::InstanceId;
 use mvm_proto::guest::{
-    Exec, Forget, GuestFrame, GuestHello, HostFrame, Input, Signal, guest_frame, host_frame, put_frame,
+    Exec, Forget, GuestFrame, GuestHello, HostFrame, Input, guest_frame, host_frame, put_frame,
 };
 use tokio::sync::{Notify, watch};
 
@@ -25,8 +25,6 @@ const OUT_LIMIT_BYTES: usize = 256 * 1024;
 
 /// What an exec was sent as input is kept up to here, to be sent again when the link breaks.
 const INPUT_KEPT_BYTES: usize = 256 * 1024;
-
-const SIGKILL: u32 = 9;
 
 /// Whether the guest's processors run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,15 +77,14 @@ enum Kind {
     /// Answered whole; asked again when the link breaks.
     Plain,
     /// Goes on where it was when the link breaks.
-    Exec { received: u64, input: VecDeque<Input>, ended: bool },
+    Exec { received: u64, input: VecDeque<Input> },
     /// Ends when the link breaks: nobody knows which bytes arrived.
     Relay,
 }
 
 impl Link {
     pub(super) fn new(instance: InstanceId, clock: Clock, changed: Arc<watch::Sender<u64>>) -> Self {
-        let inner =
-            Inner { mode: Mode::Running, session: None, out: Vec::new(), pending: BTreeMap::new() };
+        let inner = Inner { mode: Mode::Running, session: None, out: Vec::new(), pending: BTreeMap::new() };
         Self {
             instance,
             clock,
@@ -152,9 +149,7 @@ impl Link {
     /// Puts a request in; it goes out now, or once the link stands.
     pub(super) fn begin(self: &Arc<Self>, body: host_frame::Body) -> Result<Call, LinkError> {
         let kind = match &body {
-            host_frame::Body::Exec(_) => {
-                Kind::Exec { received: 0, input: VecDeque::new(), ended: false }
-            }
+            host_frame::Body::Exec(_) => Kind::Exec { received: 0, input: VecDeque::new() },
             host_frame::Body::RelayOpen(_) => Kind::Relay,
             _ => Kind::Plain,
         };
@@ -225,12 +220,10 @@ impl Link {
     pub(super) fn end(&self, number: u64, works: bool) {
         let mut inner = self.lock();
         let pending = inner.pending.remove(&number);
-        if let Some(Pending { kind, sent: true, .. }) = pending
+        if pending.is_some_and(|pending| pending.sent)
             && inner.session.is_some_and(|session| session.version >= 2)
         {
-            if matches!(kind, Kind::Exec { ended: false, .. }) {
-                let _ = inner.put(number, &host_frame::Body::Signal(Signal { number: SIGKILL }));
-            }
+            // An exec that still runs is cancelled by it.
             let _ = inner.put(number, &host_frame::Body::Forget(Forget {}));
         }
         drop(inner);
@@ -328,20 +321,12 @@ impl Link {
                 *received = output.offset.saturating_add(output.data.len() as u64);
                 Event::Output(output)
             }
-            (Body::Exit(exit), Kind::Exec { ended, .. }) => {
-                *ended = true;
-                Event::Exit(exit)
-            }
+            (Body::Exit(exit), Kind::Exec { .. }) => Event::Exit(exit),
             (Body::Chunk(chunk), Kind::Plain | Kind::Relay) => Event::Chunk(chunk),
             (Body::Directory(directory), Kind::Plain) => Event::Directory(directory),
             (Body::Done(_), Kind::Plain) => Event::Done,
             (Body::Accepted(_), _) => Event::Accepted,
-            (Body::Failure(failure), kind) => {
-                if let Kind::Exec { ended, .. } = kind {
-                    *ended = true;
-                }
-                Event::Broken(failure.into())
-            }
+            (Body::Failure(failure), _) => Event::Broken(failure.into()),
             _ => Event::Broken(LinkError::Unexpected),
         };
         if !pending.inbox.push(event) {

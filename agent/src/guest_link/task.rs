@@ -80,7 +80,8 @@ pub(super) async fn link_task(link: Arc<Link>, dialer: Arc<dyn Dial>) {
         }
         let until = Instant::now() + wait.mul_f64(0.75 + fastrand::f64() / 4.0);
         wait = wait.saturating_mul(2).min(longest);
-        while link.mode() != Mode::Closed && tokio::time::timeout_at(until, link.work.notified()).await.is_ok()
+        while link.mode() != Mode::Closed
+            && tokio::time::timeout_at(until, link.work.notified()).await.is_ok()
         {}
     }
 }

@@ -1,1 +1,1 @@
-//! placeholder
+//! Links to guests that behave, and to some that do not.

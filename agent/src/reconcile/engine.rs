@@ -1,20 +1,23 @@
 //! One pass: observe, plan, hand the steps to the runner. And what comes of the steps: events, and pools that wait.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mvm_planner::{Action, Blocked, Capacity, NodePlan, Observation, plan_node};
 use mvm_proto::status::Event;
-use mvm_proto::{InstanceId, PoolId, TenantId, Timestamp};
+use mvm_proto::{InstanceId, Phase, PoolId, TenantId, Timestamp};
 
 use super::Clock;
+use super::needs::Needs;
 use crate::driver::{Driver, DriverError};
 use crate::execute::Executor;
 use crate::execute::runner::{Done, Runner};
 use crate::ledger::InForce;
 use crate::observe::observe;
 use crate::state::Records;
+use crate::sweep::Sweeper;
 use crate::text::chain;
 
 /// How long a pool waits that could not even be given an id and an address.
@@ -23,17 +26,36 @@ const POOL_RETRY: Duration = Duration::from_secs(30);
 /// Shared by passes and wakes: what is planned and what a request starts never overlook each other.
 pub(crate) type Gate = Arc<tokio::sync::Mutex<()>>;
 
+/// How VMs ended, as far as the driver told since the last look.
+pub(crate) type Ends = Arc<Mutex<BTreeMap<InstanceId, String>>>;
+
 #[derive(Debug)]
 pub(crate) struct Engine<D> {
     pub(crate) driver: Arc<D>,
     pub(crate) records: Arc<Records>,
+    pub(crate) executor: Arc<Executor<D>>,
     pub(crate) runner: Runner<D>,
     pub(crate) clock: Clock,
     pub(crate) capacity: Capacity,
     pub(crate) gate: Gate,
+    pub(crate) ends: Ends,
+    pub(crate) needs: Needs,
+    sweeper: Sweeper,
+    /// What an earlier agent began; handed to the runner at the first pass.
+    unfinished: Vec<InstanceId>,
     waiting_pools: BTreeMap<(TenantId, PoolId), (Timestamp, String)>,
     last: Option<Last>,
     pub(crate) plans: u64,
+}
+
+/// What an engine is told besides what it works with.
+#[derive(Debug)]
+pub(crate) struct EngineSettings<'a> {
+    pub(crate) capacity: Capacity,
+    pub(crate) slots: usize,
+    pub(crate) secrets_dir: &'a Path,
+    pub(crate) sweep_after: Duration,
+    pub(crate) unfinished: Vec<InstanceId>,
 }
 
 #[derive(Debug)]
@@ -46,23 +68,31 @@ struct Last {
 /// What a pass found.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
-    pub(crate) died: Vec<InstanceId>,
+    pub(crate) died: Vec<(InstanceId, String)>,
     pub(crate) strangers: Vec<InstanceId>,
 }
 
 impl<D: Driver> Engine<D> {
-    pub(crate) fn new(
-        driver: Arc<D>,
-        records: Arc<Records>,
-        clock: Clock,
-        capacity: Capacity,
-        slots: usize,
-    ) -> Self {
-        let executor = Arc::new(Executor::new(Arc::clone(&driver), Arc::clone(&records), clock.clone()));
-        let runner = Runner::new(executor, Arc::clone(&records), slots);
-        let gate = Gate::default();
-        let waiting_pools = BTreeMap::new();
-        Self { driver, records, runner, clock, capacity, gate, waiting_pools, last: None, plans: 0 }
+    pub(crate) fn new(executor: Arc<Executor<D>>, settings: EngineSettings<'_>) -> Self {
+        let records = Arc::clone(&executor.records);
+        let clock = executor.clock.clone();
+        let runner = Runner::new(Arc::clone(&executor), Arc::clone(&records), settings.slots);
+        Self {
+            driver: Arc::clone(&executor.driver),
+            records,
+            runner,
+            capacity: settings.capacity,
+            gate: Gate::default(),
+            ends: Ends::default(),
+            needs: Needs::new(executor.images.clone(), settings.secrets_dir),
+            sweeper: Sweeper::new(settings.sweep_after, executor.events.clone(), clock.clone()),
+            unfinished: settings.unfinished,
+            waiting_pools: BTreeMap::new(),
+            last: None,
+            plans: 0,
+            clock,
+            executor,
+        }
     }
 
     /// Looks, and plans if document, observation or time changed anything. Steps begin at once.
@@ -70,27 +100,61 @@ impl<D: Driver> Engine<D> {
         let gate = Arc::clone(&self.gate);
         let _gate = gate.lock().await;
         let now = self.clock.now();
-        let seen = observe(&*self.driver, &self.records, self.capacity, now).await?;
+        self.runner.finish(std::mem::take(&mut self.unfinished));
+        let links = &self.executor.links;
+        let mut ends = std::mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner));
+        let seen =
+            observe(&*self.driver, &self.records, Some(links), self.capacity, &mut ends, now).await?;
+        let strangers = self.strangers(seen.strangers).await?;
+        self.sweeper.sweep(&self.driver, &self.records, &strangers);
         let mut observation = seen.observation;
         self.waiting_pools.retain(|_, (until, _)| *until > now);
-        observation.blocked = self
-            .waiting_pools
-            .iter()
-            .map(|((tenant, pool), (_, reason))| Blocked {
-                tenant: tenant.clone(),
-                pool: Some(pool.clone()),
-                reason: reason.clone(),
+        let waiting = self.waiting_pools.iter().map(|((tenant, pool), (_, reason))| Blocked {
+            tenant: tenant.clone(),
+            pool: Some(pool.clone()),
+            reason: reason.clone(),
+        });
+        observation.blocked = waiting.collect();
+        if let Some(in_force) = in_force {
+            self.follow_policies(in_force);
+            observation.blocked.extend(self.needs.look(&in_force.desired));
+            if !self.is_planned(in_force, &observation, now) {
+                let plan = plan_node(&in_force.desired, &observation, now);
+                self.plans += 1;
+                self.runner.submit(&in_force.desired, &plan.steps, now);
+                self.last = Some(Last { in_force: Arc::clone(in_force), observation, plan });
+            }
+        }
+        if let Err(error) = self.executor.images.set_in_use(&self.records.images()) {
+            tracing::warn!(error = %chain(&error), "could not note which images are in use");
+        }
+        Ok(Found { died: seen.died, strangers })
+    }
+
+    /// VMs and leftovers that no record owns.
+    async fn strangers(&self, vms: Vec<InstanceId>) -> Result<Vec<InstanceId>, DriverError> {
+        let mut found: BTreeSet<InstanceId> = vms.into_iter().collect();
+        found.extend(self.driver.kept().await?);
+        // Looked up now, not when the VMs were listed: a step may have begun with one since.
+        found.retain(|id| self.records.get(id).is_none());
+        Ok(found.into_iter().collect())
+    }
+
+    /// Tells the links from which share of its processors on a guest works.
+    fn follow_policies(&self, in_force: &InForce) {
+        let pools = in_force.desired.pools();
+        let policies: BTreeMap<_, _> = pools
+            .map(|(tenant, pool)| {
+                ((&tenant.tenant_id, &pool.pool_id), pool.sleep_policy.cpu_idle_percent)
             })
             .collect();
-        if let Some(in_force) = in_force
-            && !self.is_planned(in_force, &observation, now)
-        {
-            let plan = plan_node(&in_force.desired, &observation, now);
-            self.plans += 1;
-            self.runner.submit(&in_force.desired, &plan.steps, now);
-            self.last = Some(Last { in_force: Arc::clone(in_force), observation, plan });
-        }
-        Ok(Found { died: seen.died, strangers: seen.strangers })
+        self.records.for_each(|record, _| {
+            if record.phase == Phase::Running
+                && let Some(percent) = policies.get(&(&record.tenant, &record.pool))
+            {
+                self.executor.links.set_cpu_idle_percent(&record.id, *percent);
+            }
+        });
     }
 
     /// Whether the last plan still says everything.
@@ -120,7 +184,8 @@ impl<D: Driver> Engine<D> {
     /// When time alone asks for another pass.
     pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
         let pools = self.waiting_pools.values().map(|(until, _)| *until);
-        pools.chain(self.plan().and_then(|plan| plan.next_deadline)).min()
+        let sweep = self.sweeper.next_due().map(|left| self.clock.now() + left);
+        pools.chain(self.plan().and_then(|plan| plan.next_deadline)).chain(sweep).min()
     }
 
     /// The next step that ends, as an event. Absent: nothing runs.

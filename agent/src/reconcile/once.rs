@@ -7,10 +7,14 @@ use std::time::Duration;
 use mvm_planner::{Deferred, Step};
 use mvm_proto::{DesiredState, NodeId, Timestamp};
 use serde::Serialize;
+use tokio::sync::broadcast;
 
-use super::engine::{Engine, event_of};
-use super::{Clock, NodeError, STATE_DIR, adopt, open, open_records, planner_capacity};
+use super::engine::{Engine, EngineSettings, event_of};
+use super::{Clock, NodeError, STATE_DIR, adopt, open, open_images, open_records, planner_capacity};
+use crate::audit::{AuditLog, AuditSettings};
 use crate::driver::{AnyDriver, DriverKind};
+use crate::execute::Executor;
+use crate::guest_link::GuestLinks;
 use crate::ledger::InForce;
 use crate::node_info;
 use crate::settings::{CapacityCaps, DEFAULT_PARALLEL_STEPS, VmmSettings};
@@ -73,7 +77,8 @@ pub async fn reconcile_once(
             None => Records::empty(),
         };
         adopt(&*driver, &records, now).await?;
-        let observation = crate::observe::observe(&*driver, &records, capacity, now)
+        let mut ends = std::collections::BTreeMap::new();
+        let observation = crate::observe::observe(&*driver, &records, None, capacity, &mut ends, now)
             .await
             .map_err(|cause| NodeError::Recover(cause.into()))?
             .observation;
@@ -83,9 +88,32 @@ pub async fn reconcile_once(
         let (steps, deferred) = (plan.steps, plan.deferred);
         return Ok(Report { converged, dry_run: true, rounds: 1, steps, deferred, errors: Vec::new() });
     }
-    let (driver, records) = open(&settings.data_dir, settings.driver, now).await?;
-    let mut engine = Engine::new(driver, Arc::clone(&records), clock, capacity, DEFAULT_PARALLEL_STEPS);
+    let (driver, records) = open(&settings.data_dir, settings.driver, &settings.vmm).await?;
+    let unfinished = adopt(&*driver, &records, now).await?;
+    let images = open_images(settings.driver, &settings.images_dir, &settings.vmm)?;
+    let audit = AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone());
+    let executor = Arc::new(Executor {
+        links: GuestLinks::new(Arc::clone(&driver), clock.clone()),
+        driver,
+        records: Arc::clone(&records),
+        clock,
+        images,
+        boot_deadline: settings.boot_deadline,
+        events: broadcast::Sender::new(1),
+        audit: audit.clone(),
+    });
+    let engine = EngineSettings {
+        capacity,
+        slots: DEFAULT_PARALLEL_STEPS,
+        secrets_dir: &settings.secrets_dir,
+        sweep_after: settings.sweep_after,
+        unfinished,
+    };
+    let mut engine = Engine::new(executor, engine);
     let report = run(&mut engine, &InForce::local(desired)).await;
+    if let Err(error) = audit.flush().await {
+        tracing::warn!(error = %chain(&error), "not everything that was done is in the audit log");
+    }
     records.close().await;
     Ok(report)
 }
@@ -101,7 +129,11 @@ async fn run(engine: &mut Engine<AnyDriver>, in_force: &Arc<InForce>) -> Report 
         }
         let Some(plan) = engine.plan() else { return report };
         report.deferred.clone_from(&plan.deferred);
-        if plan.steps.is_empty() || engine.plans == plans {
+        if engine.runner.is_idle() && plan.steps.is_empty() && engine.needs.is_working() {
+            engine.needs.wait().await;
+            continue;
+        }
+        if engine.runner.is_idle() && (plan.steps.is_empty() || engine.plans == plans) {
             report.converged = engine.is_converged() && report.errors.is_empty();
             return report;
         }

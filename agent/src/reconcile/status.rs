@@ -23,6 +23,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) write_error: Option<String>,
     pub(crate) driver_error: Option<String>,
     pub(crate) strangers: &'a [InstanceId],
+    /// Whether images and secrets are there.
+    pub(crate) needs: [Condition; 2],
     pub(crate) next_reconcile_at: Timestamp,
 }
 
@@ -36,7 +38,8 @@ pub(crate) fn update(status: &mut NodeStatus, facts: &Facts<'_>) {
     if facts.converged {
         status.converged.clone_from(&status.accepted);
     }
-    for condition in [converged(facts), current(facts), disk(facts), driver(facts), accounted(facts)] {
+    let own = [converged(facts), current(facts), disk(facts), driver(facts), accounted(facts)];
+    for condition in own.into_iter().chain(facts.needs.clone()) {
         set_condition(&mut status.conditions, condition);
     }
     status.usage = Some(usage(facts.records));
@@ -99,7 +102,7 @@ fn accounted(facts: &Facts<'_>) -> Condition {
             new(
                 false,
                 "UnknownVms",
-                format!("{} VM(s) without a record: {}", strangers.len(), ids.join(", ")),
+                format!("{} VM(s) or leftovers without a record: {}", strangers.len(), ids.join(", ")),
             )
         }
     }

@@ -87,7 +87,7 @@ impl<D: Driver> Waker<D> {
             self.check_room(&lease, Phase::Running).await?;
         }
         let reason = "woken on demand".to_owned();
-        let order = Order { action, staging: None, reason, spec: None, on_demand: true };
+        let order = Order { action, staging: None, reason, spec: None, on_demand: true, asked_by: None };
         self.executor.execute(&lease, &order).await.map_err(|error| failed(&chain(&error)))?;
         Ok(())
     }

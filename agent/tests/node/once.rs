@@ -60,14 +60,11 @@ async fn a_dry_run_plans_and_touches_nothing() {
 }
 
 #[tokio::test]
-async fn another_nodes_document_and_a_missing_driver_are_refused() {
+async fn another_nodes_document_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let other = OnceSettings { node_id: Some("node-2".parse().unwrap()), ..settings(dir.path()) };
     let error = reconcile_once(simple(1, 0, 0), other, at(0)).await.unwrap_err();
     assert!(matches!(error, NodeError::OtherNode { .. }));
-    let qemu = OnceSettings { driver: DriverKind::Qemu, ..settings(dir.path()) };
-    let error = reconcile_once(simple(1, 0, 0), qemu, at(0)).await.unwrap_err();
-    assert!(error.to_string().contains("qemu"), "{error}");
 }
 
 #[tokio::test]

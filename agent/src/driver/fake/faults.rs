@@ -18,6 +18,27 @@ pub enum Fault {
     HangAfter,
 }
 
+/// How a guest behaves.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Manner {
+    #[default]
+    Good,
+    /// It answers nothing at all, as one that hangs in its boot.
+    Silent,
+    /// It greets and is told who it is, and never gets ready.
+    NeverReady,
+    /// Its workload fails.
+    Fails,
+    /// It refuses to be told who it is.
+    RefusesIdentity,
+    /// It never says that it may be paused.
+    IgnoresSleep,
+    /// It hears that it should end, and does not.
+    IgnoresShutdown,
+    /// It speaks version 1 of the protocol.
+    Old,
+}
+
 /// Latency and failures of the fake driver's calls. By default there are none.
 #[derive(Debug, Default)]
 pub struct Faults {
@@ -29,6 +50,8 @@ struct Inner {
     latency: Duration,
     planned: Vec<Planned>,
     bad_image: Option<(String, Fault)>,
+    manners: Vec<(Option<InstanceId>, Manner)>,
+    ready_after: Duration,
     hits: u64,
 }
 
@@ -54,6 +77,26 @@ impl Faults {
     /// Every boot of this image goes wrong.
     pub fn set_bad_image(&self, flake_ref: &str, fault: Fault) {
         self.lock().bad_image = Some((flake_ref.to_owned(), fault));
+    }
+
+    /// How guests behave from now on, one or all of them.
+    pub fn set_manner(&self, instance: Option<&InstanceId>, manner: Manner) {
+        self.lock().manners.insert(0, (instance.cloned(), manner));
+    }
+
+    /// How long a guest takes from being told who it is to being ready.
+    pub fn set_ready_after(&self, delay: Duration) {
+        self.lock().ready_after = delay;
+    }
+
+    pub(super) fn ready_after(&self) -> Duration {
+        self.lock().ready_after
+    }
+
+    pub(super) fn manner(&self, instance: &InstanceId) -> Manner {
+        let inner = self.lock();
+        let meant = |(id, _): &&(Option<InstanceId>, Manner)| id.as_ref().is_none_or(|id| id == instance);
+        inner.manners.iter().find(meant).map_or(Manner::Good, |(_, manner)| *manner)
     }
 
     /// How many calls went wrong so far.

@@ -15,6 +15,9 @@ use super::super::{SnapshotRef, VmState};
 pub(super) struct Entry {
     pub(super) vm: Option<FakeVm>,
     pub(super) snapshot: Option<SnapshotRef>,
+    /// What the snapshot holds.
+    #[serde(default)]
+    pub(super) asleep: Option<FakeVm>,
     pub(super) console: String,
 }
 
@@ -24,6 +27,12 @@ pub(super) struct FakeVm {
     pub(super) state: VmState,
     /// How often its vCPUs were started again: stands for what is in its memory.
     pub(super) runs: u64,
+    /// It was told who it is since it booted or was restored.
+    #[serde(default)]
+    pub(super) reborn: bool,
+    /// The newest identity that it was given; 0: none since it booted.
+    #[serde(default)]
+    pub(super) generation: u64,
 }
 
 #[derive(Debug, Default)]

@@ -1,0 +1,170 @@
+//! What a step needs of the guest itself: its identity, its word that it is ready, its drain, its end.
+
+use std::time::Duration;
+
+use mvm_proto::guest::{Mount, Reborn};
+use tokio::sync::broadcast;
+use tokio::time::Instant;
+
+use super::{Executor, StepError};
+use crate::crash;
+use crate::driver::{BootImage, Driver, VmExit};
+use crate::guest_link::{ANSWER_WITHIN, Drained, LinkError};
+use crate::record::Record;
+
+/// A guest that was asked to end may take this much longer than the grace that its workload has.
+const SHUTDOWN_MARGIN: Duration = Duration::from_secs(3);
+
+/// The data disk's name on its bus, and where it goes.
+pub(crate) const DATA_DISK_SERIAL: &str = "data";
+const DATA_DISK_PATH: &str = "/data";
+
+/// What a drain came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Drain {
+    /// Go on and pause it.
+    Over,
+    /// It has work again: leave it running.
+    CalledOff,
+}
+
+impl<D: Driver> Executor<D> {
+    /// The files that an instance is booted or restored with.
+    pub(super) fn boot_image(&self, record: &Record) -> Result<BootImage, StepError> {
+        let imagined = || BootImage::imagined(&record.flake_ref).digest;
+        let digest = record.image.or(record.image_digest).unwrap_or_else(imagined);
+        Ok(self.images.boot_image(&digest, &record.flake_ref)?)
+    }
+
+    fn identity(&self, record: &mut Record, start_workload: bool) -> Reborn {
+        let now = self.clock.now();
+        let disk = Mount {
+            serial: DATA_DISK_SERIAL.to_owned(),
+            path: DATA_DISK_PATH.to_owned(),
+            filesystem: "ext4".to_owned(),
+            read_only: false,
+        };
+        let env = [
+            ("MVM_INSTANCE", record.id.to_string()),
+            ("MVM_TENANT", record.tenant.to_string()),
+            ("MVM_POOL", record.pool.to_string()),
+        ];
+        Reborn {
+            instance_id: record.id.to_string(),
+            hostname: record.id.to_string(),
+            // There is no network card yet: its address is the record's alone.
+            address: String::new(),
+            gateway: String::new(),
+            mac: String::new(),
+            dns: Vec::new(),
+            entropy: Vec::new(),
+            unix_ms: u64::try_from(now.unix_ms()).unwrap_or(0),
+            env: env.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+            start_workload,
+            mounts: if record.resources.data_disk_mib > 0 { vec![disk] } else { Vec::new() },
+            generation: record.next_generation(now),
+        }
+    }
+
+    /// Tells a guest whose VM runs who it is, and waits until it is ready. `points` are passed after each.
+    pub(super) async fn bring_to_life(
+        &self,
+        record: &mut Record,
+        start_workload: bool,
+        mut exits: broadcast::Receiver<VmExit>,
+        points: [&'static str; 2],
+    ) -> Result<(), StepError> {
+        let id = record.id.clone();
+        let deadline = Instant::now() + self.boot_deadline;
+        self.links.open(&id);
+        let life = async {
+            let view = self.links.greeted(&id, deadline).await?;
+            if view.version >= 2 {
+                let left = deadline.saturating_duration_since(Instant::now()).max(ANSWER_WITHIN);
+                let identity = self.identity(record, start_workload);
+                self.links.reborn(&id, identity, left).await?;
+            } else {
+                let message = "it speaks version 1 of the guest protocol: it keeps the identity of its image";
+                self.note("GuestOutdated", record, message);
+            }
+            crash::point(points[0]);
+            self.links.ready(&id, deadline).await?;
+            crash::point(points[1]);
+            Ok(())
+        };
+        let died = async {
+            loop {
+                match exits.recv().await {
+                    Ok(exit) if exit.instance == id => return exit.detail,
+                    Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
+                    Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+                }
+            }
+        };
+        tokio::select! {
+            lived = life => lived,
+            detail = died => Err(StepError::Died(detail)),
+        }
+    }
+
+    /// Tells a guest that was only paused what time it is, without waiting for it.
+    pub(super) fn refresh(&self, record: &mut Record) {
+        let identity = self.identity(record, false);
+        self.links.open(&record.id);
+        if let Err(error) = self.links.refresh(&record.id, identity) {
+            tracing::warn!(id = %record.id, %error, "could not refresh a resumed guest");
+        }
+    }
+
+    /// Lets a running guest finish its work. What keeps it from that is told, and does not keep it running.
+    pub(super) async fn drain(&self, record: &Record, timeout: Duration) -> Result<Drain, StepError> {
+        let now = self.clock.now();
+        // The counts' and a person's word is final; the policy's was that the guest has nothing to do.
+        let by_policy = record.on_demand && record.override_until.is_none_or(|until| until <= now);
+        self.links.open(&record.id);
+        match self.links.prepare_sleep(&record.id, timeout, by_policy).await {
+            Ok(Drained::Done) => Ok(Drain::Over),
+            Ok(Drained::Busy) => {
+                self.note("InstanceBusy", record, "has work again while it was drained: it goes on running");
+                Ok(Drain::CalledOff)
+            }
+            Ok(Drained::Not(why)) => {
+                self.note("DrainTimedOut", record, &format!("was paused without having drained: {why}"));
+                Ok(Drain::Over)
+            }
+            Err(error @ LinkError::NoEntropy(_)) => Err(error.into()),
+            Err(error) => {
+                self.note("NotDrained", record, &format!("was paused without having drained: {error}"));
+                Ok(Drain::Over)
+            }
+        }
+    }
+
+    /// Asks a running guest to end and waits for that. Says how much of its grace is left for the driver to give.
+    pub(super) async fn shut_down(&self, record: &Record, grace: Duration) -> Duration {
+        let mut exits = self.driver.exits();
+        if self.links.shutdown(&record.id, grace).await.is_err() {
+            return grace;
+        }
+        crash::point("stop.asked");
+        let ended = async {
+            loop {
+                match exits.recv().await {
+                    Ok(exit) if exit.instance == record.id => return,
+                    Ok(_) => {}
+                    Err(_) => return,
+                }
+                if self.driver.adopt(&record.id).await.is_ok_and(|vm| vm.is_none()) {
+                    return;
+                }
+            }
+        };
+        // It may have ended before anyone listened.
+        if self.driver.adopt(&record.id).await.is_ok_and(|vm| vm.is_some())
+            && tokio::time::timeout(grace + SHUTDOWN_MARGIN, ended).await.is_err()
+        {
+            self.note("GuestKilled", record, &format!("did not shut down within {grace:?}"));
+        }
+        Duration::ZERO
+    }
+}

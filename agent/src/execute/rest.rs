@@ -1,0 +1,172 @@
+//! Steps between running, warm and sleeping.
+
+use std::time::Duration;
+
+use mvm_planner::Action;
+use mvm_proto::Phase;
+
+use super::guest::Drain;
+use super::{Executor, StepError};
+use crate::crash;
+use crate::driver::Driver;
+use crate::record::Record;
+
+impl<D: Driver> Executor<D> {
+    /// The snapshot is given up before the guest runs: a disk that moved on never meets old memory.
+    pub(super) async fn wake(
+        &self,
+        mut record: Record,
+        staging: Option<Phase>,
+        on_demand: bool,
+        reason: &str,
+    ) -> Result<(), StepError> {
+        if record.snapshot.is_none() {
+            return Err(Self::wrong_phase(&record, Action::Wake));
+        }
+        record.staging = staging;
+        if on_demand {
+            self.lend(&mut record, Phase::Sleeping);
+        }
+        self.intend(&mut record, Action::Wake).await?;
+        crash::point("wake.intended");
+        self.wake_up(record, reason).await
+    }
+
+    /// From the intent on: also where an earlier agent was cut off.
+    pub(super) async fn wake_up(&self, mut record: Record, reason: &str) -> Result<(), StepError> {
+        let exits = self.driver.exits();
+        if let Some(snapshot) = record.snapshot.clone() {
+            self.driver.restore(&record.spec(self.boot_image(&record)?), &snapshot).await?;
+            crash::point("wake.restored");
+            record.snapshot = None;
+            // Paused and without a snapshot it is warm, whatever comes next.
+            record.enter(Phase::Warm, self.clock.now(), reason);
+            self.intend(&mut record, Action::Wake).await?;
+            crash::point("wake.given_up");
+        }
+        self.driver.resume(&record.id).await?;
+        crash::point("wake.resumed");
+        self.bring_to_life(&mut record, false, exits, ["wake.reborn", "wake.ready"]).await?;
+        self.conclude(&mut record, Phase::Running, reason).await?;
+        crash::point("wake.concluded");
+        self.driver.discard_snapshot(&record.id).await?;
+        crash::point("wake.discarded");
+        Ok(())
+    }
+
+    /// Marks an instance as a request's, with its place in the count that it came from.
+    fn lend(&self, record: &mut Record, home: Phase) {
+        record.on_demand = true;
+        record.home.get_or_insert(home);
+        record.last_used_at = Some(self.clock.now());
+    }
+
+    pub(super) async fn resume(
+        &self,
+        mut record: Record,
+        on_demand: bool,
+        reason: &str,
+    ) -> Result<(), StepError> {
+        if !matches!(record.phase, Phase::Warm | Phase::Running) {
+            return Err(Self::wrong_phase(&record, Action::Resume));
+        }
+        self.driver.resume(&record.id).await?;
+        crash::point("resume.resumed");
+        if record.phase == Phase::Warm {
+            self.refresh(&mut record);
+            record.idle_since = None;
+        }
+        let marked = record.staging.is_some() || on_demand || record.retry_not_before.is_some();
+        record.staging = None;
+        if on_demand {
+            let home = record.phase;
+            self.lend(&mut record, home);
+        }
+        record.retry_not_before = None;
+        record.enter(Phase::Running, self.clock.now(), reason);
+        self.keep(record, marked).await?;
+        crash::point("resume.kept");
+        Ok(())
+    }
+
+    pub(super) async fn warm(
+        &self,
+        mut record: Record,
+        drain: Duration,
+        reason: &str,
+    ) -> Result<(), StepError> {
+        if !matches!(record.phase, Phase::Warm | Phase::Running) {
+            return Err(Self::wrong_phase(&record, Action::Warm));
+        }
+        if record.phase == Phase::Running && self.drain(&record, drain).await? == Drain::CalledOff {
+            self.used(record);
+            return Ok(());
+        }
+        crash::point("warm.drained");
+        self.pause(&mut record).await?;
+        crash::point("warm.paused");
+        let marked = record.staging.is_some() || record.on_demand || record.retry_not_before.is_some();
+        record.staging = None;
+        record.retry_not_before = None;
+        record.enter(Phase::Warm, self.clock.now(), reason);
+        self.keep(record, marked).await?;
+        crash::point("warm.kept");
+        Ok(())
+    }
+
+    async fn pause(&self, record: &mut Record) -> Result<(), StepError> {
+        if record.phase == Phase::Running {
+            record.idle_since = self.links.view(&record.id).and_then(|view| view.idle_since);
+        }
+        self.driver.pause(&record.id).await?;
+        self.links.pause(&record.id);
+        Ok(())
+    }
+
+    fn used(&self, mut record: Record) {
+        record.last_used_at = Some(self.clock.now());
+        record.idle_since = None;
+        self.records.set(record);
+    }
+
+    /// Running and warm are seen again at the next start; only marks need the disk.
+    async fn keep(&self, record: Record, marked: bool) -> Result<(), StepError> {
+        if marked {
+            self.records.save(&record).await?;
+        } else {
+            self.records.set(record);
+        }
+        Ok(())
+    }
+
+    pub(super) async fn sleep(
+        &self,
+        mut record: Record,
+        drain: Duration,
+        reason: &str,
+    ) -> Result<(), StepError> {
+        if !matches!(record.phase, Phase::Warm | Phase::Running) {
+            return Err(Self::wrong_phase(&record, Action::Sleep));
+        }
+        if record.phase == Phase::Running && self.drain(&record, drain).await? == Drain::CalledOff {
+            self.used(record);
+            return Ok(());
+        }
+        crash::point("sleep.drained");
+        self.pause(&mut record).await?;
+        crash::point("sleep.paused");
+        record.enter(Phase::Warm, self.clock.now(), reason);
+        self.intend(&mut record, Action::Sleep).await?;
+        crash::point("sleep.intended");
+        record.snapshot = Some(self.driver.snapshot(&record.id).await?);
+        crash::point("sleep.snapshotted");
+        record.staging = None;
+        record.idle_since = None;
+        self.conclude(&mut record, Phase::Sleeping, reason).await?;
+        crash::point("sleep.concluded");
+        self.driver.kill(&record.id).await?;
+        self.links.forget(&record.id);
+        crash::point("sleep.killed");
+        Ok(())
+    }
+}
