@@ -1,10 +1,52 @@
 //! What guests boot from: built or imported once, named by content, sealed, shared read-only.
+//!
+//! [`Images`] is what the agent asks: it answers at once, and has what is missing built by one thread in the
+//! background. [`Store`] is what lies on disk, for the agent and the command line alike. An image is hashed when it is
+//! made and when someone verifies it; a boot only looks whether its files are still the ones that were sealed.
 
-use std::path::{Path, PathBuf};
+mod build;
+mod busybox;
+mod collect;
+mod cpio;
+mod debian;
+mod disk_image;
+mod elf;
+mod error;
+mod flake;
+mod folder;
+mod guest_program;
+mod kernel;
+mod manifest;
+mod modules;
+mod packed;
+mod refs;
+mod requests;
+mod source;
+mod staging;
+mod store;
+#[cfg(test)]
+mod tests;
+mod work;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
 
 use mvm_proto::{Digest, ProfileId};
+use tokio::sync::watch;
 
 use crate::driver::BootImage;
+use requests::Requests;
+
+pub use build::{ImageSettings, build};
+pub use collect::{Collected, KeepRules, Kept, collect, remove};
+pub use error::ImageError;
+pub use flake::NixSettings;
+pub use guest_program::find_guest;
+pub use manifest::{FileEntry, Manifest, Part};
+pub use refs::Built;
+pub use store::Store;
+pub use work::Work;
 
 /// What a pool asks for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,43 +72,61 @@ pub enum Resolution {
     },
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum ImageError {
-    #[error("there is no image {0} on this node")]
-    Missing(Digest),
-}
-
-/// The images of one node.
-#[derive(Debug)]
+/// The images of one node. Clones share everything; what is being built is called off when the last one goes.
+#[derive(Debug, Clone)]
 pub struct Images {
-    directory: Option<PathBuf>,
+    /// None: images are imagined.
+    requests: Option<Arc<Requests>>,
+    changed: watch::Receiver<u64>,
 }
 
 impl Images {
     /// No files at all: for the fake driver, whose guests need none. Everything is ready.
     #[must_use]
     pub fn imagined() -> Self {
-        Self { directory: None }
+        Self { requests: None, changed: watch::channel(0).1 }
     }
 
     /// The images below `directory`.
-    pub fn open(directory: &Path) -> Result<Self, ImageError> {
-        Ok(Self { directory: Some(directory.to_owned()) })
+    pub fn open(directory: &Path, settings: ImageSettings) -> Result<Self, ImageError> {
+        let requests = Requests::new(Store::open(directory)?, settings);
+        Ok(Self { changed: requests.changed(), requests: Some(Arc::new(requests)) })
     }
 
-    /// Whether the image is there; begins to get it in the background when it is not. Never waits.
+    /// Whether the image is there; begins to get it in the background when it is not. Never waits, and touches no
+    /// file once the answer is known.
     pub fn resolve(&self, image: &ImageRef) -> Resolution {
-        match &self.directory {
+        match &self.requests {
             None => Resolution::Ready(BootImage::imagined(&image.flake_ref).digest),
-            Some(_) => Resolution::Working { message: "not built yet".to_owned() },
+            Some(requests) => requests.resolve(image),
         }
     }
 
     /// The files of an image that is there.
     pub fn boot_image(&self, digest: &Digest, flake_ref: &str) -> Result<BootImage, ImageError> {
-        match &self.directory {
+        match &self.requests {
             None => Ok(BootImage::imagined(flake_ref)),
-            Some(_) => Err(ImageError::Missing(*digest)),
+            Some(requests) => requests.boot_image(digest),
+        }
+    }
+
+    /// Changes whenever a build ends, well or not. Something waiting for an image can ask again then.
+    #[must_use]
+    pub fn changed(&self) -> watch::Receiver<u64> {
+        self.changed.clone()
+    }
+
+    /// Writes down which images the instances on this node need, so that nobody removes them. Costs nothing when it
+    /// is the same as before. What was resolved lately is kept besides.
+    pub fn set_in_use(&self, referenced: &BTreeSet<Digest>) -> Result<(), ImageError> {
+        self.requests.as_ref().map_or(Ok(()), |requests| requests.set_in_use(referenced))
+    }
+
+    /// Removes the images that nothing needs: no instance in `referenced`, no reference that `rules` keep.
+    pub fn collect(&self, referenced: &BTreeSet<Digest>, rules: &KeepRules) -> Result<Collected, ImageError> {
+        match &self.requests {
+            None => Ok(Collected::default()),
+            Some(requests) => requests.collect(referenced, rules),
         }
     }
 }

@@ -1,0 +1,93 @@
+//! One reference, built or imported from beginning to end.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+use mvm_proto::{Digest, Timestamp};
+
+use super::debian::megabytes;
+use super::error::ImageError;
+use super::flake::{self, NixSettings};
+use super::folder::{self, Links};
+use super::refs::Built;
+use super::source::Source;
+use super::store::Store;
+use super::work::Work;
+use super::{ImageRef, busybox};
+
+/// What building needs to know of this machine.
+#[derive(Debug, Clone)]
+pub struct ImageSettings {
+    /// The static guest program that goes into built-in images.
+    pub guest: Option<PathBuf>,
+    /// Where downloaded packages are kept; without it, `cache` in the store.
+    pub cache: Option<PathBuf>,
+    pub nix: NixSettings,
+    /// The wait after a first failure; each further one doubles it.
+    pub first_retry: Duration,
+    pub longest_retry: Duration,
+}
+
+impl Default for ImageSettings {
+    fn default() -> Self {
+        Self {
+            guest: None,
+            cache: None,
+            nix: NixSettings::default(),
+            first_retry: Duration::from_secs(5),
+            longest_retry: Duration::from_secs(600),
+        }
+    }
+}
+
+/// Builds or imports what `image` asks for, and writes down what it turned out to be.
+///
+/// Takes as long as it takes. A digest that was asked for and not met leaves the reference as it was.
+pub fn build(
+    store: &Store,
+    image: &ImageRef,
+    settings: &ImageSettings,
+    work: &Work<'_>,
+) -> Result<Built, ImageError> {
+    let began = Instant::now();
+    let source = Source::parse(&image.flake_ref)?;
+    let mut staging = store.begin()?;
+    let made_of = match source {
+        Source::Busybox => {
+            let cache = settings.cache.clone().unwrap_or_else(|| store.root().join("cache"));
+            busybox::build(&cache, settings.guest.as_deref(), &mut staging, work)?
+        }
+        Source::Folder(path) => {
+            folder::import(&path, &Links::Inside, &mut staging, work)?;
+            Vec::new()
+        }
+        Source::Flake(flake) => flake::build(&flake, &image.profile, &settings.nix, &mut staging, work)?,
+    };
+    // From here to the reference nothing may collect the image.
+    let lock = store.lock()?;
+    let (digest, manifest) = staging.finish(&store.images())?;
+    let size = megabytes(manifest.size());
+    work.say(format!("sealed {digest} ({size:.1} MB, {:.1} s in all)", began.elapsed().as_secs_f32()));
+    expect(image, digest)?;
+    let before = store.reference(&image.flake_ref, &image.profile)?;
+    let built = Built {
+        reference: image.flake_ref.clone(),
+        profile: image.profile.clone(),
+        digest,
+        built_at: Timestamp::from(SystemTime::now()),
+        made_of,
+        pinned: before.is_some_and(|before| before.pinned),
+    };
+    store.set_reference(&lock, &built)?;
+    Ok(built)
+}
+
+/// An image other than the one asked for is kept until it is collected, and never used for this.
+pub(super) fn expect(image: &ImageRef, found: Digest) -> Result<(), ImageError> {
+    match image.digest {
+        Some(expected) if expected != found => {
+            Err(ImageError::DigestMismatch { reference: image.flake_ref.clone(), expected, found })
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,112 @@
+//! Why an image is not there: what was attempted, on what, and a word for programs.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mvm_proto::Digest;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    #[error("there is no image {0} on this node")]
+    Missing(Digest),
+    #[error("image {digest} is damaged: {fault}; remove it with `mvm image rm` and build it again")]
+    Damaged { digest: Digest, fault: String },
+    #[error("{reference} is image {found}, and {expected} was asked for")]
+    DigestMismatch { reference: String, expected: Digest, found: Digest },
+    #[error("{reference}: {fault}")]
+    Reference { reference: String, fault: String },
+    #[error(
+        "{reference}: {what} can't be used as an image yet; known are builtin:busybox, path:DIR and Nix flakes"
+    )]
+    NotSupported { reference: String, what: &'static str },
+    #[error("{}: {fault}", path.display())]
+    Invalid { path: PathBuf, fault: String },
+    #[error("could not {action} {}", path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error(
+        "no guest program to put into the image: build it with scripts/build-guest, or name it with --guest or MVM_GUEST"
+    )]
+    NoGuest,
+    #[error("{program} is not installed: {advice}")]
+    ProgramMissing { program: String, advice: &'static str },
+    #[error("could not start {program}")]
+    Start {
+        program: String,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("{program} failed ({status}){output}")]
+    Failed { program: String, status: String, output: String },
+    #[error("{program} did not end within {limit:?}{output}")]
+    TooSlow { program: String, limit: Duration, output: String },
+    #[error("could not get the package {package}: {advice}")]
+    Package {
+        package: String,
+        advice: &'static str,
+        #[source]
+        cause: Box<ImageError>,
+    },
+    #[error("the work was called off")]
+    Cancelled,
+    #[error("image {digest} is in use by {by}")]
+    InUse { digest: Digest, by: String },
+    #[error("another program is writing to the image store")]
+    Busy,
+}
+
+impl ImageError {
+    /// A reason in CamelCase, for conditions.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Missing(_) => "ImageMissing",
+            Self::Damaged { .. } => "ImageDamaged",
+            Self::DigestMismatch { .. } => "DigestMismatch",
+            Self::Reference { .. } => "InvalidReference",
+            Self::NotSupported { .. } => "NotSupported",
+            Self::Invalid { .. } => "InvalidImage",
+            Self::NoGuest => "GuestMissing",
+            Self::ProgramMissing { program, .. } if program == "nix" => "NixMissing",
+            Self::ProgramMissing { .. } => "ProgramMissing",
+            Self::Package { cause, .. } if cause.reason() == "ProgramMissing" => "ProgramMissing",
+            Self::Package { .. } => "PackageMissing",
+            Self::Io { cause, .. } if out_of_space(cause) => "DiskFull",
+            Self::Io { .. } => "StoreFailed",
+            Self::Start { .. } | Self::Failed { .. } | Self::TooSlow { .. } => "BuildFailed",
+            Self::Cancelled => "Cancelled",
+            Self::InUse { .. } => "InUse",
+            Self::Busy => "StoreBusy",
+        }
+    }
+
+    pub(super) fn invalid(path: &Path, fault: impl Into<String>) -> Self {
+        Self::Invalid { path: path.to_owned(), fault: fault.into() }
+    }
+}
+
+fn out_of_space(cause: &io::Error) -> bool {
+    matches!(cause.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// Names what was attempted on which file.
+pub(super) trait OnPath<T> {
+    fn on(self, action: &'static str, path: &Path) -> Result<T, ImageError>;
+}
+
+impl<T> OnPath<T> for io::Result<T> {
+    fn on(self, action: &'static str, path: &Path) -> Result<T, ImageError> {
+        self.map_err(|cause| ImageError::Io { action, path: path.to_owned(), cause })
+    }
+}
+
+impl<T> OnPath<T> for rustix::io::Result<T> {
+    fn on(self, action: &'static str, path: &Path) -> Result<T, ImageError> {
+        self.map_err(io::Error::from).on(action, path)
+    }
+}
