@@ -80,6 +80,9 @@ pub(crate) enum Command {
     Plan(commands::plan::PlanCommand),
     /// Declare what a node runs
     Push(commands::push::PushArgs),
+    /// What guests boot from: build, import, look after
+    #[command(subcommand)]
+    Image(commands::image::ImageCommand),
     /// Who may sign documents and images
     #[command(subcommand)]
     Trust(commands::trust::TrustCommand),

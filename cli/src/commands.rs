@@ -4,6 +4,7 @@ pub(crate) mod agent;
 pub(crate) mod certs;
 pub(crate) mod coordinator;
 pub(crate) mod direct;
+pub(crate) mod image;
 pub(crate) mod node;
 pub(crate) mod plan;
 pub(crate) mod push;
@@ -30,6 +31,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Node(command) => block_on(node::run(&global, command)),
         Command::Plan(command) => plan::run(&global, command),
         Command::Push(args) => block_on(push::run(&global, args)),
+        Command::Image(command) => image::run(&global, command),
         Command::Trust(command) => block_on(trust::run(&global, command)),
         Command::Schema(args) => schema::run(&args),
         Command::Completion(args) => reference::completion(&args),
