@@ -1,7 +1,240 @@
-//! Firecracker.
-mod http;
+//! The driver for Firecracker: one process per VM, spoken to over its API socket.
+//!
+//! A VM's way: the process is started (behind a jailer, where there is one), told its machine and started; or told to
+//! load a snapshot, and stays paused. What a process does is asked of it each time, so that an agent that has just
+//! started knows as much as one that has been there all along; only what makes asking twice be asking once within a
+//! pause is kept in memory. What may be lost with the process is in [`vmm`], starting in [`launch`], pausing and
+//! snapshots in [`freeze`], the way to the guest in [`vsock`].
+
+mod freeze;
+pub mod http;
+mod launch;
 pub mod metrics;
+mod place;
 pub mod request;
+pub mod settings;
+mod snapshot_file;
 mod socket;
 pub mod version;
+mod vmm;
+mod vmm_file;
 pub mod vsock;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use mvm_proto::InstanceId;
+use tokio::sync::broadcast;
+
+use self::launch::Origin;
+use self::metrics::Metrics;
+use self::place::{API_SOCKET, CONSOLE, METRICS, VSOCK_SOCKET};
+use self::request::Action;
+pub use self::settings::{
+    CgroupVersion, FirecrackerSettings, FirecrackerUnavailable, JailerSettings, Limits,
+};
+use self::snapshot_file::Manifest;
+use self::version::Version;
+use self::vmm::{Live, Vmms, api_error, bad_request, io_error, same_revision, tail};
+use self::vsock::GuestConnection;
+use super::{Driver, DriverError, DriverKind, GuestStream, SnapshotRef, Vm, VmExit, VmSpec, VmState};
+use crate::host::{Host, LocalHost, Operation};
+
+/// A follower that is further behind looks at the whole list anyway.
+const EXITS_KEPT: usize = 1024;
+
+/// How much of the metrics file holds its last line.
+const METRICS_TAIL_BYTES: usize = 64 * 1024;
+
+/// Runs microVMs with Firecracker.
+#[derive(Debug)]
+pub struct FirecrackerDriver<H: Host = LocalHost> {
+    vmms: Arc<Vmms<H>>,
+    version: Version,
+}
+
+impl FirecrackerDriver<LocalHost> {
+    /// The driver of this data directory, with the program that the settings name or `PATH` has.
+    pub fn open(data_dir: &Path, settings: FirecrackerSettings) -> Result<Self, FirecrackerUnavailable> {
+        Self::with_host(LocalHost::new(data_dir), settings)
+    }
+}
+
+impl<H: Host> FirecrackerDriver<H> {
+    pub fn with_host(host: H, settings: FirecrackerSettings) -> Result<Self, FirecrackerUnavailable> {
+        let (program, version) = settings::find(&settings, std::env::var_os("PATH").as_deref())?;
+        let vmms = Arc::new(Vmms::new(host, settings, program, broadcast::Sender::new(EXITS_KEPT)));
+        Ok(Self { vmms, version })
+    }
+
+    /// Of the program that new VMs are started with.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// What the VMM counted since it was last asked.
+    pub async fn metrics(&self, instance: &InstanceId) -> Result<Option<Metrics>, DriverError> {
+        const ACTION: &str = "measure";
+        let (live, mut client, ..) = self.vmms.running(instance, ACTION).await?;
+        let flush = Action::FlushMetrics.request().map_err(|error| bad_request(instance, &error))?;
+        let sent = client.send(&flush, self.vmms.settings.limits.call).await;
+        sent.map_err(|error| api_error(instance, ACTION, error))?;
+        let bytes = tail(&live.place.dir().join(METRICS), METRICS_TAIL_BYTES)
+            .map_err(|cause| io_error(instance, ACTION, cause))?;
+        Ok(Metrics::newest(&String::from_utf8_lossy(&bytes)))
+    }
+
+    /// What a live VMM runs; nothing when it was never told to run anything.
+    async fn vm(&self, live: &Live, action: &'static str) -> Result<Option<Vm>, DriverError> {
+        let instance = &live.vmm.instance;
+        let mut client = self.vmms.connect(live, action).await?;
+        let described = self.vmms.describe(&mut client, instance, action).await?;
+        let (instance, revision) = (instance.clone(), live.file.revision);
+        Ok(described.state.map(|state| Vm { instance, revision, state }))
+    }
+
+    /// What is in the way of starting a VM: one that runs the same is what was asked for, and one that was left behind
+    /// half started goes.
+    async fn already_there(&self, spec: &VmSpec, action: &'static str) -> Result<bool, DriverError> {
+        let Some(live) = self.vmms.find(&spec.instance, action).await? else { return Ok(false) };
+        let silent = match self.vm(&live, action).await {
+            Ok(Some(vm)) => return same_revision(&spec.instance, vm.revision, spec.revision).map(|()| true),
+            Ok(None) => true,
+            // Started, and ended or killed before its socket was there.
+            Err(DriverError::Io { .. }) => !live.place.dir().join(API_SOCKET).exists(),
+            Err(error) => return Err(error),
+        };
+        if silent {
+            self.vmms.end(&live, action).await?;
+        }
+        Ok(false)
+    }
+}
+
+impl<H: Host> Driver for FirecrackerDriver<H> {
+    fn kind(&self) -> DriverKind {
+        DriverKind::Firecracker
+    }
+
+    fn accelerator(&self) -> &'static str {
+        "kvm"
+    }
+
+    async fn list(&self) -> Result<Vec<Vm>, DriverError> {
+        let all = self.vmms.all().await.map_err(|cause| DriverError::List { cause })?;
+        let asked = all.iter().map(async |live| (live, self.vm(live, "list").await));
+        let mut found = Vec::new();
+        for (live, answer) in join_all(asked).await {
+            match answer {
+                Ok(vm) => found.extend(vm),
+                // A VM that says nothing is a VM still; one that ended while it was asked is none.
+                Err(error @ DriverError::Stuck { .. }) => {
+                    tracing::warn!(error = %crate::text::chain(&error), "a VMM does not answer");
+                    let (instance, revision) = (live.vmm.instance.clone(), live.file.revision);
+                    found.push(Vm { instance, revision, state: VmState::Running });
+                }
+                Err(error) => tracing::debug!(error = %crate::text::chain(&error), "a VMM is passed over"),
+            }
+        }
+        Ok(found)
+    }
+
+    async fn kept(&self) -> Result<Vec<InstanceId>, DriverError> {
+        self.vmms.host.run_dirs().await.map_err(|cause| DriverError::List { cause })
+    }
+
+    async fn adopt(&self, instance: &InstanceId) -> Result<Option<Vm>, DriverError> {
+        let Some(live) = self.vmms.find(instance, "adopt").await? else { return Ok(None) };
+        self.vm(&live, "adopt").await
+    }
+
+    async fn boot(&self, spec: &VmSpec) -> Result<(), DriverError> {
+        if self.already_there(spec, "boot").await? {
+            return Ok(());
+        }
+        self.vmms.launch(spec, &Origin::Image, "boot").await
+    }
+
+    async fn pause(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.vmms.pause(instance).await
+    }
+
+    async fn resume(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.vmms.resume(instance).await
+    }
+
+    async fn snapshot(&self, instance: &InstanceId) -> Result<SnapshotRef, DriverError> {
+        self.vmms.snapshot(instance).await
+    }
+
+    async fn restore(&self, spec: &VmSpec, snapshot: &SnapshotRef) -> Result<(), DriverError> {
+        const ACTION: &str = "restore";
+        let instance = &spec.instance;
+        same_revision(instance, snapshot.revision, spec.revision)?;
+        if self.already_there(spec, ACTION).await? {
+            return Ok(());
+        }
+        let fault = |cause| io_error(instance, ACTION, cause);
+        let run_dir = self.vmms.host.run_dir(instance);
+        let manifest = Manifest::read(&run_dir).map_err(fault)?;
+        let Some(manifest) = manifest.filter(|manifest| manifest.reference() == *snapshot) else {
+            return Err(DriverError::NoSnapshot { instance: instance.clone(), digest: snapshot.digest });
+        };
+        let (checked, whole) = (manifest.clone(), self.vmms.settings.verify_memory);
+        let damage = tokio::task::spawn_blocking(move || checked.damage(&run_dir, whole)).await;
+        if let Some(reason) = damage.map_err(std::io::Error::other).map_err(fault)?.map_err(fault)? {
+            return Err(DriverError::Vmm { instance: instance.clone(), reason });
+        }
+        self.vmms.launch(spec, &Origin::Snapshot(&manifest), ACTION).await
+    }
+
+    async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.vmms.discard(instance).await
+    }
+
+    async fn stop(&self, instance: &InstanceId, grace: Duration) -> Result<(), DriverError> {
+        if let Ok((live, mut client, VmState::Running, _)) = self.vmms.running(instance, "stop").await
+            && let Ok(keys) = Action::SendCtrlAltDel.request()
+            && client.send(&keys, self.vmms.settings.limits.call).await.is_ok()
+        {
+            // Whether it ended or not, what is left is ended next.
+            let _ = tokio::time::timeout(grace, self.vmms.host.wait_end(&live.vmm)).await;
+        }
+        self.kill(instance).await
+    }
+
+    async fn kill(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        match self.vmms.find(instance, "kill").await? {
+            Some(live) => self.vmms.end(&live, "kill").await,
+            None if self.vmms.host.run_dir(instance).is_dir() => self.vmms.sweep(instance, "kill").await,
+            None => Ok(()),
+        }
+    }
+
+    async fn remove(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.kill(instance).await?;
+        let remove = Operation::RemoveRunDir { instance: instance.clone() };
+        self.vmms.perform(instance, "remove", remove).await.map(|_| ())
+    }
+
+    async fn guest(&self, instance: &InstanceId) -> Result<GuestStream, DriverError> {
+        let none = || DriverError::NoVm { instance: instance.clone(), action: "reach" };
+        let live = self.vmms.find(instance, "reach").await?.ok_or_else(none)?;
+        let dir = live.place.dir().to_owned();
+        Ok(Box::new(GuestConnection::new(dir, VSOCK_SOCKET, mvm_proto::guest::VSOCK_PORT)))
+    }
+
+    fn exits(&self) -> broadcast::Receiver<VmExit> {
+        self.vmms.exits.subscribe()
+    }
+
+    async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, DriverError> {
+        let place = self.vmms.place(instance);
+        let daemon = self.vmms.settings.jailer.as_ref().is_some_and(|jailer| jailer.daemonize);
+        let dir = if daemon { place.dir() } else { &place.run_dir };
+        tail(&dir.join(CONSOLE), max_bytes).map_err(|cause| io_error(instance, "read the console of", cause))
+    }
+}

@@ -152,10 +152,14 @@ pub(super) fn roots(vms_dir: &Path) -> Vec<((u64, u64), InstanceId)> {
     entries.flatten().filter_map(root).collect()
 }
 
-/// Which directory a process has as its root.
-pub(super) fn root_of(process: &Path) -> Option<(u64, u64)> {
+/// The instance in whose jail a process lives. Its paths mean nothing outside; which directory its root is, does.
+pub(super) fn inmate(process: &Path, jails: &[((u64, u64), InstanceId)]) -> Option<InstanceId> {
+    if jails.is_empty() {
+        return None;
+    }
     let meta = fs::metadata(process.join("root/.")).ok()?;
-    Some((meta.dev(), meta.ino()))
+    let root = (meta.dev(), meta.ino());
+    jails.iter().find(|(jail, _)| *jail == root).map(|(_, instance)| instance.clone())
 }
 
 #[cfg(test)]

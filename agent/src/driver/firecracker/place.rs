@@ -1,0 +1,144 @@
+//! Where an instance's VMM works and what its files are called there: its run directory, or a jail.
+
+use std::path::{Path, PathBuf};
+
+use mvm_proto::InstanceId;
+
+use super::settings::JailerSettings;
+use crate::host::Jail;
+
+pub(super) const API_SOCKET: &str = "api.sock";
+pub(super) const VSOCK_SOCKET: &str = "v.sock";
+pub(super) const CONSOLE: &str = "console.log";
+pub(super) const VMM_LOG: &str = "vmm.log";
+pub(super) const METRICS: &str = "metrics.json";
+pub(super) const DATA_DISK: &str = "data.img";
+pub(super) const ROOTFS: &str = "rootfs.img";
+pub(super) const KERNEL: &str = "kernel";
+pub(super) const INITRD: &str = "initrd";
+
+/// Where a VMM works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    /// What is the instance's own, jailed or not.
+    pub(super) run_dir: PathBuf,
+    pub(super) jail: Option<Jail>,
+}
+
+impl Place {
+    pub(super) fn new(
+        instance: &InstanceId,
+        run_dir: PathBuf,
+        program: &Path,
+        jailer: Option<&JailerSettings>,
+    ) -> Self {
+        let jail = jailer.map(|jailer| Jail {
+            instance: instance.clone(),
+            root: jail_root(instance, &run_dir, program, jailer),
+            uid: jailer.uid,
+            gid: jailer.gid,
+        });
+        Self { run_dir, jail }
+    }
+
+    /// What the VMM sees as its working directory.
+    pub(super) fn dir(&self) -> &Path {
+        self.jail.as_ref().map_or(&self.run_dir, |jail| &jail.root)
+    }
+}
+
+/// `<base>/<program>/<id>/root`: the jailer's own rule.
+fn jail_root(instance: &InstanceId, run_dir: &Path, program: &Path, jailer: &JailerSettings) -> PathBuf {
+    let base = jailer.chroot_base.as_deref().unwrap_or(run_dir);
+    let name = program.file_name().unwrap_or(program.as_os_str());
+    base.join(name).join(instance.as_str()).join("root")
+}
+
+/// The command line of a Firecracker that is its own master.
+pub(super) fn vmm_args(instance: &InstanceId) -> Vec<String> {
+    ["--id", instance.as_str(), "--api-sock", API_SOCKET].map(str::to_owned).to_vec()
+}
+
+/// The command line of the jailer, which adds `--id` itself.
+pub(super) fn jailer_args(
+    instance: &InstanceId,
+    run_dir: &Path,
+    program: &Path,
+    jailer: &JailerSettings,
+) -> Vec<String> {
+    let text = |path: &Path| path.display().to_string();
+    let base = jailer.chroot_base.as_deref().unwrap_or(run_dir);
+    let mut args: Vec<String> = vec!["--id".into(), instance.as_str().to_owned()];
+    let mut option = |name: &str, value: String| args.extend([name.to_owned(), value]);
+    option("--exec-file", text(program));
+    option("--uid", jailer.uid.to_string());
+    option("--gid", jailer.gid.to_string());
+    option("--chroot-base-dir", text(base));
+    option("--cgroup-version", jailer.cgroup_version.as_str().to_owned());
+    if let Some(netns) = &jailer.netns {
+        option("--netns", text(netns));
+    }
+    if let Some(parent) = &jailer.parent_cgroup {
+        option("--parent-cgroup", parent.clone());
+    }
+    for value in &jailer.cgroups {
+        option("--cgroup", value.clone());
+    }
+    for value in &jailer.resource_limits {
+        option("--resource-limit", value.clone());
+    }
+    if jailer.new_pid_ns {
+        args.push("--new-pid-ns".into());
+    }
+    if jailer.daemonize {
+        args.push("--daemonize".into());
+    }
+    args.extend(["--", "--api-sock", API_SOCKET].map(str::to_owned));
+    args
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::settings::CgroupVersion;
+    use super::*;
+
+    #[test]
+    fn the_jailer_is_told_everything_in_its_own_words() {
+        let id: InstanceId = "i-0000002a".parse().unwrap();
+        let (run_dir, program) = (Path::new("/data/vms/i-0000002a"), Path::new("/usr/bin/firecracker"));
+        let plain = JailerSettings::new("/usr/bin/jailer".into(), 1000, 1001);
+        let place = Place::new(&id, run_dir.to_owned(), program, Some(&plain));
+        assert_eq!(place.dir(), Path::new("/data/vms/i-0000002a/firecracker/i-0000002a/root"));
+        let said = jailer_args(&id, run_dir, program, &plain).join(" ");
+        assert_eq!(
+            said,
+            "--id i-0000002a --exec-file /usr/bin/firecracker --uid 1000 --gid 1001 --chroot-base-dir \
+             /data/vms/i-0000002a --cgroup-version 2 -- --api-sock api.sock"
+        );
+        let full = JailerSettings {
+            chroot_base: Some("/srv/jailer".into()),
+            netns: Some("/run/netns/a".into()),
+            cgroup_version: CgroupVersion::V1,
+            parent_cgroup: Some("mvm".into()),
+            cgroups: vec!["cpu.shares=10".into()],
+            resource_limits: vec!["no-file=1024".into()],
+            new_pid_ns: true,
+            daemonize: true,
+            ..plain
+        };
+        assert_eq!(
+            Place::new(&id, run_dir.to_owned(), program, Some(&full)).dir(),
+            Path::new("/srv/jailer/firecracker/i-0000002a/root")
+        );
+        let said = jailer_args(&id, run_dir, program, &full).join(" ");
+        assert!(
+            said.contains("--chroot-base-dir /srv/jailer --cgroup-version 1 --netns /run/netns/a"),
+            "{said}"
+        );
+        assert!(
+            said.contains("--parent-cgroup mvm --cgroup cpu.shares=10 --resource-limit no-file=1024"),
+            "{said}"
+        );
+        assert!(said.contains("--new-pid-ns --daemonize -- --api-sock api.sock"), "{said}");
+    }
+}
