@@ -12,5 +12,5 @@ pub mod revision;
 
 pub use node::{check_move, check_wake, plan_node};
 pub use observation::{Blocked, Capacity, Observation, ObservationErrors, ObservedInstance};
-pub use plan::{Action, Deferred, NodePlan, Step, Unmanaged};
+pub use plan::{Action, Deferred, NodePlan, OverLimit, Step, Unmanaged};
 pub use revision::revision_of;

@@ -24,7 +24,7 @@ use mvm_proto::document::{Pool, Tenant};
 use mvm_proto::{DesiredState, InstanceId, Phase, PoolId, TenantId, Timestamp};
 
 use crate::observation::{Blocked, Observation, ObservedInstance};
-use crate::plan::NodePlan;
+use crate::plan::{NodePlan, OverLimit};
 use crate::revision::revision_of;
 use budget::{Budget, Usage};
 use draft::{Draft, Place};
@@ -38,6 +38,8 @@ pub fn plan_node(desired: &DesiredState, observed: &Observation, now: Timestamp)
     let budget = Budget::new(observed.capacity, quotas, views.len());
     let mut draft = Draft { plan: NodePlan::default(), budget, now };
     let unnamed = sort_in(&mut draft, desired, &mut views, &observed.instances);
+
+    report_passed_limits(&mut draft, desired, &views);
 
     for view in &mut views {
         raise::raise(&mut draft, view);
@@ -98,6 +100,22 @@ pub fn check_move(
             draft.spend(place, more.beyond(Usage::now(&found))).map_err(|shortage| shortage.to_string())
         }
         None => draft.budget.fits_node(more).map_err(|shortage| shortage.to_string()),
+    }
+}
+
+/// Quotas hold before every start: what already runs beyond one that was lowered is told of, not stopped.
+fn report_passed_limits(draft: &mut Draft, desired: &DesiredState, views: &[PoolView<'_>]) {
+    let by_pool =
+        |view: &PoolView<'_>| draft.budget.passed_by_pool(view.place.tenant_index, view.place.pool_index);
+    let passed: Vec<_> = draft.budget.passed().chain(views.iter().filter_map(by_pool)).collect();
+    for passed in passed {
+        draft.plan.over_limit.push(OverLimit {
+            tenant: passed.tenant.map(|tenant| desired.tenants[tenant].tenant_id.clone()),
+            pool: passed.pool.map(|pool| views[pool].place.pool.pool_id.clone()),
+            limit: passed.limit.to_owned(),
+            allowed: passed.allowed,
+            used: passed.used,
+        });
     }
 }
 

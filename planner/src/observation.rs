@@ -85,6 +85,13 @@ pub struct ObservedInstance {
     pub retry_not_before: Option<Timestamp>,
 }
 
+impl ObservedInstance {
+    /// Only a replacement ends in the phase where it began.
+    pub(crate) fn is_being_replaced(&self) -> bool {
+        self.moving_to == Some(self.phase)
+    }
+}
+
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
 fn is_false(value: &bool) -> bool {
     !value

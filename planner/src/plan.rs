@@ -11,6 +11,9 @@ pub struct NodePlan {
     pub steps: Vec<Step>,
     pub deferred: Vec<Deferred>,
     pub unmanaged: Vec<Unmanaged>,
+    /// Limits that what exists passes already. Nothing is stopped for them, nothing more is started.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub over_limit: Vec<OverLimit>,
     /// When time alone changes the plan.
     pub next_deadline: Option<Timestamp>,
 }
@@ -56,6 +59,26 @@ pub struct Unmanaged {
     pub pool: PoolId,
     pub instance: InstanceId,
     pub phase: Phase,
+}
+
+/// A quota that was lowered below what is used, or a node that became smaller.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OverLimit {
+    /// Absent: it is the node's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<TenantId>,
+    /// Absent: it is not a single pool's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<PoolId>,
+    pub limit: String,
+    pub allowed: u64,
+    pub used: u64,
+}
+
+impl fmt::Display for OverLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {}: {} in use", self.limit, self.allowed, self.used)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

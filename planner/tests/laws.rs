@@ -9,7 +9,7 @@ mod model;
 
 use std::time::Duration;
 
-use fleet::{Kinds, NOW_MS, fleet};
+use fleet::{Kinds, NOW_MS, cases, fleet};
 use model::World;
 use mvm_planner::{Action, NodePlan, Observation, plan_node};
 use mvm_proto::{DesiredState, InstanceId, Phase, Timestamp};
@@ -19,12 +19,6 @@ const FREE: Kinds = Kinds { tight: false, guards: false };
 const TIGHT: Kinds = Kinds { tight: true, guards: false };
 const ANYTHING: Kinds = Kinds { tight: true, guards: true };
 const GUARDED: Kinds = Kinds { tight: false, guards: true };
-
-/// Enough for a push; a build with `MVM_PLANNER_CASES=10000` runs more.
-fn cases() -> ProptestConfig {
-    let cases = option_env!("MVM_PLANNER_CASES").and_then(|n| n.parse().ok()).unwrap_or(500);
-    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
-}
 
 fn now() -> Timestamp {
     Timestamp::from_unix_ms(NOW_MS)
@@ -141,7 +135,9 @@ proptest! {
                 prop_assert!(!matches!(step.action, Action::Stop | Action::Destroy | Action::Replace), "{step}");
             }
             if pool.is_some_and(|p| p.critical) {
-                prop_assert!(instance.staging.is_some(), "{step}");
+                let unfinished = matches!(instance.phase, Phase::Created | Phase::Ready | Phase::Failed)
+                    && step.action == Action::Start;
+                prop_assert!(instance.staging.is_some() || unfinished, "{step}");
             }
             if pool.is_some_and(|p| p.pinned) {
                 prop_assert!(step.action != Action::Sleep, "{step}");
@@ -167,6 +163,7 @@ proptest! {
         named.dedup();
         prop_assert_eq!(named.len(), count);
         prop_assert!(plan.steps.iter().all(|step| !step.reason.is_empty()));
+        prop_assert!(plan.over_limit.iter().all(|over| over.used > over.allowed));
         prop_assert!(plan.deferred.iter().all(|deferred| !deferred.reason.is_empty() && deferred.count > 0));
         prop_assert!(plan.next_deadline.is_none_or(|at| at > now()));
     }

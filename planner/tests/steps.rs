@@ -3,77 +3,16 @@
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails there")]
 
 #[path = "laws/fleet.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "examples need no random fleets")]
 mod fleet;
+#[path = "laws/one_pool.rs"]
+#[allow(dead_code, reason = "not every file of examples needs all of it")]
+mod one_pool;
 
-use fleet::{AMPLE, AMPLE_CAPACITY, NOW_MS};
-use mvm_planner::{
-    Action, Capacity, NodePlan, Observation, ObservedInstance, check_wake, plan_node, revision_of,
-};
-use mvm_proto::document::{Pool, Tenant};
-use mvm_proto::{DesiredState, InstanceId, Phase, Timestamp};
-use serde_json::json;
-
-fn now() -> Timestamp {
-    Timestamp::from_unix_ms(NOW_MS)
-}
-
-fn desired(running: u32, warm: u32, sleeping: u32) -> DesiredState {
-    let text = json!({
-        "schema_version": 1, "node_id": "node",
-        "tenants": [{
-            "tenant_id": "acme",
-            "network": { "tenant_net_id": 3, "ipv4_subnet": "10.240.3.0/24" },
-            "quotas": {
-                "max_vcpus": 64, "max_mem_mib": 65536, "max_running": 64, "max_warm": 64,
-                "max_pools": 4, "max_instances_per_pool": 64, "max_disk_gib": 100,
-            },
-            "pools": [{
-                "pool_id": "workers", "flake_ref": "builtin:busybox", "profile": "minimal",
-                "instance_resources": { "vcpus": 2, "mem_mib": 256, "data_disk_mib": 0 },
-                "desired_counts": { "running": running, "warm": warm, "sleeping": sleeping },
-            }],
-        }],
-    });
-    DesiredState::parse(text.to_string().as_bytes()).unwrap()
-}
-
-fn workers(desired: &DesiredState) -> (&Tenant, &Pool) {
-    (&desired.tenants[0], &desired.tenants[0].pools[0])
-}
-
-/// Instances of `workers` in these phases, numbered from 1, each `age` seconds in its phase.
-fn observed(desired: &DesiredState, phases: &[(Phase, u64)]) -> Observation {
-    let (tenant, pool) = workers(desired);
-    let instance = |(index, (phase, age)): (usize, &(Phase, u64))| ObservedInstance {
-        tenant: tenant.tenant_id.clone(),
-        pool: pool.pool_id.clone(),
-        id: InstanceId::from_bits(u32::try_from(index).unwrap() + 1),
-        phase: *phase,
-        since: now() - std::time::Duration::from_secs(*age),
-        revision: revision_of(tenant, pool),
-        resources: pool.instance_resources,
-        last_used_at: None,
-        idle_since: None,
-        override_until: None,
-        claimed: false,
-        on_demand: false,
-        home: None,
-        staging: None,
-        moving_to: None,
-        retry_not_before: None,
-    };
-    let instances = phases.iter().enumerate().map(instance).collect();
-    Observation { capacity: AMPLE_CAPACITY, instances, blocked: Vec::new() }
-}
-
-fn steps(plan: &NodePlan) -> Vec<(Action, Option<String>)> {
-    plan.steps.iter().map(|step| (step.action, step.instance.as_ref().map(ToString::to_string))).collect()
-}
-
-fn id(number: u32) -> Option<String> {
-    Some(InstanceId::from_bits(number).to_string())
-}
+use fleet::{AMPLE, AMPLE_CAPACITY};
+use mvm_planner::{Action, Capacity, Observation, check_wake, plan_node};
+use mvm_proto::{InstanceId, Phase};
+use one_pool::{desired, id, now, observed, steps};
 
 #[test]
 fn a_running_deficit_is_filled_by_waking_then_resuming_then_starting_then_creating() {

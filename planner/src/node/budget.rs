@@ -48,6 +48,10 @@ impl Usage {
         let Some(to) = instance.moving_to else { return at(instance.phase) };
         let ends = at(instance.phase).most(at(to));
         // A replacement boots on its way back to rest.
+        if instance.is_being_replaced() {
+            let staging = (instance.phase != Phase::Running).then_some(instance.phase);
+            return ends.most(Self::of(Phase::Running, &instance.resources, staging));
+        }
         if instance.staging.is_some() { ends.most(at(Phase::Running)) } else { ends }
     }
 
@@ -121,25 +125,9 @@ impl Budget {
     /// Takes `more` for a step, or says which limit forbids it. A limit that the step does not touch never does.
     pub(crate) fn spend(&mut self, tenant: usize, pool: usize, more: Usage) -> Result<(), Shortage> {
         let (used, quotas) = &self.tenants[tenant];
-        let limits = [
-            ("max_vcpus", u64::from(quotas.max_vcpus), used.vcpus, more.vcpus),
-            ("max_mem_mib", quotas.max_mem_mib, used.mem_mib, more.mem_mib),
-            ("max_running", u64::from(quotas.max_running), used.running, more.running),
-            ("max_warm", u64::from(quotas.max_warm), used.warm, more.warm),
-            (
-                "max_disk_gib (in MiB)",
-                quotas.max_disk_gib.saturating_mul(MIB_PER_GIB),
-                used.disk_mib,
-                more.disk_mib,
-            ),
-            (
-                "max_instances_per_pool",
-                u64::from(quotas.max_instances_per_pool),
-                self.pools[pool],
-                more.instances,
-            ),
-        ];
-        first_passed(&limits)?;
+        first_passed(&tenant_limits(quotas, used, &more))?;
+        let per_pool = u64::from(quotas.max_instances_per_pool);
+        first_passed(&[(PER_POOL, per_pool, self.pools[pool], more.instances)])?;
         self.fits_node(more)?;
         self.count(Some(tenant), Some(pool), more);
         Ok(())
@@ -147,18 +135,68 @@ impl Budget {
 
     /// Whether the node itself has room for `more`.
     pub(crate) fn fits_node(&self, more: Usage) -> Result<(), Shortage> {
-        let (node, capacity) = (&self.node, &self.capacity);
-        first_passed(&[
-            ("the node's vcpus", u64::from(capacity.vcpus), node.vcpus, more.vcpus),
-            ("the node's mem_mib", capacity.mem_mib, node.mem_mib, more.mem_mib),
-            ("the node's disk_mib", capacity.disk_mib, node.disk_mib, more.disk_mib),
-            ("the node's max_instances", u64::from(capacity.max_instances), node.instances, more.instances),
-        ])
+        first_passed(&node_limits(&self.capacity, &self.node, &more))
+    }
+
+    /// The limits that what exists passes already: they were lowered, or capacity went away.
+    pub(crate) fn passed(&self) -> impl Iterator<Item = Passed> {
+        let none = Usage::default();
+        let node = node_limits(&self.capacity, &self.node, &none);
+        let of_node = node.into_iter().map(|limit| (None, None, limit));
+        let of_tenants = self.tenants.iter().enumerate().flat_map(move |(tenant, (used, quotas))| {
+            tenant_limits(quotas, used, &none).into_iter().map(move |limit| (Some(tenant), None, limit))
+        });
+        of_node.chain(of_tenants).filter_map(|(tenant, pool, (limit, allowed, used, _))| {
+            (used > allowed).then_some(Passed { tenant, pool, limit, allowed, used })
+        })
+    }
+
+    /// The same for how many instances a pool may have.
+    pub(crate) fn passed_by_pool(&self, tenant: usize, pool: usize) -> Option<Passed> {
+        let allowed = u64::from(self.tenants[tenant].1.max_instances_per_pool);
+        let used = self.pools[pool];
+        let passed = Passed { tenant: Some(tenant), pool: Some(pool), limit: PER_POOL, allowed, used };
+        (used > allowed).then_some(passed)
     }
 }
 
+/// A limit that is passed. No tenant: it is the node's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Passed {
+    pub(crate) tenant: Option<usize>,
+    pub(crate) pool: Option<usize>,
+    pub(crate) limit: &'static str,
+    pub(crate) allowed: u64,
+    pub(crate) used: u64,
+}
+
+const PER_POOL: &str = "max_instances_per_pool";
+
+/// A limit by name: what it allows, what is used, how much more is asked for.
+type Limit = (&'static str, u64, u64, u64);
+
+fn tenant_limits(quotas: &Quotas, used: &Usage, more: &Usage) -> [Limit; 5] {
+    let max_disk_mib = quotas.max_disk_gib.saturating_mul(MIB_PER_GIB);
+    [
+        ("max_vcpus", u64::from(quotas.max_vcpus), used.vcpus, more.vcpus),
+        ("max_mem_mib", quotas.max_mem_mib, used.mem_mib, more.mem_mib),
+        ("max_running", u64::from(quotas.max_running), used.running, more.running),
+        ("max_warm", u64::from(quotas.max_warm), used.warm, more.warm),
+        ("max_disk_gib (in MiB)", max_disk_mib, used.disk_mib, more.disk_mib),
+    ]
+}
+
+fn node_limits(capacity: &Capacity, used: &Usage, more: &Usage) -> [Limit; 4] {
+    [
+        ("the node's vcpus", u64::from(capacity.vcpus), used.vcpus, more.vcpus),
+        ("the node's mem_mib", capacity.mem_mib, used.mem_mib, more.mem_mib),
+        ("the node's disk_mib", capacity.disk_mib, used.disk_mib, more.disk_mib),
+        ("the node's max_instances", u64::from(capacity.max_instances), used.instances, more.instances),
+    ]
+}
+
 /// The first limit that `asked` on top of `used` would pass. One that is not touched is never passed.
-fn first_passed(limits: &[(&'static str, u64, u64, u64)]) -> Result<(), Shortage> {
+fn first_passed(limits: &[Limit]) -> Result<(), Shortage> {
     for &(limit, allowed, used, asked) in limits {
         if asked > 0 && used.saturating_add(asked) > allowed {
             return Err(Shortage { limit, allowed, used, asked });

@@ -1,7 +1,7 @@
 //! What keeps the planner's hands off an instance.
 
-use mvm_proto::Timestamp;
 use mvm_proto::document::{Pool, Tenant};
+use mvm_proto::{Phase, Timestamp};
 
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
@@ -13,6 +13,7 @@ use std::time::Duration;
 pub(crate) enum Hold {
     Critical,
     Claimed,
+    OnDemand,
     PinnedTenant,
     PinnedPool,
     Override(Timestamp),
@@ -24,22 +25,23 @@ pub(crate) enum Hold {
 impl Hold {
     pub(crate) fn until(self) -> Option<Timestamp> {
         match self {
-            Hold::Critical | Hold::Claimed | Hold::PinnedTenant | Hold::PinnedPool => None,
+            Hold::Critical | Hold::Claimed | Hold::OnDemand | Hold::PinnedTenant | Hold::PinnedPool => None,
             Hold::Override(until) | Hold::Backoff(until) | Hold::MinRunning(until) | Hold::MinWarm(until) => {
                 Some(until)
             }
         }
     }
 
-    /// A minimum runtime: the instance is free to go, only not yet.
+    /// The instance is free to go, only not yet.
     pub(crate) fn is_short(self) -> bool {
-        matches!(self, Hold::MinRunning(_) | Hold::MinWarm(_))
+        matches!(self, Hold::MinRunning(_) | Hold::MinWarm(_) | Hold::Override(_))
     }
 
     pub(crate) fn describe(self, now: Timestamp) -> String {
         let word = match self {
             Hold::Critical => "the pool is critical",
             Hold::Claimed => "it is claimed",
+            Hold::OnDemand => "woken on demand and not idle",
             Hold::PinnedTenant => "the tenant is pinned",
             Hold::PinnedPool => "the pool is pinned",
             Hold::Override(_) => "manual override",
@@ -74,8 +76,7 @@ pub(crate) fn hold(
     action: Action,
     now: Timestamp,
 ) -> Option<Hold> {
-    // An instance that reconcile itself booted on its way to rest is finished even in a critical pool.
-    if pool.critical && instance.staging.is_none() {
+    if pool.critical && !is_unfinished(instance, action) {
         return Some(Hold::Critical);
     }
     if let Some(hold) = hands_off(instance, now) {
@@ -89,6 +90,13 @@ pub(crate) fn hold(
     }
 }
 
+/// What reconcile itself began, it may finish even in a critical pool: nothing works in such an instance yet, or any
+/// more, and leaving it would make a new one at every failure.
+fn is_unfinished(instance: &ObservedInstance, action: Action) -> bool {
+    let never_up = matches!(instance.phase, Phase::Created | Phase::Ready | Phase::Failed);
+    instance.staging.is_some() || (never_up && action == Action::Start)
+}
+
 /// No minimum applies to what was booted only to be put to rest.
 fn too_young(pool: &Pool, instance: &ObservedInstance, now: Timestamp) -> Option<Hold> {
     if instance.staging.is_some() {
@@ -96,10 +104,13 @@ fn too_young(pool: &Pool, instance: &ObservedInstance, now: Timestamp) -> Option
     }
     let policy = &pool.runtime_policy;
     let (seconds, hold): (u64, fn(Timestamp) -> Hold) = match instance.phase {
-        mvm_proto::Phase::Running => (policy.min_running_seconds, Hold::MinRunning),
-        mvm_proto::Phase::Warm => (policy.min_warm_seconds, Hold::MinWarm),
+        Phase::Running => (policy.min_running_seconds, Hold::MinRunning),
+        Phase::Warm => (policy.min_warm_seconds, Hold::MinWarm),
         _ => return None,
     };
-    let until = instance.since + Duration::from_secs(seconds);
-    (until > now).then(|| hold(until))
+    let least = Duration::from_secs(seconds);
+    let until = instance.since + least;
+    // A clock that was set back may put `since` far ahead; that holds nobody for longer than twice the minimum.
+    let is_sane = until.since(now) <= 2 * least;
+    (until > now && is_sane).then(|| hold(until))
 }

@@ -73,8 +73,8 @@ fn held(draft: &mut Draft, tenant: Option<&Tenant>, instance: &ObservedInstance)
         Some(at) if at <= draft.now => None,
         Some(at) => {
             draft.wake_at(at);
-            Some("woken on demand and not idle".to_owned())
+            Some(Hold::OnDemand.describe(draft.now))
         }
-        None => Some("woken on demand and not idle".to_owned()),
+        None => Some(Hold::OnDemand.describe(draft.now)),
     }
 }

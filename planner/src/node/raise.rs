@@ -75,6 +75,7 @@ pub(crate) fn raise(draft: &mut Draft, view: &mut PoolView<'_>) {
         left -= 1;
     }
 
+    view.is_starting |= left < need;
     view.have.running += need - left;
     view.missing.running = left;
     if left > 0 {

@@ -5,38 +5,42 @@
 
 use mvm_proto::Phase;
 
-use super::budget::Usage;
+use super::budget::{Shortage, Usage};
 use super::draft::Draft;
-use super::hold::hold;
+use super::hold::{Hold, hold};
+use super::raise::backing_off;
 use super::view::{PoolView, coldest_first};
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
 
+const ONE_AT_A_TIME: &str = "one at a time per pool";
+
 pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
-    let due = find_due(draft, view);
+    let (due, later) = find_due(draft, view);
     let replacing_running = matches!(due, Some(instance) if instance.phase == Phase::Running);
     dismiss_stand_ins(draft, view, replacing_running);
     let Some(instance) = due else { return };
-    if let Some(reason) = view.no_start.clone() {
-        return draft.defer(view.place, Some(&instance.id), Action::Replace, 1, reason);
-    }
-    if view.staging_busy {
-        return draft.defer(
-            view.place,
-            Some(&instance.id),
-            Action::Replace,
-            1,
-            "one at a time per pool".to_owned(),
-        );
+    let too_few_up = replacing_running && up(view) <= view.wanted().running;
+    let obstacle = if let Some(reason) = view.no_start.clone() {
+        Some(reason)
+    } else if view.staging_busy {
+        Some(ONE_AT_A_TIME.to_owned())
+    } else if backing_off(draft, view) > 0 {
+        // A revision that does not start must not take the next instance with it.
+        Some("another instance is backing off after a failure".to_owned())
+    } else if too_few_up && view.is_starting {
+        Some("waits until what is being started runs".to_owned())
+    } else {
+        None
+    };
+    if let Some(reason) = obstacle {
+        draft.defer(view.place, Some(&instance.id), Action::Replace, 1, reason.clone());
+        return defer_others(draft, view, later, reason);
     }
     let mut why = "the pool's revision changed".to_owned();
-    if replacing_running && view.stand_ins.is_empty() && view.have.running <= view.wanted().running {
-        let size = &view.place.pool.instance_resources;
-        match draft.spend(view.place, Usage::of(Phase::Running, size, None)) {
-            Ok(()) => {
-                let why = "stands in while instances of an older revision are replaced".to_owned();
-                return draft.step(view.place, None, Action::Create, Some(Phase::Running), why);
-            }
+    if too_few_up {
+        match stand_in(draft, view) {
+            Ok(()) => return defer_others(draft, view, later + 1, "a stand-in starts first".to_owned()),
             Err(shortage) => why = format!("{why}; no room for a stand-in: {shortage}"),
         }
     }
@@ -44,32 +48,65 @@ pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
     let staging = (instance.phase != Phase::Running).then_some(instance.phase);
     let peak = Usage::of(Phase::Running, size, staging).most(Usage::of(instance.phase, size, None));
     match draft.spend(view.place, peak.beyond(Usage::now(instance))) {
-        Ok(()) => {
-            let target = (instance.phase != Phase::Running).then_some(instance.phase);
-            draft.step(view.place, Some(instance), Action::Replace, target, why);
-        }
+        Ok(()) => draft.step(view.place, Some(instance), Action::Replace, staging, why),
         Err(shortage) => {
             draft.defer(view.place, Some(&instance.id), Action::Replace, 1, format!("{shortage}; {why}"));
         }
     }
+    defer_others(draft, view, later, ONE_AT_A_TIME.to_owned());
 }
 
-/// The next instance to replace: running ones first, for they are the ones that work.
-fn find_due<'a>(draft: &mut Draft, view: &PoolView<'a>) -> Option<&'a ObservedInstance> {
+/// How many work now: what is still on its way does not.
+fn up(view: &PoolView<'_>) -> usize {
+    view.running.len() + view.lent_running + view.stand_ins.len()
+}
+
+fn defer_others(draft: &mut Draft, view: &PoolView<'_>, count: usize, reason: String) {
+    if count > 0 {
+        draft.defer(view.place, None, Action::Replace, count, reason);
+    }
+}
+
+/// Plans an instance that runs beside those that are replaced: one that failed to, tried again, or a new one.
+fn stand_in(draft: &mut Draft, view: &mut PoolView<'_>) -> Result<(), Shortage> {
+    let why = "stands in while instances of an older revision are replaced".to_owned();
+    let size = &view.place.pool.instance_resources;
+    let full = Usage::of(Phase::Running, size, None);
+    let unfinished = |i: &&ObservedInstance| {
+        matches!(i.phase, Phase::Failed | Phase::Created | Phase::Ready)
+            && hold(view.place.tenant, view.place.pool, i, Action::Start, draft.now).is_none()
+    };
+    let Some(index) = view.startable.iter().position(|i| unfinished(i)) else {
+        draft.spend(view.place, full)?;
+        draft.step(view.place, None, Action::Create, Some(Phase::Running), why);
+        return Ok(());
+    };
+    draft.spend(view.place, full.beyond(Usage::now(view.startable[index])))?;
+    let instance = view.startable.remove(index);
+    draft.step(view.place, Some(instance), Action::Start, Some(Phase::Running), why);
+    Ok(())
+}
+
+/// The next instance to replace, running ones first, for they are the ones that work; and how many more are free to be.
+fn find_due<'a>(draft: &mut Draft, view: &PoolView<'a>) -> (Option<&'a ObservedInstance>, usize) {
+    const WHY: &str = "the pool's revision changed";
+    for instance in &view.lent_outdated {
+        let hold = if instance.claimed { Hold::Claimed } else { Hold::OnDemand };
+        draft.held(view.place, instance, Action::Replace, WHY, hold);
+    }
+    let (mut due, mut others) = (None, 0);
     for list in [&view.running, &view.warm, &view.sleeping] {
         let mut outdated: Vec<_> = list.iter().copied().filter(|i| view.is_outdated(i)).collect();
         coldest_first(view, &mut outdated);
         for instance in outdated {
             match hold(view.place.tenant, view.place.pool, instance, Action::Replace, draft.now) {
-                None => return Some(instance),
-                Some(hold) => {
-                    let why = "the pool's revision changed";
-                    draft.held(view.place, instance, Action::Replace, why, hold);
-                }
+                None if due.is_none() => due = Some(instance),
+                None => others += 1,
+                Some(hold) => draft.held(view.place, instance, Action::Replace, WHY, hold),
             }
         }
     }
-    None
+    (due, others)
 }
 
 /// Stops stand-ins that nobody needs, or that are themselves of an older revision.

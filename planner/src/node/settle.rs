@@ -49,7 +49,7 @@ fn settle_staged(draft: &mut Draft, view: &mut PoolView<'_>) {
         }
         let action = uses
             .into_iter()
-            .find_map(|to| rest(draft, view, instance, to))
+            .find_map(|to| rest(draft, view, instance, to).ok())
             .unwrap_or_else(|| (Action::Stop, "staged, and no count wants it".to_owned()));
         if let Some(hold) = hold(view.place.tenant, view.place.pool, instance, action.0, draft.now) {
             draft.held(view.place, instance, action.0, &action.1, hold);
@@ -69,20 +69,20 @@ fn rest(
     view: &mut PoolView<'_>,
     instance: &ObservedInstance,
     to: Phase,
-) -> Option<(Action, String)> {
+) -> Result<(Action, String), String> {
     let wanted = view.wanted();
     let (action, missing, total) = match to {
         Phase::Warm => (Action::Warm, &mut view.missing.warm, wanted.warm),
         _ => (Action::Sleep, &mut view.missing.sleeping, wanted.sleeping),
     };
-    if *missing == 0 {
-        return None;
-    }
     let why = format!("{to} {} of {total}", total - *missing);
+    if *missing == 0 {
+        return Err(why);
+    }
     let more = Usage::of(to, &instance.resources, None).beyond(Usage::now(instance));
-    draft.spend(view.place, more).ok()?;
+    draft.spend(view.place, more).map_err(|shortage| format!("{shortage}; {why}"))?;
     *missing -= 1;
-    Some((action, why))
+    Ok((action, why))
 }
 
 /// Gives the coldest `spare` of `list` a use, or stops them. One that waits for its minimum runtime keeps a place.
@@ -97,23 +97,25 @@ fn put_to_use<'a>(
         return;
     }
     coldest_first(view, list);
+    // Places that a spare instance will take, only not yet.
+    let mut waiting = 0;
     let mut left = spare;
+    let by_hand = overridden(draft, view, list, spare);
+    for &(instance, action, hold) in &by_hand {
+        wait_for(draft, view, instance, action, hold, &format!("{what} {left} more than wanted"));
+        waiting += usize::from(action != Action::Stop);
+        left -= 1;
+    }
     let mut gone = Vec::new();
     let mut held = Vec::new();
     // Wanted by a count that has no room for them now: left as they are.
     let mut kept = 0;
-    // Free to go there, only not yet.
-    let mut waiting = 0;
-    for instance in list.iter() {
+    for instance in list.iter().filter(|i| by_hand.iter().all(|(other, ..)| other.id != i.id)) {
         if left == kept {
             break;
         }
         let to = use_for(view, instance.phase, kept + waiting);
-        let action = match to {
-            Some(Phase::Warm) => Action::Warm,
-            Some(_) => Action::Sleep,
-            None => Action::Stop,
-        };
+        let action = toward(to);
         if let Some(hold) = hold(view.place.tenant, view.place.pool, instance, action, draft.now) {
             draft.lifts(hold);
             waiting += usize::from(hold.is_short() && to.is_some());
@@ -122,27 +124,72 @@ fn put_to_use<'a>(
         }
         let why = match to {
             Some(to) => rest(draft, view, instance, to).map(|(_, why)| why),
-            None => Some(format!("{what} {left} more than wanted, and no other count wants it")),
+            None => Ok(format!("{what} {left} more than wanted, and no other count wants it")),
         };
-        let Some(why) = why else {
-            kept += 1;
-            let why = "a count wants it, and quota or capacity has no room for it there".to_owned();
-            draft.defer(view.place, Some(&instance.id), action, 1, why);
-            continue;
-        };
-        draft.step(view.place, Some(instance), action, None, why);
-        gone.push(&instance.id);
-        left -= 1;
-    }
-    for (instance, action, hold) in held.into_iter().take(left - kept) {
-        draft.held(view.place, instance, action, &format!("{what} {left} more than wanted"), hold);
-        match action {
-            Action::Warm if hold.is_short() => view.waiting.warm += 1,
-            Action::Sleep if hold.is_short() => view.waiting.sleeping += 1,
-            _ => {}
+        match why {
+            Ok(why) => {
+                draft.step(view.place, Some(instance), action, None, why);
+                gone.push(&instance.id);
+                left -= 1;
+            }
+            Err(why) => {
+                kept += 1;
+                draft.defer(view.place, Some(&instance.id), action, 1, why);
+            }
         }
     }
+    for (instance, action, hold) in held.into_iter().take(left - kept) {
+        wait_for(draft, view, instance, action, hold, &format!("{what} {left} more than wanted"));
+    }
     remove(list, &gone);
+}
+
+/// The spare ones that someone acted on by hand: what they are too many of is theirs to be, until that ends.
+///
+/// Without this, starting an instance by hand would stop another one in its place.
+fn overridden<'a>(
+    draft: &Draft,
+    view: &PoolView<'a>,
+    list: &[&'a ObservedInstance],
+    spare: usize,
+) -> Vec<(&'a ObservedInstance, Action, Hold)> {
+    let mut found: Vec<(&'a ObservedInstance, Action, Hold)> = Vec::new();
+    for instance in list {
+        let spoken_for = found.iter().filter(|(_, action, _)| *action != Action::Stop).count();
+        let action = toward(use_for(view, instance.phase, spoken_for));
+        let hold = hold(view.place.tenant, view.place.pool, instance, action, draft.now);
+        if let Some(hold @ Hold::Override(_)) = hold
+            && found.len() < spare
+        {
+            found.push((instance, action, hold));
+        }
+    }
+    found
+}
+
+/// Says what keeps a spare instance, and keeps the place free that it will take.
+fn wait_for(
+    draft: &mut Draft,
+    view: &mut PoolView<'_>,
+    instance: &ObservedInstance,
+    action: Action,
+    hold: Hold,
+    why: &str,
+) {
+    draft.held(view.place, instance, action, why, hold);
+    match action {
+        Action::Warm if hold.is_short() => view.waiting.warm += 1,
+        Action::Sleep if hold.is_short() => view.waiting.sleeping += 1,
+        _ => {}
+    }
+}
+
+fn toward(phase: Option<Phase>) -> Action {
+    match phase {
+        Some(Phase::Warm) => Action::Warm,
+        Some(_) => Action::Sleep,
+        None => Action::Stop,
+    }
 }
 
 /// The count that a spare instance of `phase` can help, when so many of the free places are spoken for.

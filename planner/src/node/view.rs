@@ -34,6 +34,12 @@ pub(crate) struct PoolView<'a> {
     pub(crate) stand_ins: Vec<&'a ObservedInstance>,
     /// Woken by a request; the sleep policy puts them back.
     pub(crate) on_demand: Vec<&'a ObservedInstance>,
+    /// Claimed or woken by a request, and of an older revision.
+    pub(crate) lent_outdated: Vec<&'a ObservedInstance>,
+    /// Claimed or woken, running, and at home in the running count.
+    pub(crate) lent_running: usize,
+    /// Something is on its way to running: what counts as running is not all up yet.
+    pub(crate) is_starting: bool,
     pub(crate) have: Places,
     /// Something is being staged or replaced now: one at a time per pool.
     pub(crate) staging_busy: bool,
@@ -55,6 +61,9 @@ impl<'a> PoolView<'a> {
             staged: Vec::new(),
             stand_ins: Vec::new(),
             on_demand: Vec::new(),
+            lent_outdated: Vec::new(),
+            lent_running: 0,
+            is_starting: false,
             have: Places::default(),
             staging_busy: false,
             missing: Places::default(),
@@ -76,7 +85,8 @@ impl<'a> PoolView<'a> {
     pub(crate) fn add(&mut self, instance: &'a ObservedInstance, now: Timestamp) {
         let lent = (instance.claimed || instance.on_demand) && !self.is_released(instance, now);
         if let Some(to) = instance.moving_to {
-            self.staging_busy |= instance.staging.is_some();
+            self.staging_busy |= instance.staging.is_some() || instance.is_being_replaced();
+            self.is_starting |= to == Phase::Running;
             let toward = if to == Phase::Running { instance.staging.unwrap_or(to) } else { to };
             let stands_in = instance.staging == Some(Phase::Running);
             let home = if lent { instance.home.unwrap_or(toward) } else { toward };
@@ -87,9 +97,14 @@ impl<'a> PoolView<'a> {
         }
         match instance.phase {
             Phase::Running | Phase::Warm if lent => {
-                self.count(instance.home.unwrap_or(Phase::Running));
+                let home = instance.home.unwrap_or(Phase::Running);
+                self.count(home);
+                self.lent_running += usize::from(home == Phase::Running && instance.phase == Phase::Running);
                 if !instance.claimed {
                     self.on_demand.push(instance);
+                }
+                if self.is_outdated(instance) {
+                    self.lent_outdated.push(instance);
                 }
             }
             Phase::Running => match instance.staging {
@@ -152,10 +167,13 @@ pub(crate) fn best_first<'a>(view: &PoolView<'a>, list: &mut [&'a ObservedInstan
     });
 }
 
-/// For stopping and sleeping: outdated, then idle longest, then newest.
+/// For stopping and sleeping: outdated, then idle longest, then newest. What is busy, or not known to be idle, last.
 pub(crate) fn coldest_first<'a>(view: &PoolView<'a>, list: &mut [&'a ObservedInstance]) {
     list.sort_by(|a, b| {
-        let key = |i: &&'a ObservedInstance| (!view.is_outdated(i), used_at(i), Reverse(i.since));
+        let key = |i: &&'a ObservedInstance| {
+            let idle_from = i.idle_since.unwrap_or_else(|| used_at(i));
+            (!view.is_outdated(i), i.idle_since.is_none(), idle_from, Reverse(i.since))
+        };
         key(a).cmp(&key(b)).then_with(|| a.id.cmp(&b.id))
     });
 }

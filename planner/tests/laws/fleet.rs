@@ -25,6 +25,12 @@ pub(crate) const AMPLE: Quotas = Quotas {
 pub(crate) const AMPLE_CAPACITY: Capacity =
     Capacity { vcpus: 1_000_000, mem_mib: 1_000_000_000, disk_mib: 1_000_000_000, max_instances: 1_000_000 };
 
+/// A build with `MVM_PLANNER_CASES` set runs as many instead.
+pub(crate) fn cases() -> ProptestConfig {
+    let cases = option_env!("MVM_PLANNER_CASES").and_then(|n| n.parse().ok()).unwrap_or(10_000);
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
 /// Which kinds of trouble a fleet may have.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kinds {

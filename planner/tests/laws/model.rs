@@ -121,7 +121,7 @@ impl World {
     }
 }
 
-fn booted(
+pub(crate) fn booted(
     tenant: &Tenant,
     pool: &Pool,
     id: InstanceId,
