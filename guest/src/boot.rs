@@ -28,8 +28,7 @@ const LAST_PAUSE: Duration = Duration::from_secs(5);
 pub fn run() -> io::Result<()> {
     mount_basics();
     load_modules(Path::new("/modules.list"));
-    let command_line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
-    if let Some(wanted) = root::Root::named_by(&command_line) {
+    if let Some(wanted) = root::Root::named_by(&command_line()) {
         if let Err(error) = wanted.switch() {
             // Without its root this guest is of no use to anyone: the VMM's end tells the agent.
             complain(&format!("could not switch to {}: {error}", wanted.device));
@@ -50,6 +49,16 @@ pub fn run() -> io::Result<()> {
         std::thread::sleep(pause);
         pause = (pause * 2).min(LAST_PAUSE);
     }
+}
+
+fn command_line() -> String {
+    fs::read_to_string("/proc/cmdline").unwrap_or_default()
+}
+
+/// `mvm.max_version=1` on the kernel's command line makes this an older guest.
+#[must_use]
+pub fn max_version() -> Option<u32> {
+    command_line().split_whitespace().find_map(|word| word.strip_prefix("mvm.max_version="))?.parse().ok()
 }
 
 fn reap_until(service: Pid) {

@@ -130,7 +130,7 @@ impl Exec {
         } else {
             &[]
         };
-        let room = WINDOW_BYTES - self.input.buffer.len();
+        let room = limits::INBOUND_BYTES - self.input.buffer.len();
         let fits = if self.input.last { 0 } else { to_take.len().min(room) };
         self.input.buffer.extend(&to_take[..fits]);
         self.input.received += fits as u64;
@@ -201,7 +201,7 @@ impl State {
 
 impl Guest {
     /// Starts an exec; or follows one that was started, from the byte that the request names.
-    pub(crate) fn exec(&self, number: u64, request: protocol::Exec) {
+    pub(crate) fn exec(&self, number: u64, request: &protocol::Exec) {
         enum Known {
             No,
             Yes,
@@ -229,7 +229,7 @@ impl Guest {
             Known::Yes => {}
             Known::Refused(refusal) => self.refuse(number, refusal),
             Known::No => {
-                if let Err(refusal) = run::start(self, number, &request) {
+                if let Err(refusal) = run::start(self, number, request) {
                     // Remembered: the request was carried out, and this is how it ended.
                     self.update(|state| {
                         let body = refusal.into_body();

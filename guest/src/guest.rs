@@ -26,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) boot_id: String,
     /// Pieces of files, in the order in which they came.
     pub(crate) writes: mpsc::SyncSender<(u64, WriteFile)>,
+    /// Held while the machine is changed: who it is is one decision at a time.
+    pub(crate) rebirth: Mutex<()>,
     state: Mutex<State>,
     /// Something in the state changed that a thread may wait for.
     changed: Condvar,
@@ -74,7 +76,14 @@ impl Guest {
         let (writes, pieces) = mpsc::sync_channel(limits::MAX_WORKING);
         let boot_id =
             std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
-        let shared = Shared { settings, boot_id, writes, state: Mutex::new(state), changed: Condvar::new() };
+        let shared = Shared {
+            settings,
+            boot_id,
+            writes,
+            rebirth: Mutex::new(()),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        };
         let guest = Self(Arc::new(shared));
         readiness::watch(&guest)?;
         // It ends with the last clone of this guest, for it holds none itself while it waits.

@@ -33,7 +33,7 @@ impl Guest {
         }
         match body {
             Asked::Hello(_) => {}
-            Asked::Exec(exec) => self.exec(number, exec),
+            Asked::Exec(exec) => self.exec(number, &exec),
             Asked::Input(input) => self.update(|state| {
                 if let Some(exec) = state.requests.exec(number) {
                     exec.take_input(&input);
@@ -58,17 +58,14 @@ impl Guest {
             Asked::ReadFile(read) => files::read(self, number, read),
             Asked::ListDirectory(list) => files::list(self, number, list.path),
             Asked::WriteFile(piece) => {
-                if self.begin(number, false)
-                    && let Err(error) = self.0.writes.try_send((number, piece))
-                {
-                    drop(error);
+                if self.begin(number, false) && self.0.writes.try_send((number, piece)).is_err() {
                     self.abandon(number, Refusal::busy("pieces of files"));
                 }
             }
             Asked::Ping(_) => self.update(|state| state.link.reply(number, Body::Done(Done {}))),
             Asked::Forget(_) => self.forget(number),
             Asked::PrepareSleep(request) => {
-                self.work(number, move |guest| sleep::prepare(guest, number, &request))
+                self.work(number, move |guest| sleep::prepare(guest, number, &request));
             }
             Asked::CancelSleep(_) => self.work(number, |guest| {
                 sleep::cancel(guest);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::protocol::{CHUNK_BYTES, WINDOW_BYTES};
+
 /// Execs that run, or whose end the agent is still being told. Each has a thread and three pipes.
 pub const MAX_EXECS: usize = 64;
 /// Open relays. Each has a thread, a socket and two windows.
@@ -24,6 +26,9 @@ pub const MIN_KEPT_OUTPUT_BYTES: usize = 64 * 1024;
 pub const MAX_KEPT_OUTPUT_BYTES: usize = 4 * 1024 * 1024;
 /// Above this, all execs together, each keeps only the least.
 pub const KEPT_OUTPUT_OF_ALL_BYTES: usize = 16 * 1024 * 1024;
+
+/// What is held for a program's input or a relay's port: a window, and the piece with which an agent may overstep it.
+pub const INBOUND_BYTES: usize = WINDOW_BYTES + CHUNK_BYTES;
 
 /// Signals that wait for an exec's thread. An agent that sends more meant the first ones.
 pub const MAX_PENDING_SIGNALS: usize = 16;

@@ -10,7 +10,7 @@ const USAGE: &str = "usage: mvm-guest [--listen unix:PATH [--folder DIR]] [--max
 Without --listen: serves the agent on this machine's virtio-serial port or vsock; as PID 1 it is its init, too.
 --listen unix:PATH   be an ordinary process that changes nothing of this machine, and serve on a socket
 --folder DIR         with --listen: where guest.json and run/ are (default: PATH.d)
---max-version N      speak no newer version of the protocol";
+--max-version N      speak no newer version of the protocol (in a microVM also by mvm.max_version=N, for the kernel)";
 
 #[derive(Debug, Default)]
 struct Arguments {
@@ -62,7 +62,9 @@ fn serve(arguments: Arguments) -> Result<(), String> {
             Settings::borrowed(&arguments.folder.unwrap_or_else(beside))
         }
     };
-    if let Some(version) = arguments.max_version {
+    let version =
+        arguments.max_version.or_else(|| arguments.listen.is_none().then(boot::max_version).flatten());
+    if let Some(version) = version {
         settings.max_version = version.clamp(protocol::MIN_VERSION, protocol::MAX_VERSION);
     }
     let guest = Guest::new(settings).map_err(|error| format!("could not begin: {error}"))?;

@@ -25,6 +25,7 @@ const ENTROPY_BYTES: usize = 32;
 impl Guest {
     pub(crate) fn reborn(&self, request: &Reborn) -> Result<(), Refusal> {
         let address = check(request)?;
+        let _one_at_a_time = self.0.rebirth.lock();
         {
             let state = self.lock();
             if request.generation < state.generation {
@@ -113,7 +114,7 @@ mod tests {
             Reborn { hostname: "two words".into(), ..good.clone() },
             Reborn { address: "10.0.0.3".into(), ..good.clone() },
             Reborn { address: "10.0.0.3/33".into(), ..good.clone() },
-            Reborn { gateway: "router".into(), ..good.clone() },
+            Reborn { gateway: "router".into(), ..good },
         ] {
             assert!(check(&bad).is_err(), "{bad:?}");
         }

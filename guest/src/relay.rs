@@ -1,6 +1,7 @@
 //! Streams between the agent and a port on the guest's loopback.
 
 use std::collections::VecDeque;
+use std::collections::btree_map::Entry;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 
@@ -19,7 +20,6 @@ pub(crate) struct Relay {
     pub(crate) wake: Wake,
     /// `accepted` has still to be sent.
     accept: bool,
-    connected: bool,
     to_port: Way,
     to_agent: Way,
     /// How much the agent has read.
@@ -62,7 +62,7 @@ impl Relay {
         if self.to_port.last {
             return;
         }
-        if self.to_port.buffer.len() + chunk.data.len() > WINDOW_BYTES {
+        if self.to_port.buffer.len() + chunk.data.len() > limits::INBOUND_BYTES {
             self.failure = Some(Refusal::new("busy", "more was sent than the window allows"));
         } else {
             self.to_port.buffer.extend(&chunk.data);
@@ -118,7 +118,6 @@ pub(crate) fn open(guest: &Guest, number: u64, request: &RelayOpen) {
     let relay = Relay {
         wake: wake.clone(),
         accept: false,
-        connected: false,
         to_port: Way::default(),
         to_agent: Way::default(),
         confirmed: 0,
@@ -128,13 +127,13 @@ pub(crate) fn open(guest: &Guest, number: u64, request: &RelayOpen) {
     };
     let refused = guest.update(|state| {
         let open = state.requests.count(|request| matches!(request, Request::Relay(_)));
-        if open >= limits::MAX_RELAYS {
-            Some(Refusal::busy("relays"))
-        } else if state.requests.all.contains_key(&number) {
-            Some(Refusal::new("exists", "this number names a request already"))
-        } else {
-            state.requests.all.insert(number, Request::Relay(relay));
-            None
+        match state.requests.all.entry(number) {
+            Entry::Occupied(_) => Some(Refusal::new("exists", "this number names a request already")),
+            Entry::Vacant(_) if open >= limits::MAX_RELAYS => Some(Refusal::busy("relays")),
+            Entry::Vacant(place) => {
+                place.insert(Request::Relay(relay));
+                None
+            }
         }
     });
     if let Some(refusal) = refused {
@@ -143,14 +142,13 @@ pub(crate) fn open(guest: &Guest, number: u64, request: &RelayOpen) {
     }
     let thread = guest.clone();
     let spawned = spawn("relay", move || {
-        if let Err(error) = carry(&thread, number, port, &wake) {
-            let refusal = Refusal::io(&format!("port {port}"), &error);
-            thread.update(|state| {
-                if let Some(relay) = state.requests.relay(number) {
-                    relay.failure = Some(refusal);
-                }
-            });
-        }
+        let outcome = carry(&thread, number, port, &wake);
+        thread.update(|state| match (outcome, state.requests.relay(number)) {
+            (Err(error), Some(relay)) => relay.failure = Some(Refusal::io(&format!("port {port}"), &error)),
+            // Everything was told before the port had taken its last byte.
+            (Ok(()), Some(relay)) if relay.is_over() => drop(state.requests.remove(number)),
+            _ => {}
+        });
     });
     if spawned.is_err() {
         guest.update(|state| state.requests.remove(number));
@@ -166,7 +164,7 @@ fn carry(guest: &Guest, number: u64, port: u16, wake: &Wake) -> io::Result<()> {
     stream.set_nodelay(true)?;
     guest.update(|state| {
         if let Some(relay) = state.requests.relay(number) {
-            (relay.accept, relay.connected) = (true, true);
+            relay.accept = true;
         }
     });
     loop {

@@ -75,8 +75,7 @@ pub(crate) fn start(guest: &Guest) {
     let thread = guest.clone();
     let spawned = spawn("workload", move || {
         // Seen, but not reaped: its number is its own until nobody signals it any more.
-        let seen =
-            waitid(WaitId::Pid(Pid::from_child(&child)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+        let _ = waitid(WaitId::Pid(Pid::from_child(&child)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
         thread.update(|state| state.workload.group = None);
         let ended = match child.wait() {
             Ok(status) => how_it_ended(status),

@@ -106,6 +106,7 @@ impl Deframer {
     }
 
     /// The next opening or message; absent: more bytes are needed.
+    #[allow(clippy::should_implement_trait, reason = "what comes next is of the type that the caller names")]
     pub fn next<M: Message + Default>(&mut self) -> Option<Found<M>> {
         loop {
             if !self.synced {

@@ -44,7 +44,7 @@ pub(super) fn start(guest: &Guest, number: u64, request: &protocol::Exec) -> Res
     };
     guest.update(|state| state.requests.all.insert(number, Request::Exec(Exec::new(request, wake))));
     let group = running.group;
-    let spawned = spawn("exec", move || running.to_the_end(child));
+    let spawned = spawn("exec", move || running.follow(child));
     spawned.map(drop).map_err(|error| {
         let _ = kill_process_group(group, Signal::KILL);
         guest.update(|state| state.requests.remove(number));
@@ -104,7 +104,7 @@ impl Running {
         })
     }
 
-    fn to_the_end(mut self, mut child: Child) {
+    fn follow(mut self, mut child: Child) {
         while !self.round(None) {}
         if self.exit.timed_out || self.exit.cancelled {
             self.kill(Signal::KILL);
