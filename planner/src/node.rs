@@ -174,7 +174,8 @@ fn sort_in<'a>(
             }
         };
         last = Some((instance, tenant, pool));
-        draft.budget.count(tenant, pool, Usage::now(instance));
+        let size = pool.map(|pool| &views[pool].place.pool.instance_resources);
+        draft.budget.count(tenant, pool, Usage::now(instance).most(Usage::soon(instance, size)));
         match pool {
             Some(pool) => views[pool].add(instance, draft.now),
             None => unnamed.push((tenant.map(|index| &desired.tenants[index]), instance)),

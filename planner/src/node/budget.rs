@@ -55,6 +55,20 @@ impl Usage {
         if instance.staging.is_some() { ends.most(at(Phase::Running)) } else { ends }
     }
 
+    /// What an instance that is being booted anew will use: its pool's size, which may not be its own yet.
+    pub(crate) fn soon(instance: &ObservedInstance, pool_size: Option<&Resources>) -> Self {
+        let (Some(_), Some(size)) = (instance.moving_to, pool_size) else { return Self::default() };
+        let rests = matches!(instance.phase, Phase::Running | Phase::Warm | Phase::Sleeping);
+        match instance.moving_to {
+            Some(to) if instance.is_being_replaced() => {
+                let staging = (to != Phase::Running).then_some(to);
+                Self::of(Phase::Running, size, staging).most(Self::of(to, size, None))
+            }
+            Some(Phase::Running) if !rests => Self::of(Phase::Running, size, instance.staging),
+            _ => Self::default(),
+        }
+    }
+
     pub(crate) fn most(self, other: Self) -> Self {
         self.zip(other, u64::max)
     }

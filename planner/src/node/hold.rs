@@ -8,6 +8,9 @@ use crate::plan::Action;
 
 use std::time::Duration;
 
+/// Nobody backs off for longer: a time further ahead was written before the clock was set back.
+const MAX_BACKOFF: Duration = Duration::from_secs(3600);
+
 /// Why a step is not taken, and until when if time alone lifts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hold {
@@ -63,7 +66,7 @@ pub(crate) fn hands_off(instance: &ObservedInstance, now: Timestamp) -> Option<H
     }
     match (instance.override_until, instance.retry_not_before) {
         (Some(until), _) if until > now => Some(Hold::Override(until)),
-        (_, Some(until)) if until > now => Some(Hold::Backoff(until)),
+        (_, Some(until)) if until > now && until.since(now) <= MAX_BACKOFF => Some(Hold::Backoff(until)),
         _ => None,
     }
 }

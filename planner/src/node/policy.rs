@@ -38,7 +38,9 @@ pub(crate) fn put_back_idle(draft: &mut Draft, view: &mut PoolView<'_>) {
 
 /// The step that its idle time asks for now; a later one is noted as a deadline.
 fn due(draft: &mut Draft, view: &PoolView<'_>, instance: &ObservedInstance) -> Option<(Action, Duration)> {
-    let since = instance.idle_since?;
+    // What is paused has nothing to do, whatever was known of it before.
+    let paused = (instance.phase == Phase::Warm).then_some(instance.since);
+    let since = instance.idle_since.or(paused)?;
     let policy = &view.place.pool.sleep_policy;
     let at = |seconds: u64| -> Timestamp { since + Duration::from_secs(seconds) };
     let (warm_at, sleep_at) = (at(policy.warm_after_seconds), at(policy.sleep_after_seconds));

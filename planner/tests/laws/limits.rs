@@ -4,7 +4,9 @@ use mvm_planner::{Observation, ObservedInstance};
 use mvm_proto::document::Resources;
 use mvm_proto::{DesiredState, Phase, PoolId, TenantId};
 
-/// Vcpus, memory, disk, running, warm, instances.
+const NAMES: [&str; 6] = ["vcpus", "memory", "disk", "running", "warm", "instances"];
+
+/// In the order of [`NAMES`].
 type Used = [u64; 6];
 
 fn of(phase: Phase, size: &Resources, staged: bool) -> Used {
@@ -44,8 +46,8 @@ fn used(observed: &Observation, tenant: Option<&TenantId>, pool: Option<&PoolId>
 /// No limit is passed that was not passed before, and none that was is passed by more.
 pub(crate) fn inside(desired: &DesiredState, before: &Observation, after: &Observation) {
     let check = |what: &str, limits: [u64; 6], was: Used, is: Used| {
-        for ((limit, was), is) in limits.into_iter().zip(was).zip(is) {
-            assert!(is <= limit.max(was), "{what}: {is} passes {limit} (was {was})");
+        for (name, ((limit, was), is)) in NAMES.into_iter().zip(limits.into_iter().zip(was).zip(is)) {
+            assert!(is <= limit.max(was), "{name} of {what}: {is} passes {limit} (was {was})");
         }
     };
     let capacity = &after.capacity;

@@ -72,7 +72,7 @@ impl SlowWorld {
         if matches!(step.action, Action::Create | Action::Start | Action::Wake) {
             instance.staging = step.staging;
         }
-        if let (Action::Start, Some((_, pool))) = (step.action, named(desired, &step)) {
+        if let (Action::Start | Action::Replace, Some((_, pool))) = (step.action, named(desired, &step)) {
             instance.resources = pool.instance_resources;
         }
         self.under_way.push((step, id));
