@@ -9,6 +9,7 @@ use mvm_proto::{Digest, ProfileId, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::error::{ImageError, OnPath};
+use super::source::Source;
 use super::staging::sync_folder;
 use super::store::{Store, StoreLock};
 
@@ -40,7 +41,7 @@ impl Store {
         let path = self.reference_path(reference, profile);
         // The file's name is a hash: its content says what it is of.
         Ok(read_or_build_again(&path)?
-            .filter(|built| built.reference == reference && built.profile == *profile))
+            .filter(|built| key(&built.reference, &built.profile) == key(reference, profile)))
     }
 
     /// Every reference, by name.
@@ -96,9 +97,18 @@ impl Store {
 
     /// A name that no reference can lead out of the folder.
     fn reference_path(&self, reference: &str, profile: &ProfileId) -> PathBuf {
-        let key = Digest::of(format!("{reference}\0{}", profile.as_str()).as_bytes());
+        let key = Digest::of(key(reference, profile).as_bytes());
         self.refs().join(format!("{}.json", key.hex()))
     }
+}
+
+/// What tells one reference from another: a profile names an output of a flake, and means nothing to the others.
+fn key(reference: &str, profile: &ProfileId) -> String {
+    let profile = match Source::parse(reference) {
+        Ok(Source::Busybox | Source::Folder(_)) => "",
+        Ok(Source::Flake(_)) | Err(_) => profile.as_str(),
+    };
+    format!("{reference}\0{profile}")
 }
 
 /// `None` when there is no such file.
