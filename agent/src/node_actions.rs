@@ -116,6 +116,20 @@ impl FromStr for ManualAction {
     }
 }
 
+/// How long the hands stay off, from what was asked.
+pub fn override_for(seconds: Option<u64>) -> Result<Duration, Problem> {
+    let asked = seconds.map_or(DEFAULT_OVERRIDE, Duration::from_secs);
+    if asked > MAX_OVERRIDE {
+        let detail = format!("override_seconds must be at most {}", MAX_OVERRIDE.as_secs());
+        return Err(Problem::new(400, "bad_body", detail, "Ask for a shorter window."));
+    }
+    Ok(asked)
+}
+
+/// The end of a console: what is given when nobody says how much, and the most that is given.
+pub const DEFAULT_LOG_BYTES: usize = 64 * 1024;
+pub const MAX_LOG_BYTES: usize = 1024 * 1024;
+
 /// One action on one instance.
 #[derive(Debug, Clone)]
 pub struct Manual {
@@ -196,7 +210,8 @@ impl<D: Driver> Actor<D> {
         let Some(step) = step else { return Ok(phase) };
         let on_demand = *action == ManualAction::Wake;
         let reason = format!("{action} by hand, asked by {}", manual.by);
-        let order = Order { action: step, staging: None, reason, spec, on_demand };
+        let asked_by = Some(manual.by.clone());
+        let order = Order { action: step, staging: None, reason, spec, on_demand, asked_by };
         match self.waker.executor.execute(&lease, &order).await {
             Ok(phase) => Ok(phase),
             Err(error) => {
@@ -265,6 +280,21 @@ impl NodeHandle {
     #[must_use]
     pub fn node_id(&self) -> &NodeId {
         &self.shared.node_id
+    }
+
+    /// One tenant's and pool's instance, or a problem that says that there is none.
+    pub fn find(
+        &self,
+        tenant: &TenantId,
+        pool: &PoolId,
+        instance: &InstanceId,
+    ) -> Result<InstanceStatus, Problem> {
+        let is_it =
+            |found: &InstanceStatus| found.tenant_id == tenant.as_str() && found.pool_id == pool.as_str();
+        self.instance(instance).filter(is_it).ok_or_else(|| {
+            let detail = format!("there is no instance {tenant}/{pool}/{instance} on this node");
+            Problem::new(404, "unknown_instance", detail, "List the tenant's instances.")
+        })
     }
 
     /// One instance, whatever tenant it belongs to.

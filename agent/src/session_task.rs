@@ -6,6 +6,7 @@
 
 mod acks;
 mod conversation;
+mod requests;
 mod status_pacer;
 
 use std::sync::Arc;

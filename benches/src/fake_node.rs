@@ -164,7 +164,7 @@ fn answer(body: coordinator_frame::Body) -> Option<agent_frame::Body> {
             Some(agent_frame::Body::Acks(Acks { acks: vec![ack] }))
         }
         coordinator_frame::Body::Request(request) => {
-            Some(agent_frame::Body::Reply(Reply { id: request.id, problem: Vec::new() }))
+            Some(agent_frame::Body::Reply(Reply { id: request.id, problem: Vec::new(), answer: None }))
         }
         _ => None,
     }

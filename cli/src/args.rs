@@ -69,9 +69,15 @@ pub(crate) enum Command {
     /// The node daemon and its certificates
     #[command(subcommand)]
     Agent(commands::agent::AgentCommand),
+    /// What was done to whose instances, and whether the record of it is whole
+    #[command(subcommand)]
+    Audit(commands::audit::AuditCommand),
     /// The control plane, its keys and join tokens
     #[command(subcommand)]
     Coordinator(commands::coordinator::CoordinatorCommand),
+    /// The microVMs of a node or of a cluster
+    #[command(subcommand)]
+    Instance(commands::instance::InstanceCommand),
     /// Nodes of the cluster
     #[command(subcommand)]
     Node(commands::node::NodeCommand),

@@ -15,11 +15,14 @@ use crate::args::Global;
 use crate::commands::default_data_dir;
 use crate::exit::Outcome;
 
+/// Where a coordinator listens by default.
+const DEFAULT_COORDINATOR: &str = "https://127.0.0.1:4433";
+
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Operator {
-    /// The coordinator to talk to
-    #[arg(long, value_name = "URL", env = "MVM_COORDINATOR", default_value = "https://127.0.0.1:4433", value_parser = parse_target)]
-    pub(crate) coordinator: Target,
+    /// The coordinator to talk to [default: https://127.0.0.1:4433]
+    #[arg(long, value_name = "URL", env = "MVM_COORDINATOR", value_parser = parse_target)]
+    pub(crate) coordinator: Option<Target>,
     /// Folder with operator.pem and ca.crt, as made by `mvm coordinator init` [default: operator/ in the coordinator's data folder]
     #[arg(long, value_name = "DIR", env = "MVM_OPERATOR_DIR")]
     pub(crate) operator_dir: Option<PathBuf>,
@@ -30,6 +33,18 @@ pub(crate) fn parse_target(text: &str) -> Result<Target, String> {
 }
 
 impl Operator {
+    fn target(&self) -> Result<Target, Outcome> {
+        match &self.coordinator {
+            Some(target) => Ok(target.clone()),
+            None => parse_target(DEFAULT_COORDINATOR).map_err(|error| Outcome::Usage(anyhow!(error))),
+        }
+    }
+
+    /// Who we are, for a call to an agent.
+    pub(crate) fn credential(&self) -> anyhow::Result<(Credential, Anchors)> {
+        load(&self.dir())
+    }
+
     fn dir(&self) -> PathBuf {
         self.operator_dir.clone().unwrap_or_else(|| default_data_dir("coordinator").join("operator"))
     }
@@ -37,6 +52,7 @@ impl Operator {
     /// Connects with the operator's certificate, renewing it on the way once half of its life is over.
     pub(crate) async fn connect(&self, global: &Global) -> Result<ControlClient, Outcome> {
         let dir = self.dir();
+        let target = self.target()?;
         let (credential, anchors) = load(&dir)?;
         let now = Timestamp::from(SystemTime::now());
         if credential.not_after() <= now {
@@ -53,13 +69,13 @@ impl Operator {
         let live = LiveCredential::new(credential);
         let anchors = LiveAnchors::new(anchors);
         let mut client =
-            mvm_coordinator::connect(&self.coordinator, &live, &anchors, &cluster, global.timeout)
+            mvm_coordinator::connect(&target, &live, &anchors, &cluster, global.timeout)
                 .await
                 .map_err(|error| {
                 let error = anyhow::Error::new(error);
                 Outcome::Unreachable(error.context(format!(
                     "could not reach the coordinator at {}\nis `mvm coordinator serve` running there? name another with --coordinator",
-                    self.coordinator
+                    target
                 )))
             })?;
         if renew_at <= now

@@ -1,10 +1,13 @@
 //! The commands, one file each group. They read input, call the crate that does the work, and show the result.
 
 pub(crate) mod agent;
+pub(crate) mod audit;
 pub(crate) mod certs;
 pub(crate) mod coordinator;
 pub(crate) mod direct;
+pub(crate) mod exec;
 pub(crate) mod image;
+pub(crate) mod instance;
 pub(crate) mod node;
 pub(crate) mod plan;
 pub(crate) mod push;
@@ -27,7 +30,9 @@ pub(crate) fn run(cli: Cli) -> Outcome {
     let global = cli.global;
     let done = match cli.command {
         Command::Agent(command) => agent::run(&global, command),
+        Command::Audit(command) => audit::run(&global, command),
         Command::Coordinator(command) => coordinator::run(&global, command),
+        Command::Instance(command) => block_on(instance::run(&global, command)),
         Command::Node(command) => block_on(node::run(&global, command)),
         Command::Plan(command) => plan::run(&global, command),
         Command::Push(args) => block_on(push::run(&global, args)),

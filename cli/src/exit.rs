@@ -7,6 +7,8 @@
 //! | 2 | the command line, a settings file or an input file could not be understood |
 //! | 3 | gave up waiting: what was asked is stored and still goes on |
 //! | 4 | could not reach the coordinator or the agent |
+//!
+//! `mvm instance exec` ends with the exit code of the command that it ran, or 128 and the signal that ended it.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -21,6 +23,8 @@ pub(crate) enum Outcome {
     Usage(anyhow::Error),
     TimedOut(anyhow::Error),
     Unreachable(anyhow::Error),
+    /// A command inside an instance ended with this code, and has said why itself.
+    Command(u8),
 }
 
 impl From<anyhow::Error> for Outcome {
@@ -39,6 +43,7 @@ pub(crate) fn report(outcome: &Outcome) -> ExitCode {
         Outcome::Usage(error) => (2, Some(error)),
         Outcome::TimedOut(error) => (3, Some(error)),
         Outcome::Unreachable(error) => (4, Some(error)),
+        Outcome::Command(code) => (*code, None),
     };
     if let Some(error) = error {
         let mut stderr = std::io::stderr().lock();

@@ -3,11 +3,14 @@
 //! Here settings are read (flag, then environment, then file), logging starts, the command runs on a runtime that
 //! fits it, and its outcome becomes an exit code. What commands do lives in the crates below and in `commands/`.
 
+mod agent_client;
 mod args;
 mod client;
 mod commands;
 mod config_file;
+mod endpoint;
 mod exit;
+mod instances;
 mod logging;
 mod output;
 mod progress;

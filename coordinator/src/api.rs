@@ -3,6 +3,7 @@
 //! Every request on this listener carries a verified certificate; the role is checked once, for all services, before
 //! any of them sees the request. Errors carry a problem (see `refuse`).
 
+mod instances;
 mod nodes;
 mod push;
 mod trust;
@@ -14,14 +15,14 @@ use mvm_pki::{Identity, Role};
 use mvm_proto::wire::FILE_DESCRIPTORS;
 use mvm_proto::wire::control::v1::control_server::{Control, ControlServer};
 use mvm_proto::wire::control::v1::{
-    CoordinatorInfo, CreateTokenRequest, CreateTokenResponse, GetDocumentRequest, GetInfoRequest,
-    GetNodeRequest, GetTrustRequest, ListNodesRequest, ListNodesResponse, ListTokensRequest,
+    ActOnInstanceRequest, ActOnInstanceResponse, CoordinatorInfo, CreateTokenRequest, CreateTokenResponse,
+    GetDocumentRequest, GetInfoRequest, GetLogsRequest, GetLogsResponse, GetNodeRequest, GetTrustRequest,
+    ListInstancesRequest, ListInstancesResponse, ListNodesRequest, ListNodesResponse, ListTokensRequest,
     ListTokensResponse, Node, PushProgress, PushRequest, RemoveNodeRequest, RemoveNodeResponse,
     RenewCertificateRequest, RenewCertificateResponse, RevokeTokenRequest, RevokeTokenResponse,
     StoredDocument, TrustState, UpdateTrustRequest, WakeInstanceRequest, WakeInstanceResponse,
 };
-use mvm_proto::wire::session::v1::{Wake, request};
-use mvm_proto::{InstanceId, NodeId, PoolId, Problem, TenantId};
+use mvm_proto::{NodeId, Problem};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -35,8 +36,6 @@ use crate::{enrolment, refuse, tokens};
 pub(crate) const MAX_MESSAGE_BYTES: usize = mvm_proto::envelope::MAX_ENVELOPE_BYTES + 64 * 1024;
 /// Calls at once on one connection.
 const MAX_STREAMS: u32 = 64;
-/// The longest a node may take to wake an instance.
-const WAKE_WAIT: Duration = Duration::from_secs(30);
 /// A connection whose other end is gone is noticed after this.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 const KEEP_ALIVE_WAIT: Duration = Duration::from_secs(10);
@@ -169,7 +168,20 @@ impl Control for Service {
     }
 
     async fn wake_instance(&self, request: Request<WakeInstanceRequest>) -> Answer<WakeInstanceResponse> {
-        answer(self.wake(request.get_ref()).await.map(|()| WakeInstanceResponse {}))
+        answer(instances::wake(&self.0, request.get_ref()).await)
+    }
+
+    async fn list_instances(&self, request: Request<ListInstancesRequest>) -> Answer<ListInstancesResponse> {
+        answer(instances::list(&self.0, request.get_ref()).await)
+    }
+
+    async fn act_on_instance(&self, request: Request<ActOnInstanceRequest>) -> Answer<ActOnInstanceResponse> {
+        let by = caller(&request)?;
+        answer(instances::act(&self.0, request.get_ref(), &by).await)
+    }
+
+    async fn get_logs(&self, request: Request<GetLogsRequest>) -> Answer<GetLogsResponse> {
+        answer(instances::logs(&self.0, request.get_ref()).await)
     }
 
     async fn get_trust(&self, _: Request<GetTrustRequest>) -> Answer<TrustState> {
@@ -226,19 +238,5 @@ impl Service {
             issued_at: stored.assigned.issued_at.to_string(),
             expires_at: stored.assigned.expires_at.to_string(),
         })
-    }
-
-    async fn wake(&self, request: &WakeInstanceRequest) -> Result<(), Problem> {
-        let node: NodeId = parse("node_id", &request.node_id)?;
-        let tenant: TenantId = parse("tenant_id", &request.tenant_id)?;
-        let pool: PoolId = parse("pool_id", &request.pool_id)?;
-        let instance: InstanceId = parse("instance_id", &request.instance_id)?;
-        enrolment::registered(&self.0, &node).await?;
-        let wake = Wake {
-            tenant_id: tenant.to_string(),
-            pool_id: pool.to_string(),
-            instance_id: instance.to_string(),
-        };
-        self.0.fleet.ask(&node, request::Ask::Wake(wake), WAKE_WAIT).await
     }
 }

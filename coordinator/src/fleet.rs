@@ -23,7 +23,7 @@ use crate::documents::Stored;
 use crate::metrics::Metrics;
 use crate::refuse;
 
-pub(crate) use live::{Live, LiveNode, Refused, SessionEntry};
+pub(crate) use live::{Answer, Live, LiveNode, Refused, SessionEntry};
 pub(crate) use outbox::{Item, Outbox};
 
 #[derive(Debug)]
@@ -140,7 +140,7 @@ impl Fleet {
     }
 
     /// Asks a node and waits for its answer.
-    pub(crate) async fn ask(&self, node: &NodeId, ask: request::Ask, wait: Duration) -> Result<(), Problem> {
+    pub(crate) async fn ask(&self, node: &NodeId, ask: request::Ask, wait: Duration) -> Answer {
         let id = format!("{:016x}", fastrand::u64(..));
         let (reply, answer) = oneshot::channel();
         let live = self.get(node).ok_or_else(|| refuse::not_connected(node))?;
@@ -185,6 +185,15 @@ impl Fleet {
             }
             None => false,
         }
+    }
+
+    /// The nodes that have a session now, in the order of their names.
+    pub(crate) fn connected_nodes(&self) -> Vec<NodeId> {
+        let nodes = self.nodes.read().unwrap_or_else(PoisonError::into_inner);
+        let live = nodes.iter().filter(|(_, live)| live.lock().session.is_some());
+        let mut names: Vec<NodeId> = live.map(|(node, _)| node.clone()).collect();
+        names.sort();
+        names
     }
 
     fn outboxes(&self) -> Vec<Arc<Outbox>> {

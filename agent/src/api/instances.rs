@@ -1,7 +1,5 @@
 //! Instances: listed, looked at, and acted on by hand.
 
-use std::time::Duration;
-
 use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, RawQuery, State};
@@ -9,18 +7,14 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use http::{StatusCode, header};
 use mvm_proto::status::InstanceStatus;
-use mvm_proto::{InstanceId, PoolId, Problem, TenantId};
+use mvm_proto::{InstanceId, PoolId, TenantId};
 use serde::{Deserialize, Serialize};
 
 use super::input::{InstancePath, id, no_query, object, phase, read_body, unreadable_path};
 use super::problem::{self, Refused};
 use super::{Api, SMALL_BODY_BYTES};
 use crate::authz::Caller;
-use crate::node_actions::{DEFAULT_OVERRIDE, MAX_OVERRIDE, Manual, ManualAction};
-
-/// What is given of a console when nobody says how much, and the most that is given.
-const DEFAULT_LOG_BYTES: usize = 64 * 1024;
-const MAX_LOG_BYTES: usize = 1024 * 1024;
+use crate::node_actions::{DEFAULT_LOG_BYTES, MAX_LOG_BYTES, Manual, ManualAction, override_for};
 
 /// Which instances to list; absent is all.
 #[derive(Deserialize)]
@@ -84,13 +78,7 @@ pub(super) async fn one(
 }
 
 pub(super) fn find(api: &Api, path: &InstancePath) -> Result<InstanceStatus, Refused> {
-    let InstancePath { tenant, pool, instance } = path;
-    let found = api.shared.node.instance(instance);
-    let is_it = |found: &InstanceStatus| found.tenant_id == tenant.as_str() && found.pool_id == pool.as_str();
-    found.filter(is_it).ok_or_else(|| {
-        let detail = format!("there is no instance {tenant}/{pool}/{instance} on this node");
-        Refused(Problem::new(404, "unknown_instance", detail, "List the tenant's instances."))
-    })
+    Ok(api.shared.node.find(&path.tenant, &path.pool, &path.instance)?)
 }
 
 /// What may be said along with an action.
@@ -132,15 +120,6 @@ pub(super) async fn act(
         Ok(instance) => Ok(Json(instance).into_response()),
         Err(_) => Ok(StatusCode::NO_CONTENT.into_response()),
     }
-}
-
-fn override_for(seconds: Option<u64>) -> Result<Duration, Refused> {
-    let asked = seconds.map_or(DEFAULT_OVERRIDE, Duration::from_secs);
-    if asked > MAX_OVERRIDE {
-        let most = MAX_OVERRIDE.as_secs();
-        return Err(problem::bad_body(format!("override_seconds must be at most {most}")));
-    }
-    Ok(asked)
 }
 
 #[derive(Deserialize)]

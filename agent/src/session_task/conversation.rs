@@ -10,13 +10,13 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
+use mvm_proto::Problem;
 use mvm_proto::status::{Event, NodeInfo, NodeStatus};
 use mvm_proto::wire::SESSION_PROTOCOL;
 use mvm_proto::wire::session::v1::{
     Ack, AgentFrame, CoordinatorFrame, Document, Events, Heartbeat, Hello, Reply, Request, Trust, Welcome,
-    agent_frame, coordinator_frame, request,
+    agent_frame, coordinator_frame,
 };
-use mvm_proto::{IdError, Problem};
 use mvm_transport::frame::encode_once;
 use mvm_transport::session::close_code;
 use mvm_transport::{AckBatcher, ClientSession, SessionControl, SessionError};
@@ -28,9 +28,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::acks::{self, Awaiting};
+use super::requests;
 use super::status_pacer::StatusPacer;
 use super::{Ending, SessionContext, SessionFailure, SessionState};
-use crate::reconcile_task::NodeHandle;
 
 /// Conditions that speak of the session, or count it among their reasons.
 const SESSION_CONDITIONS: [&str; 2] = ["Ready", "SessionConnected"];
@@ -330,16 +330,14 @@ impl<'a> Conversation<'a> {
         let busy = self.requests.len() >= MAX_REQUESTS;
         let node = self.context.node.clone();
         self.requests.spawn(async move {
-            let done = match ask {
-                _ if busy => Err(too_busy()),
-                Some(request::Ask::Wake(wake)) => wake_instance(&node, &wake).await,
-                None => Err(unknown_request()),
-            };
-            let problem = done.err().map_or_else(Vec::new, |problem| {
-                warn!(code = %problem.code, detail = %problem.detail, "could not do what the coordinator asked");
-                serde_json::to_vec(&problem).unwrap_or_default()
-            });
-            Reply { id, problem }
+            let done = if busy { Err(too_busy()) } else { requests::answer(&node, ask).await };
+            match done {
+                Ok(answer) => Reply { id, problem: Vec::new(), answer },
+                Err(problem) => {
+                    warn!(code = %problem.code, detail = %problem.detail, "could not do what the coordinator asked");
+                    Reply { id, problem: serde_json::to_vec(&problem).unwrap_or_default(), answer: None }
+                }
+            }
         });
     }
 }
@@ -349,27 +347,9 @@ fn stopping(control: &SessionControl) -> Ending {
     Ending::Stopping
 }
 
-async fn wake_instance(node: &NodeHandle, wake: &mvm_proto::wire::session::v1::Wake) -> Result<(), Problem> {
-    let bad = |field: &'static str| {
-        move |rule: IdError| {
-            let remediation = "Correct the id.";
-            Problem::new(400, "bad_id", format!("{field} {rule}"), remediation)
-        }
-    };
-    let tenant = wake.tenant_id.parse().map_err(bad("tenant_id"))?;
-    let pool = wake.pool_id.parse().map_err(bad("pool_id"))?;
-    let instance = wake.instance_id.parse().map_err(bad("instance_id"))?;
-    node.wake(&tenant, &pool, &instance).await
-}
-
 fn too_busy() -> Problem {
     let detail = format!("{MAX_REQUESTS} requests are already being worked on");
     Problem::new(503, "busy", detail, "Ask again in a moment.")
-}
-
-fn unknown_request() -> Problem {
-    let remediation = "Upgrade the agent, or ask for what its version knows.";
-    Problem::new(501, "unknown_request", "this agent does not know that request", remediation)
 }
 
 /// This event and those that already wait behind it.

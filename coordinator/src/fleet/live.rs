@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use mvm_proto::status::{Event, Mark, NodeInfo, NodeStatus};
+use mvm_proto::wire::session::v1::reply;
 use mvm_proto::{Problem, Timestamp};
 use mvm_transport::SessionControl;
 use tokio::sync::{oneshot, watch};
@@ -17,6 +18,9 @@ use crate::records::{Numbers, StatusRecord};
 const MAX_EVENTS: usize = 50;
 /// The longest text of one event; a hostile node must not choose how much is kept.
 const MAX_EVENT_TEXT: usize = 512;
+
+/// What a node said to a request. `Ok(None)`: it is done, and there is nothing to tell.
+pub(crate) type Answer = Result<Option<reply::Answer>, Problem>;
 
 /// A node's live session.
 #[derive(Debug, Clone)]
@@ -54,7 +58,7 @@ pub(crate) struct Live {
     pub(crate) pushed: Option<(Numbers, Instant)>,
     /// The node was taken out of the cluster while someone still looks here.
     pub(crate) removed: bool,
-    waiting: Vec<(String, oneshot::Sender<Result<(), Problem>>)>,
+    waiting: Vec<(String, oneshot::Sender<Answer>)>,
 }
 
 #[derive(Debug)]
@@ -147,14 +151,14 @@ impl Live {
         }
     }
 
-    pub(crate) fn expect_reply(&mut self, id: String, reply: oneshot::Sender<Result<(), Problem>>) {
+    pub(crate) fn expect_reply(&mut self, id: String, reply: oneshot::Sender<Answer>) {
         // Callers that gave up at their deadline leave a dead entry behind.
         self.waiting.retain(|(_, waiting)| !waiting.is_closed());
         self.waiting.push((id, reply));
     }
 
     /// Whoever waits for the answer to request `id`.
-    pub(crate) fn take_waiting(&mut self, id: &str) -> Option<oneshot::Sender<Result<(), Problem>>> {
+    pub(crate) fn take_waiting(&mut self, id: &str) -> Option<oneshot::Sender<Answer>> {
         let at = self.waiting.iter().position(|(waiting, _)| waiting == id)?;
         Some(self.waiting.swap_remove(at).1)
     }

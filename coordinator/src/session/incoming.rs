@@ -36,7 +36,7 @@ impl Talk<'_> {
             agent_frame::Body::Events(events) => {
                 self.attached.live.change(|live| live.add_events(events.events));
             }
-            agent_frame::Body::Reply(reply) => self.hear_reply(&reply),
+            agent_frame::Body::Reply(reply) => self.hear_reply(reply),
         }
         Ok(())
     }
@@ -126,11 +126,11 @@ impl Talk<'_> {
         Ok(())
     }
 
-    fn hear_reply(&self, reply: &Reply) {
+    fn hear_reply(&self, reply: Reply) {
         let waiting = self.attached.live.lock().take_waiting(&reply.id);
         let Some(waiting) = waiting else { return };
         let answer = if reply.problem.is_empty() {
-            Ok(())
+            Ok(reply.answer)
         } else {
             Err(serde_json::from_slice(&reply.problem).unwrap_or_else(|_| unreadable()))
         };

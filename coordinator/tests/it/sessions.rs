@@ -186,7 +186,7 @@ async fn a_wake_goes_down_the_session_and_its_answer_comes_back() {
             panic!("no request")
         };
         let refused = !answer.is_empty();
-        session.send(agent_frame::Body::Reply(Reply { id: request.id, problem: answer })).await;
+        session.send(agent_frame::Body::Reply(Reply { id: request.id, problem: answer, answer: None })).await;
         let result = soon("the answer", asked).await.unwrap();
         match refused {
             false => drop(result.unwrap()),

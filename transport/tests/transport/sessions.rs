@@ -142,6 +142,7 @@ async fn a_frame_above_the_limit_is_not_sent() {
         body: Some(agent_frame::Body::Reply(mvm_proto::wire::session::v1::Reply {
             id: "x".repeat(100),
             problem: Vec::new(),
+            answer: None,
         })),
     };
     let error = agent.frames_out.send(&large).await.expect_err("too large");

@@ -1,0 +1,94 @@
+//! What a coordinator asks of this node on behalf of an operator: the same that the agent's own API answers.
+//!
+//! Asking twice is asking once: telling changes nothing, and an action on an instance that is already there does
+//! nothing more.
+
+use std::str::FromStr;
+
+use mvm_proto::wire::session::v1::{ActOnInstance, GetLogs, Instances, ListInstances, Wake, reply, request};
+use mvm_proto::{IdError, InstanceId, Phase, PoolId, Problem, TenantId};
+
+use crate::node_actions::{
+    DEFAULT_LOG_BYTES, MAX_LOG_BYTES, Manual, ManualAction, UnknownAction, override_for,
+};
+use crate::reconcile_task::NodeHandle;
+
+pub(super) async fn answer(
+    node: &NodeHandle,
+    ask: Option<request::Ask>,
+) -> Result<Option<reply::Answer>, Problem> {
+    match ask {
+        Some(request::Ask::Wake(asked)) => wake(node, &asked).await.map(|()| None),
+        Some(request::Ask::ListInstances(asked)) => list(node, &asked).map(|found| Some(instances(found))),
+        Some(request::Ask::Act(asked)) => act(node, &asked).await.map(Some),
+        Some(request::Ask::GetLogs(asked)) => logs(node, &asked).await.map(Some),
+        None => Err(unknown_request()),
+    }
+}
+
+fn instances(instances: Vec<mvm_proto::status::InstanceStatus>) -> reply::Answer {
+    reply::Answer::Instances(Instances { instances })
+}
+
+async fn wake(node: &NodeHandle, asked: &Wake) -> Result<(), Problem> {
+    let (tenant, pool, instance) = place(&asked.tenant_id, &asked.pool_id, &asked.instance_id)?;
+    node.wake(&tenant, &pool, &instance).await
+}
+
+fn list(node: &NodeHandle, asked: &ListInstances) -> Result<Vec<mvm_proto::status::InstanceStatus>, Problem> {
+    let tenant: Option<TenantId> = wanted("tenant_id", &asked.tenant_id)?;
+    let pool: Option<PoolId> = wanted("pool_id", &asked.pool_id)?;
+    let instance: Option<InstanceId> = wanted("instance_id", &asked.instance_id)?;
+    if !asked.phase.is_empty() && asked.phase.parse::<Phase>().is_err() {
+        return Err(bad("phase", &"must be a phase of an instance"));
+    }
+    let mut found = node.instances(tenant.as_ref());
+    found.retain(|one| {
+        pool.as_ref().is_none_or(|pool| one.pool_id == pool.as_str())
+            && instance.as_ref().is_none_or(|id| one.instance_id == id.as_str())
+            && (asked.phase.is_empty() || one.phase == asked.phase)
+    });
+    Ok(found)
+}
+
+async fn act(node: &NodeHandle, asked: &ActOnInstance) -> Result<reply::Answer, Problem> {
+    let (tenant, pool, instance) = place(&asked.tenant_id, &asked.pool_id, &asked.instance_id)?;
+    let action: ManualAction = asked.action.parse().map_err(|rule: UnknownAction| bad("action", &rule))?;
+    let override_for = override_for(asked.override_seconds)?;
+    let by = asked.by.clone();
+    let (t, p, i) = (tenant.clone(), pool.clone(), instance.clone());
+    node.act(Manual { tenant, pool, instance, action, override_for, by }).await?;
+    Ok(instances(node.find(&t, &p, &i).into_iter().collect()))
+}
+
+async fn logs(node: &NodeHandle, asked: &GetLogs) -> Result<reply::Answer, Problem> {
+    let (tenant, pool, instance) = place(&asked.tenant_id, &asked.pool_id, &asked.instance_id)?;
+    node.find(&tenant, &pool, &instance)?;
+    let bytes = match asked.bytes {
+        0 => DEFAULT_LOG_BYTES,
+        bytes => usize::try_from(bytes).unwrap_or(MAX_LOG_BYTES).min(MAX_LOG_BYTES),
+    };
+    Ok(reply::Answer::Logs(node.console(&instance, bytes).await?))
+}
+
+fn place(tenant: &str, pool: &str, instance: &str) -> Result<(TenantId, PoolId, InstanceId), Problem> {
+    Ok((id("tenant_id", tenant)?, id("pool_id", pool)?, id("instance_id", instance)?))
+}
+
+fn id<T: FromStr<Err = IdError>>(field: &str, text: &str) -> Result<T, Problem> {
+    text.parse().map_err(|rule: IdError| bad(field, &rule))
+}
+
+/// An id that need not be given.
+fn wanted<T: FromStr<Err = IdError>>(field: &str, text: &str) -> Result<Option<T>, Problem> {
+    if text.is_empty() { Ok(None) } else { id(field, text).map(Some) }
+}
+
+fn bad(field: &str, rule: &dyn std::fmt::Display) -> Problem {
+    Problem::new(400, "bad_id", format!("{field} {rule}"), "Correct it.")
+}
+
+fn unknown_request() -> Problem {
+    let remediation = "Upgrade the agent, or ask for what its version knows.";
+    Problem::new(501, "unknown_request", "this agent does not know that request", remediation)
+}

@@ -1,0 +1,254 @@
+//! `mvm instance`: the microVMs of a node or of a cluster, one by one.
+
+use std::str::FromStr;
+
+use anyhow::anyhow;
+use clap::{Args, Subcommand};
+use mvm_agent::node_actions::ManualAction;
+use mvm_proto::status::InstanceStatus;
+use mvm_proto::{InstanceId, Phase, PoolId, TenantId};
+
+use crate::args::Global;
+use crate::commands::exec::{self, ExecArgs};
+use crate::endpoint::EndpointArgs;
+use crate::exit::{Outcome, Run};
+use crate::instances::{Filter, Found, Instances};
+use crate::output::{self, or_dash};
+use crate::progress::Progress;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum InstanceCommand {
+    /// All instances, a line each
+    List(ListArgs),
+    /// One instance in full
+    Get(OneArgs),
+    /// The end of an instance's console
+    Logs(LogsArgs),
+    /// Boot a stopped or failed instance
+    Start(ActArgs),
+    /// Shut an instance down; it keeps its disk, and a snapshot of it is dropped
+    Stop(ActArgs),
+    /// Pause a running instance; it keeps its memory and resumes in milliseconds
+    Warm(ActArgs),
+    /// Put a running or warm instance to sleep: snapshot it to disk and free its memory
+    Sleep(ActArgs),
+    /// Bring a warm or sleeping instance back to running
+    Wake(ActArgs),
+    /// Remove a stopped or failed instance with its disk
+    Destroy(ActArgs),
+    /// Run a command inside a running instance
+    Exec(ExecArgs),
+}
+
+/// `i-0123abcd`, or `tenant/pool/i-0123abcd`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct InstanceName {
+    pub(crate) pool: Option<(TenantId, PoolId)>,
+    pub(crate) id: InstanceId,
+}
+
+impl FromStr for InstanceName {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let id = |text: &str| text.parse::<InstanceId>().map_err(|error| format!("an instance id {error}"));
+        match text.split('/').collect::<Vec<_>>()[..] {
+            [only] => Ok(Self { pool: None, id: id(only)? }),
+            [tenant, pool, last] => {
+                let tenant = tenant.parse().map_err(|error| format!("a tenant's id {error}"))?;
+                let pool = pool.parse().map_err(|error| format!("a pool's id {error}"))?;
+                Ok(Self { pool: Some((tenant, pool)), id: id(last)? })
+            }
+            _ => Err("must be an instance id such as i-0123abcd, or tenant/pool/i-0123abcd".to_owned()),
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Only this tenant's
+    #[arg(long, value_name = "TENANT")]
+    tenant: Option<TenantId>,
+    /// Only this pool's
+    #[arg(long, value_name = "POOL")]
+    pool: Option<PoolId>,
+    /// Only those in this phase
+    #[arg(long, value_name = "PHASE", value_parser = parse_phase)]
+    phase: Option<Phase>,
+    #[command(flatten)]
+    endpoint: EndpointArgs,
+}
+
+fn parse_phase(text: &str) -> Result<Phase, String> {
+    text.parse().map_err(|_| format!("must be one of {}", Phase::ALL.map(Phase::as_str).join(", ")))
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct OneArgs {
+    /// i-0123abcd, or tenant/pool/i-0123abcd
+    instance: InstanceName,
+    #[command(flatten)]
+    endpoint: EndpointArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LogsArgs {
+    #[command(flatten)]
+    one: OneArgs,
+    /// How much of the console's end
+    #[arg(long, value_name = "BYTES", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    bytes: u32,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ActArgs {
+    #[command(flatten)]
+    one: OneArgs,
+    /// How long reconcile keeps its hands off afterwards; 0s: not at all
+    #[arg(long = "override", value_name = "TIME", default_value = "10m", value_parser = humantime::parse_duration)]
+    window: std::time::Duration,
+}
+
+pub(crate) async fn run(global: &Global, command: InstanceCommand) -> Run {
+    match command {
+        InstanceCommand::List(args) => list(global, args).await,
+        InstanceCommand::Get(args) => {
+            let mut instances = Instances::open(global, &args.endpoint).await?;
+            let found = instances.find(&args.instance).await?;
+            Ok(output::show(global.output, &found, |_| details(&found))?)
+        }
+        InstanceCommand::Logs(args) => {
+            let mut instances = Instances::open(global, &args.one.endpoint).await?;
+            let found = instances.find(&args.one.instance).await?;
+            let tail = instances.logs(&found, args.bytes).await?;
+            Ok(output::print_bytes(&tail)?)
+        }
+        InstanceCommand::Start(args) => act(global, args, ManualAction::Start).await,
+        InstanceCommand::Stop(args) => act(global, args, ManualAction::Stop).await,
+        InstanceCommand::Warm(args) => act(global, args, ManualAction::Warm).await,
+        InstanceCommand::Sleep(args) => act(global, args, ManualAction::Sleep).await,
+        InstanceCommand::Wake(args) => act(global, args, ManualAction::Wake).await,
+        InstanceCommand::Destroy(args) => act(global, args, ManualAction::Destroy).await,
+        InstanceCommand::Exec(args) => exec::run(global, args).await,
+    }
+}
+
+async fn list(global: &Global, args: ListArgs) -> Run {
+    let mut instances = Instances::open(global, &args.endpoint).await?;
+    let filter = Filter { tenant: args.tenant, pool: args.pool, phase: args.phase, id: None };
+    let (found, silent) = instances.list(&filter).await?;
+    for node in silent {
+        Progress::new(global.quiet).say(format!("warning: {node}"));
+    }
+    Ok(output::show(global.output, &found, |wide| table(&found, wide))?)
+}
+
+async fn act(global: &Global, args: ActArgs, action: ManualAction) -> Run {
+    let mut instances = Instances::open(global, &args.one.endpoint).await?;
+    let found = instances.find(&args.one.instance).await?;
+    let progress = Progress::new(global.quiet);
+    let after = instances.act(&found, action, args.window.as_secs(), progress).await?;
+    let name = found.name();
+    let Some(after) = after else {
+        progress.say(format!("{name} is gone"));
+        return Ok(());
+    };
+    let window = match after.instance.override_until.as_str() {
+        "" => String::new(),
+        until => format!("; reconcile keeps its hands off until {until}"),
+    };
+    progress.say(format!("{name} is {}{window}", after.instance.phase));
+    if global.output != output::Format::Table && global.output != output::Format::Wide {
+        output::show(global.output, &after, |_| details(&after))?;
+    }
+    if after.instance.phase == action.leads_to().as_str() {
+        return Ok(());
+    }
+    Err(Outcome::Failed(anyhow!("{name} is {}: {}", after.instance.phase, after.instance.reason)))
+}
+
+fn table(found: &[Found], wide: bool) -> comfy_table::Table {
+    let with_node = found.iter().any(|one| !one.node_id.is_empty());
+    let mut headings = vec!["INSTANCE", "TENANT", "POOL", "PHASE", "SINCE", "ADDRESS", "REASON"];
+    if with_node {
+        headings.insert(0, "NODE");
+    }
+    if wide {
+        headings.extend(["REVISION", "LAST USED", "OVERRIDE UNTIL", "CLAIMED"]);
+    }
+    let mut table = output::plain();
+    table.set_header(headings);
+    for Found { node_id, instance } in found {
+        let mut row = vec![
+            instance.instance_id.clone(),
+            instance.tenant_id.clone(),
+            instance.pool_id.clone(),
+            instance.phase.clone(),
+            or_dash(&instance.since),
+            or_dash(&instance.address),
+            or_dash(&instance.reason),
+        ];
+        if with_node {
+            row.insert(0, node_id.clone());
+        }
+        if wide {
+            row.extend([
+                or_dash(&instance.revision),
+                or_dash(&instance.last_used_at),
+                or_dash(&instance.override_until),
+                if instance.claimed { "yes" } else { "no" }.to_owned(),
+            ]);
+        }
+        table.add_row(row);
+    }
+    table
+}
+
+fn details(found: &Found) -> comfy_table::Table {
+    let InstanceStatus {
+        instance_id,
+        tenant_id,
+        pool_id,
+        phase,
+        since,
+        reason,
+        address,
+        revision,
+        last_used_at,
+        override_until,
+        claimed,
+        ..
+    } = &found.instance;
+    let mut rows = vec![("instance", instance_id.clone())];
+    if !found.node_id.is_empty() {
+        rows.push(("node", found.node_id.clone()));
+    }
+    rows.extend([
+        ("tenant", tenant_id.clone()),
+        ("pool", pool_id.clone()),
+        ("phase", phase.clone()),
+        ("since", or_dash(since)),
+        ("reason", or_dash(reason)),
+        ("address", or_dash(address)),
+        ("revision", or_dash(revision)),
+        ("last used", or_dash(last_used_at)),
+        ("override until", or_dash(override_until)),
+        ("claimed", if *claimed { "yes" } else { "no" }.to_owned()),
+    ]);
+    output::properties(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_is_named_by_its_id_or_by_its_whole_path() {
+        let short: InstanceName = "i-0123abcd".parse().unwrap();
+        assert_eq!((short.pool, short.id.as_str()), (None, "i-0123abcd"));
+        let long: InstanceName = "acme/web/i-0123abcd".parse().unwrap();
+        assert_eq!(long.pool.unwrap().0.as_str(), "acme");
+        for bad in ["", "acme", "acme/i-0123abcd", "a/b/c/d", "A/web/i-0123abcd", "i-XYZ"] {
+            assert!(bad.parse::<InstanceName>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Which agent or coordinator a command about instances, tenants, pools and events talks to.
+//!
+//! `--endpoint` says it: `unix:PATH` is an agent on this machine, `agent:URL` an agent over the network, `URL` a
+//! coordinator. Without it, it is the coordinator that `--coordinator`, MVM_COORDINATOR or the settings file names;
+//! and where none is named, this machine's own agent.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use mvm_agent::settings::default_socket;
+use mvm_coordinator::ControlClient;
+use mvm_proto::NodeId;
+use mvm_transport::Target;
+
+use crate::agent_client::AgentClient;
+use crate::args::Global;
+use crate::client::{Operator, parse_target};
+use crate::commands::default_data_dir;
+use crate::exit::Outcome;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    Socket(PathBuf),
+    Agent(Target),
+    Coordinator(Target),
+}
+
+impl FromStr for Endpoint {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return match path {
+                "" => Err("unix: must be followed by a path".to_owned()),
+                path => Ok(Self::Socket(PathBuf::from(path))),
+            };
+        }
+        match text.strip_prefix("agent:") {
+            Some(url) => parse_target(url).map(Self::Agent),
+            None => parse_target(text).map(Self::Coordinator),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EndpointArgs {
+    /// Whom to ask: unix:PATH (an agent here), agent:https://HOST:4434 (an agent), https://HOST:4433 (a coordinator) [default: the coordinator if one is named, else this machine's agent]
+    #[arg(long, value_name = "ENDPOINT", env = "MVM_ENDPOINT")]
+    endpoint: Option<Endpoint>,
+    /// Folder of this machine's agent, which holds its socket
+    #[arg(long, value_name = "DIR", env = "MVM_AGENT_DATA_DIR")]
+    data_dir: Option<PathBuf>,
+    /// Through a coordinator: only this node
+    #[arg(long, value_name = "NODE")]
+    pub(crate) node: Option<NodeId>,
+    #[command(flatten)]
+    operator: Operator,
+}
+
+/// Who answers.
+#[derive(Debug)]
+pub(crate) enum Session {
+    Agent(AgentClient),
+    Coordinator(Box<ControlClient>),
+}
+
+impl EndpointArgs {
+    fn chosen(&self) -> Endpoint {
+        match (&self.endpoint, &self.operator.coordinator) {
+            (Some(endpoint), _) => endpoint.clone(),
+            (None, Some(coordinator)) if self.data_dir.is_none() => {
+                Endpoint::Coordinator(coordinator.clone())
+            }
+            _ => {
+                let dir = self.data_dir.clone().unwrap_or_else(|| default_data_dir("agent"));
+                Endpoint::Socket(default_socket(&dir))
+            }
+        }
+    }
+
+    pub(crate) async fn open(&self, global: &Global) -> Result<Session, Outcome> {
+        match self.chosen() {
+            Endpoint::Socket(path) => Ok(Session::Agent(AgentClient::local(&path, global.timeout))),
+            Endpoint::Agent(target) => {
+                let client = AgentClient::network(&target, &self.operator, global.timeout).await?;
+                Ok(Session::Agent(client))
+            }
+            Endpoint::Coordinator(target) => {
+                let operator = Operator { coordinator: Some(target), ..self.operator.clone() };
+                Ok(Session::Coordinator(Box::new(operator.connect(global).await?)))
+            }
+        }
+    }
+
+    /// For what only an agent can answer.
+    pub(crate) async fn open_agent(&self, global: &Global, what: &str) -> Result<AgentClient, Outcome> {
+        match self.open(global).await? {
+            Session::Agent(client) => Ok(client),
+            Session::Coordinator(_) => Err(Outcome::Usage(anyhow::anyhow!(
+                "{what} does not go through a coordinator\nask the node's agent: run this on the node, or with \
+                 --endpoint agent:https://NODE:4434"
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_a_socket_an_agent_or_a_coordinator() {
+        let socket = "unix:/run/a.sock".parse();
+        assert_eq!(socket, Ok(Endpoint::Socket("/run/a.sock".into())));
+        assert!(matches!("agent:https://node:4434".parse(), Ok(Endpoint::Agent(_))));
+        assert!(matches!("https://host:4433".parse(), Ok(Endpoint::Coordinator(_))));
+        assert!("unix:".parse::<Endpoint>().is_err() && "ftp://x".parse::<Endpoint>().is_err());
+    }
+}

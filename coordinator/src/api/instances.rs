@@ -1,0 +1,147 @@
+//! Instances: everything asked about them goes to the node that has them, down its session.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use mvm_pki::Identity;
+use mvm_proto::wire::control::v1::{
+    ActOnInstanceRequest, ActOnInstanceResponse, GetLogsRequest, GetLogsResponse, ListInstancesRequest,
+    ListInstancesResponse, NodeInstance, SilentNode, WakeInstanceRequest, WakeInstanceResponse,
+};
+use mvm_proto::wire::session::v1::{ActOnInstance, GetLogs, ListInstances, Wake, reply, request};
+use mvm_proto::{InstanceId, NodeId, PoolId, Problem, TenantId};
+
+use super::parse;
+use crate::enrolment;
+use crate::state::State;
+
+/// The longest a node may take to act on an instance: a boot on a loaded host without KVM.
+const ACT_WAIT: Duration = Duration::from_secs(120);
+/// The longest a node may take to tell something.
+const TELL_WAIT: Duration = Duration::from_secs(10);
+
+/// The instances of one node, or of every node that is connected.
+pub(super) async fn list(
+    state: &State,
+    asked: &ListInstancesRequest,
+) -> Result<ListInstancesResponse, Problem> {
+    let nodes = if asked.node_id.is_empty() {
+        state.fleet.connected_nodes()
+    } else {
+        let node: NodeId = parse("node_id", &asked.node_id)?;
+        enrolment::registered(state, &node).await?;
+        vec![node]
+    };
+    let one = asked.node_id.as_str();
+    let answers = join_all(nodes.into_iter().map(|node| async move {
+        let filter = ListInstances {
+            tenant_id: asked.tenant_id.clone(),
+            pool_id: asked.pool_id.clone(),
+            phase: asked.phase.clone(),
+            instance_id: asked.instance_id.clone(),
+        };
+        let answer = state.fleet.ask(&node, request::Ask::ListInstances(filter), TELL_WAIT).await;
+        (node, answer)
+    }));
+    let mut found = ListInstancesResponse::default();
+    for (node, answer) in answers.await {
+        match answer {
+            Ok(Some(reply::Answer::Instances(listed))) => {
+                let named = |instance| NodeInstance { node_id: node.to_string(), instance: Some(instance) };
+                found.instances.extend(listed.instances.into_iter().map(named));
+            }
+            Ok(_) => return Err(other_answer(&node)),
+            // Asked for one, the refusal is the answer; asked for all, the others' words still count.
+            Err(problem) if !one.is_empty() || problem.status == 400 => return Err(problem),
+            Err(problem) => {
+                found.silent.push(SilentNode { node_id: node.to_string(), reason: problem.detail });
+            }
+        }
+    }
+    Ok(found)
+}
+
+pub(super) async fn act(
+    state: &State,
+    asked: &ActOnInstanceRequest,
+    by: &Identity,
+) -> Result<ActOnInstanceResponse, Problem> {
+    let place =
+        Place::read(state, &asked.node_id, &asked.tenant_id, &asked.pool_id, &asked.instance_id).await?;
+    let act = ActOnInstance {
+        tenant_id: place.tenant.to_string(),
+        pool_id: place.pool.to_string(),
+        instance_id: place.instance.to_string(),
+        action: asked.action.clone(),
+        override_seconds: asked.override_seconds,
+        by: by.to_string(),
+    };
+    match state.fleet.ask(&place.node, request::Ask::Act(act), ACT_WAIT).await? {
+        Some(reply::Answer::Instances(listed)) => {
+            Ok(ActOnInstanceResponse { instance: listed.instances.into_iter().next() })
+        }
+        _ => Err(other_answer(&place.node)),
+    }
+}
+
+pub(super) async fn logs(state: &State, asked: &GetLogsRequest) -> Result<GetLogsResponse, Problem> {
+    let place =
+        Place::read(state, &asked.node_id, &asked.tenant_id, &asked.pool_id, &asked.instance_id).await?;
+    let logs = GetLogs {
+        tenant_id: place.tenant.to_string(),
+        pool_id: place.pool.to_string(),
+        instance_id: place.instance.to_string(),
+        bytes: asked.bytes,
+    };
+    match state.fleet.ask(&place.node, request::Ask::GetLogs(logs), TELL_WAIT).await? {
+        Some(reply::Answer::Logs(data)) => Ok(GetLogsResponse { data }),
+        _ => Err(other_answer(&place.node)),
+    }
+}
+
+pub(super) async fn wake(
+    state: &State,
+    asked: &WakeInstanceRequest,
+) -> Result<WakeInstanceResponse, Problem> {
+    let place =
+        Place::read(state, &asked.node_id, &asked.tenant_id, &asked.pool_id, &asked.instance_id).await?;
+    let wake = Wake {
+        tenant_id: place.tenant.to_string(),
+        pool_id: place.pool.to_string(),
+        instance_id: place.instance.to_string(),
+    };
+    state.fleet.ask(&place.node, request::Ask::Wake(wake), ACT_WAIT).await?;
+    Ok(WakeInstanceResponse {})
+}
+
+/// Which instance, on which node of this cluster.
+struct Place {
+    node: NodeId,
+    tenant: TenantId,
+    pool: PoolId,
+    instance: InstanceId,
+}
+
+impl Place {
+    async fn read(
+        state: &State,
+        node: &str,
+        tenant: &str,
+        pool: &str,
+        instance: &str,
+    ) -> Result<Self, Problem> {
+        let place = Self {
+            node: parse("node_id", node)?,
+            tenant: parse("tenant_id", tenant)?,
+            pool: parse("pool_id", pool)?,
+            instance: parse("instance_id", instance)?,
+        };
+        enrolment::registered(state, &place.node).await?;
+        Ok(place)
+    }
+}
+
+fn other_answer(node: &NodeId) -> Problem {
+    let detail = format!("node {node} answered something else than was asked");
+    Problem::new(502, "node_answer_unreadable", detail, "Upgrade the agent.")
+}
