@@ -1,20 +1,24 @@
 # The commands of the project; README.md tells what each shows. Everything else is plain cargo.
 
-.PHONY: demo test bench check deny setup clean
+.PHONY: demo test bench check deny setup image clean
 
 setup:
 	@scripts/setup
 
+# The guest program, and the image that tests, demo and benches boot; quick when both are there.
+image: setup
+	@scripts/build-test-image
+
 # The main job end to end: enrol, sign, push, converge. Cleans up after itself.
-demo: setup
+demo: image
 	@scripts/demo
 
 # Every test. The suites that need root say so when they can't run.
-test: setup
+test: image
 	cargo nextest run --workspace --no-fail-fast
 
 # Figures as ratios against a peer in the same run; also written to target/bench/results.json.
-bench: setup
+bench: image
 	cargo build --release --workspace --bins
 	cargo run --release --quiet -p mvm-benches
 

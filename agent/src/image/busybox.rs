@@ -47,6 +47,7 @@ pub(super) fn build(
 ) -> Result<Vec<String>, ImageError> {
     let guest = guest_program(guest)?;
     let cache = PackageCache::open(cache)?;
+    work.say("asking apt for the newest kernel");
     let kernel_package = cache.get(&cache.behind(KERNEL, KERNEL_PREFIX, work)?, work)?;
     let busybox_package = cache.get(BUSYBOX, work)?;
     let unpacked = staging.scratch()?;

@@ -5,8 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::ImageError;
-use super::error::OnPath;
+use mvm_proto::Digest;
+use mvm_proto::digest::from_hex;
+
+use super::error::{ImageError, OnPath};
+use super::store::hash_file;
 use super::work::Work;
 
 const LIST_LIMIT: Duration = Duration::from_secs(60);
@@ -29,6 +32,13 @@ pub(super) struct Package {
     pub(super) path: PathBuf,
     /// `NAME_VERSION_ARCHITECTURE`, with `%3a` for a colon, as apt names files.
     pub(super) title: String,
+}
+
+/// What apt would download.
+#[derive(Debug)]
+struct Offer {
+    title: String,
+    sha256: Option<Digest>,
 }
 
 impl PackageCache {
@@ -66,8 +76,8 @@ impl PackageCache {
 
     /// The newest version of a package that apt offers; without the network, the newest in the cache.
     pub(super) fn get(&self, name: &str, work: &Work<'_>) -> Result<Package, ImageError> {
-        let offered = self.offered(name, work);
-        if let Some(package) = offered.as_ref().and_then(|title| self.find(title)) {
+        let offered = offered(name, work);
+        if let Some(package) = offered.as_ref().and_then(|offer| self.find_offered(offer)) {
             work.say(format!("{} is in the cache", package.title));
             return Ok(package);
         }
@@ -83,7 +93,7 @@ impl PackageCache {
                 return Err(ImageError::Package { package: name.to_owned(), advice: DOWNLOAD_ADVICE, cause });
             }
         }
-        let found = offered.as_ref().and_then(|title| self.find(title)).or_else(|| self.newest(name));
+        let found = offered.as_ref().and_then(|offer| self.find(&offer.title)).or_else(|| self.newest(name));
         found.ok_or_else(|| ImageError::Package {
             package: name.to_owned(),
             advice: DOWNLOAD_ADVICE,
@@ -94,14 +104,15 @@ impl PackageCache {
         })
     }
 
-    /// What apt would download, by its file's name without `.deb`.
-    fn offered(&self, name: &str, work: &Work<'_>) -> Option<String> {
-        let mut show = Command::new("apt-get");
-        show.args(["download", "--print-uris", name]).env("LC_ALL", "C").current_dir(&self.folder);
-        let text = work.run(&mut show, LIST_LIMIT, APT_ADVICE).ok()?;
-        // 'URI' FILE SIZE HASH
-        let file = text.lines().find_map(|line| line.split_whitespace().nth(1))?;
-        file.strip_suffix(".deb").filter(|title| !title.contains('/')).map(str::to_owned)
+    /// The file in the cache, if it is the one that apt's signed lists speak of.
+    fn find_offered(&self, offer: &Offer) -> Option<Package> {
+        let package = self.find(&offer.title)?;
+        let found = hash_file(&package.path).ok()?;
+        let same = offer.sha256.is_none_or(|expected| expected == found);
+        if !same {
+            tracing::warn!(path = %package.path.display(), "a cached package is not what apt offers; fetching it again");
+        }
+        same.then_some(package)
     }
 
     /// Downloads into a folder of its own and moves the file when it is whole: apt checks its hash.
@@ -163,6 +174,23 @@ impl Package {
         work.say(format!("unpacked {} in {:.1} s", self.title, began.elapsed().as_secs_f32()));
         Ok(())
     }
+}
+
+/// Asked from a folder without packages: apt says nothing of a file that is already there.
+fn offered(name: &str, work: &Work<'_>) -> Option<Offer> {
+    let mut show = Command::new("apt-get");
+    show.args(["download", "--print-uris", name]).env("LC_ALL", "C").current_dir("/");
+    let text = work.run(&mut show, LIST_LIMIT, APT_ADVICE).ok()?;
+    parse_offer(&text)
+}
+
+/// `'URI' FILE SIZE SHA256:HASH`
+fn parse_offer(text: &str) -> Option<Offer> {
+    let line = text.lines().find(|line| line.starts_with('\''))?;
+    let mut words = line.split_whitespace().skip(1);
+    let title = words.next()?.strip_suffix(".deb").filter(|title| !title.contains('/'))?.to_owned();
+    let hash = words.find_map(|word| word.strip_prefix("SHA256:"));
+    Some(Offer { title, sha256: hash.and_then(from_hex).map(Digest::from_bytes) })
 }
 
 #[allow(clippy::cast_precision_loss, reason = "for people")]

@@ -203,7 +203,7 @@ impl Store {
     }
 }
 
-fn hash_file(path: &Path) -> Result<Digest, ImageError> {
+pub(super) fn hash_file(path: &Path) -> Result<Digest, ImageError> {
     let mut file = File::open(path).on("read", path)?;
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; READ_BYTES]);
     loop {
