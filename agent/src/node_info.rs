@@ -65,7 +65,9 @@ fn offered(data_dir: &Path, driver: DriverKind) -> Capacity {
     let processors =
         std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
     let memory = total_memory_mib(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
-    let disk = nix::sys::statvfs::statvfs(data_dir)
+    // Before the first start the data directory is not there yet; it will lie on its parent's file system.
+    let there = data_dir.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
+    let disk = nix::sys::statvfs::statvfs(there)
         .map_or(0, |fs| fs.blocks_available().saturating_mul(fs.fragment_size()) / MIB);
     Capacity {
         vcpus: processors.saturating_mul(VCPU_OVERCOMMIT),
