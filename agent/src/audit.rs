@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::reconcile::Clock;
 use writer::{Message, Writer};
 
-pub use file::Head;
+pub use file::Mark;
 pub use line::{Line, LineError, beginning};
 pub use verify::{Broken, Kind, Note, Report, lines_of, tenants, verify_files, verify_tenant};
 

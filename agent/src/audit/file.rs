@@ -4,7 +4,7 @@
 //! known to be on the disk: it is written after each sync, so a log that ends before its head has lost lines.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, BufRead as _, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -22,12 +22,20 @@ const HEAD_TEMPORARY: &str = ".audit.head.tmp";
 /// Symbolic links are not followed: a log is where it is said to be.
 const NO_FOLLOW: i32 = nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC;
 
-/// The last line that is known to be durable. Sequence 0 and [`beginning`]: none yet.
+/// A line by its number and what it says. Number 0 and [`beginning`]: before the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Head {
+pub struct Mark {
     pub seq: u64,
     pub hash: Digest,
+}
+
+/// What must be there: every line from `from` to the one that is known to be durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Head {
+    pub(crate) from: u64,
+    pub(crate) seq: u64,
+    pub(crate) hash: Digest,
 }
 
 #[derive(Debug)]
@@ -38,8 +46,10 @@ pub(crate) struct TenantLog {
     file: File,
     /// How much of the file is whole lines; more than this is what a failed write left.
     length: u64,
-    last: Head,
+    last: Mark,
     synced: u64,
+    /// The oldest line that is kept.
+    from: u64,
 }
 
 impl TenantLog {
@@ -74,10 +84,11 @@ impl TenantLog {
             }
         }
         length = file.metadata()?.len().min(length);
-        let nothing = Head { seq: 0, hash: beginning(tenant) };
+        let nothing = Mark { seq: 0, hash: beginning(tenant) };
         let last = tail.unwrap_or(nothing);
+        let from = head.map_or(1, |head| head.from);
         let mut log =
-            Self { dir, tenant: tenant.clone(), settings, file, length, last, synced: last.seq };
+            Self { dir, tenant: tenant.clone(), settings, file, length, last, synced: last.seq, from };
         match head {
             None => {
                 log.write_head(if begun { last } else { nothing })?;
@@ -131,7 +142,7 @@ impl TenantLog {
                     break;
                 }
                 text.push_str(&line);
-                last = Head { seq: last.seq + 1, hash };
+                last = Mark { seq: last.seq + 1, hash };
                 taken += 1;
             }
             if taken == 0 {
@@ -176,7 +187,8 @@ impl TenantLog {
     }
 
     /// After the lines it speaks of: a head that is older than its log is no harm, only one that is newer would be.
-    fn write_head(&self, head: Head) -> io::Result<()> {
+    fn write_head(&self, last: Mark) -> io::Result<()> {
+        let head = Head { from: self.from, seq: last.seq, hash: last.hash };
         let temporary = self.dir.join(HEAD_TEMPORARY);
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(PRIVATE_MODE).custom_flags(NO_FOLLOW);
@@ -191,18 +203,25 @@ impl TenantLog {
         self.sync()?;
         let keep = self.settings.keep_files.max(1);
         let numbered = |number: u32| self.dir.join(format!("{LOG}.{number}"));
-        let free = (1..keep).find(|number| !numbered(*number).exists()).unwrap_or(keep);
-        for number in (1..free).rev() {
+        let free = (1..=keep).find(|number| !numbered(*number).exists());
+        let (doomed, kept): (Vec<_>, Vec<_>) = files(&self.dir)?
+            .into_iter()
+            .partition(|(number, _)| *number > keep || (*number == keep && free.is_none()));
+        if !doomed.is_empty() {
+            // First the head: lines that it does not ask for may still be there, never the other way round.
+            let oldest = kept.first().map(|(_, path)| first_seq(path)).transpose()?.flatten();
+            self.from = oldest.unwrap_or(self.last.seq + 1);
+            self.write_head(self.last)?;
+        }
+        for (_, path) in doomed {
+            fs::remove_file(path)?;
+        }
+        for number in (1..free.unwrap_or(keep)).rev() {
             fs::rename(numbered(number), numbered(number + 1))?;
         }
         fs::rename(self.dir.join(LOG), numbered(1))?;
         self.file = open_log(&self.dir.join(LOG))?;
         self.length = 0;
-        for (number, path) in files(&self.dir)? {
-            if number > keep {
-                fs::remove_file(path)?;
-            }
-        }
         File::open(&self.dir)?.sync_all()
     }
 }
@@ -255,8 +274,16 @@ fn open_log(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// The number of a file's first line, if that can be read.
+fn first_seq(path: &Path) -> io::Result<Option<u64>> {
+    let file = OpenOptions::new().read(true).custom_flags(NO_FOLLOW).open(path)?;
+    let mut bytes = Vec::new();
+    io::BufReader::new(file).take(MAX_LINE_BYTES as u64).read_until(b'\n', &mut bytes)?;
+    Ok(line::read(bytes.trim_ascii_end()).ok().map(|line| line.seq))
+}
+
 /// The last good line of a file, the length of its whole lines, and how many bytes follow that are none.
-fn find_end(file: &mut File) -> io::Result<(Option<Head>, u64, u64)> {
+fn find_end(file: &mut File) -> io::Result<(Option<Mark>, u64, u64)> {
     let size = file.metadata()?.len();
     let mut window = MAX_LINE_BYTES as u64;
     loop {
@@ -269,7 +296,7 @@ fn find_end(file: &mut File) -> io::Result<(Option<Head>, u64, u64)> {
         let good = lines.filter_map(|line| line::read(line).ok()).next();
         if good.is_some() || from == 0 {
             let torn = (bytes.len() - whole) as u64;
-            let last = good.map(|line| Head { seq: line.seq, hash: line.hash });
+            let last = good.map(|line| Mark { seq: line.seq, hash: line.hash });
             return Ok((last, size - torn, torn));
         }
         window = window.saturating_mul(8);

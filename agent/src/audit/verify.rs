@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use mvm_proto::TenantId;
 use serde::Serialize;
 
-use super::file::{self, DROPPED, Head, LOST, RECOVERED, dir_of};
+use super::file::{self, DROPPED, Head, LOST, Mark, RECOVERED, dir_of};
 use super::line::{self, Line, MAX_LINE_BYTES, beginning};
 use crate::text::chain;
 
@@ -24,7 +24,7 @@ pub struct Report {
     /// The first line that is there; above 1, older ones were rotated away and the chain is known from here on.
     pub known_from: Option<u64>,
     /// The last line that is good. A copy of it kept elsewhere proves the log up to there.
-    pub last: Option<Head>,
+    pub last: Option<Mark>,
     /// What the log says of itself.
     pub notes: Vec<Note>,
     /// The first thing that is wrong; absent: nothing is.
@@ -193,6 +193,13 @@ impl Check {
             return Some((Kind::Changed, format!("it is of tenant {}, not of {tenant}", line.tenant)));
         }
         let Some(last) = self.report.last else {
+            if let Some(head) = self.head
+                && head.from < line.seq
+            {
+                let why = format!("this is line {}, the log is kept from line {} on", line.seq, head.from);
+                self.awaited = Some(head.from);
+                return Some((Kind::Missing, why));
+            }
             let is_first = line.seq != 1 || line.prev == beginning(&line.tenant);
             return (!is_first).then(|| (Kind::Changed, "it does not begin its tenant's chain".to_owned()));
         };
@@ -200,7 +207,10 @@ impl Check {
         if line.seq > next {
             self.awaited = Some(next);
             let gap = if line.seq - next == 1 { String::new() } else { format!(" to {}", line.seq - 1) };
-            return Some((Kind::Missing, format!("this is line {}, before it belongs line {next}{gap}", line.seq)));
+            return Some((
+                Kind::Missing,
+                format!("this is line {}, before it belongs line {next}{gap}", line.seq),
+            ));
         }
         if line.seq < next {
             let why = format!("this is line {}, here belongs line {next}", line.seq);
@@ -210,12 +220,13 @@ impl Check {
             let why = "the line before it is not the one it was written after".to_owned();
             return Some((Kind::Changed, why));
         }
-        (line.action == LOST).then(|| (Kind::Truncated, format!("lines before this one were lost: {}", line.reason)))
+        (line.action == LOST)
+            .then(|| (Kind::Truncated, format!("lines before this one were lost: {}", line.reason)))
     }
 
     fn advance(&mut self, path: &Path, line: Line) {
-        let at = Head { seq: line.seq, hash: line.hash };
-        self.head_seen |= self.head == Some(at);
+        let at = Mark { seq: line.seq, hash: line.hash };
+        self.head_seen |= self.head.is_some_and(|head| (head.seq, head.hash) == (at.seq, at.hash));
         self.report.last = Some(at);
         self.report.known_from.get_or_insert(line.seq);
         self.report.tenant.get_or_insert(line.tenant);
