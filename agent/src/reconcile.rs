@@ -17,12 +17,12 @@ use mvm_store::{Settings, SledStore};
 
 use crate::driver::{AnyDriver, Driver, DriverKind, DriverUnavailable};
 use crate::execute::StepError;
-use crate::execute::recover::{Recovered, recover};
+use crate::execute::recover::{Hands, Recovered, recover};
 use crate::image::{ImageError, ImageSettings, Images, find_guest};
 use crate::settings::VmmSettings;
 use crate::state::{Records, StateError};
 
-pub use once::{OnceSettings, Report, reconcile_once};
+pub use once::{OnceSettings, Report, peek, reconcile_once};
 
 /// Where records are kept, below the data directory.
 const STATE_DIR: &str = "state";
@@ -129,12 +129,18 @@ pub(crate) async fn open(
 }
 
 /// The images that a driver of this kind boots from.
-pub(crate) fn open_images(kind: DriverKind, dir: &Path, vmm: &VmmSettings) -> Result<Images, NodeError> {
+pub(crate) fn open_images(
+    kind: DriverKind,
+    data_dir: &Path,
+    dir: &Path,
+    vmm: &VmmSettings,
+) -> Result<Images, NodeError> {
     if kind == DriverKind::Fake {
         return Ok(Images::imagined());
     }
     let beside = || find_guest(&std::env::current_exe().ok()?);
-    let settings = ImageSettings { guest: vmm.guest.clone().or_else(beside), ..ImageSettings::default() };
+    let guest = vmm.guest.clone().or_else(beside);
+    let settings = ImageSettings { owner: Some(data_dir.to_owned()), guest, ..ImageSettings::default() };
     Ok(Images::open(dir, settings)?)
 }
 
@@ -148,9 +154,10 @@ pub(crate) async fn open_records(path: &Path) -> Result<Arc<Records>, NodeError>
 pub(crate) async fn adopt<D: Driver>(
     driver: &D,
     records: &Arc<Records>,
+    hands: Hands,
     now: Timestamp,
 ) -> Result<Vec<InstanceId>, NodeError> {
-    let recovered = recover(driver, records, now).await?;
+    let recovered = recover(driver, records, hands, now).await?;
     if recovered != Recovered::default() {
         let (resolved, unfinished) = (recovered.resolved, recovered.unfinished.len());
         tracing::info!(resolved, unfinished, "resolved what an earlier agent left open");

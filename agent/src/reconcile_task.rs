@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::audit::{AuditLog, AuditSettings};
 use crate::driver::{AnyDriver, Driver};
 use crate::execute::Executor;
+use crate::execute::recover::Hands;
 use crate::guest_link::GuestLinks;
 use crate::image::Images;
 use crate::ledger::InForce;
@@ -65,7 +66,7 @@ impl Node {
     /// Opens records and driver, adopts the VMs that live, and resolves what an earlier agent left half-done.
     pub async fn open(settings: NodeSettings) -> Result<(Node, NodeHandle), NodeError> {
         let (driver, records) = open(&settings.data_dir, settings.driver, &settings.vmm).await?;
-        let images = open_images(settings.driver, &settings.images_dir, &settings.vmm)?;
+        let images = open_images(settings.driver, &settings.data_dir, &settings.images_dir, &settings.vmm)?;
         Self::with_images(&settings, driver, records, images).await
     }
 }
@@ -86,7 +87,7 @@ impl<D: Driver> Node<D> {
         records: Arc<Records>,
         images: Images,
     ) -> Result<(Node<D>, NodeHandle), NodeError> {
-        let unfinished = adopt(&*driver, &records, settings.clock.now()).await?;
+        let unfinished = adopt(&*driver, &records, Hands::On, settings.clock.now()).await?;
         Ok(Self::build(settings, driver, records, images, unfinished))
     }
 

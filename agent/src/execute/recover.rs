@@ -41,10 +41,19 @@ enum Verdict {
     Nothing,
 }
 
+/// Whether anything on the host may be touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hands {
+    On,
+    /// Only the records are brought in line: for a look that leaves no trace.
+    Off,
+}
+
 /// Adopts what lives and resolves every open intent that needs no guest.
 pub async fn recover<D: Driver>(
     driver: &D,
     records: &Arc<Records>,
+    hands: Hands,
     now: Timestamp,
 ) -> Result<Recovered, StepError> {
     let mut recovered = Recovered::default();
@@ -57,14 +66,22 @@ pub async fn recover<D: Driver>(
             None => "adopted".to_owned(),
         };
         match verdict {
-            Verdict::Nothing => continue,
+            Verdict::Nothing => {
+                // One that was given up, by an agent that ended before it could discard it.
+                if record.snapshot.is_none() && hands == Hands::On {
+                    driver.discard_snapshot(&record.id).await?;
+                }
+                continue;
+            }
             Verdict::Unfinished => {
                 recovered.unfinished.push(record.id);
                 continue;
             }
             Verdict::Ends => {
-                driver.remove(&record.id).await?;
-                crash::point("recover.removed");
+                if hands == Hands::On {
+                    driver.remove(&record.id).await?;
+                    crash::point("recover.removed");
+                }
                 records.delete(&record.id).await?;
                 recovered.resolved += 1;
                 continue;
@@ -84,6 +101,7 @@ pub async fn recover<D: Driver>(
         records.save(&record).await?;
         crash::point("recover.saved");
         match verdict {
+            _ if hands == Hands::Off => {}
             Verdict::SleepsBeside => driver.kill(&record.id).await?,
             Verdict::IsWithoutSnapshot(_) => driver.discard_snapshot(&record.id).await?,
             _ => {}

@@ -90,6 +90,7 @@ async fn input_files_and_relays_pass_both_ways() {
     cat.write(&sent).await.unwrap();
     cat.close_input().await.unwrap();
     assert!(output_of(&cat).await.0 == sent);
+    drop(cat);
 
     links.write_file(&guest, "/etc/motd", &sent, 0).await.unwrap();
     assert!(links.read_file(&guest, "/etc/motd", 1 << 20).await.unwrap() == sent);
@@ -350,7 +351,8 @@ fn ill_will(random: &mut fastrand::Rng, nonce: u64, request: u64) -> Vec<u8> {
     use guest_frame::Body;
     let mut out = Vec::new();
     let noise = |random: &mut fastrand::Rng, most| {
-        std::iter::repeat_with(|| random.u8(..)).take(random.usize(..most)).collect::<Vec<u8>>()
+        let count = random.usize(..most);
+        std::iter::repeat_with(|| random.u8(..)).take(count).collect::<Vec<u8>>()
     };
     if random.bool() {
         out.extend_from_slice(OPENING);
@@ -359,7 +361,12 @@ fn ill_will(random: &mut fastrand::Rng, nonce: u64, request: u64) -> Vec<u8> {
         let data = noise(random, 3000);
         let body = match random.u8(0..9) {
             0 => Body::Hello(GuestHello { version: random.u32(0..4), ..GuestHello::default() }),
-            1 => Body::Output(Output { data, offset: random.u64(..), lost: random.u64(..), stderr: random.bool() }),
+            1 => Body::Output(Output {
+                data,
+                offset: random.u64(..),
+                lost: random.u64(..),
+                stderr: random.bool(),
+            }),
             2 => Body::Chunk(mvm_proto::guest::Chunk { data, last: random.bool() }),
             3 => Body::State(mvm_proto::guest::State {
                 readiness: random.i32(-1..9),

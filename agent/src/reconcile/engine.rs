@@ -103,8 +103,7 @@ impl<D: Driver> Engine<D> {
         self.runner.finish(std::mem::take(&mut self.unfinished));
         let links = &self.executor.links;
         let mut ends = std::mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner));
-        let seen =
-            observe(&*self.driver, &self.records, Some(links), self.capacity, &mut ends, now).await?;
+        let seen = observe(&*self.driver, &self.records, Some(links), self.capacity, &mut ends, now).await?;
         let strangers = self.strangers(seen.strangers).await?;
         self.sweeper.sweep(&self.driver, &self.records, &strangers);
         let mut observation = seen.observation;
@@ -144,9 +143,7 @@ impl<D: Driver> Engine<D> {
     fn follow_policies(&self, in_force: &InForce) {
         let pools = in_force.desired.pools();
         let policies: BTreeMap<_, _> = pools
-            .map(|(tenant, pool)| {
-                ((&tenant.tenant_id, &pool.pool_id), pool.sleep_policy.cpu_idle_percent)
-            })
+            .map(|(tenant, pool)| ((&tenant.tenant_id, &pool.pool_id), pool.sleep_policy.cpu_idle_percent))
             .collect();
         self.records.for_each(|record, _| {
             if record.phase == Phase::Running

@@ -86,10 +86,7 @@ impl Needs {
     }
 
     pub(crate) fn conditions(&self, now: Timestamp) -> [Condition; 2] {
-        [
-            condition("ArtifactsReady", &self.artifacts, now),
-            condition("SecretsReady", &self.bundles, now),
-        ]
+        [condition("ArtifactsReady", &self.artifacts, now), condition("SecretsReady", &self.bundles, now)]
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_planner::{Deferred, Step};
+use mvm_planner::{Deferred, Observation, Step};
 use mvm_proto::{DesiredState, NodeId, Timestamp};
 use serde::Serialize;
 use tokio::sync::broadcast;
@@ -14,6 +14,7 @@ use super::{Clock, NodeError, STATE_DIR, adopt, open, open_images, open_records,
 use crate::audit::{AuditLog, AuditSettings};
 use crate::driver::{AnyDriver, DriverKind};
 use crate::execute::Executor;
+use crate::execute::recover::Hands;
 use crate::guest_link::GuestLinks;
 use crate::ledger::InForce;
 use crate::node_info;
@@ -69,28 +70,15 @@ pub async fn reconcile_once(
     let measured = node_info::measure(&settings.data_dir, settings.driver, &settings.capacity, now);
     let capacity = planner_capacity(&measured.capacity.unwrap_or_default());
     if settings.dry_run {
-        let copy = Copy::of(&settings.data_dir.join(STATE_DIR))
-            .map_err(|cause| NodeError::DataDir { path: settings.data_dir.clone(), cause })?;
-        let driver = Arc::new(AnyDriver::peek(settings.driver, &settings.data_dir)?);
-        let records = match &copy {
-            Some(copy) => open_records(&copy.path).await?,
-            None => Records::empty(),
-        };
-        adopt(&*driver, &records, now).await?;
-        let mut ends = std::collections::BTreeMap::new();
-        let observation = crate::observe::observe(&*driver, &records, None, capacity, &mut ends, now)
-            .await
-            .map_err(|cause| NodeError::Recover(cause.into()))?
-            .observation;
-        records.close().await;
+        let observation = peek(&settings, now).await?;
         let plan = mvm_planner::plan_node(&desired, &observation, now);
         let converged = plan.steps.is_empty() && plan.deferred.is_empty();
         let (steps, deferred) = (plan.steps, plan.deferred);
         return Ok(Report { converged, dry_run: true, rounds: 1, steps, deferred, errors: Vec::new() });
     }
     let (driver, records) = open(&settings.data_dir, settings.driver, &settings.vmm).await?;
-    let unfinished = adopt(&*driver, &records, now).await?;
-    let images = open_images(settings.driver, &settings.images_dir, &settings.vmm)?;
+    let unfinished = adopt(&*driver, &records, Hands::On, now).await?;
+    let images = open_images(settings.driver, &settings.data_dir, &settings.images_dir, &settings.vmm)?;
     let audit = AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone());
     let executor = Arc::new(Executor {
         links: GuestLinks::new(Arc::clone(&driver), clock.clone()),
@@ -116,6 +104,24 @@ pub async fn reconcile_once(
     }
     records.close().await;
     Ok(report)
+}
+
+/// What a node is like whose agent does not run: from a copy of its records, touching nothing.
+pub async fn peek(settings: &OnceSettings, now: Timestamp) -> Result<Observation, NodeError> {
+    let measured = node_info::measure(&settings.data_dir, settings.driver, &settings.capacity, now);
+    let capacity = planner_capacity(&measured.capacity.unwrap_or_default());
+    let copy = Copy::of(&settings.data_dir.join(STATE_DIR))
+        .map_err(|cause| NodeError::DataDir { path: settings.data_dir.clone(), cause })?;
+    let driver = Arc::new(AnyDriver::peek(settings.driver, &settings.data_dir)?);
+    let records = match &copy {
+        Some(copy) => open_records(&copy.path).await?,
+        None => Records::empty(),
+    };
+    adopt(&*driver, &records, Hands::Off, now).await?;
+    let mut ends = std::collections::BTreeMap::new();
+    let seen = crate::observe::observe(&*driver, &records, None, capacity, &mut ends, now).await;
+    records.close().await;
+    Ok(seen.map_err(|cause| NodeError::Recover(cause.into()))?.observation)
 }
 
 async fn run(engine: &mut Engine<AnyDriver>, in_force: &Arc<InForce>) -> Report {

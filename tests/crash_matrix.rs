@@ -1,0 +1,234 @@
+//! An agent ended by SIGKILL at every point around its durable writes and effects, on the fake driver: whatever was
+//! under way, the next agent comes to the desired state, and no instance is lost, doubled, leaked or renamed.
+//!
+//! For each point: instances are brought to where a change passes it, the agent is started with the point armed and
+//! the change declared, ends itself there, and is started again. That it ended by the signal proves the point passed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mvm_agent::crash;
+use mvm_tests::{LoneAgent, PATIENCE, nothing, small_pool, wait_for};
+use serde_json::{Value, json};
+
+/// What no record owns goes soon, and this test asks more often than a peer should.
+const FLAGS: &[&str] = &["--sweep-after", "1s", "--rate-per-second", "1000000", "--rate-burst", "1000000"];
+
+type Counts = (u32, u32, u32);
+
+const NONE: Counts = (0, 0, 0);
+const UP: Counts = (1, 0, 0);
+const WARM: Counts = (0, 1, 0);
+const ASLEEP: Counts = (0, 0, 1);
+
+/// What happens between the agent that made `from` true and the one that is to end at the point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Before {
+    Nothing,
+    /// Another agent ended there, so that there is something to recover.
+    CrashAt(&'static str),
+    /// The VMs ended while no agent looked.
+    VmsLost,
+    /// A VM is there that no record owns.
+    Stranger,
+    /// What the driver keeps of the instances can't be written: every step fails.
+    Unwritable,
+}
+
+/// How the point is passed: from which counts to which.
+fn case(point: &str) -> (Counts, Counts, Before) {
+    use Before::{CrashAt, Nothing, Stranger, Unwritable, VmsLost};
+    match point {
+        "start.cleared" | "observe.recorded" => (UP, UP, VmsLost),
+        "recover.removed" => (UP, NONE, CrashAt("destroy.intended")),
+        "recover.saved" | "recover.done" => (WARM, ASLEEP, CrashAt("sleep.intended")),
+        "sweep.removed" => (UP, UP, Stranger),
+        "failure.cleared" | "failure.recorded" => (ASLEEP, UP, Unwritable),
+        _ => match point.split_once('.').map(|(step, _)| step) {
+            Some("start") => (NONE, UP, Nothing),
+            Some("warm") => (UP, WARM, Nothing),
+            Some("resume") => (WARM, UP, Nothing),
+            Some("sleep") => (WARM, ASLEEP, Nothing),
+            Some("wake") => (ASLEEP, UP, Nothing),
+            Some("stop" | "destroy") => (UP, NONE, Nothing),
+            _ => panic!("no case passes {point}"),
+        },
+    }
+}
+
+struct Matrix {
+    agent: LoneAgent,
+    /// How many instances make each change.
+    times: u32,
+}
+
+impl Matrix {
+    fn new(times: u32) -> Self {
+        Self { agent: LoneAgent::new("fake", FLAGS), times }
+    }
+
+    fn declare(&self, (running, warm, sleeping): Counts) {
+        let times = self.times;
+        self.agent.declare(&small_pool(running * times, warm * times, sleeping * times));
+    }
+
+    /// Every instance: its phase and its address.
+    fn instances(&self) -> Option<BTreeMap<String, (String, String)>> {
+        let mut stream = UnixStream::connect(self.agent.data_dir().join("agent.sock")).ok()?;
+        let request = "GET /v1/instances HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let body: Value = serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()?;
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let list = body["instances"].as_array().or(body.as_array())?;
+        list.iter()
+            .map(|i| Some((text(&i["instance_id"])?, (text(&i["phase"])?, text(&i["address"])?))))
+            .collect()
+    }
+
+    fn world(&self) -> PathBuf {
+        self.agent.data_dir().join("fake-vms")
+    }
+
+    /// What the driver has of each instance.
+    fn vms(&self) -> BTreeMap<String, Value> {
+        let files = std::fs::read_dir(self.world()).expect("the driver's folder is there");
+        let mut vms = BTreeMap::new();
+        for file in files {
+            let path = file.expect("the driver's folder can be read").path();
+            if path.extension().is_some_and(|extension| extension == "json") {
+                let text = std::fs::read(&path).unwrap_or_default();
+                let id = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+                vms.insert(id, serde_json::from_slice(&text).unwrap_or_default());
+            }
+        }
+        vms
+    }
+
+    /// Whether records, driver and counts agree exactly.
+    fn agrees(&self, (running, warm, sleeping): Counts) -> Option<BTreeMap<String, String>> {
+        let instances = self.instances()?;
+        let vms = self.vms();
+        let count = |phase: &str| instances.values().filter(|(p, _)| p == phase).count();
+        let times = self.times;
+        let wanted = [running, warm, sleeping].map(|n| (n * times) as usize);
+        let all = wanted.iter().sum::<usize>();
+        let counts = ["running", "warm", "sleeping"].map(count) == wanted && instances.len() == all;
+        let ids: BTreeSet<&String> = instances.keys().collect();
+        let same = vms.keys().collect::<BTreeSet<_>>() == ids;
+        let fits = instances.iter().all(|(id, (phase, _))| {
+            let vm = &vms.get(id).unwrap_or(&Value::Null)["vm"];
+            let snapshot = !vms.get(id).unwrap_or(&Value::Null)["snapshot"].is_null();
+            match phase.as_str() {
+                "running" => vm["state"] == "running" && vm["reborn"] == true && !snapshot,
+                "warm" => vm["state"] == "paused" && !snapshot,
+                _ => vm.is_null() && snapshot,
+            }
+        });
+        (counts && same && fits)
+            .then(|| instances.into_iter().map(|(id, (_, address))| (id, address)).collect())
+    }
+
+    fn settle(&self, point: &str, counts: Counts) -> BTreeMap<String, String> {
+        let deadline = std::time::Instant::now() + PATIENCE;
+        loop {
+            if let Some(ids) = self.agrees(counts) {
+                return ids;
+            }
+            let found = || (self.instances(), self.vms());
+            assert!(
+                std::time::Instant::now() < deadline,
+                "{point}: not {counts:?}: {:#?}\n{}",
+                found(),
+                self.agent.log()
+            );
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+    }
+
+    /// Starts an agent that ends itself at `point`, and waits for that.
+    fn die_at(&mut self, point: &str) {
+        self.agent.launch(&[("MVM_CRASH_AT", point)]);
+        let process = self.agent.process();
+        let status = wait_for(&format!("the agent to end at {point}"), PATIENCE, || {
+            (!process.is_running()).then(|| process.wait_exit(PATIENCE))
+        });
+        assert_eq!(status.signal(), Some(9), "{point} was not passed: {status}\n{}", self.agent.log());
+    }
+
+    fn prepare(&mut self, before: Before) {
+        let files: Vec<_> = self.vms().into_keys().collect();
+        match before {
+            Before::Nothing => {}
+            Before::CrashAt(point) => self.die_at(point),
+            Before::VmsLost => {
+                for id in files {
+                    let path = self.world().join(format!("{id}.json"));
+                    let mut entry = self.vms()[&id].clone();
+                    entry["vm"] = Value::Null;
+                    std::fs::write(path, entry.to_string()).expect("a VM can be taken away");
+                }
+            }
+            Before::Stranger => {
+                let entry = self.vms().into_values().next().unwrap_or_else(|| json!({}));
+                let path = self.world().join("i-0badcafe.json");
+                std::fs::write(path, entry.to_string()).expect("a stranger can be put there");
+            }
+            Before::Unwritable => {
+                for id in files {
+                    std::fs::create_dir(self.world().join(format!("{id}.tmp"))).expect("a folder can be made");
+                }
+            }
+        }
+    }
+
+    fn run(&mut self, point: &'static str, passing: u32) {
+        let (from, to, before) = case(point);
+        self.declare(from);
+        self.agent.launch(&[]);
+        let ids = self.settle(point, from);
+        self.agent.kill();
+        self.declare(to);
+        self.prepare(before);
+        let armed = if before == Before::Nothing { format!("{point}:{passing}") } else { point.to_owned() };
+        self.die_at(&armed);
+        for id in self.vms().into_keys() {
+            let _ = std::fs::remove_dir(self.world().join(format!("{id}.tmp")));
+        }
+        self.agent.launch(&[]);
+        let after = self.settle(point, to);
+        if from != NONE && to != NONE {
+            assert_eq!(after, ids, "{point}: ids and addresses are kept\n{}", self.agent.log());
+        }
+        self.agent.kill();
+    }
+
+    fn run_all(&mut self, passing: u32) {
+        for point in crash::ALL {
+            self.run(point, passing);
+        }
+        self.agent.declare(&nothing());
+        self.agent.launch(&[]);
+        self.settle("the end", NONE);
+    }
+}
+
+#[test]
+fn one_instance_survives_the_agents_end_at_every_point() {
+    Matrix::new(1).run_all(1);
+}
+
+#[test]
+fn two_instances_survive_the_agents_end_where_the_first_of_them_passes_each_point() {
+    Matrix::new(2).run_all(1);
+}
+
+#[test]
+fn two_instances_survive_the_agents_end_where_the_second_of_them_passes_each_point() {
+    Matrix::new(2).run_all(2);
+}
