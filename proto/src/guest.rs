@@ -7,7 +7,7 @@
 //! completes whatever frame the guest still waits for, and its checksum tells the guest that it was none.
 //! Every frame carries the nonce of the host's hello; one with another nonce belongs to a connection that is gone.
 
-use prost::Message;
+pub use prost::Message;
 
 pub use crate::wire::guest::v1::*;
 
@@ -38,7 +38,7 @@ const HEADER_BYTES: usize = 8;
 /// Enough of nothing to complete any frame that was cut off.
 #[must_use]
 pub fn filler() -> Vec<u8> {
-    vec![0xff; HEADER_BYTES + MAX_MESSAGE_BYTES]
+    vec![0xff; MAX_FRAME_BYTES]
 }
 
 /// Which version two sides speak: the newest that both know.
@@ -68,6 +68,9 @@ pub fn put_frame(out: &mut Vec<u8>, message: &impl Message) -> Result<(), TooLon
     Ok(())
 }
 
+/// The most that a reader has to hold of a frame before it can tell that it is none.
+pub const MAX_FRAME_BYTES: usize = HEADER_BYTES + MAX_MESSAGE_BYTES;
+
 /// What was found in the bytes so far.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Found<M> {
@@ -95,6 +98,12 @@ impl Deframer {
             self.at = 0;
         }
         self.buffer.extend_from_slice(bytes);
+    }
+
+    /// How many bytes wait to be understood: less than one whole frame once [`Self::next`] has no more.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.buffer.len() - self.at
     }
 
     /// The other side is gone: nothing counts until it opens again.
