@@ -100,7 +100,10 @@ const IMPURE_WORDS: [&str; 11] = [
 const MAX_LINES: usize = 700;
 
 /// Files that may contain `unsafe`, each with its reason.
-const UNSAFE_ALLOWED: [(&str, &str); 0] = [];
+const UNSAFE_ALLOWED: [(&str, &str); 2] = [
+    ("agent/src/driver/qemu/tsc.rs", "reading the time stamp counter is an unsafe intrinsic"),
+    ("agent/src/host/spawn.rs", "a session of its own is to be had through pre_exec only"),
+];
 
 /// Lists what broke a rule; passes when nothing did.
 fn holds(rule: &str, broken: &[String]) {

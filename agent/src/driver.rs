@@ -7,6 +7,7 @@
 pub mod conformance;
 pub mod fake;
 pub mod firecracker;
+pub mod probe;
 pub mod qemu;
 
 use std::fmt;
@@ -26,6 +27,7 @@ use crate::host::HostError;
 use crate::settings::VmmSettings;
 
 pub use fake::FakeDriver;
+pub use firecracker::{FirecrackerDriver, FirecrackerSettings, FirecrackerUnavailable};
 pub use qemu::{QemuDriver, QemuSettings};
 
 /// What a VMM is told to boot. Everything in it is decided before the driver is called.
@@ -264,8 +266,8 @@ impl FromStr for DriverKind {
 /// Why a driver can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverUnavailable {
-    #[error("this build has no {0} driver yet; only `--driver fake` is available")]
-    NotBuilt(DriverKind),
+    #[error(transparent)]
+    Firecracker(#[from] FirecrackerUnavailable),
     #[error(
         "could not open the driver's state {path}; if the file is damaged, move it away to start without VMs"
     )]
@@ -281,6 +283,7 @@ pub enum DriverUnavailable {
 pub enum AnyDriver {
     Fake(FakeDriver),
     Qemu(QemuDriver),
+    Firecracker(FirecrackerDriver),
 }
 
 /// Where the fake driver keeps its VMs, below the data directory.
@@ -304,8 +307,13 @@ impl AnyDriver {
                 FakeDriver::open(&data_dir.join(FAKE_DIR)).map(Self::Fake)
             }
             DriverKind::Qemu => Ok(Self::Qemu(QemuDriver::open(data_dir, QemuSettings::new(vmm)))),
-            DriverKind::Firecracker => Err(DriverUnavailable::NotBuilt(kind)),
+            DriverKind::Firecracker => Self::firecracker(data_dir, vmm),
         }
+    }
+
+    fn firecracker(data_dir: &Path, vmm: &VmmSettings) -> Result<Self, DriverUnavailable> {
+        let settings = FirecrackerSettings::with_programs(vmm);
+        Ok(Self::Firecracker(FirecrackerDriver::open(data_dir, settings)?))
     }
 
     /// The same without touching the host: for a dry run, which must leave no trace.
@@ -315,9 +323,9 @@ impl AnyDriver {
             // Looking at real VMs leaves no trace.
             DriverKind::Qemu => {
                 let settings = QemuSettings::new(&VmmSettings::default());
-                Ok(Self::Qemu(QemuDriver::open(data_dir, settings)))
+                Ok(Self::Qemu(QemuDriver::peek(data_dir, settings)))
             }
-            DriverKind::Firecracker => Err(DriverUnavailable::NotBuilt(kind)),
+            DriverKind::Firecracker => Self::firecracker(data_dir, &VmmSettings::default()),
         }
     }
 }
@@ -328,6 +336,7 @@ macro_rules! each {
         match $any {
             AnyDriver::Fake($driver) => $call,
             AnyDriver::Qemu($driver) => $call,
+            AnyDriver::Firecracker($driver) => $call,
         }
     };
 }
@@ -407,11 +416,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_that_this_build_lacks_is_refused_by_name_and_never_replaced() {
+    fn a_driver_that_this_machine_lacks_is_refused_by_name_and_never_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let kind = DriverKind::Firecracker;
-        let error = AnyDriver::open(kind, dir.path()).unwrap_err();
+        let vmm = VmmSettings { firecracker: Some(dir.path().join("firecracker")), ..VmmSettings::default() };
+        let error = AnyDriver::open_with(kind, dir.path(), &vmm).unwrap_err();
         assert!(error.to_string().contains(kind.as_str()), "{error}");
+        assert!(error.to_string().contains("install"), "{error}");
         assert_eq!("qemuu".parse::<DriverKind>(), Err(UnknownDriver));
     }
 }

@@ -9,6 +9,8 @@ mod jail;
 mod local;
 mod process;
 mod spawn;
+#[cfg(test)]
+mod tests;
 
 use std::future::Future;
 use std::io;

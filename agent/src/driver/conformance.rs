@@ -1,5 +1,10 @@
 //! What every driver must do, as one suite. An implementation calls [`suite`] from its tests; one whose VMs outlive
-//! it calls [`outlives_its_owner`] too. Each law is one function, named by what it holds.
+//! it calls [`outlives_its_owner`] too; one whose guests answer calls [`guest_suite`]; one whose VMs can be ended from
+//! outside calls [`sudden_ends`]; one that reads files calls [`refusals`]. Each law is one function, named by what it
+//! holds.
+
+mod client;
+mod guests;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -8,6 +13,8 @@ use mvm_proto::document::Resources;
 use mvm_proto::{Digest, InstanceId};
 
 use super::{BootImage, Driver, DriverError, Vm, VmSpec, VmState};
+
+pub use guests::{guest_suite, refusals, sudden_ends};
 
 /// Which law does not hold, and what was seen instead.
 #[derive(Debug, thiserror::Error)]
@@ -22,12 +29,33 @@ type Held = Result<(), Broken>;
 /// The first random-looking id; each law has its own, so that a failure leaves the others alone.
 const FIRST_ID: u32 = 0xc0f0_0000;
 
-fn spec(number: u32) -> VmSpec {
+/// What the laws are tried on.
+#[derive(Debug, Clone)]
+pub struct Subject {
+    pub image: BootImage,
+    pub resources: Resources,
+}
+
+impl Subject {
+    /// For a driver that boots nothing.
+    #[must_use]
+    pub fn imagined() -> Self {
+        Self::of(BootImage::imagined("builtin:busybox"))
+    }
+
+    /// The smallest machine that boots Debian's kernel with room to spare.
+    #[must_use]
+    pub fn of(image: BootImage) -> Self {
+        Self { image, resources: Resources { vcpus: 1, mem_mib: 128, data_disk_mib: 0 } }
+    }
+}
+
+fn spec(subject: &Subject, number: u32) -> VmSpec {
     VmSpec {
         instance: InstanceId::from_bits(FIRST_ID + number),
         revision: Digest::of(b"conformance"),
-        resources: Resources { vcpus: 1, mem_mib: 128, data_disk_mib: 0 },
-        image: BootImage::imagined("builtin:busybox"),
+        resources: subject.resources,
+        image: subject.image.clone(),
     }
 }
 
@@ -48,7 +76,8 @@ async fn state<D: Driver>(law: &'static str, driver: &D, spec: &VmSpec) -> Resul
 }
 
 /// All laws that a driver keeps while it lives.
-pub async fn suite<D: Driver>(driver: &D) -> Held {
+pub async fn suite<D: Driver>(driver: &D, subject: &Subject) -> Held {
+    let spec = |number| spec(subject, number);
     booting_twice_is_one_vm(driver, &spec(1)).await?;
     another_revision_is_never_taken_for_the_one_that_runs(driver, &spec(2)).await?;
     pausing_and_resuming_are_idempotent(driver, &spec(3)).await?;
@@ -175,17 +204,17 @@ async fn removing_leaves_nothing<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
 async fn the_console_can_be_read_in_part<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
     const LAW: &str = "the console can be read in part";
     done(LAW, driver.boot(spec).await)?;
+    done(LAW, driver.pause(&spec.instance).await)?;
     let all = done(LAW, driver.console(&spec.instance, 1 << 20).await)?;
-    same(LAW, all.is_empty(), false)?;
     let end = done(LAW, driver.console(&spec.instance, 3).await)?;
-    same(LAW, end.len() <= 3 && all.ends_with(&end), true)?;
+    same(LAW, end.len() == all.len().min(3) && all.ends_with(&end), true)?;
     done(LAW, driver.remove(&spec.instance).await)
 }
 
 /// VMs outlive their driver: `open` opens it anew, as a restarted agent does.
-pub async fn outlives_its_owner<D: Driver>(open: impl AsyncFn() -> D) -> Held {
+pub async fn outlives_its_owner<D: Driver>(open: impl AsyncFn() -> D, subject: &Subject) -> Held {
     const LAW: &str = "VMs outlive their driver and are adopted";
-    let (running, paused, asleep) = (spec(20), spec(21), spec(22));
+    let [running, paused, asleep] = [20, 21, 22].map(|number| spec(subject, number));
     let first = open().await;
     for spec in [&running, &paused, &asleep] {
         done(LAW, first.boot(spec).await)?;

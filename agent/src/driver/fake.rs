@@ -293,14 +293,16 @@ mod tests {
 
     #[tokio::test]
     async fn the_fake_in_memory_passes_the_suite() {
-        conformance::suite(&FakeDriver::in_memory()).await.unwrap();
+        conformance::suite(&FakeDriver::in_memory(), &conformance::Subject::imagined()).await.unwrap();
     }
 
     #[tokio::test]
     async fn vms_in_a_directory_outlive_the_driver_and_pass_the_suite() {
         let dir = tempfile::tempdir().unwrap();
-        conformance::suite(&FakeDriver::open(dir.path()).unwrap()).await.unwrap();
-        conformance::outlives_its_owner(async || FakeDriver::open(dir.path()).unwrap()).await.unwrap();
+        let subject = conformance::Subject::imagined();
+        conformance::suite(&FakeDriver::open(dir.path()).unwrap(), &subject).await.unwrap();
+        let open = async || FakeDriver::open(dir.path()).unwrap();
+        conformance::outlives_its_owner(open, &subject).await.unwrap();
     }
 
     #[test]

@@ -12,36 +12,33 @@ mod binary;
 mod live;
 mod qmp;
 mod save;
+mod settings;
 mod snapshot;
 mod start;
 mod tsc;
+mod watch;
 
 use std::collections::{HashMap, HashSet};
-use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::join_all;
 use mvm_proto::{Digest, InstanceId};
 use serde_json::Value;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::broadcast;
 
+use super::probe::{Probe, Verdict};
 use super::{Driver, DriverError, DriverKind, GuestStream, SnapshotRef, Vm, VmExit, VmSpec, VmState};
-use crate::host::{EndSignal, Host, LocalHost, Operation, Outcome, ProcessEnd, VmmProcess};
-use crate::settings::VmmSettings;
+use crate::host::{EndSignal, Host, LocalHost, Operation, Outcome, VmmProcess};
 pub use args::Accelerator;
 pub(crate) use binary::Binary;
 use live::{Dir, Live, Record};
-
-/// What distributions call it.
-const PROGRAM: &str = "qemu-system-x86_64";
+pub use settings::{AcceleratorChoice, QemuSettings};
+use watch::{VMM_LOG, tail, watch_vmm};
 
 /// A follower that is further behind looks at the whole list anyway.
 const EXITS_KEPT: usize = 1024;
-
-/// For one command. QEMU answers in a millisecond; on a host with many boots at once it may wait for a processor.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// For those who only look: a VMM that is stuck must not hold up the others.
 const LOOK_WITHIN: Duration = Duration::from_secs(1);
@@ -51,30 +48,6 @@ const TERMINATE_WITHIN: Duration = Duration::from_secs(2);
 
 /// For the kernel to end a killed process: it frees the guest's memory, and may wait for a disk.
 const GONE_WITHIN: Duration = Duration::from_secs(30);
-
-const VMM_LOG: &str = "vmm.log";
-/// A console or VMM log is cut when it is longer; a guest can't fill the host's disk by talking.
-const MAX_LOG_BYTES: u64 = 4 * 1024 * 1024;
-const TRIM_EVERY: Duration = Duration::from_secs(10);
-/// How much of the VMM's log goes into a message.
-const SAID_BYTES: usize = 600;
-
-/// How a [`QemuDriver`] finds what it runs.
-#[derive(Debug, Clone)]
-pub struct QemuSettings {
-    /// A path, or a name to be found in `PATH`.
-    pub program: PathBuf,
-    pub accelerator: Accelerator,
-}
-
-impl QemuSettings {
-    /// The QEMU that the operator named, else the one in `PATH`.
-    #[must_use]
-    pub fn new(vmm: &VmmSettings) -> Self {
-        let program = vmm.qemu.clone().unwrap_or_else(|| PathBuf::from(PROGRAM));
-        Self { program, accelerator: Accelerator::Tcg }
-    }
-}
 
 /// MicroVMs on QEMU's machine `microvm`.
 #[derive(Debug)]
@@ -86,6 +59,8 @@ pub struct QemuDriver<H: Host = LocalHost> {
 struct Inner<H: Host> {
     host: Arc<H>,
     settings: QemuSettings,
+    /// Absent when the accelerator was named.
+    probe: Option<Probe>,
     binary: tokio::sync::Mutex<Option<start::Examined>>,
     lives: Mutex<HashMap<InstanceId, Arc<Live>>>,
     /// Those that this driver is starting now: what they look like is not to be judged by others.
@@ -101,23 +76,51 @@ impl QemuDriver<LocalHost> {
     /// VMs below `data_dir` on this machine.
     #[must_use]
     pub fn open(data_dir: &Path, settings: QemuSettings) -> Self {
-        Self::with_host(Arc::new(LocalHost::new(data_dir)), settings)
+        let probed = settings.accelerator == AcceleratorChoice::Probed;
+        let probe = probed.then(|| Probe::start(data_dir, &settings.program));
+        Self::with_host(Arc::new(LocalHost::new(data_dir)), settings, probe)
+    }
+
+    /// VMs below `data_dir`, to be looked at: without a probe, which leaves a trace.
+    #[must_use]
+    pub fn peek(data_dir: &Path, settings: QemuSettings) -> Self {
+        Self::with_host(Arc::new(LocalHost::new(data_dir)), settings, None)
     }
 }
 
 impl<H: Host> QemuDriver<H> {
     #[must_use]
-    pub fn with_host(host: Arc<H>, settings: QemuSettings) -> Self {
+    pub fn with_host(host: Arc<H>, settings: QemuSettings, probe: Option<Probe>) -> Self {
         let exits = broadcast::Sender::new(EXITS_KEPT);
         let inner = Inner {
             host,
             settings,
+            probe,
             binary: tokio::sync::Mutex::default(),
             lives: Mutex::default(),
             starting: Mutex::default(),
             exits,
         };
         Self { inner: Arc::new(inner) }
+    }
+
+    /// Whether KVM may be used, once that is known; absent too when the accelerator was named.
+    #[must_use]
+    pub fn kvm(&self) -> Option<Verdict> {
+        self.inner.probe.as_ref().and_then(Probe::verdict)
+    }
+
+    /// What a guest that boots now runs on. Waits for the probe: VMs of one node should not differ by when they began.
+    async fn chosen_accelerator(&self) -> Accelerator {
+        match (&self.inner.settings.accelerator, &self.inner.probe) {
+            (AcceleratorChoice::Only(accelerator), _) => accelerator.clone(),
+            (AcceleratorChoice::Probed, Some(probe)) => probe.settled().await.accelerator(),
+            (AcceleratorChoice::Probed, None) => Accelerator::Tcg,
+        }
+    }
+
+    fn answer_within(&self) -> Duration {
+        self.inner.settings.answer_within
     }
 
     fn run_dir(&self, instance: &InstanceId) -> PathBuf {
@@ -190,7 +193,7 @@ impl<H: Host> QemuDriver<H> {
             return Arc::clone(known);
         }
         let run_dir = self.run_dir(&vmm.instance);
-        let (tell, ended) = watch::channel(None);
+        let (tell, ended) = tokio::sync::watch::channel(None);
         let weak = Arc::downgrade(&self.inner);
         let host = Arc::clone(&self.inner.host);
         let watcher = tokio::spawn(watch_vmm(weak, host, vmm.clone(), tell)).abort_handle();
@@ -208,10 +211,8 @@ impl<H: Host> QemuDriver<H> {
         command: &'static str,
     ) -> Result<(), DriverError> {
         let live = self.living(instance, action).await?;
-        let asked = async {
-            let qmp = live.qmp(ANSWER_WITHIN).await?;
-            qmp.command(command, Value::Null, ANSWER_WITHIN).await
-        };
+        let within = self.answer_within();
+        let asked = async { live.qmp(within).await?.command(command, Value::Null, within).await };
         match asked.await {
             Ok(_) => Ok(()),
             Err(cause) => Err(live.explain(action, cause).await),
@@ -251,72 +252,6 @@ impl<H: Host> QemuDriver<H> {
     }
 }
 
-/// Follows one VMM to its end, and keeps its logs short meanwhile.
-async fn watch_vmm<H: Host>(
-    weak: Weak<Inner<H>>,
-    host: Arc<H>,
-    vmm: VmmProcess,
-    tell: watch::Sender<Option<String>>,
-) {
-    let mut trim = tokio::time::interval(TRIM_EVERY);
-    let waiting = host.wait_end(&vmm);
-    tokio::pin!(waiting);
-    let end = loop {
-        tokio::select! {
-            end = &mut waiting => break end,
-            _ = trim.tick() => trim_logs(&*host, &vmm.instance).await,
-        }
-    };
-    let detail = match &end {
-        Ok(end) => how_it_ended(end, &host.run_dir(&vmm.instance)),
-        Err(cause) => format!("its end could not be awaited: {}", crate::text::chain(cause)),
-    };
-    if let Some(inner) = weak.upgrade() {
-        let _ = inner.exits.send(VmExit { instance: vmm.instance.clone(), detail: detail.clone() });
-        tell.send_replace(Some(detail));
-        let mut lives = lock(&inner.lives);
-        if lives.get(&vmm.instance).is_some_and(|live| live.vmm == vmm) {
-            lives.remove(&vmm.instance);
-        }
-    }
-}
-
-async fn trim_logs<H: Host>(host: &H, instance: &InstanceId) {
-    for name in [args::CONSOLE, VMM_LOG] {
-        let (instance, name) = (instance.clone(), name.to_owned());
-        let trim = Operation::TrimLog { instance, name, max_bytes: MAX_LOG_BYTES };
-        if let Err(cause) = host.perform(&trim).await {
-            tracing::warn!(error = %crate::text::chain(&cause), "could not cut a log");
-        }
-    }
-}
-
-/// For people: the exit code or signal as far as known, and what the VMM last said.
-fn how_it_ended(end: &ProcessEnd, run_dir: &Path) -> String {
-    let how = match (end.exit_code, end.signal) {
-        (Some(code), _) => format!("QEMU ended with exit code {code}"),
-        (None, Some(signal)) => format!("QEMU was ended by signal {signal}"),
-        (None, None) => "QEMU ended".to_owned(),
-    };
-    let said = tail(&run_dir.join(VMM_LOG), SAID_BYTES).unwrap_or_default();
-    let said = String::from_utf8_lossy(&said).trim().replace('\n', "; ");
-    if said.is_empty() { how } else { format!("{how}: {said}") }
-}
-
-/// The end of a file; nothing of one that is not there.
-fn tail(path: &Path, max_bytes: usize) -> io::Result<Vec<u8>> {
-    let mut file = match std::fs::File::open(path) {
-        Ok(file) => file,
-        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(cause) => return Err(cause),
-    };
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(max_bytes as u64)))?;
-    let mut end = Vec::new();
-    file.take(max_bytes as u64).read_to_end(&mut end)?;
-    Ok(end)
-}
-
 fn same_revision(instance: &InstanceId, running: Digest, asked: Digest) -> Result<(), DriverError> {
     if running == asked {
         return Ok(());
@@ -330,7 +265,10 @@ impl<H: Host> Driver for QemuDriver<H> {
     }
 
     fn accelerator(&self) -> &'static str {
-        self.inner.settings.accelerator.as_str()
+        match &self.inner.settings.accelerator {
+            AcceleratorChoice::Only(accelerator) => accelerator.as_str(),
+            AcceleratorChoice::Probed => self.kvm().map_or("tcg", |verdict| verdict.accelerator().as_str()),
+        }
     }
 
     async fn list(&self) -> Result<Vec<Vm>, DriverError> {
@@ -346,6 +284,10 @@ impl<H: Host> Driver for QemuDriver<H> {
             }
         }
         Ok(found)
+    }
+
+    async fn kept(&self) -> Result<Vec<InstanceId>, DriverError> {
+        self.inner.host.run_dirs().await.map_err(|cause| DriverError::List { cause })
     }
 
     async fn adopt(&self, instance: &InstanceId) -> Result<Option<Vm>, DriverError> {

@@ -77,14 +77,15 @@ impl LocalHost {
     }
 
     fn remove_run_dir(&self, instance: &InstanceId) -> Result<(), HostError> {
-        if let Some(living) = self.living(instance)? {
-            let pid = living.process.pid;
-            return Err(HostError::Refused(format!(
-                "process {pid} of {instance} still runs in its directory"
-            )));
-        }
+        self.unless_living(instance)?;
         self.own().remove(instance);
         files::remove(&self.run_dir(instance))
+    }
+
+    fn unless_living(&self, instance: &InstanceId) -> Result<(), HostError> {
+        let Some(living) = self.living(instance)? else { return Ok(()) };
+        let pid = living.process.pid;
+        Err(HostError::Refused(format!("process {pid} of {instance} still runs in its directory")))
     }
 }
 

@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::{EndSignal, ProcessIdentity, VmmProcess};
+use super::{EndSignal, ProcessIdentity, VmmProcess, jail};
 
 /// What the kernel writes behind the name of a directory that was removed under a process.
 const REMOVED: &[u8] = b" (deleted)";
@@ -55,6 +55,7 @@ pub(super) fn scan(vms_dir: &Path) -> io::Result<Vec<VmmProcess>> {
         // No directory, no instances; a process whose directory was removed under it names a path, not a file.
         return Ok(Vec::new());
     };
+    let jails = jail::roots(&vms_dir);
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
@@ -62,7 +63,8 @@ pub(super) fn scan(vms_dir: &Path) -> io::Result<Vec<VmmProcess>> {
         let process = entry.path();
         // A process of someone else, a kernel thread or one that has just ended can't be read, and is not ours.
         let Ok(cwd) = fs::read_link(process.join("cwd")) else { continue };
-        let Some(instance) = instance_of(&cwd, &vms_dir) else { continue };
+        let jailed = || jail::inmate(&process, &jails);
+        let Some(instance) = instance_of(&cwd, &vms_dir).or_else(jailed) else { continue };
         let Ok(command) = fs::read(process.join("cmdline")) else { continue };
         if !names(&command, &instance) {
             continue;
@@ -86,7 +88,9 @@ fn instance_of(cwd: &Path, vms_dir: &Path) -> Option<InstanceId> {
 /// in the same directory has no such argument.
 fn names(command: &[u8], instance: &InstanceId) -> bool {
     let id = instance.as_str().as_bytes();
-    command.split(|byte| *byte == 0).any(|arg| arg.strip_prefix(b"mvm-").unwrap_or(arg) == id)
+    let bare =
+        |arg| [b"mvm-".as_slice(), b"--id="].iter().find_map(|prefix| <[u8]>::strip_prefix(arg, *prefix));
+    command.split(|byte| *byte == 0).any(|arg| bare(arg).unwrap_or(arg) == id)
 }
 
 /// A handle on exactly this process; none when it is gone, even if its pid is someone else's by now.
@@ -116,12 +120,12 @@ pub(super) fn signal(process: &ProcessIdentity, signal: EndSignal) -> io::Result
 }
 
 /// Waits until the process of this handle has ended.
+#[allow(
+    deprecated,
+    reason = "what replaces it is unsafe for descriptors that are not owned, and this one is"
+)]
 pub(super) async fn ended(handle: OwnedFd) -> io::Result<()> {
-    AsyncFd::register_with_interest(handle, Interest::READABLE)
-        .map_err(io::Error::from)?
-        .readable()
-        .await?
-        .retain_ready();
+    AsyncFd::with_interest(handle, Interest::READABLE)?.readable().await?.retain_ready();
     Ok(())
 }
 

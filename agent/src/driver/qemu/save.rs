@@ -13,12 +13,12 @@ use std::time::Duration;
 use mvm_proto::InstanceId;
 use serde_json::{Value, json};
 
+use super::QemuDriver;
 use super::args;
 use super::live::{Live, Record, vm_state};
 use super::qmp::{Qmp, QmpError};
 use super::snapshot::{self, DiskStamp, MANIFEST, MEMORY, Manifest, OWNER, SNAPSHOT, UNFINISHED};
 use super::start::SLOWEST_MIB_PER_SECOND;
-use super::{ANSWER_WITHIN, QemuDriver};
 use crate::driver::{DriverError, SnapshotRef, VmState};
 use crate::host::{Host, Operation, ProcessIdentity};
 
@@ -37,7 +37,7 @@ impl<H: Host> QemuDriver<H> {
         };
         let manifest = match self.written_already(&live).await? {
             Some(manifest) => manifest,
-            None => self.write_memory(&live, record).await?,
+            None => self.write_anew(&live, record).await?,
         };
         Ok(SnapshotRef { instance: instance.clone(), revision: manifest.revision, digest: manifest.memory })
     }
@@ -76,12 +76,24 @@ impl<H: Host> QemuDriver<H> {
 
     /// The run state, after a save that a dead agent began was given up.
     async fn settle(&self, live: &Live) -> Result<String, QmpError> {
-        let qmp = live.qmp(ANSWER_WITHIN).await?;
-        let status = qmp.command("query-migrate", Value::Null, ANSWER_WITHIN).await?;
+        let within = self.answer_within();
+        let qmp = live.qmp(within).await?;
+        let status = qmp.command("query-migrate", Value::Null, within).await?;
         if matches!(status["status"].as_str(), Some("setup" | "active" | "device" | "cancelling")) {
-            qmp.command("migrate_cancel", Value::Null, ANSWER_WITHIN).await?;
+            qmp.command("migrate_cancel", Value::Null, within).await?;
         }
-        steady(&qmp, ANSWER_WITHIN).await
+        steady(&qmp, within).await
+    }
+
+    /// Writes a new snapshot; one that fails leaves nothing of itself.
+    async fn write_anew(&self, live: &Arc<Live>, record: &Record) -> Result<Manifest, DriverError> {
+        let written = self.write_memory(live, record).await;
+        if written.is_err()
+            && let Err(cause) = self.remove_file(live.instance(), ACTION, UNFINISHED).await
+        {
+            tracing::warn!(error = %crate::text::chain(&cause), "an unfinished snapshot is left until the next one");
+        }
+        written
     }
 
     async fn write_memory(&self, live: &Arc<Live>, record: &Record) -> Result<Manifest, DriverError> {
@@ -93,20 +105,15 @@ impl<H: Host> QemuDriver<H> {
         self.write_file(instance, &format!("{UNFINISHED}/{OWNER}"), owner).await?;
         let path = self.run_dir(instance).join(UNFINISHED).join(MEMORY);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(io)?;
-        let mib = u64::from(record.spec.resources.mem_mib);
+        let mib = record.spec.resources.mem_mib;
         let within = SAVE_BASE + Duration::from_secs(mib / SLOWEST_MIB_PER_SECOND);
         let saved = async {
-            let qmp = live.qmp(ANSWER_WITHIN).await?;
-            migrate(&qmp, &file, within).await
+            let qmp = live.qmp(self.answer_within()).await?;
+            migrate(&qmp, &file, self.answer_within(), within).await
         };
         match saved.await {
             Ok(()) => self.finish(live, record).await,
-            Err(cause) => {
-                drop(file);
-                let cause = live.explain(ACTION, cause).await;
-                self.remove_file(instance, ACTION, UNFINISHED).await?;
-                Err(cause)
-            }
+            Err(cause) => Err(live.explain(ACTION, cause).await),
         }
     }
 
@@ -150,23 +157,23 @@ fn owner(path: &std::path::Path) -> Option<ProcessIdentity> {
 }
 
 /// Has the paused VMM write its state into `file`.
-async fn migrate(qmp: &Qmp, file: &File, within: Duration) -> Result<(), QmpError> {
+async fn migrate(qmp: &Qmp, file: &File, answer_within: Duration, within: Duration) -> Result<(), QmpError> {
     let events = json!({ "capabilities": [{ "capability": "events", "state": true }] });
-    qmp.command("migrate-set-capabilities", events, ANSWER_WITHIN).await?;
-    qmp.command("migrate-set-parameters", json!({ "max-bandwidth": BYTES_PER_SECOND }), ANSWER_WITHIN)
+    qmp.command("migrate-set-capabilities", events, answer_within).await?;
+    qmp.command("migrate-set-parameters", json!({ "max-bandwidth": BYTES_PER_SECOND }), answer_within)
         .await?;
-    qmp.give("memory", file.as_fd(), ANSWER_WITHIN).await?;
+    qmp.give("memory", file.as_fd(), answer_within).await?;
     let mut migration = qmp.migration();
-    qmp.command("migrate", json!({ "uri": "fd:memory" }), ANSWER_WITHIN).await?;
+    qmp.command("migrate", json!({ "uri": "fd:memory" }), answer_within).await?;
     let over = migration.wait_for(|status| matches!(status.as_str(), "completed" | "failed" | "closed"));
     let silent = |_| QmpError::Silent { command: "migrate", waited: within };
     let status =
         tokio::time::timeout(within, over).await.map_err(silent)?.map_err(|_| QmpError::Closed)?.clone();
     match status.as_str() {
-        "completed" => steady(qmp, ANSWER_WITHIN).await.map(|_| ()),
+        "completed" => steady(qmp, answer_within).await.map(|_| ()),
         "failed" => {
-            steady(qmp, ANSWER_WITHIN).await?;
-            let status = qmp.command("query-migrate", Value::Null, ANSWER_WITHIN).await?;
+            steady(qmp, answer_within).await?;
+            let status = qmp.command("query-migrate", Value::Null, answer_within).await?;
             let reason = status["error-desc"].as_str().unwrap_or("QEMU does not say why").to_owned();
             Err(QmpError::Refused { command: "migrate", reason })
         }

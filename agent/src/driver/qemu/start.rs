@@ -1,7 +1,7 @@
 //! Starting a VMM, with a guest that boots or with one from a snapshot. Whatever goes wrong, nothing keeps running.
 
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Seek as _};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,12 +14,9 @@ use super::args::{self, Accelerator, Begin, Setup};
 use super::live::{Live, RECORD, Record};
 use super::qmp::{Qmp, QmpError};
 use super::snapshot::{self, DiskStamp, Fit, MEMORY, Manifest, SNAPSHOT};
-use super::{ANSWER_WITHIN, Binary, QemuDriver, VMM_LOG, lock, tsc};
+use super::{Binary, QemuDriver, VMM_LOG, lock, tsc};
 use crate::driver::{DriverError, DriverKind, SnapshotRef, VmSpec};
 use crate::host::{Host, Operation, Outcome, SpawnVmm, VmmProcess};
-
-/// From the start of the process to its first answer: 30 ms when quiet, a second or two behind many boots at once.
-const START_WITHIN: Duration = Duration::from_secs(20);
 
 /// For loading memory: what any disk can do, and some time to begin.
 const LOAD_BASE: Duration = Duration::from_secs(30);
@@ -66,9 +63,9 @@ impl<H: Host> QemuDriver<H> {
         const ACTION: &str = "boot";
         check_image(spec)?;
         let _starting = self.starting(&spec.instance);
-        let accelerator = self.inner.settings.accelerator.clone();
+        let accelerator = self.chosen_accelerator().await;
         let binary = self.binary(&spec.instance).await?;
-        let data_disk_mib = u64::from(spec.resources.data_disk_mib);
+        let data_disk_mib = spec.resources.data_disk_mib;
         let run_dir = Operation::MakeRunDir { instance: spec.instance.clone() };
         self.perform(&spec.instance, ACTION, run_dir).await?;
         if data_disk_mib > 0 {
@@ -92,7 +89,7 @@ impl<H: Host> QemuDriver<H> {
         let (live, qmp) = self.start(spec, &binary, accelerator, Begin::Incoming, ACTION).await?;
         let within =
             LOAD_BASE + Duration::from_secs(manifest.memory_bytes / 1024 / 1024 / SLOWEST_MIB_PER_SECOND);
-        match load(&qmp, &memory, within).await {
+        match load(&qmp, &memory, self.answer_within(), within).await {
             Ok(()) => Ok(()),
             Err(cause) => {
                 let cause = live.explain(ACTION, cause).await;
@@ -137,9 +134,13 @@ impl<H: Host> QemuDriver<H> {
             return Err(wrong(reason));
         }
         let memory = File::open(run_dir.join(SNAPSHOT).join(MEMORY)).map_err(io)?;
-        let copy = memory.try_clone().map_err(io)?;
-        let hashed = tokio::task::spawn_blocking(move || snapshot::digest_of(copy)).await;
-        let (found, _) = hashed.map_err(io::Error::other).and_then(|hashed| hashed).map_err(io)?;
+        let hashed = tokio::task::spawn_blocking(move || {
+            let (found, _) = snapshot::digest_of(&memory)?;
+            // QEMU reads on from where this descriptor stands.
+            (&memory).rewind()?;
+            Ok((memory, found))
+        });
+        let (memory, found) = hashed.await.map_err(io::Error::other).and_then(|hashed| hashed).map_err(io)?;
         if found != manifest.memory {
             return Err(wrong(format!(
                 "its snapshot is damaged: it hashes to {found}, not {}",
@@ -207,7 +208,7 @@ impl<H: Host> QemuDriver<H> {
     async fn first_answer(&self, live: &Live, begin: Begin) -> Result<Arc<Qmp>, QmpError> {
         let mut ended = live.ended.clone();
         let qmp = tokio::select! {
-            qmp = live.qmp(START_WITHIN) => qmp?,
+            qmp = live.qmp(self.inner.settings.start_within) => qmp?,
             _ = ended.wait_for(Option::is_some) => return Err(QmpError::Closed),
         };
         // For a moment after its first answer it may still be setting up its processors.
@@ -215,7 +216,7 @@ impl<H: Host> QemuDriver<H> {
             Begin::Boot => run != "prelaunch",
             Begin::Incoming => run == "inmigrate",
         };
-        while !reached(&qmp.query_run(ANSWER_WITHIN).await?) {
+        while !reached(&qmp.query_run(self.answer_within()).await?) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         Ok(qmp)
@@ -223,12 +224,12 @@ impl<H: Host> QemuDriver<H> {
 }
 
 /// Tells a waiting VMM to load memory from this file, and waits until it has.
-async fn load(qmp: &Qmp, memory: &File, within: Duration) -> Result<(), QmpError> {
+async fn load(qmp: &Qmp, memory: &File, answer_within: Duration, within: Duration) -> Result<(), QmpError> {
     let events = json!({ "capabilities": [{ "capability": "events", "state": true }] });
-    qmp.command("migrate-set-capabilities", events, ANSWER_WITHIN).await?;
-    qmp.give("memory", memory.as_fd(), ANSWER_WITHIN).await?;
+    qmp.command("migrate-set-capabilities", events, answer_within).await?;
+    qmp.give("memory", memory.as_fd(), answer_within).await?;
     let mut migration = qmp.migration();
-    qmp.command("migrate-incoming", json!({ "uri": "fd:memory" }), ANSWER_WITHIN).await?;
+    qmp.command("migrate-incoming", json!({ "uri": "fd:memory" }), answer_within).await?;
     let over = migration.wait_for(|status| matches!(status.as_str(), "completed" | "failed" | "closed"));
     let silent = |_| QmpError::Silent { command: "migrate-incoming", waited: within };
     let status =
@@ -236,7 +237,7 @@ async fn load(qmp: &Qmp, memory: &File, within: Duration) -> Result<(), QmpError
     if status != "completed" {
         return Err(QmpError::Closed);
     }
-    while qmp.query_run(ANSWER_WITHIN).await? == "inmigrate" {
+    while qmp.query_run(answer_within).await? == "inmigrate" {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     Ok(())

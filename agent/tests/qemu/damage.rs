@@ -1,0 +1,134 @@
+//! Snapshots that must not be used, and disks without room for one.
+
+use std::fs::{self, OpenOptions};
+use std::io::{Seek as _, SeekFrom, Write as _};
+use std::path::Path;
+use std::process::Command;
+
+use mvm_agent::driver::{Driver as _, DriverError, VmState};
+use mvm_proto::document::Resources;
+
+use super::{driver, pids, spec, subject};
+
+fn overwrite(path: &Path, at: u64, byte: u8) {
+    let mut file = OpenOptions::new().write(true).open(path).unwrap();
+    file.seek(SeekFrom::Start(at)).unwrap();
+    file.write_all(&[byte]).unwrap();
+}
+
+#[tokio::test]
+async fn a_snapshot_that_is_damaged_or_does_not_fit_is_refused_and_a_good_one_is_not() {
+    let Some(mut subject) = subject("a_snapshot_that_is_damaged") else { return };
+    subject.resources = Resources { data_disk_mib: 16, ..subject.resources };
+    let dir = tempfile::tempdir().unwrap();
+    let driver = driver(dir.path());
+    let spec = spec(&subject, 10);
+    let instance = &spec.instance;
+    driver.boot(&spec).await.unwrap();
+    driver.pause(instance).await.unwrap();
+    let snapshot = driver.snapshot(instance).await.unwrap();
+    driver.kill(instance).await.unwrap();
+
+    let run_dir = dir.path().join("vms").join(instance.as_str());
+    let [memory, manifest, disk] =
+        ["snapshot/memory", "snapshot/manifest.json", "data.img"].map(|name| run_dir.join(name));
+    let refused = async |what: &str| {
+        let error = driver.restore(&spec, &snapshot).await.unwrap_err();
+        let text = format!("{error}: {:?}", std::error::Error::source(&error).map(ToString::to_string));
+        assert!(text.contains(what), "{text}");
+        assert_eq!(driver.adopt(instance).await.unwrap(), None);
+        assert!(pids(dir.path(), instance).await.is_empty());
+    };
+
+    let whole = fs::read(&memory).unwrap();
+    overwrite(&memory, whole.len() as u64 / 2, whole[whole.len() / 2] ^ 1);
+    refused("damaged").await;
+    fs::write(&memory, &whole[..whole.len() / 2]).unwrap();
+    refused("damaged").await;
+    fs::write(&memory, &whole).unwrap();
+
+    let text = fs::read_to_string(&manifest).unwrap();
+    fs::write(&manifest, text.replace("\"qemu\": \"", "\"qemu\": \"0.")).unwrap();
+    refused("was made by QEMU 0.").await;
+    fs::write(&manifest, &text[..text.len() / 2]).unwrap();
+    refused("EOF").await;
+    fs::write(&manifest, &text).unwrap();
+
+    driver.restore(&spec, &snapshot).await.unwrap();
+    assert_eq!(driver.adopt(instance).await.unwrap().unwrap().state, VmState::Paused);
+    driver.kill(instance).await.unwrap();
+
+    overwrite(&disk, 4096, 1);
+    refused("data disk moved on").await;
+    driver.discard_snapshot(instance).await.unwrap();
+    let error = driver.restore(&spec, &snapshot).await.unwrap_err();
+    assert!(matches!(error, DriverError::NoSnapshot { .. }), "{error:?}");
+    driver.remove(instance).await.unwrap();
+}
+
+/// A small file system of its own; needs root.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount(size: &str) -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
+            .arg(dir.path())
+            .output();
+        mounted.is_ok_and(|output| output.status.success()).then_some(Self(dir))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
+    }
+}
+
+#[tokio::test]
+#[allow(clippy::print_stdout, reason = "a test that did not run must say so where its output is read")]
+async fn a_full_disk_fails_the_snapshot_and_leaves_the_vm_as_it_was() {
+    let Some(subject) = subject("a_full_disk_fails_the_snapshot") else { return };
+    let Some(disk) = SmallDisk::mount("64m") else {
+        println!("a_full_disk_fails_the_snapshot: did not run: needs the right to mount");
+        return;
+    };
+    let dir = disk.0.path();
+    let driver = driver(dir);
+    let spec = spec(&subject, 11);
+    let instance = &spec.instance;
+    driver.boot(&spec).await.unwrap();
+    driver.pause(instance).await.unwrap();
+
+    let filler = dir.join("filler");
+    let mut file = fs::File::create(&filler).unwrap();
+    while file.write_all(&[1; 65536]).is_ok() {}
+    drop(file);
+    let error = driver.snapshot(instance).await.unwrap_err();
+    let text = format!("{error}: {:?}", std::error::Error::source(&error).map(|cause| format!("{cause:?}")));
+    assert!(text.contains("space") || text.contains("StorageFull"), "{text}");
+    let run_dir = dir.join("vms").join(instance.as_str());
+    assert!(!run_dir.join("snapshot").exists());
+    assert!(!run_dir.join("snapshot.tmp").exists());
+
+    // A little room: what fails now is QEMU's own writing.
+    fs::write(run_dir.join("small"), [1; 1]).unwrap_err();
+    OpenOptions::new()
+        .write(true)
+        .open(&filler)
+        .unwrap()
+        .set_len(fs::metadata(&filler).unwrap().len() - 262_144)
+        .unwrap();
+    let error = driver.snapshot(instance).await.unwrap_err();
+    assert!(matches!(error, DriverError::Vmm { .. } | DriverError::Io { .. }), "{error:?}");
+    assert!(!run_dir.join("snapshot").exists() && !run_dir.join("snapshot.tmp").exists());
+    assert_eq!(driver.adopt(instance).await.unwrap().unwrap().state, VmState::Paused);
+
+    fs::remove_file(&filler).unwrap();
+    driver.snapshot(instance).await.unwrap();
+    driver.resume(instance).await.unwrap();
+    assert_eq!(driver.adopt(instance).await.unwrap().unwrap().state, VmState::Running);
+    driver.remove(instance).await.unwrap();
+    assert!(!run_dir.exists());
+}

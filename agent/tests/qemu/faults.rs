@@ -1,0 +1,108 @@
+//! VMMs that are missing, too old, that crash, hang, stop answering or die.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mvm_agent::driver::{Driver as _, DriverError, QemuDriver, QemuSettings, VmState};
+use nix::sys::signal::Signal;
+use tokio::time::Instant;
+
+use super::{driver, pids, settings, settings_with, signal, spec, subject};
+
+/// A program that says which version it is, refuses the sandbox's trial run, and else does `then`.
+fn stand_in(dir: &Path, version: &str, then: &str) -> PathBuf {
+    let path = dir.join("qemu");
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in\n*-version*) echo 'QEMU emulator version {version}'; exit;;\n*'-M none'*) exit 1;;\nesac\n{then}\n"
+    );
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// What booting says, after checking that it left no VM and no process.
+async fn refusal(dir: &Path, program: PathBuf, test: &str) -> Option<String> {
+    let spec = spec(&subject(test)?, 1);
+    let driver = QemuDriver::open(dir, settings_with(program));
+    let error = driver.boot(&spec).await.unwrap_err();
+    assert_eq!(driver.adopt(&spec.instance).await.unwrap(), None);
+    assert!(pids(dir, &spec.instance).await.is_empty());
+    Some(error.to_string())
+}
+
+#[tokio::test]
+async fn a_missing_qemu_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(said) = refusal(dir.path(), dir.path().join("qemu"), "a_missing_qemu").await else { return };
+    assert!(said.contains("install qemu-system-x86"), "{said}");
+}
+
+#[tokio::test]
+async fn a_qemu_that_is_too_old_is_refused_by_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = stand_in(dir.path(), "4.2.1", "exit 1");
+    let Some(said) = refusal(dir.path(), program, "a_qemu_that_is_too_old").await else { return };
+    assert!(said.contains("4.2.1") && said.contains("6.2"), "{said}");
+}
+
+#[tokio::test]
+async fn a_qemu_that_crashes_at_start_says_its_last_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = stand_in(dir.path(), "7.2.0", "echo out of luck >&2; exit 3");
+    let Some(said) = refusal(dir.path(), program, "a_qemu_that_crashes").await else { return };
+    assert!(said.contains("exit code 3") && said.contains("out of luck"), "{said}");
+}
+
+#[tokio::test]
+async fn a_qemu_that_hangs_and_ignores_sigterm_is_given_up_and_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    // Opening a pipe that nobody writes to waits for ever, in the shell itself.
+    let program = stand_in(dir.path(), "7.2.0", "trap '' TERM; mkfifo never; read x < never");
+    let Some(said) = refusal(dir.path(), program, "a_qemu_that_hangs").await else { return };
+    assert!(said.contains("did not answer"), "{said}");
+}
+
+#[tokio::test]
+async fn a_qemu_that_stops_answering_is_stuck_and_can_still_be_ended() {
+    let Some(subject) = subject("a_qemu_that_stops_answering") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let settings = QemuSettings { answer_within: Duration::from_millis(500), ..settings() };
+    let driver = QemuDriver::open(dir.path(), settings);
+    let spec = spec(&subject, 2);
+    driver.boot(&spec).await.unwrap();
+    signal(dir.path(), &spec.instance, Signal::SIGSTOP).await;
+    let error = driver.pause(&spec.instance).await.unwrap_err();
+    assert!(matches!(error, DriverError::Stuck { .. }), "{error:?}");
+    // It is still seen, by this driver and by one that has just started, and without waiting long.
+    let began = Instant::now();
+    for driver in [&driver, &QemuDriver::open(dir.path(), super::settings())] {
+        let seen = driver.list().await.unwrap();
+        assert_eq!(seen.iter().map(|vm| vm.state).collect::<Vec<_>>(), [VmState::Running]);
+    }
+    assert!(began.elapsed() < Duration::from_secs(5));
+    // SIGTERM does not reach a stopped process.
+    driver.stop(&spec.instance, Duration::from_millis(10)).await.unwrap();
+    assert!(pids(dir.path(), &spec.instance).await.is_empty());
+    driver.remove(&spec.instance).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_qemu_that_dies_while_it_saves_leaves_no_snapshot() {
+    let Some(subject) = subject("a_qemu_that_dies_while_it_saves") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let driver = driver(dir.path());
+    let spec = spec(&subject, 3);
+    driver.boot(&spec).await.unwrap();
+    driver.pause(&spec.instance).await.unwrap();
+    signal(dir.path(), &spec.instance, Signal::SIGSTOP).await;
+    let saving = driver.snapshot(&spec.instance);
+    let ending = signal(dir.path(), &spec.instance, Signal::SIGKILL);
+    let (saved, ()) = tokio::join!(saving, ending);
+    assert!(saved.is_err(), "{saved:?}");
+    assert_eq!(driver.adopt(&spec.instance).await.unwrap(), None);
+    let run_dir = dir.path().join("vms").join(spec.instance.as_str());
+    assert!(!run_dir.join("snapshot").exists() && !run_dir.join("snapshot.tmp").exists());
+    driver.remove(&spec.instance).await.unwrap();
+    assert!(!run_dir.exists());
+}
