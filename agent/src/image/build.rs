@@ -18,6 +18,8 @@ use super::{ImageRef, busybox};
 /// What building needs to know of this machine.
 #[derive(Debug, Clone)]
 pub struct ImageSettings {
+    /// The data folder of the agent whose instances use the images, which may share them with others.
+    pub owner: Option<PathBuf>,
     /// The static guest program that goes into built-in images.
     pub guest: Option<PathBuf>,
     /// Where downloaded packages are kept; without it, `cache` in the store.
@@ -31,6 +33,7 @@ pub struct ImageSettings {
 impl Default for ImageSettings {
     fn default() -> Self {
         Self {
+            owner: None,
             guest: None,
             cache: None,
             nix: NixSettings::default(),

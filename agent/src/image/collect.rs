@@ -77,6 +77,8 @@ pub fn collect(
     let references = store.references()?;
     let now = Timestamp::from(SystemTime::now());
     let mut collected = Collected::default();
+    // Removed after the lock is given back: large files take a while.
+    let mut doomed = Vec::new();
     for digest in store.list()? {
         let reason = if referenced.contains(&digest) || in_use.contains(&digest) {
             Some(Kept::InUse)
@@ -93,10 +95,12 @@ pub fn collect(
             for built in references.iter().filter(|built| built.digest == digest) {
                 store.drop_reference(&lock, built)?;
             }
-            store.remove(&lock, &digest)?;
+            doomed.push(store.take_out(&lock, &digest)?);
         }
         collected.removed.push((digest, size));
     }
+    drop(lock);
+    drop(doomed);
     Ok(collected)
 }
 
@@ -124,10 +128,13 @@ fn kept_by_rules(
 pub fn remove(store: &Store, digest: &Digest, force: bool) -> Result<(), ImageError> {
     let lock = store.lock()?;
     if !force && store.in_use()?.contains(digest) {
-        return Err(ImageError::InUse { digest: *digest, by: "instances of this node's agent".to_owned() });
+        return Err(ImageError::InUse { digest: *digest, by: "instances on this node".to_owned() });
     }
     for built in store.references()?.iter().filter(|built| built.digest == *digest) {
         store.drop_reference(&lock, built)?;
     }
-    store.remove(&lock, digest)
+    let doomed = store.take_out(&lock, digest)?;
+    drop(lock);
+    drop(doomed);
+    Ok(())
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use mvm_proto::{Digest, ProfileId, Timestamp};
@@ -13,7 +14,7 @@ use super::source::Source;
 use super::staging::sync_folder;
 use super::store::{Store, StoreLock};
 
-const IN_USE: &str = "in-use.json";
+const IN_USE: &str = "in-use";
 
 /// A reference that was built or imported, and the image it gave.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,8 +31,11 @@ pub struct Built {
     pub pinned: bool,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
+/// What one agent's instances need.
+#[derive(Debug, Serialize, Deserialize)]
 struct InUse {
+    /// The agent's data folder. When it is gone, so are its instances.
+    owner: PathBuf,
     images: BTreeSet<Digest>,
 }
 
@@ -79,20 +83,47 @@ impl Store {
         fs::remove_file(&path).on("remove", &path)
     }
 
-    /// The images that the agent's instances need, as it wrote them down last. Nothing may be removed on a guess: a
-    /// list that can't be read is an error.
+    /// The images that instances need, as their agents wrote them down last. Nothing may be removed on a guess: a list
+    /// that can't be read is an error.
     pub fn in_use(&self) -> Result<BTreeSet<Digest>, ImageError> {
-        Ok(read::<InUse>(&self.root().join(IN_USE))?.unwrap_or_default().images)
+        let folder = self.in_use_folder();
+        let mut images = BTreeSet::new();
+        for entry in fs::read_dir(&folder).on("read", &folder)? {
+            let path = entry.on("read", &folder)?.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let Some(list) = read::<InUse>(&path)? else { continue };
+            if list.owner.exists() {
+                images.extend(list.images);
+            }
+        }
+        Ok(images)
     }
 
-    /// Whether an agent ever wrote that down.
-    #[must_use]
-    pub fn in_use_is_known(&self) -> bool {
-        self.root().join(IN_USE).exists()
+    /// The same of one agent alone; `None` when it never wrote anything down.
+    pub fn in_use_by(&self, owner: &Path) -> Result<Option<BTreeSet<Digest>>, ImageError> {
+        Ok(read::<InUse>(&self.in_use_path(owner))?.map(|list| list.images))
     }
 
-    pub(super) fn set_in_use(&self, _lock: &StoreLock, images: &BTreeSet<Digest>) -> Result<(), ImageError> {
-        replace(&self.root().join(IN_USE), &InUse { images: images.clone() })
+    pub(super) fn set_in_use(
+        &self,
+        _lock: &StoreLock,
+        owner: &Path,
+        images: &BTreeSet<Digest>,
+    ) -> Result<(), ImageError> {
+        let path = self.in_use_path(owner);
+        let owner = owner.canonicalize().unwrap_or_else(|_| owner.to_owned());
+        replace(&path, &InUse { owner, images: images.clone() })
+    }
+
+    pub(super) fn in_use_folder(&self) -> PathBuf {
+        self.root().join(IN_USE)
+    }
+
+    fn in_use_path(&self, owner: &Path) -> PathBuf {
+        let owner = owner.canonicalize().unwrap_or_else(|_| owner.to_owned());
+        self.in_use_folder().join(format!("{}.json", Digest::of(owner.as_os_str().as_bytes()).hex()))
     }
 
     /// A name that no reference can lead out of the folder.
@@ -135,6 +166,7 @@ fn read_or_build_again(path: &Path) -> Result<Option<Built>, ImageError> {
 
 fn replace<T: Serialize>(path: &Path, value: &T) -> Result<(), ImageError> {
     let bytes = serde_json::to_vec(value).map_err(std::io::Error::from).on("write", path)?;
+    // Writers hold the lock: the name is nobody else's.
     let new = path.with_extension("new");
     let mut file = File::create(&new).on("write", &new)?;
     file.write_all(&bytes).on("write", &new)?;

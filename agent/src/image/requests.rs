@@ -1,6 +1,7 @@
 //! What was asked for, what is known of it, and the one thread that gets what is missing.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -11,6 +12,7 @@ use tokio::sync::watch;
 use super::build::build;
 use super::collect::{self, Collected, KeepRules};
 use super::source::Source;
+use super::store::StoreLock;
 use super::{ImageError, ImageRef, ImageSettings, Resolution, Store, Work};
 use crate::driver::BootImage;
 use crate::text::chain;
@@ -134,10 +136,8 @@ impl Requests {
         if state.in_use.as_ref() == Some(&needed) {
             return Ok(());
         }
-        let lock = self.shared.store.try_lock()?;
-        self.shared.store.set_in_use(&lock, &needed)?;
-        state.in_use = Some(needed);
-        Ok(())
+        let lock = self.shared.store.lock_soon()?;
+        self.shared.write_down(&mut state, &lock, needed)
     }
 
     pub(super) fn collect(
@@ -215,15 +215,11 @@ impl Shared {
     /// Writes down that the image is in use before anyone relies on it; `None` when it was removed meanwhile.
     fn hold(&self, state: &mut State, digest: Digest, now: Instant) -> Result<Option<Digest>, ImageError> {
         state.held.insert(digest, now);
-        if state.in_use.is_none() {
-            // What the agent wrote down before it was restarted stays until it says otherwise.
-            state.referenced.extend(self.store.in_use()?);
-        }
+        self.remember(state)?;
         let needed = state.needed(now);
         if state.in_use.as_ref() != Some(&needed) {
-            let lock = self.store.try_lock()?;
-            self.store.set_in_use(&lock, &needed)?;
-            state.in_use = Some(needed);
+            let lock = self.store.lock_soon()?;
+            self.write_down(state, &lock, needed)?;
         }
         Ok(self.store.contains(&digest).then_some(digest))
     }
@@ -287,13 +283,34 @@ impl Shared {
         let lock = self.store.lock()?;
         let mut state = self.lock();
         state.held.insert(built.digest, now);
-        if state.in_use.is_none() {
-            state.referenced.extend(self.store.in_use()?);
-        }
+        self.remember(&mut state)?;
         let needed = state.needed(now);
-        self.store.set_in_use(&lock, &needed)?;
-        state.in_use = Some(needed);
+        self.write_down(&mut state, &lock, needed)?;
         Ok(built.digest)
+    }
+
+    /// What the agent wrote down before it was restarted stays until it says otherwise.
+    fn remember(&self, state: &mut State) -> Result<(), ImageError> {
+        if state.in_use.is_none() {
+            state.referenced.extend(self.store.in_use_by(self.owner())?.unwrap_or_default());
+        }
+        Ok(())
+    }
+
+    fn write_down(
+        &self,
+        state: &mut State,
+        lock: &StoreLock,
+        needed: BTreeSet<Digest>,
+    ) -> Result<(), ImageError> {
+        self.store.set_in_use(lock, self.owner(), &needed)?;
+        state.in_use = Some(needed);
+        Ok(())
+    }
+
+    /// Without a word on it, the store is its owner's alone.
+    fn owner(&self) -> &Path {
+        self.settings.owner.as_deref().unwrap_or_else(|| self.store.root())
     }
 
     fn failed(&self, image: &ImageRef, error: &ImageError, failures: u32) -> Answer {

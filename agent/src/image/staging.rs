@@ -137,13 +137,26 @@ pub(super) fn sync_folder(folder: &Path) -> Result<(), ImageError> {
     File::open(folder).and_then(|folder| folder.sync_all()).on("write", folder)
 }
 
-/// Takes an image out of sight in one step, then removes its files.
-pub(super) fn doom(images: &Path, digest: &Digest) -> Result<(), ImageError> {
-    let folder = images.join(digest.hex());
-    let doomed = images.join(format!("{DOOMED_PREFIX}{:016x}", fastrand::u64(..)));
-    fs::rename(&folder, &doomed).on("remove", &folder)?;
+/// An image that is no longer one.
+#[derive(Debug)]
+pub(super) struct Doomed {
+    folder: PathBuf,
+}
+
+impl Drop for Doomed {
+    fn drop(&mut self) {
+        // What can't be removed now is swept later.
+        let _ = remove_folder(&self.folder);
+    }
+}
+
+/// Takes an image out of sight in one step.
+pub(super) fn doom(images: &Path, digest: &Digest) -> Result<Doomed, ImageError> {
+    let from = images.join(digest.hex());
+    let folder = images.join(format!("{DOOMED_PREFIX}{:016x}", fastrand::u64(..)));
+    fs::rename(&from, &folder).on("remove", &from)?;
     sync_folder(images)?;
-    remove_folder(&doomed)
+    Ok(Doomed { folder })
 }
 
 /// Removes what crashed makers and removers left; gives how many there were.

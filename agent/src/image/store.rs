@@ -3,7 +3,7 @@
 //! ```text
 //! sha256/<digest>/{manifest.json,kernel,initrd,rootfs,cmdline}   sealed: files 0444, folder 0555
 //! refs/<hash of reference and profile>.json                      what a reference turned out to be
-//! in-use.json                                                    what the agent's instances need
+//! in-use/<hash of an agent's data folder>.json                   what its instances need
 //! lock                                                           held for a moment by whoever changes any of these
 //! cache/                                                         downloaded packages
 //! ```
@@ -12,6 +12,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use mvm_proto::digest::from_hex;
 use mvm_proto::{Digest, Timestamp};
@@ -19,7 +20,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::error::{ImageError, OnPath};
 use super::manifest::{Manifest, Part};
-use super::staging::{self, MANIFEST, SEALED_FILE, Staging};
+use super::staging::{self, Doomed, MANIFEST, SEALED_FILE, Staging};
 use crate::driver::BootImage;
 
 const IMAGES: &str = "sha256";
@@ -27,6 +28,8 @@ const LOCK: &str = "lock";
 /// A manifest of four files is a few hundred bytes.
 const MAX_MANIFEST_BYTES: u64 = 64 << 10;
 const READ_BYTES: usize = 1 << 20;
+/// Longer than the store is ever locked for, short enough for a caller that has other things to do.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone)]
 pub struct Store {
@@ -43,7 +46,7 @@ impl Store {
     /// Opens the store below `root`, and sweeps what crashed makers left in it.
     pub fn open(root: &Path) -> Result<Self, ImageError> {
         let store = Self { root: root.to_owned() };
-        for folder in [store.images(), store.refs()] {
+        for folder in [store.images(), store.refs(), store.in_use_folder()] {
             fs::create_dir_all(&folder).on("make", &folder)?;
         }
         let swept = staging::sweep(&store.images())?;
@@ -83,13 +86,21 @@ impl Store {
         Ok(StoreLock { _file: file })
     }
 
-    /// The same without waiting.
-    pub(super) fn try_lock(&self) -> Result<StoreLock, ImageError> {
+    /// The same for a caller that must not be kept: gives up after a moment.
+    pub(super) fn lock_soon(&self) -> Result<StoreLock, ImageError> {
         let (path, file) = self.lock_file()?;
-        match file.try_lock() {
-            Ok(()) => Ok(StoreLock { _file: file }),
-            Err(fs::TryLockError::WouldBlock) => Err(ImageError::Busy),
-            Err(fs::TryLockError::Error(cause)) => Err(ImageError::Io { action: "lock", path, cause }),
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(StoreLock { _file: file }),
+                Err(fs::TryLockError::Error(cause)) => {
+                    return Err(ImageError::Io { action: "lock", path, cause });
+                }
+                Err(fs::TryLockError::WouldBlock) if Instant::now() >= deadline => {
+                    return Err(ImageError::Busy);
+                }
+                Err(fs::TryLockError::WouldBlock) => std::thread::park_timeout(PATIENCE / 20),
+            }
         }
     }
 
@@ -194,8 +205,9 @@ impl Store {
         Ok(manifest)
     }
 
-    /// Removes an image. The caller holds the lock and knows that nobody needs it.
-    pub(super) fn remove(&self, _lock: &StoreLock, digest: &Digest) -> Result<(), ImageError> {
+    /// Takes an image out of sight, for a caller that holds the lock and knows that nobody needs it. What is given is
+    /// removed when it is dropped, which may take longer than the lock should be held.
+    pub(super) fn take_out(&self, _lock: &StoreLock, digest: &Digest) -> Result<Doomed, ImageError> {
         if !self.folder(digest).exists() {
             return Err(ImageError::Missing(*digest));
         }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
-use mvm_agent::image::{self, Built, Collected, ImageRef, ImageSettings, KeepRules, Manifest, NixSettings, Store, Work};
+use mvm_agent::image::{
+    self, Built, Collected, ImageRef, ImageSettings, KeepRules, Manifest, NixSettings, Store, Work,
+};
 use mvm_proto::{Digest, ProfileId, Timestamp};
 use serde::Serialize;
 
@@ -74,7 +76,11 @@ impl MakingArgs {
         ImageSettings {
             guest: self.guest.clone().or_else(beside),
             cache: self.cache_dir.clone(),
-            nix: NixSettings { program: self.nix.clone(), arguments: self.nix_options.clone(), ..NixSettings::default() },
+            nix: NixSettings {
+                program: self.nix.clone(),
+                arguments: self.nix_options.clone(),
+                ..NixSettings::default()
+            },
             ..ImageSettings::default()
         }
     }
@@ -179,9 +185,16 @@ pub(crate) fn run(global: &Global, command: ImageCommand) -> Run {
         }
         ImageCommand::Import(args) => {
             let folder = args.folder.canonicalize();
-            let folder = folder.with_context(|| format!("could not open the folder {}", args.folder.display()));
+            let folder =
+                folder.with_context(|| format!("could not open the folder {}", args.folder.display()));
             let folder = folder.map_err(Outcome::Usage)?;
-            build(global, format!("path:{}", folder.display()), args.outcome, &ImageSettings::default(), &args.store)
+            build(
+                global,
+                format!("path:{}", folder.display()),
+                args.outcome,
+                &ImageSettings::default(),
+                &args.store,
+            )
         }
         ImageCommand::List(args) => list(global, &args.store),
         ImageCommand::Inspect(args) => {
@@ -215,7 +228,8 @@ fn build(
     let (profile, pin) = (outcome.profile, outcome.pin);
     let asked = ImageRef { flake_ref: reference, profile, digest: outcome.expect };
     let never = AtomicBool::new(false);
-    let built = image::build(&store, &asked, settings, &Work::new(&tell, &never)).map_err(anyhow::Error::new)?;
+    let built =
+        image::build(&store, &asked, settings, &Work::new(&tell, &never)).map_err(anyhow::Error::new)?;
     if pin {
         store.pin(&built.reference, &built.profile, true).map_err(anyhow::Error::new)?;
     }
@@ -271,7 +285,10 @@ fn verify(global: &Global, args: &VerifyArgs) -> Run {
     output::show(global.output, &verified, |_| {
         let mut table = output::table(["IMAGE", "RESULT"]);
         for image in &verified {
-            table.add_row([image.digest.to_string(), image.fault.clone().unwrap_or_else(|| "as sealed".to_owned())]);
+            table.add_row([
+                image.digest.to_string(),
+                image.fault.clone().unwrap_or_else(|| "as sealed".to_owned()),
+            ]);
         }
         table
     })?;
@@ -283,7 +300,8 @@ fn verify(global: &Global, args: &VerifyArgs) -> Run {
 
 fn collect(global: &Global, args: &GcArgs) -> Run {
     let store = args.store.open()?;
-    if !args.force && !store.in_use_is_known() && args.store.data_dir.join("state").exists() {
+    let known = store.in_use_by(&args.store.data_dir).map_err(anyhow::Error::new)?.is_some();
+    if !args.force && !known && args.store.data_dir.join("state").exists() {
         return Err(Outcome::Failed(anyhow!(
             "this node has an agent that never said which images its instances need\n\
              start it once, or use --force"
@@ -357,9 +375,12 @@ impl Details {
             ("in use", if self.in_use { "yes" } else { "no" }.to_owned()),
         ];
         match &self.manifest {
-            Some(manifest) => rows.extend(manifest.files.iter().map(|file| {
-                (file.name.file_name(), format!("{} bytes, {}", file.size, file.sha256))
-            })),
+            Some(manifest) => rows.extend(
+                manifest
+                    .files
+                    .iter()
+                    .map(|file| (file.name.file_name(), format!("{} bytes, {}", file.size, file.sha256))),
+            ),
             None => rows.push(("manifest", "damaged".to_owned())),
         }
         for built in &self.references {
@@ -392,4 +413,3 @@ fn find(store: &Store, text: &str) -> Result<Digest, Outcome> {
         _ => Err(Outcome::Failed(anyhow!("{text} may mean {} images; name one by its digest", found.len()))),
     }
 }
-

@@ -1,0 +1,131 @@
+//! What the agent is told while images come and go.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn open(bench: &Bench) -> Images {
+    let settings = ImageSettings {
+        first_retry: Duration::ZERO,
+        longest_retry: Duration::ZERO,
+        ..ImageSettings::default()
+    };
+    Images::open(bench.store.root(), settings).unwrap()
+}
+
+/// Asks, and once more whenever a build has ended, until the answer is final.
+async fn settled(images: &Images, image: &ImageRef) -> Resolution {
+    let mut changed = images.changed();
+    loop {
+        match images.resolve(image) {
+            Resolution::Working { .. } => timeout(PATIENCE, changed.changed()).await.unwrap().unwrap(),
+            settled => return settled,
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_image_is_built_in_the_background_and_known_from_then_on() {
+    let bench = Bench::new();
+    let image = of_folder(&bench.good_input("a"));
+    let images = open(&bench);
+    assert!(matches!(images.resolve(&image), Resolution::Working { .. }));
+    let Resolution::Ready(digest) = settled(&images, &image).await else { panic!("not built") };
+    assert_eq!(images.boot_image(&digest, &image.flake_ref).unwrap().digest, digest);
+    // Its folder is not looked at again, by this agent or the next.
+    fs::remove_dir_all(image.flake_ref.strip_prefix("path:").unwrap()).unwrap();
+    assert_eq!(images.resolve(&image), Resolution::Ready(digest));
+    assert_eq!(open(&bench).resolve(&image), Resolution::Ready(digest));
+}
+
+#[tokio::test]
+async fn an_image_that_is_asked_for_by_digest_and_there_is_ready_without_building() {
+    let bench = Bench::new();
+    let digest = bench.import(&bench.good_input("a")).unwrap().digest;
+    let image = ImageRef { digest: Some(digest), ..reference("github:org/repo?rev=abc") };
+    assert_eq!(open(&bench).resolve(&image), Resolution::Ready(digest));
+}
+
+#[tokio::test]
+async fn another_image_than_the_one_asked_for_is_not_used() {
+    let bench = Bench::new();
+    let image = ImageRef { digest: Some(Digest::of(b"other")), ..of_folder(&bench.good_input("a")) };
+    let settings = ImageSettings::default();
+    let images = Images::open(bench.store.root(), settings).unwrap();
+    let Resolution::Unavailable { reason, message } = settled(&images, &image).await else { panic!("used") };
+    assert_eq!(reason, "DigestMismatch");
+    assert!(message.contains(&Digest::of(b"other").to_string()), "{message}");
+    // The answer stays until it is time to try again.
+    assert!(matches!(images.resolve(&image), Resolution::Unavailable { reason: "DigestMismatch", .. }));
+}
+
+#[tokio::test]
+async fn a_build_that_failed_is_tried_again_and_heals() {
+    let bench = Bench::new();
+    let input = bench.good_input("a");
+    let (image, hidden) = (of_folder(&input), bench.folder.path().join("hidden"));
+    fs::rename(&input, &hidden).unwrap();
+    let images = Images::open(
+        bench.store.root(),
+        ImageSettings { first_retry: Duration::from_millis(50), ..ImageSettings::default() },
+    )
+    .unwrap();
+    assert!(matches!(settled(&images, &image).await, Resolution::Unavailable { reason: "StoreFailed", .. }));
+    fs::rename(&hidden, &input).unwrap();
+    let mut ticks = tokio::time::interval(Duration::from_millis(20));
+    let healed = timeout(PATIENCE, async {
+        loop {
+            ticks.tick().await;
+            if let Resolution::Ready(digest) = images.resolve(&image) {
+                return digest;
+            }
+        }
+    });
+    assert!(bench.store.contains(&healed.await.unwrap()));
+}
+
+#[tokio::test]
+async fn what_can_not_be_had_says_why() {
+    let bench = Bench::new();
+    let settings = ImageSettings {
+        nix: NixSettings { program: PathBuf::from("no-such-nix"), ..NixSettings::default() },
+        ..ImageSettings::default()
+    };
+    let images = Images::open(bench.store.root(), settings).unwrap();
+    for (text, expected, advice) in [
+        ("oci:alpine", "NotSupported", "container image"),
+        ("builtin:other", "InvalidReference", "builtin:busybox"),
+        ("builtin:busybox", "GuestMissing", "scripts/build-guest"),
+        ("github:org/repo", "NixMissing", "install Debian's nix-bin"),
+    ] {
+        let Resolution::Unavailable { reason, message } = settled(&images, &reference(text)).await else {
+            panic!("{text} is there")
+        };
+        assert_eq!(reason, expected, "{text}");
+        assert!(message.contains(advice), "{text}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn an_image_removed_behind_the_agents_back_is_built_again() {
+    let bench = Bench::new();
+    let image = of_folder(&bench.good_input("a"));
+    let images = open(&bench);
+    let Resolution::Ready(digest) = settled(&images, &image).await else { panic!("not built") };
+    remove(&bench.store, &digest, true).unwrap();
+    assert_eq!(images.boot_image(&digest, &image.flake_ref).unwrap_err().reason(), "ImageMissing");
+    assert_eq!(settled(&images, &image).await, Resolution::Ready(digest));
+    assert!(images.boot_image(&digest, &image.flake_ref).is_ok());
+}
+
+#[test]
+fn imagined_images_are_always_there() {
+    let images = Images::imagined();
+    let image = reference("github:org/repo");
+    let Resolution::Ready(digest) = images.resolve(&image) else { panic!("not imagined") };
+    assert_eq!(images.boot_image(&digest, &image.flake_ref).unwrap().digest, digest);
+}
