@@ -78,6 +78,14 @@ pub(crate) enum Command {
     /// The microVMs of a node or of a cluster
     #[command(subcommand)]
     Instance(commands::instance::InstanceCommand),
+    /// Pools, and how each fares against its document
+    #[command(subcommand)]
+    Pool(commands::tenant::PoolCommand),
+    /// Tenants that have instances
+    #[command(subcommand)]
+    Tenant(commands::tenant::TenantCommand),
+    /// What happened lately
+    Events(commands::events::EventsArgs),
     /// Nodes of the cluster
     #[command(subcommand)]
     Node(commands::node::NodeCommand),

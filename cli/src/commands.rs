@@ -5,6 +5,7 @@ pub(crate) mod audit;
 pub(crate) mod certs;
 pub(crate) mod coordinator;
 pub(crate) mod direct;
+pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod image;
 pub(crate) mod instance;
@@ -14,6 +15,7 @@ pub(crate) mod push;
 pub(crate) mod reference;
 pub(crate) mod root;
 pub(crate) mod schema;
+pub(crate) mod tenant;
 pub(crate) mod token;
 pub(crate) mod trust;
 
@@ -32,6 +34,9 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Agent(command) => agent::run(&global, command),
         Command::Audit(command) => audit::run(&global, command),
         Command::Coordinator(command) => coordinator::run(&global, command),
+        Command::Events(args) => block_on(events::run(&global, args)),
+        Command::Tenant(command) => block_on(tenant::run(&global, command)),
+        Command::Pool(command) => block_on(tenant::run_pool(&global, command)),
         Command::Instance(command) => block_on(instance::run(&global, command)),
         Command::Node(command) => block_on(node::run(&global, command)),
         Command::Plan(command) => plan::run(&global, command),

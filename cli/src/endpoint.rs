@@ -79,22 +79,41 @@ impl EndpointArgs {
     }
 
     pub(crate) async fn open(&self, global: &Global) -> Result<Session, Outcome> {
-        match self.chosen() {
-            Endpoint::Socket(path) => Ok(Session::Agent(AgentClient::local(&path, global.timeout))),
-            Endpoint::Agent(target) => {
-                let client = AgentClient::network(&target, &self.operator, global.timeout).await?;
-                Ok(Session::Agent(client))
-            }
-            Endpoint::Coordinator(target) => {
-                let operator = Operator { coordinator: Some(target), ..self.operator.clone() };
-                Ok(Session::Coordinator(Box::new(operator.connect(global).await?)))
-            }
+        self.chosen().open(&self.operator, global).await
+    }
+
+    /// For what is asked of a coordinator unless an endpoint says otherwise.
+    pub(crate) async fn open_coordinator(&self, global: &Global) -> Result<Session, Outcome> {
+        match &self.endpoint {
+            Some(endpoint) => endpoint.open(&self.operator, global).await,
+            None => Ok(Session::Coordinator(Box::new(self.operator.connect(global).await?))),
         }
     }
 
     /// For what only an agent can answer.
     pub(crate) async fn open_agent(&self, global: &Global, what: &str) -> Result<AgentClient, Outcome> {
-        match self.open(global).await? {
+        self.open(global).await?.agent(what)
+    }
+}
+
+impl Endpoint {
+    pub(crate) async fn open(&self, operator: &Operator, global: &Global) -> Result<Session, Outcome> {
+        match self {
+            Endpoint::Socket(path) => Ok(Session::Agent(AgentClient::local(path, global.timeout))),
+            Endpoint::Agent(target) => {
+                Ok(Session::Agent(AgentClient::network(target, operator, global.timeout).await?))
+            }
+            Endpoint::Coordinator(target) => {
+                let operator = Operator { coordinator: Some(target.clone()), ..operator.clone() };
+                Ok(Session::Coordinator(Box::new(operator.connect(global).await?)))
+            }
+        }
+    }
+}
+
+impl Session {
+    pub(crate) fn agent(self, what: &str) -> Result<AgentClient, Outcome> {
+        match self {
             Session::Agent(client) => Ok(client),
             Session::Coordinator(_) => Err(Outcome::Usage(anyhow::anyhow!(
                 "{what} does not go through a coordinator\nask the node's agent: run this on the node, or with \

@@ -6,23 +6,26 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
-use mvm_agent::reconcile::{OnceSettings, Report, reconcile_once};
+use mvm_agent::reconcile::{OnceSettings, Report, peek, reconcile_once};
 use mvm_agent::settings::{
     CapacityCaps, DEFAULT_SECRETS_DIR, DriverChoice, VmmSettings, default_certs_dir, default_images_dir,
+    default_socket,
 };
 use mvm_agent::{AgentSettings, RateSettings, certs as agent_certs};
 use mvm_pki::{CsrNames, Identity};
+use mvm_planner::Observation;
 use mvm_proto::{DesiredState, NodeId, Timestamp};
 use mvm_transport::Target;
 
 use crate::args::Global;
-use crate::client::parse_target;
+use crate::client::{Operator, parse_target};
 use crate::commands::certs::{self, CertsCommand};
 use crate::commands::coordinator::split_names;
 use crate::commands::push::read_document;
 use crate::commands::{block_on, default_data_dir, shutdown_on_signals};
+use crate::endpoint::{Endpoint, EndpointArgs};
 use crate::exit::{Outcome, Run};
-use crate::output;
+use crate::output::{self, Format};
 use crate::progress::Progress;
 
 #[derive(Debug, Subcommand)]
@@ -31,6 +34,10 @@ pub(crate) enum AgentCommand {
     Serve(Box<ServeArgs>),
     /// Make a document true once, without a coordinator
     Reconcile(ReconcileArgs),
+    /// What this node sees of itself, as `mvm plan node --observed` reads it
+    Observe(Box<ObserveArgs>),
+    /// Export a document that asks for what runs here
+    Desired(DesiredArgs),
     /// The node's certificates
     #[command(subcommand)]
     Certs(CertsCommand),
@@ -161,6 +168,23 @@ pub(crate) struct ReconcileArgs {
     dry_run: bool,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct ObserveArgs {
+    /// The agent to ask: unix:PATH or agent:URL [default: the one of the data folder; its files when none runs]
+    #[arg(long, value_name = "ENDPOINT", env = "MVM_ENDPOINT")]
+    endpoint: Option<Endpoint>,
+    #[command(flatten)]
+    node: NodeArgs,
+    #[command(flatten)]
+    operator: Operator,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DesiredArgs {
+    #[command(flatten)]
+    endpoint: EndpointArgs,
+}
+
 fn parse_driver(text: &str) -> Result<DriverChoice, String> {
     text.parse::<DriverChoice>().map_err(|error| error.to_string())
 }
@@ -169,6 +193,8 @@ pub(crate) fn run(global: &Global, command: AgentCommand) -> Run {
     match command {
         AgentCommand::Serve(args) => block_on(serve(*args)),
         AgentCommand::Reconcile(args) => block_on(reconcile(global, args)),
+        AgentCommand::Observe(args) => block_on(observe(global, *args)),
+        AgentCommand::Desired(args) => block_on(desired(global, args)),
         AgentCommand::Certs(command) => certs::run(global, command),
     }
 }
@@ -207,20 +233,8 @@ async fn reconcile(global: &Global, args: ReconcileArgs) -> Run {
     let bytes = read_document(&args.desired)?;
     let desired =
         DesiredState::parse(&bytes).map_err(|errors| Outcome::Failed(anyhow::Error::new(errors)))?;
-    let node = &args.node;
     let now = Timestamp::from(SystemTime::now());
-    let settings = OnceSettings {
-        data_dir: node.data_dir.clone(),
-        node_id: this_node(node, now),
-        driver: mvm_agent::driver_choice::kind(node.driver, &node.vmm()),
-        vmm: node.vmm(),
-        images_dir: node.images_dir(),
-        secrets_dir: node.secrets_dir.clone(),
-        sweep_after: node.sweep_after,
-        boot_deadline: node.boot_deadline,
-        capacity: node.caps(),
-        dry_run: args.dry_run,
-    };
+    let settings = args.node.once(now, args.dry_run);
     let report = reconcile_once(desired, settings, now).await.map_err(anyhow::Error::new)?;
     if report.steps.is_empty() && report.deferred.is_empty() && report.errors.is_empty() {
         Progress::new(global.quiet).say("nothing to do: the node is as the document says");
@@ -235,6 +249,77 @@ async fn reconcile(global: &Global, args: ReconcileArgs) -> Run {
     } else {
         Err(Outcome::Failed(anyhow!("not converged:\n  {}", report.errors.join("\n  "))))
     }
+}
+
+impl NodeArgs {
+    fn once(&self, now: Timestamp, dry_run: bool) -> OnceSettings {
+        OnceSettings {
+            data_dir: self.data_dir.clone(),
+            node_id: this_node(self, now),
+            driver: mvm_agent::driver_choice::kind(self.driver, &self.vmm()),
+            vmm: self.vmm(),
+            images_dir: self.images_dir(),
+            secrets_dir: self.secrets_dir.clone(),
+            sweep_after: self.sweep_after,
+            boot_deadline: self.boot_deadline,
+            capacity: self.caps(),
+            dry_run,
+        }
+    }
+}
+
+/// The running agent's word; without one, what its files and the host say.
+async fn observe(global: &Global, args: ObserveArgs) -> Run {
+    let socket = Endpoint::Socket(default_socket(&args.node.data_dir));
+    let endpoint = args.endpoint.clone().unwrap_or(socket);
+    let asked = async {
+        let session = endpoint.open(&args.operator, global).await?;
+        session.agent("an observation")?.get::<Observation>("/v1/node/observation").await
+    };
+    let observation = match asked.await {
+        Err(Outcome::Unreachable(_)) if args.endpoint.is_none() => {
+            let now = Timestamp::from(SystemTime::now());
+            Progress::new(global.quiet).say("no agent answers; this is what its records and the host say");
+            peek(&args.node.once(now, true), now).await.map_err(anyhow::Error::new)?
+        }
+        asked => asked?,
+    };
+    Ok(output::show(global.output, &observation, |_| observed(&observation))?)
+}
+
+#[derive(serde::Deserialize)]
+struct Exported {
+    document: serde_json::Value,
+    notes: Vec<String>,
+}
+
+/// Prints the document itself: JSON unless YAML is asked for, ready to be pushed.
+async fn desired(global: &Global, args: DesiredArgs) -> Run {
+    let agent = args.endpoint.open_agent(global, "an export").await?;
+    let exported: Exported = agent.get("/v1/node/desired").await?;
+    for note in exported.notes {
+        Progress::new(global.quiet).say(format!("note: {note}"));
+    }
+    let format = if global.output == Format::Yaml { Format::Yaml } else { Format::Json };
+    Ok(output::show(format, &exported.document, |_| output::plain())?)
+}
+
+fn observed(observation: &Observation) -> comfy_table::Table {
+    let mut table =
+        output::table(["TENANT", "POOL", "INSTANCE", "PHASE", "SINCE", "MOVING TO", "OVERRIDE UNTIL"]);
+    let dash = || "-".to_owned();
+    for instance in &observation.instances {
+        table.add_row([
+            instance.tenant.to_string(),
+            instance.pool.to_string(),
+            instance.id.to_string(),
+            instance.phase.to_string(),
+            instance.since.to_string(),
+            instance.moving_to.map_or_else(dash, |phase| phase.to_string()),
+            instance.override_until.map_or_else(dash, |until| until.to_string()),
+        ]);
+    }
+    table
 }
 
 /// The id given, else the certificate's. A machine that never joined a cluster has no name that a file could get wrong.

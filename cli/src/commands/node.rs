@@ -2,12 +2,13 @@
 
 use clap::{Args, Subcommand};
 use mvm_proto::NodeId;
-use mvm_proto::status::{Counts, Mark};
+use mvm_proto::status::{Condition, Counts, Mark, NodeInfo, NodeStatus};
 use mvm_proto::wire::control::v1::{GetNodeRequest, ListNodesRequest, Node, RemoveNodeRequest};
 
 use crate::args::Global;
 use crate::client::{Operator, within};
-use crate::exit::Run;
+use crate::endpoint::{EndpointArgs, Session};
+use crate::exit::{Outcome, Run};
 use crate::output::{self, or_dash};
 use crate::progress::Progress;
 
@@ -15,8 +16,10 @@ use crate::progress::Progress;
 pub(crate) enum NodeCommand {
     /// All nodes, a line each
     List(ListArgs),
-    /// One node in full
-    Info(OneArgs),
+    /// One node in full; without a name and a coordinator, this machine's
+    Info(InfoArgs),
+    /// How this machine's node fares, or the one that --endpoint names
+    Stats(StatsArgs),
     /// Forget a node: its session is closed at once and its certificate refused from then on
     Remove(OneArgs),
 }
@@ -25,6 +28,20 @@ pub(crate) enum NodeCommand {
 pub(crate) struct ListArgs {
     #[command(flatten)]
     operator: Operator,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InfoArgs {
+    /// Absent: the node whose agent is asked
+    name: Option<NodeId>,
+    #[command(flatten)]
+    endpoint: EndpointArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatsArgs {
+    #[command(flatten)]
+    endpoint: EndpointArgs,
 }
 
 #[derive(Debug, Args)]
@@ -41,11 +58,12 @@ pub(crate) async fn run(global: &Global, command: NodeCommand) -> Run {
             let list = within(global.timeout, client.list_nodes(ListNodesRequest {})).await?;
             Ok(output::show(global.output, &list.nodes, |wide| nodes(&list.nodes, wide))?)
         }
-        NodeCommand::Info(args) => {
-            let mut client = args.operator.connect(global).await?;
-            let request = GetNodeRequest { node_id: args.node.to_string() };
-            let node = within(global.timeout, client.get_node(request)).await?;
-            Ok(output::show(global.output, &node, |wide| details(&node, wide))?)
+        NodeCommand::Info(args) => info(global, args).await,
+        NodeCommand::Stats(args) => {
+            let agent = args.endpoint.open_agent(global, "a node's own statistics").await?;
+            let status: NodeStatus = agent.get("/v1/node/stats").await?;
+            let node = Node { node_id: status.node_id.clone(), status: Some(status), ..Node::default() };
+            Ok(output::show(global.output, &node.status, |_| output::properties(status_rows(&node)))?)
         }
         NodeCommand::Remove(args) => {
             let mut client = args.operator.connect(global).await?;
@@ -61,6 +79,59 @@ pub(crate) async fn run(global: &Global, command: NodeCommand) -> Run {
             Ok(())
         }
     }
+}
+
+/// A named node is asked of the coordinator, the one that is here of its own agent.
+async fn info(global: &Global, args: InfoArgs) -> Run {
+    let session = match &args.name {
+        Some(_) => args.endpoint.open_coordinator(global).await?,
+        None => args.endpoint.open(global).await?,
+    };
+    match (session, args.name) {
+        (Session::Coordinator(mut client), Some(name)) => {
+            let request = GetNodeRequest { node_id: name.to_string() };
+            let node = within(global.timeout, client.get_node(request)).await?;
+            Ok(output::show(global.output, &node, |wide| details(&node, wide))?)
+        }
+        (Session::Coordinator(_), None) => {
+            Err(Outcome::Usage(anyhow::anyhow!("which node?\nsee which there are with: mvm node list")))
+        }
+        (Session::Agent(agent), name) => {
+            let info: NodeInfo = agent.get("/v1/node/info").await?;
+            if let Some(name) = name.filter(|name| name.as_str() != info.node_id) {
+                let id = &info.node_id;
+                return Err(Outcome::Failed(anyhow::anyhow!("this is node {id}, not {name}")));
+            }
+            Ok(output::show(global.output, &info, |_| output::properties(info_rows(&info)))?)
+        }
+    }
+}
+
+fn info_rows(info: &NodeInfo) -> Vec<(&'static str, String)> {
+    let capacity = info.capacity.unwrap_or_default();
+    let mut rows = vec![
+        ("node", info.node_id.clone()),
+        ("cluster", or_dash(&info.cluster)),
+        ("agent", format!("{} on {} {}", or_dash(&info.version), or_dash(&info.kernel), or_dash(&info.arch))),
+        ("started", or_dash(&info.started_at)),
+        ("desired state from", or_dash(&info.source)),
+        ("driver", format!("{} ({})", or_dash(&info.driver), or_dash(&info.accelerator))),
+        (
+            "capacity",
+            format!(
+                "{} vCPUs, {} MiB memory, {} MiB disk",
+                capacity.vcpus, capacity.mem_mib, capacity.disk_mib
+            ),
+        ),
+    ];
+    rows.extend(info.passed_over.iter().map(|over| ("not used", format!("{}: {}", over.what, over.reason))));
+    rows.extend(conditions(&info.conditions));
+    rows
+}
+
+fn conditions(conditions: &[Condition]) -> Vec<(&'static str, String)> {
+    let text = |c: &Condition| format!("{}={} {} {}", c.r#type, c.status, c.reason, c.message);
+    conditions.iter().map(|condition| ("condition", text(condition))).collect()
 }
 
 pub(crate) fn nodes(nodes: &[Node], wide: bool) -> comfy_table::Table {
@@ -160,6 +231,39 @@ fn details(node: &Node, wide: bool) -> comfy_table::Table {
         ),
         ("agent", format!("{} on {} {}", or_dash(&info.version), or_dash(&info.kernel), or_dash(&info.arch))),
     ];
+    rows.extend(info.passed_over.iter().map(|over| ("not used", format!("{}: {}", over.what, over.reason))));
+    rows.extend(pool_rows(&status));
+    rows.extend(conditions(&info.conditions));
+    rows.extend(conditions(&status.conditions));
+    let shown = if wide { node.events.len() } else { node.events.len().min(10) };
+    for event in &node.events[node.events.len() - shown..] {
+        rows.push(("event", format!("{} {} {} {}", event.at, event.kind, event.subject, event.message)));
+    }
+    output::properties(rows)
+}
+
+fn status_rows(node: &Node) -> Vec<(&'static str, String)> {
+    let status = node.status.clone().unwrap_or_default();
+    let usage = status.usage.unwrap_or_default();
+    let mut rows = vec![
+        ("node", node.node_id.clone()),
+        ("observed", or_dash(&status.observed_at)),
+        ("document accepted", generation(status.accepted.as_ref())),
+        ("document converged", generation(status.converged.as_ref())),
+        ("instances", usage.instances.to_string()),
+        (
+            "in use",
+            format!("{} vCPUs, {} MiB memory, {} MiB disk", usage.vcpus, usage.mem_mib, usage.disk_mib),
+        ),
+        ("next pass", or_dash(&status.next_reconcile_at)),
+    ];
+    rows.extend(pool_rows(&status));
+    rows.extend(conditions(&status.conditions));
+    rows
+}
+
+fn pool_rows(status: &NodeStatus) -> Vec<(&'static str, String)> {
+    let mut rows = Vec::new();
     for pool in &status.pools {
         let (want, have) = (pool.desired.unwrap_or_default(), pool.actual.unwrap_or_default());
         rows.push((
@@ -179,15 +283,5 @@ fn details(node: &Node, wide: bool) -> comfy_table::Table {
         ));
         rows.extend(pool.deferred.iter().map(|why| ("", format!("  {why}"))));
     }
-    for condition in info.conditions.iter().chain(&status.conditions) {
-        rows.push((
-            "condition",
-            format!("{}={} {} {}", condition.r#type, condition.status, condition.reason, condition.message),
-        ));
-    }
-    let shown = if wide { node.events.len() } else { node.events.len().min(10) };
-    for event in &node.events[node.events.len() - shown..] {
-        rows.push(("event", format!("{} {} {} {}", event.at, event.kind, event.subject, event.message)));
-    }
-    output::properties(rows)
+    rows
 }

@@ -1,0 +1,88 @@
+//! `mvm events`: what happened on a node lately, and what happens.
+
+use anyhow::Context;
+use bytes::Bytes;
+use clap::Args;
+use http::Method;
+use mvm_proto::status::Event;
+use mvm_proto::wire::control::v1::{GetNodeRequest, ListNodesRequest};
+
+use crate::args::Global;
+use crate::client::within;
+use crate::endpoint::{EndpointArgs, Session};
+use crate::exit::{Outcome, Run};
+use crate::output::{self, Format, or_dash};
+
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    /// Go on and print what happens
+    #[arg(short, long)]
+    follow: bool,
+    #[command(flatten)]
+    endpoint: EndpointArgs,
+}
+
+pub(crate) async fn run(global: &Global, args: EventsArgs) -> Run {
+    match args.endpoint.open(global).await? {
+        Session::Agent(agent) if args.follow => {
+            let mut lines = agent.stream(Method::GET, "/v1/node/events?follow=true", Bytes::new()).await?;
+            let mut rest = Vec::new();
+            while let Some(piece) = lines.next().await? {
+                rest.extend_from_slice(&piece);
+                let whole = rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+                let events = read(&rest.drain(..whole).collect::<Vec<_>>())?;
+                for event in &events {
+                    output::print(&line(global.output, event)?)?;
+                }
+            }
+            Ok(())
+        }
+        Session::Agent(agent) => {
+            let events = read(&agent.bytes("/v1/node/events").await?)?;
+            Ok(output::show(global.output, &events, |_| table(&events))?)
+        }
+        Session::Coordinator(_) if args.follow => Err(Outcome::Usage(anyhow::anyhow!(
+            "events are followed on the node itself\nrun this there, or with --endpoint agent:https://NODE:4434"
+        ))),
+        Session::Coordinator(mut client) => {
+            let nodes = match &args.endpoint.node {
+                Some(node) => {
+                    let request = GetNodeRequest { node_id: node.to_string() };
+                    vec![within(global.timeout, client.get_node(request)).await?]
+                }
+                None => within(global.timeout, client.list_nodes(ListNodesRequest {})).await?.nodes,
+            };
+            let named = nodes.into_iter().flat_map(|node| {
+                let name = node.node_id;
+                node.events.into_iter().map(move |event| Event {
+                    subject: format!("{name} {}", event.subject).trim_end().to_owned(),
+                    ..event
+                })
+            });
+            let mut events: Vec<Event> = named.collect();
+            events.sort_by(|a, b| a.at.cmp(&b.at));
+            Ok(output::show(global.output, &events, |_| table(&events))?)
+        }
+    }
+}
+
+fn read(lines: &[u8]) -> anyhow::Result<Vec<Event>> {
+    let lines = lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    lines.map(|line| serde_json::from_slice(line).context("could not read the agent's events")).collect()
+}
+
+fn line(format: Format, event: &Event) -> anyhow::Result<String> {
+    if format == Format::Json {
+        return Ok(serde_json::to_string(event).context("could not write an event as JSON")? + "\n");
+    }
+    let Event { at, kind, subject, message, .. } = event;
+    Ok(format!("{at}  {kind}  {}  {message}\n", or_dash(subject)))
+}
+
+fn table(events: &[Event]) -> comfy_table::Table {
+    let mut table = output::table(["AT", "KIND", "SUBJECT", "MESSAGE"]);
+    for event in events {
+        table.add_row([event.at.clone(), event.kind.clone(), or_dash(&event.subject), event.message.clone()]);
+    }
+    table
+}
