@@ -18,6 +18,8 @@ mod settle;
 mod stage;
 mod view;
 
+pub use hold::MAX_OVERRIDE;
+
 use std::collections::BTreeMap;
 
 use mvm_proto::document::{Pool, Tenant};
@@ -70,7 +72,8 @@ pub fn check_wake(
 
 /// Whether somebody may move this instance to another phase now: the same quotas and capacity as for planned steps.
 ///
-/// What already moves counts as if it had arrived. A pool that nobody manages is held to the node's capacity alone.
+/// What already moves counts as if it had arrived. An instance whose pool nobody manages is held to its tenant's
+/// quotas all the same; one whose tenant nobody manages, to the node's capacity alone.
 pub fn check_move(
     desired: &DesiredState,
     observed: &Observation,
@@ -91,16 +94,23 @@ pub fn check_move(
     let is_its = |view: &&PoolView<'_>| {
         view.place.tenant.tenant_id == found.tenant && view.place.pool.pool_id == found.pool
     };
-    let more = Usage::of(to, &found.resources, None);
-    match views.iter().find(is_its) {
-        Some(PoolView { no_start: Some(reason), .. }) if to == Phase::Running => Err(reason.clone()),
-        Some(view) => {
-            let place = view.place;
-            draft.budget.count(Some(place.tenant_index), Some(place.pool_index), Usage::now(&found));
-            draft.spend(place, more.beyond(Usage::now(&found))).map_err(|shortage| shortage.to_string())
-        }
-        None => draft.budget.fits_node(more).map_err(|shortage| shortage.to_string()),
+    let view = views.iter().find(is_its);
+    if let Some(PoolView { no_start: Some(reason), .. }) = view
+        && to == Phase::Running
+    {
+        return Err(reason.clone());
     }
+    // Starting boots the pool's current size; everything else leaves an instance as large as it is.
+    let size = match view {
+        Some(view) if to == Phase::Running && found.is_startable() => &view.place.pool.instance_resources,
+        _ => &found.resources,
+    };
+    let tenant = desired.tenants.iter().position(|tenant| tenant.tenant_id == found.tenant);
+    let used = Usage::now(&found);
+    draft.budget.count(tenant, view.map(|view| view.place.pool_index), used);
+    let more = Usage::of(to, size, None).beyond(used);
+    let of_tenant = tenant.map_or(Ok(()), |tenant| draft.budget.fits_tenant(tenant, more));
+    of_tenant.and_then(|()| draft.budget.fits_node(more)).map_err(|shortage| shortage.to_string())
 }
 
 /// Quotas hold before every start: what already runs beyond one that was lowered is told of, not stopped.

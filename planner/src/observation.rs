@@ -83,13 +83,37 @@ pub struct ObservedInstance {
     /// The last step on it failed; the next may be tried then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_not_before: Option<Timestamp>,
+    /// How many steps on it failed in a row.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub failures: u32,
 }
 
 impl ObservedInstance {
-    /// Only a replacement ends in the phase where it began.
+    /// Only a replacement ends in the phase where it began, and nothing else goes from a boot straight to rest.
+    ///
+    /// Of a running one this tells only until it is stopped: from there on it looks like any other start.
     pub(crate) fn is_being_replaced(&self) -> bool {
-        self.moving_to == Some(self.phase)
+        match self.moving_to {
+            Some(Phase::Warm | Phase::Sleeping) if self.is_startable() => true,
+            to => to == Some(self.phase) && !self.is_undecided(),
+        }
     }
+
+    /// It was booted for something else and runs, but its step is not over: either that boot just ended, or it is being
+    /// kept as one of those that run. The two look the same.
+    pub(crate) fn is_undecided(&self) -> bool {
+        self.staging.is_some() && self.phase == Phase::Running && self.moving_to == Some(Phase::Running)
+    }
+
+    /// Stopped, failed or never booted: a start boots it anew.
+    pub(crate) fn is_startable(&self) -> bool {
+        matches!(self.phase, Phase::Created | Phase::Ready | Phase::Stopped | Phase::Failed)
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_zero(value: &u32) -> bool {
+    *value == 0
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]

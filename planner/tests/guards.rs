@@ -86,6 +86,16 @@ fn a_critical_pools_failed_instance_is_started_again_and_no_other_made_for_it() 
 }
 
 #[test]
+fn a_critical_pools_stopped_instance_starts_again_when_running_is_short_and_is_kept_when_not() {
+    let mut desired = desired(1, 0, 0);
+    desired.tenants[0].pools[0].critical = true;
+    let mut seen = observed(&desired, &[(Phase::Stopped, 9999)]);
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), [(Action::Start, id(1))]);
+    seen.instances.extend(observed(&desired, &[(Phase::Stopped, 0), (Phase::Running, 100)]).instances.pop());
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), []);
+}
+
+#[test]
 fn a_manual_override_holds_until_the_instant_it_ends() {
     let desired = desired(0, 0, 0);
     let mut seen = observed(&desired, &[(Phase::Running, 100)]);
@@ -207,6 +217,41 @@ fn a_failed_instance_waits_for_its_retry_and_then_starts_again_under_its_own_id(
 }
 
 #[test]
+fn nothing_is_made_anew_for_a_count_that_an_instance_on_its_way_will_fill() {
+    // Both are being woken when one is wanted asleep again.
+    let desired_rest = desired(1, 1, 1);
+    let mut seen =
+        observed(&desired_rest, &[(Phase::Sleeping, 100), (Phase::Sleeping, 90), (Phase::Warm, 80)]);
+    seen.instances[0].moving_to = Some(Phase::Running);
+    seen.instances[1].moving_to = Some(Phase::Running);
+    let plan = plan_node(&desired_rest, &seen, now());
+    let made = |plan: &NodePlan| plan.steps.iter().any(|step| step.action == Action::Create);
+    assert!(!made(&plan), "{:?}", plan.steps);
+    // One is being put to sleep when it is wanted running again.
+    let desired_up = desired(1, 0, 0);
+    let mut seen = observed(&desired_up, &[(Phase::Warm, 100)]);
+    seen.instances[0].moving_to = Some(Phase::Sleeping);
+    let plan = plan_node(&desired_up, &seen, now());
+    assert_eq!(steps(&plan), []);
+    assert_eq!(plan.deferred[0].reason, "one that is being put to rest will be brought back; running 0 of 1");
+}
+
+#[test]
+fn a_sleeper_that_failed_to_wake_is_tried_again_before_another_takes_its_place() {
+    let desired = desired(1, 0, 0);
+    for rests in [Phase::Sleeping, Phase::Warm] {
+        let mut seen = observed(&desired, &[(rests, 100)]);
+        seen.instances[0].retry_not_before = Some(now() + secs(2));
+        seen.instances[0].failures = 2;
+        let plan = plan_node(&desired, &seen, now());
+        assert_eq!((steps(&plan), plan.next_deadline), (vec![], Some(now() + secs(2))));
+        seen.instances[0].failures = 3;
+        let plan = plan_node(&desired, &seen, now());
+        assert_eq!(plan.steps.iter().map(|step| step.action).collect::<Vec<_>>(), [Action::Create]);
+    }
+}
+
+#[test]
 fn min_warm_seconds_hold_a_warm_instance_but_not_its_resume() {
     let down = desired(0, 0, 1);
     let seen = observed(&down, &[(Phase::Warm, 10)]);
@@ -221,6 +266,17 @@ fn a_clock_set_back_by_a_day_holds_nobody_for_a_day() {
     let desired = desired(0, 0, 0);
     let mut seen = observed(&desired, &[(Phase::Running, 0)]);
     seen.instances[0].since = now() + secs(86_400);
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), [(Action::Stop, id(1))]);
+}
+
+#[test]
+fn an_override_longer_than_anyone_may_ask_for_holds_nobody() {
+    let desired = desired(0, 0, 0);
+    let mut seen = observed(&desired, &[(Phase::Running, 100)]);
+    let week = secs(7 * 86_400);
+    seen.instances[0].override_until = Some(now() + week);
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), []);
+    seen.instances[0].override_until = Some(now() + week + secs(1));
     assert_eq!(steps(&plan_node(&desired, &seen, now())), [(Action::Stop, id(1))]);
 }
 

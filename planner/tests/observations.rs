@@ -1,5 +1,7 @@
 //! The text form of observations: strict, complete in its errors, and the same as its schema.
 
+#![allow(clippy::unwrap_used, reason = "a test that can not go on fails there")]
+
 use mvm_planner::Observation;
 use mvm_planner::observation::schema::observation_schema;
 use serde_json::{Value, json};
@@ -15,7 +17,7 @@ fn full() -> Value {
             "last_used_at": "2026-01-31T09:31:00Z", "idle_since": "2026-01-31T09:32:00Z",
             "override_until": "2026-01-31T09:40:00Z", "claimed": true, "on_demand": true,
             "home": "sleeping", "staging": "warm", "moving_to": "stopped",
-            "retry_not_before": "2026-01-31T09:33:00Z"
+            "retry_not_before": "2026-01-31T09:33:00Z", "failures": 2
         }],
         "blocked": [{ "tenant": "acme", "pool": "web", "reason": "no image" }]
     })

@@ -14,10 +14,13 @@ use mvm_proto::Phase;
 use mvm_proto::document::{PoolRole, Quotas};
 use one_pool::{desired, id, now, observed, steps};
 
+/// What the plan says, and the change that makes it say so.
+type Case<T> = (&'static str, fn(&mut T));
+
 /// Three are wanted; the limit leaves room for two, and the plan says which limit it was.
 #[test]
 fn each_limit_stops_the_third_start_and_is_named() {
-    let cases: [(&str, fn(&mut Quotas)); 5] = [
+    let cases: [Case<Quotas>; 5] = [
         ("max_vcpus is 5: 4 in use, 2 more needed", |q| q.max_vcpus = 5),
         ("max_mem_mib is 600: 512 in use, 256 more needed", |q| q.max_mem_mib = 600),
         ("max_running is 2: 2 in use, 1 more needed", |q| q.max_running = 2),
@@ -47,7 +50,7 @@ fn max_warm_zero_leaves_the_spare_instance_running_and_says_why() {
 #[test]
 fn the_nodes_capacity_holds_whatever_the_quotas_allow() {
     let desired = desired(3, 0, 0);
-    let cases: [(&str, fn(&mut mvm_planner::Capacity)); 3] = [
+    let cases: [Case<mvm_planner::Capacity>; 3] = [
         ("the node's vcpus is 4: 4 in use, 2 more needed", |c| c.vcpus = 4),
         ("the node's mem_mib is 700: 512 in use, 256 more needed", |c| c.mem_mib = 700),
         ("the node's max_instances is 2: 2 in use, 1 more needed", |c| c.max_instances = 2),

@@ -47,12 +47,28 @@ impl Usage {
         let at = |phase| Self::of(phase, &instance.resources, instance.staging);
         let Some(to) = instance.moving_to else { return at(instance.phase) };
         let ends = at(instance.phase).most(at(to));
+        if instance.is_undecided() {
+            let kept = Self::of(Phase::Running, &instance.resources, None);
+            return kept.most(Self::boot(&instance.resources, instance.staging));
+        }
         // A replacement boots on its way back to rest.
         if instance.is_being_replaced() {
-            let staging = (instance.phase != Phase::Running).then_some(instance.phase);
+            let staging = (to != Phase::Running).then_some(to);
             return ends.most(Self::of(Phase::Running, &instance.resources, staging));
         }
-        if instance.staging.is_some() { ends.most(at(Phase::Running)) } else { ends }
+        match instance.staging {
+            Some(_) if to == Phase::Running => ends.most(Self::boot(&instance.resources, instance.staging)),
+            Some(_) => ends.most(at(Phase::Running)),
+            None => ends,
+        }
+    }
+
+    /// The most that an instance uses from its boot until it is where the boot was meant to bring it.
+    ///
+    /// Its place at rest is taken from the beginning: nobody else may have it when the boot is done.
+    pub(crate) fn boot(size: &Resources, staging: Option<Phase>) -> Self {
+        let target = staging.unwrap_or(Phase::Running);
+        Self::of(Phase::Running, size, staging).most(Self::of(target, size, None))
     }
 
     /// What an instance that is being booted anew will use: its pool's size, which may not be its own yet.
@@ -60,11 +76,8 @@ impl Usage {
         let (Some(_), Some(size)) = (instance.moving_to, pool_size) else { return Self::default() };
         let rests = matches!(instance.phase, Phase::Running | Phase::Warm | Phase::Sleeping);
         match instance.moving_to {
-            Some(to) if instance.is_being_replaced() => {
-                let staging = (to != Phase::Running).then_some(to);
-                Self::of(Phase::Running, size, staging).most(Self::of(to, size, None))
-            }
-            Some(Phase::Running) if !rests => Self::of(Phase::Running, size, instance.staging),
+            Some(to) if instance.is_being_replaced() => Self::boot(size, Some(to)),
+            Some(Phase::Running) if !rests => Self::boot(size, instance.staging),
             _ => Self::default(),
         }
     }
@@ -138,13 +151,18 @@ impl Budget {
 
     /// Takes `more` for a step, or says which limit forbids it. A limit that the step does not touch never does.
     pub(crate) fn spend(&mut self, tenant: usize, pool: usize, more: Usage) -> Result<(), Shortage> {
-        let (used, quotas) = &self.tenants[tenant];
-        first_passed(&tenant_limits(quotas, used, &more))?;
-        let per_pool = u64::from(quotas.max_instances_per_pool);
+        self.fits_tenant(tenant, more)?;
+        let per_pool = u64::from(self.tenants[tenant].1.max_instances_per_pool);
         first_passed(&[(PER_POOL, per_pool, self.pools[pool], more.instances)])?;
         self.fits_node(more)?;
         self.count(Some(tenant), Some(pool), more);
         Ok(())
+    }
+
+    /// Whether the tenant's quotas have room for `more` of what exists.
+    pub(crate) fn fits_tenant(&self, tenant: usize, more: Usage) -> Result<(), Shortage> {
+        let (used, quotas) = &self.tenants[tenant];
+        first_passed(&tenant_limits(quotas, used, &more))
     }
 
     /// Whether the node itself has room for `more`.

@@ -11,6 +11,9 @@ use std::time::Duration;
 /// Nobody backs off for longer: a time further ahead was written before the clock was set back.
 const MAX_BACKOFF: Duration = Duration::from_secs(3600);
 
+/// The longest window that anyone may ask for. One that ends later was opened before the clock was set back.
+pub const MAX_OVERRIDE: Duration = Duration::from_secs(7 * 86_400);
+
 /// Why a step is not taken, and until when if time alone lifts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hold {
@@ -65,7 +68,7 @@ pub(crate) fn hands_off(instance: &ObservedInstance, now: Timestamp) -> Option<H
         return Some(Hold::Claimed);
     }
     match (instance.override_until, instance.retry_not_before) {
-        (Some(until), _) if until > now => Some(Hold::Override(until)),
+        (Some(until), _) if until > now && until.since(now) <= MAX_OVERRIDE => Some(Hold::Override(until)),
         (_, Some(until)) if until > now && until.since(now) <= MAX_BACKOFF => Some(Hold::Backoff(until)),
         _ => None,
     }
@@ -93,11 +96,10 @@ pub(crate) fn hold(
     }
 }
 
-/// What reconcile itself began, it may finish even in a critical pool: nothing works in such an instance yet, or any
-/// more, and leaving it would make a new one at every failure.
+/// What reconcile itself began, it may finish even in a critical pool, and what does not run it may start where one is
+/// lacking: nothing works in such an instance, and leaving it would make a new one at every failure.
 fn is_unfinished(instance: &ObservedInstance, action: Action) -> bool {
-    let never_up = matches!(instance.phase, Phase::Created | Phase::Ready | Phase::Failed);
-    instance.staging.is_some() || (never_up && action == Action::Start)
+    instance.staging.is_some() || action == Action::Start
 }
 
 /// No minimum applies to what was booted only to be put to rest.

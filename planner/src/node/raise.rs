@@ -9,6 +9,9 @@ use super::view::{PoolView, best_first, readiest_first, remove};
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
 
+/// Failures in a row after which what rests no longer keeps a place among those that run: a few seconds of retries.
+const RETRIES: u32 = 3;
+
 /// Why a place stays empty.
 enum Obstacle {
     Hold(Hold),
@@ -17,7 +20,7 @@ enum Obstacle {
 
 pub(crate) fn raise(draft: &mut Draft, view: &mut PoolView<'_>) {
     let wanted = view.wanted().running;
-    let need = wanted.saturating_sub(view.have.running);
+    let need = wanted.saturating_sub(view.have.running + view.undecided.running);
     if need == 0 {
         return;
     }
@@ -64,8 +67,9 @@ pub(crate) fn raise(draft: &mut Draft, view: &mut PoolView<'_>) {
         }
     }
 
-    let backing_off = backing_off(draft, view);
-    while left > backing_off {
+    let backing_off = backing_off(draft, view) + resting_and_retried(draft, view);
+    let arriving = arriving(view);
+    while left > backing_off + arriving {
         let size = &view.place.pool.instance_resources;
         if let Err(shortage) = draft.spend(view.place, Usage::of(Phase::Running, size, None)) {
             obstacle = Some(Obstacle::Shortage(shortage));
@@ -82,6 +86,7 @@ pub(crate) fn raise(draft: &mut Draft, view: &mut PoolView<'_>) {
         let reason = match obstacle {
             Some(Obstacle::Shortage(shortage)) => shortage.to_string(),
             Some(Obstacle::Hold(hold)) => hold.describe(draft.now),
+            None if arriving > 0 => "one that is being put to rest will be brought back".to_owned(),
             None => "backing off after a failure".to_owned(),
         };
         draft.defer(view.place, None, Action::Create, left, format!("{reason}; {why}"));
@@ -93,6 +98,28 @@ pub(crate) fn backing_off(draft: &mut Draft, view: &PoolView<'_>) -> usize {
     let mut count = 0;
     for instance in &view.startable {
         if let Some(hold @ Hold::Backoff(_)) = hands_off(instance, draft.now) {
+            draft.lifts(hold);
+            count += 1;
+        }
+    }
+    count
+}
+
+/// What is on its way to rest and is not wanted there any more: it is brought back, and nothing is made in its place.
+fn arriving(view: &PoolView<'_>) -> usize {
+    let (wanted, have, arriving) = (view.wanted(), view.have, view.arriving);
+    arriving.warm.min(have.warm.saturating_sub(wanted.warm))
+        + arriving.sleeping.min(have.sleeping.saturating_sub(wanted.sleeping))
+}
+
+/// A sleeper or warm one that failed to come back has its memory to lose: it is tried again a few times before another
+/// takes its place.
+fn resting_and_retried(draft: &mut Draft, view: &PoolView<'_>) -> usize {
+    let mut count = 0;
+    for instance in view.sleeping.iter().chain(&view.warm) {
+        if let Some(hold @ Hold::Backoff(_)) = hands_off(instance, draft.now)
+            && instance.failures < RETRIES
+        {
             draft.lifts(hold);
             count += 1;
         }

@@ -46,8 +46,7 @@ pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
     }
     let size = &view.place.pool.instance_resources;
     let staging = (instance.phase != Phase::Running).then_some(instance.phase);
-    let peak = Usage::of(Phase::Running, size, staging).most(Usage::of(instance.phase, size, None));
-    match draft.spend(view.place, peak.beyond(Usage::now(instance))) {
+    match draft.spend(view.place, Usage::boot(size, staging).beyond(Usage::now(instance))) {
         Ok(()) => draft.step(view.place, Some(instance), Action::Replace, staging, why),
         Err(shortage) => {
             draft.defer(view.place, Some(&instance.id), Action::Replace, 1, format!("{shortage}; {why}"));
@@ -76,7 +75,7 @@ fn stand_in(draft: &mut Draft, view: &mut PoolView<'_>) -> Result<(), Shortage> 
         matches!(i.phase, Phase::Failed | Phase::Created | Phase::Ready)
             && hold(view.place.tenant, view.place.pool, i, Action::Start, draft.now).is_none()
     };
-    let Some(index) = view.startable.iter().position(|i| unfinished(i)) else {
+    let Some(index) = view.startable.iter().position(unfinished) else {
         draft.spend(view.place, full)?;
         draft.step(view.place, None, Action::Create, Some(Phase::Running), why);
         return Ok(());
@@ -112,9 +111,11 @@ fn find_due<'a>(draft: &mut Draft, view: &PoolView<'a>) -> (Option<&'a ObservedI
 /// Stops stand-ins that nobody needs, or that are themselves of an older revision.
 fn dismiss_stand_ins(draft: &mut Draft, view: &mut PoolView<'_>, needed: bool) {
     let busy = view.staging_busy;
+    // What is replaced is stopped on its way: until it is up again its stand-in works for it, however old.
+    let lacking = view.wanted().running.saturating_sub(view.running.len() + view.lent_running);
     let mut kept = Vec::new();
     for instance in std::mem::take(&mut view.stand_ins) {
-        if (needed || busy) && !view.is_outdated(instance) {
+        if kept.len() < lacking || ((needed || busy) && !view.is_outdated(instance)) {
             kept.push(instance);
             continue;
         }

@@ -11,8 +11,8 @@ use crate::plan::Action;
 
 pub(crate) fn settle(draft: &mut Draft, view: &mut PoolView<'_>) {
     let wanted = view.wanted();
-    view.missing.warm = wanted.warm.saturating_sub(view.have.warm);
-    view.missing.sleeping = wanted.sleeping.saturating_sub(view.have.sleeping);
+    view.missing.warm = wanted.warm.saturating_sub(view.have.warm + view.undecided.warm);
+    view.missing.sleeping = wanted.sleeping.saturating_sub(view.have.sleeping + view.undecided.sleeping);
     if view.missing.sleeping > 0 && view.place.pool.pinned {
         let why = Hold::PinnedPool.describe(draft.now);
         draft.defer(view.place, None, Action::Sleep, view.missing.sleeping, why);
@@ -138,10 +138,33 @@ fn put_to_use<'a>(
             }
         }
     }
+    let arriving = match what {
+        "running" => view.arriving.running,
+        "warm" => view.arriving.warm,
+        _ => view.arriving.sleeping,
+    };
+    let arriving = arriving.min((left - kept).saturating_sub(held.len()));
     for (instance, action, hold) in held.into_iter().take(left - kept) {
         wait_for(draft, view, instance, action, hold, &format!("{what} {left} more than wanted"));
     }
     remove(list, &gone);
+    keep_free(draft, view, arriving, what);
+}
+
+/// Keeps places free for what is spare and still on its way: once it has arrived it is put to use, and nothing need be
+/// made anew for it.
+fn keep_free(draft: &mut Draft, view: &mut PoolView<'_>, arriving: usize, what: &str) {
+    for _ in 0..arriving {
+        let warm = view.missing.warm > view.waiting.warm && what != "warm";
+        let sleeping = view.missing.sleeping > view.waiting.sleeping && what != "sleeping";
+        let (waiting, action) = match (warm, sleeping) {
+            (true, _) => (&mut view.waiting.warm, Action::Warm),
+            (false, true) => (&mut view.waiting.sleeping, Action::Sleep),
+            (false, false) => return,
+        };
+        *waiting += 1;
+        draft.defer(view.place, None, action, 1, format!("one more than wanted will be {what} first"));
+    }
 }
 
 /// The spare ones that someone acted on by hand: what they are too many of is theirs to be, until that ends.

@@ -74,10 +74,7 @@ fn stage_one(
         return Ok(false);
     }
     let size = &view.place.pool.instance_resources;
-    draft.spend(
-        view.place,
-        Usage::of(Phase::Running, size, Some(target)).most(Usage::of(target, size, None)),
-    )?;
+    draft.spend(view.place, Usage::boot(size, Some(target)))?;
     draft.step(view.place, None, Action::Create, Some(target), why);
     Ok(true)
 }
@@ -99,8 +96,7 @@ fn start(
         }
         let size =
             if action == Action::Start { &view.place.pool.instance_resources } else { &instance.resources };
-        let peak = Usage::of(Phase::Running, size, Some(target)).most(Usage::of(target, size, None));
-        match draft.spend(view.place, peak.beyond(Usage::now(instance))) {
+        match draft.spend(view.place, Usage::boot(size, Some(target)).beyond(Usage::now(instance))) {
             Ok(()) => {
                 draft.step(view.place, Some(instance), action, Some(target), why.to_owned());
                 return Ok(Some(index));

@@ -16,6 +16,17 @@ pub(crate) struct Places {
     pub(crate) sleeping: usize,
 }
 
+impl Places {
+    fn count(&mut self, phase: Phase) {
+        match phase {
+            Phase::Running => self.running += 1,
+            Phase::Warm => self.warm += 1,
+            Phase::Sleeping => self.sleeping += 1,
+            _ => {}
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct PoolView<'a> {
     pub(crate) place: Place<'a>,
@@ -41,6 +52,10 @@ pub(crate) struct PoolView<'a> {
     /// Something is on its way to running: what counts as running is not all up yet.
     pub(crate) is_starting: bool,
     pub(crate) have: Places,
+    /// Those of them that are still on their way there, and no request's.
+    pub(crate) arriving: Places,
+    /// Places that may be filled already: nobody is made for them, and nobody goes for them either.
+    pub(crate) undecided: Places,
     /// Something is being staged or replaced now: one at a time per pool.
     pub(crate) staging_busy: bool,
     /// Places that the passes so far could not fill, and those that a spare instance will fill when it may.
@@ -65,6 +80,8 @@ impl<'a> PoolView<'a> {
             lent_running: 0,
             is_starting: false,
             have: Places::default(),
+            arriving: Places::default(),
+            undecided: Places::default(),
             staging_busy: false,
             missing: Places::default(),
             waiting: Places::default(),
@@ -89,16 +106,26 @@ impl<'a> PoolView<'a> {
             self.is_starting |= to == Phase::Running;
             let toward = if to == Phase::Running { instance.staging.unwrap_or(to) } else { to };
             let stands_in = instance.staging == Some(Phase::Running);
+            if instance.is_undecided() && !lent {
+                self.undecided.running += 1;
+                if !stands_in {
+                    self.undecided.count(toward);
+                }
+                return;
+            }
             let home = if lent { instance.home.unwrap_or(toward) } else { toward };
             if !stands_in {
-                self.count(home);
+                self.have.count(home);
+                if !lent {
+                    self.arriving.count(home);
+                }
             }
             return;
         }
         match instance.phase {
             Phase::Running | Phase::Warm if lent => {
                 let home = instance.home.unwrap_or(Phase::Running);
-                self.count(home);
+                self.have.count(home);
                 self.lent_running += usize::from(home == Phase::Running && instance.phase == Phase::Running);
                 if !instance.claimed {
                     self.on_demand.push(instance);
@@ -143,15 +170,6 @@ impl<'a> PoolView<'a> {
 
     pub(crate) fn is_idle_for(&self, instance: &ObservedInstance, seconds: u64, now: Timestamp) -> bool {
         instance.idle_since.is_some_and(|since| since + Duration::from_secs(seconds) <= now)
-    }
-
-    fn count(&mut self, phase: Phase) {
-        match phase {
-            Phase::Running => self.have.running += 1,
-            Phase::Warm => self.have.warm += 1,
-            Phase::Sleeping => self.have.sleeping += 1,
-            _ => {}
-        }
     }
 }
 

@@ -32,6 +32,7 @@ const INSTANCE: &[&str] = &[
     "staging",
     "moving_to",
     "retry_not_before",
+    "failures",
 ];
 
 /// Everything wrong with an observation, in the order of its text.
@@ -123,6 +124,7 @@ fn instance(node: &Node<'_, '_>) -> Option<ObservedInstance> {
     let staging = fields.maybe("staging", |node| phase_of(&node));
     let moving_to = fields.maybe("moving_to", |node| phase_of(&node));
     let retry_not_before = fields.maybe("retry_not_before", |node| node.parse());
+    let failures = fields.or("failures", 0, |node| node.integer32(0..=u32::MAX));
     Some(ObservedInstance {
         tenant: tenant?,
         pool: pool?,
@@ -140,6 +142,7 @@ fn instance(node: &Node<'_, '_>) -> Option<ObservedInstance> {
         staging: staging?,
         moving_to: moving_to?,
         retry_not_before: retry_not_before?,
+        failures: failures?,
     })
 }
 

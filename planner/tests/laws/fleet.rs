@@ -193,6 +193,7 @@ fn instance(desired: DesiredState, kinds: Kinds) -> impl Strategy<Value = Observ
                 staging: staging.filter(|_| phase == Phase::Running),
                 moving_to: None,
                 retry_not_before: retry.map(at),
+                failures: u32::from(retry.is_some()),
             }
         },
     )

@@ -21,13 +21,19 @@ fn of(phase: Phase, size: &Resources, staged: bool) -> Used {
 }
 
 fn now(instance: &ObservedInstance) -> Used {
-    let staged = matches!(instance.staging, Some(Phase::Warm | Phase::Sleeping));
-    let mut used = of(instance.phase, &instance.resources, staged);
+    let size = &instance.resources;
+    let is_kept_running = instance.phase == Phase::Running && instance.moving_to == Some(Phase::Running);
+    let target = instance.staging.filter(|staging| *staging != Phase::Running && !is_kept_running);
+    let mut used = of(instance.phase, size, target.is_some());
     let most = |used: &mut Used, other: Used| used.iter_mut().zip(other).for_each(|(a, b)| *a = (*a).max(b));
     if let Some(to) = instance.moving_to {
-        most(&mut used, of(to, &instance.resources, staged));
-        if to == instance.phase {
-            most(&mut used, of(Phase::Running, &instance.resources, to != Phase::Running));
+        most(&mut used, of(to, size, target.is_some()));
+        if to == instance.phase || instance.phase == Phase::Stopped && to != Phase::Destroyed {
+            most(&mut used, of(Phase::Running, size, target.is_some() || to != Phase::Running));
+        }
+        // A place to rest is taken when the boot begins.
+        if let (Phase::Running, Some(target)) = (to, target) {
+            most(&mut used, of(target, size, false));
         }
     }
     used

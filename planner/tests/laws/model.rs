@@ -145,5 +145,6 @@ pub(crate) fn booted(
         staging,
         moving_to: None,
         retry_not_before: None,
+        failures: 0,
     }
 }

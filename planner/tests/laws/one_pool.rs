@@ -55,6 +55,7 @@ pub(crate) fn observed(desired: &DesiredState, phases: &[(Phase, u64)]) -> Obser
         staging: None,
         moving_to: None,
         retry_not_before: None,
+        failures: 0,
     };
     let instances = phases.iter().enumerate().map(instance).collect();
     Observation { capacity: AMPLE_CAPACITY, instances, blocked: Vec::new() }

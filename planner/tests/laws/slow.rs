@@ -82,11 +82,38 @@ impl SlowWorld {
     pub(crate) fn finish(&mut self, desired: &DesiredState, all: bool, failing: u64) {
         for (step, id) in std::mem::take(&mut self.under_way) {
             if !all && self.chance.one_in(3) {
+                self.go_on(&step, &id);
                 self.under_way.push((step, id));
                 continue;
             }
             let fails = failing > 0 && self.chance.one_in(failing);
             self.end(desired, &step, &id, fails);
+        }
+    }
+
+    /// A step is seen on its way. A boot is over before its step is; a replacement stops, is marked with where it rests,
+    /// boots, and only then goes there.
+    fn go_on(&mut self, step: &Step, id: &InstanceId) {
+        let now = self.now;
+        let Some(instance) = self.instance(id) else { return };
+        let to = instance.moving_to.expect("it was under way");
+        let rests = to != Phase::Running;
+        match (instance.phase, instance.staging) {
+            _ if matches!(step.action, Action::Create | Action::Start | Action::Wake) => {
+                instance.phase = Phase::Running;
+                instance.since = now;
+            }
+            _ if step.action != Action::Replace => {}
+            (phase, _) if phase == to => {
+                instance.phase = Phase::Stopped;
+                instance.since = now;
+            }
+            (Phase::Stopped, None) if rests => instance.staging = Some(to),
+            (Phase::Stopped, Some(_)) if rests => {
+                instance.phase = Phase::Running;
+                instance.since = now;
+            }
+            _ => {}
         }
     }
 
@@ -97,16 +124,20 @@ impl SlowWorld {
     pub(crate) fn end(&mut self, desired: &DesiredState, step: &Step, id: &InstanceId, fails: bool) {
         let now = self.now;
         let wait = Duration::from_secs(1 + self.chance.below(60));
+        let still_asleep = self.chance.one_in(2);
         let Some(instance) = self.instance(id) else { return };
         let to = instance.moving_to.take().expect("it was under way");
         let boots = matches!(step.action, Action::Create | Action::Start | Action::Wake | Action::Replace);
         if fails {
-            if boots {
+            // A wake that fails before the snapshot was given up leaves it asleep.
+            let sleeps_on = step.action == Action::Wake && still_asleep;
+            if boots && !sleeps_on {
                 instance.phase = Phase::Failed;
                 instance.since = now;
                 instance.staging = instance.staging.filter(|staging| *staging == Phase::Running);
             }
             instance.retry_not_before = Some(now + wait);
+            instance.failures += 1;
             return;
         }
         if step.action == Action::Destroy {
@@ -121,6 +152,7 @@ impl SlowWorld {
         instance.phase = to;
         instance.since = now;
         instance.retry_not_before = None;
+        instance.failures = 0;
         instance.idle_since = None;
         if !matches!(step.action, Action::Create | Action::Start | Action::Wake) && !stood_in {
             instance.staging = None;
