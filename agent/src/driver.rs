@@ -30,6 +30,9 @@ pub use fake::FakeDriver;
 pub use firecracker::{FirecrackerDriver, FirecrackerSettings, FirecrackerUnavailable};
 pub use qemu::{QemuDriver, QemuSettings};
 
+/// What a VMM forked is seen as its instance's only when the VMM is gone: ending one looks again this often at most.
+const GENERATIONS: usize = 3;
+
 /// What a VMM is told to boot. Everything in it is decided before the driver is called.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSpec {
@@ -150,9 +153,6 @@ pub enum DriverError {
 /// Calls for different instances may overlap; the caller never overlaps calls for one instance.
 pub trait Driver: Send + Sync + 'static {
     fn kind(&self) -> DriverKind;
-
-    /// What microVMs run on here: `kvm`, `tcg` or `none`.
-    fn accelerator(&self) -> &'static str;
 
     /// Every VM of this driver that lives on this host, whoever started it.
     fn list(&self) -> impl Future<Output = Result<Vec<Vm>, DriverError>> + Send;
@@ -317,15 +317,12 @@ impl AnyDriver {
     }
 
     /// The same without touching the host: for a dry run, which must leave no trace.
-    pub fn peek(kind: DriverKind, data_dir: &Path) -> Result<Self, DriverUnavailable> {
+    pub fn peek(kind: DriverKind, data_dir: &Path, vmm: &VmmSettings) -> Result<Self, DriverUnavailable> {
         match kind {
             DriverKind::Fake => FakeDriver::peek(&data_dir.join(FAKE_DIR)).map(Self::Fake),
             // Looking at real VMs leaves no trace.
-            DriverKind::Qemu => {
-                let settings = QemuSettings::new(&VmmSettings::default());
-                Ok(Self::Qemu(QemuDriver::peek(data_dir, settings)))
-            }
-            DriverKind::Firecracker => Self::firecracker(data_dir, &VmmSettings::default()),
+            DriverKind::Qemu => Ok(Self::Qemu(QemuDriver::peek(data_dir, QemuSettings::new(vmm)))),
+            DriverKind::Firecracker => Self::firecracker(data_dir, vmm),
         }
     }
 }
@@ -344,10 +341,6 @@ macro_rules! each {
 impl Driver for AnyDriver {
     fn kind(&self) -> DriverKind {
         each!(self, driver => driver.kind())
-    }
-
-    fn accelerator(&self) -> &'static str {
-        each!(self, driver => driver.accelerator())
     }
 
     async fn list(&self) -> Result<Vec<Vm>, DriverError> {

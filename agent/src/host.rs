@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use mvm_proto::InstanceId;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use jail::JAIL;
 pub use jail::{Jail, JailFile};
 pub use local::LocalHost;
 pub(crate) use process::boot_id;
@@ -60,12 +61,12 @@ pub enum Operation {
     RemoveRunDir { instance: InstanceId },
     /// One of its files, or a directory with all in it: a stale socket, a discarded snapshot.
     RemoveFile { instance: InstanceId, name: String },
-    /// A small file in it, written whole or not at all; one that is there is replaced.
+    /// A small file in it, whole for whoever reads it; one that is there is replaced. Renaming makes it durable.
     WriteFile { instance: InstanceId, name: String, text: String },
     /// A directory in it, empty: one that is there is emptied.
     MakeDir { instance: InstanceId, name: String },
-    /// Gives a file or directory in it another name, durably, in place of what had that name. One that already has the
-    /// new name and not the old is done.
+    /// Gives a file or directory in it another name, in place of what had that name, once all of it is on disk. One
+    /// that already has the new name and not the old is done.
     Rename { instance: InstanceId, from: String, to: String },
     /// Cuts a log that others append to once it is longer than `max_bytes`: its end is kept beside it, in `<name>.old`.
     TrimLog { instance: InstanceId, name: String, max_bytes: u64 },
@@ -75,6 +76,8 @@ pub enum Operation {
     MakeJail { jail: Jail, files: Vec<JailFile> },
     /// More files for a jail that is in use.
     ShareWithJail { jail: Jail, files: Vec<JailFile> },
+    /// Takes names out of a jail that is in use; the files stay where they were shared from.
+    UnshareFromJail { jail: Jail, names: Vec<String> },
     /// A jail with all in it, and the control groups that its jailer left. Never while a process of the instance lives.
     RemoveJail { jail: Jail },
     /// A sparse file in it, formatted as ext4; one that is there stays as it is.

@@ -20,7 +20,7 @@ pub(crate) struct Link {
     /// The answer to a hello that was not sent yet. It goes first.
     hello: Option<GuestHello>,
     replies: VecDeque<(u64, Body)>,
-    /// The readiness that this connection was told last.
+    /// The readiness that this connection was told last, and its message: a hello has none.
     told: Option<(Readiness, String)>,
     next_heartbeat: Option<Instant>,
     /// The request that was served last: the others come first.
@@ -97,7 +97,7 @@ impl State {
             return Next::Wait(None);
         }
         let current = (self.readiness, self.message.clone());
-        if self.link.told.as_ref().is_none_or(|told| told.0 != current.0) {
+        if self.link.told.as_ref() != Some(&current) {
             self.link.told = Some(current);
             let body = protocol::State { readiness: self.readiness.into(), message: self.message.clone() };
             return Next::Bytes(frame(nonce, 0, Body::State(body)));
@@ -150,4 +150,30 @@ pub(crate) fn frame(nonce: u64, request: u64, body: Body) -> Vec<u8> {
         let _ = protocol::put_frame(&mut bytes, &frame);
     }
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Guest, Settings};
+
+    #[test]
+    fn a_new_connection_is_told_why_a_guest_failed_and_told_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let guest = Guest::new(Settings::borrowed(folder.path())).unwrap();
+        guest.set_readiness(Readiness::Failed, "exit code 7");
+        for nonce in 1..3 {
+            let mut state = guest.lock();
+            let hello =
+                GuestHello { version: 1, readiness: Readiness::Failed.into(), ..GuestHello::default() };
+            state.link.open(nonce, hello);
+            let now = Instant::now();
+            assert!(matches!(state.next(now), Next::Bytes(_)), "the hello");
+            let body = protocol::State { readiness: Readiness::Failed.into(), message: "exit code 7".into() };
+            let told = frame(nonce, 0, Body::State(body));
+            assert!(matches!(state.next(now), Next::Bytes(bytes) if bytes == told));
+            assert!(matches!(state.next(now), Next::Wait(None)));
+            state.link.lose();
+        }
+    }
 }

@@ -285,17 +285,21 @@ fn sleep_waits_for_the_work_and_can_be_called_off() {
 }
 
 #[test]
-fn shutdown_ends_the_workload_and_the_execs_and_says_so() {
-    let config = r#"{"workload": ["sh", "-c", "trap 'echo > RUN/asked; exit 0' TERM; echo > RUN/up; while :; do sleep 0.01; done"]}"#;
+fn shutdown_ends_the_workload_and_the_execs_takes_no_new_ones_and_says_so() {
+    // It is asked to end, and ends when it is let.
+    let config = r#"{"workload": ["sh", "-c", "trap 'echo > RUN/asked; until [ -e RUN/go ]; do sleep 0.01; done; exit 0' TERM; echo > RUN/up; while :; do sleep 0.01; done"]}"#;
     let machine = Machine::with(Some(config), 2);
     let mut host = machine.ready();
     wait_until("the workload is up", || machine.path("run/up").exists());
     let exec = number();
     host.send(exec, Ask::Exec(shell("exec sleep 1000")));
-    assert_eq!(host.ask(Ask::Shutdown(Shutdown { grace_seconds: 30 })), done());
-    assert!(machine.path("run/asked").exists());
-    machine.guest.wait_until_ended();
+    let shutdown = number();
+    host.send(shutdown, Ask::Shutdown(Shutdown { grace_seconds: 30 }));
+    wait_until("the workload is asked to end", || machine.path("run/asked").exists());
     assert_eq!(code(&host.ask(Ask::Exec(shell("true")))), "busy");
+    std::fs::write(machine.path("run/go"), "").unwrap();
+    assert_eq!(host.answer(shutdown), done());
+    machine.guest.wait_until_ended();
 }
 
 #[test]

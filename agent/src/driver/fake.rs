@@ -118,10 +118,6 @@ impl Driver for FakeDriver {
         DriverKind::Fake
     }
 
-    fn accelerator(&self) -> &'static str {
-        "none"
-    }
-
     async fn list(&self) -> Result<Vec<Vm>, DriverError> {
         Ok(self
             .host
@@ -136,6 +132,8 @@ impl Driver for FakeDriver {
     }
 
     async fn adopt(&self, instance: &InstanceId) -> Result<Option<Vm>, DriverError> {
+        let fault = self.faults.of("adopt", instance, None);
+        self.faults.before(fault, "adopt", instance).await?;
         Ok(self.host.world().get(instance).and_then(|entry| Some(vm_of(instance, entry.vm.as_ref()?))))
     }
 

@@ -4,11 +4,12 @@
 //! load a snapshot, and stays paused. What a process does is asked of it each time, so that an agent that has just
 //! started knows as much as one that has been there all along; only what makes asking twice be asking once within a
 //! pause is kept in memory. What may be lost with the process is in [`vmm`], starting in [`launch`], pausing and
-//! snapshots in [`freeze`], the way to the guest in [`vsock`].
+//! snapshots in [`freeze`], the way to the guest in [`vsock`], what was written in [`logs`].
 
 mod freeze;
 pub mod http;
 mod launch;
+mod logs;
 pub mod metrics;
 mod place;
 pub mod request;
@@ -29,24 +30,22 @@ use mvm_proto::InstanceId;
 use tokio::sync::broadcast;
 
 use self::launch::Origin;
+use self::logs::{METRICS_TAIL_BYTES, console_tail, tail};
 use self::metrics::Metrics;
-use self::place::{API_SOCKET, CONSOLE, METRICS, VSOCK_SOCKET};
+use self::place::{API_SOCKET, METRICS, VSOCK_SOCKET};
 use self::request::Action;
 pub use self::settings::{
     CgroupVersion, FirecrackerSettings, FirecrackerUnavailable, JailerSettings, Limits,
 };
 use self::snapshot_file::Manifest;
 use self::version::Version;
-use self::vmm::{Live, Vmms, api_error, bad_request, io_error, same_revision, tail};
+use self::vmm::{Live, Vmms, api_error, bad_request, io_error, same_revision};
 use self::vsock::GuestConnection;
 use super::{Driver, DriverError, DriverKind, GuestStream, SnapshotRef, Vm, VmExit, VmSpec, VmState};
 use crate::host::{Host, LocalHost, Operation};
 
 /// A follower that is further behind looks at the whole list anyway.
 const EXITS_KEPT: usize = 1024;
-
-/// How much of the metrics file holds its last line.
-const METRICS_TAIL_BYTES: usize = 64 * 1024;
 
 /// Runs microVMs with Firecracker.
 #[derive(Debug)]
@@ -90,10 +89,15 @@ impl<H: Host> FirecrackerDriver<H> {
     /// What a live VMM runs; nothing when it was never told to run anything.
     async fn vm(&self, live: &Live, action: &'static str) -> Result<Option<Vm>, DriverError> {
         let instance = &live.vmm.instance;
+        if self.vmms.recall(&live.vmm).writing {
+            return Ok(Some(running(live, VmState::Paused)));
+        }
         let mut client = self.vmms.connect(live, action).await?;
         let described = self.vmms.describe(&mut client, instance, action).await?;
-        let (instance, revision) = (instance.clone(), live.file.revision);
-        Ok(described.state.map(|state| Vm { instance, revision, state }))
+        if described.state.is_some() {
+            self.vmms.note(&live.vmm, |known| known.state = described.state);
+        }
+        Ok(described.state.map(|state| running(live, state)))
     }
 
     /// What is in the way of starting a VM: one that runs the same is what was asked for, and one that was left behind
@@ -114,31 +118,42 @@ impl<H: Host> FirecrackerDriver<H> {
     }
 }
 
+fn running(live: &Live, state: VmState) -> Vm {
+    Vm { instance: live.vmm.instance.clone(), revision: live.file.revision, state }
+}
+
 impl<H: Host> Driver for FirecrackerDriver<H> {
     fn kind(&self) -> DriverKind {
         DriverKind::Firecracker
     }
 
-    fn accelerator(&self) -> &'static str {
-        "kvm"
-    }
-
     async fn list(&self) -> Result<Vec<Vm>, DriverError> {
         let all = self.vmms.all().await.map_err(|cause| DriverError::List { cause })?;
         let asked = all.iter().map(async |live| (live, self.vm(live, "list").await));
-        let mut found = Vec::new();
+        let (mut found, mut silent) = (Vec::new(), Vec::new());
         for (live, answer) in join_all(asked).await {
             match answer {
                 Ok(vm) => found.extend(vm),
-                // A VM that says nothing is a VM still; one that ended while it was asked is none.
-                Err(error @ DriverError::Stuck { .. }) => {
-                    tracing::warn!(error = %crate::text::chain(&error), "a VMM does not answer");
-                    let (instance, revision) = (live.vmm.instance.clone(), live.file.revision);
-                    found.push(Vm { instance, revision, state: VmState::Running });
-                }
-                Err(error) => tracing::debug!(error = %crate::text::chain(&error), "a VMM is passed over"),
+                Err(error) => silent.push((live, error)),
             }
         }
+        if silent.is_empty() {
+            return Ok(found);
+        }
+        // A VM that can't be asked is a VM still, whatever is in the way; only one that ended meanwhile is none. Where
+        // even that can't be found out, it did not.
+        let there = self.vmms.host.vmms().await.ok();
+        for (live, error) in silent {
+            let gone = there.as_ref().is_some_and(|there| !there.contains(&live.vmm));
+            match self.vmms.assumed(&live.vmm, &error).filter(|_| !gone) {
+                Some(state) => {
+                    tracing::warn!(error = %crate::text::chain(&error), "a VMM does not answer");
+                    found.push(running(live, state));
+                }
+                None => tracing::debug!(error = %crate::text::chain(&error), "a VMM is passed over"),
+            }
+        }
+        found.sort_by(|a, b| a.instance.cmp(&b.instance));
         Ok(found)
     }
 
@@ -235,6 +250,6 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
         let place = self.vmms.place(instance);
         let daemon = self.vmms.settings.jailer.as_ref().is_some_and(|jailer| jailer.daemonize);
         let dir = if daemon { place.dir() } else { &place.run_dir };
-        tail(&dir.join(CONSOLE), max_bytes).map_err(|cause| io_error(instance, "read the console of", cause))
+        console_tail(dir, max_bytes).map_err(|cause| io_error(instance, "read the console of", cause))
     }
 }

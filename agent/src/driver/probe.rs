@@ -71,7 +71,7 @@ enum Attempt {
 /// Decides from what was tried, in the order in which it was tried.
 fn judge(device: Result<(), String>, attempts: &[(&str, Attempt)]) -> Verdict {
     if let Err(cause) = device {
-        return Verdict::Not { reason: format!("{KVM} can't be opened: {cause}") };
+        return Verdict::Not { reason: cause };
     }
     if let Some((cpu, _)) = attempts.iter().find(|(_, attempt)| *attempt == Attempt::Ran) {
         return Verdict::Works { cpu: (*cpu).to_owned() };
@@ -145,12 +145,6 @@ impl Probe {
         Self { verdict }
     }
 
-    /// What is known so far.
-    #[must_use]
-    pub fn verdict(&self) -> Option<Verdict> {
-        self.verdict.borrow().clone()
-    }
-
     /// What it came to. A probe that was given up says no.
     pub async fn settled(&self) -> Verdict {
         let mut verdict = self.verdict.clone();
@@ -160,10 +154,15 @@ impl Probe {
     }
 }
 
+/// Whether this process may use KVM at all, which says nothing of how well it works.
+pub(crate) fn open_device() -> Result<(), String> {
+    let opened = OpenOptions::new().read(true).write(true).open(KVM);
+    opened.map(|_| ()).map_err(|cause| format!("{KVM} can't be opened: {cause}"))
+}
+
 /// Tries KVM, and keeps the answer.
 async fn probe(data_dir: &Path, program: &Path) -> Verdict {
-    let opened = OpenOptions::new().read(true).write(true).open(KVM);
-    let device = opened.map(|_| ()).map_err(|cause| cause.to_string());
+    let device = open_device();
     let mut attempts = Vec::new();
     if device.is_ok() {
         let kernel = data_dir.join(GUEST_FILE);

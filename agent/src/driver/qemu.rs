@@ -28,8 +28,10 @@ use mvm_proto::{Digest, InstanceId};
 use serde_json::Value;
 use tokio::sync::broadcast;
 
-use super::probe::{Probe, Verdict};
-use super::{Driver, DriverError, DriverKind, GuestStream, SnapshotRef, Vm, VmExit, VmSpec, VmState};
+use super::probe::Probe;
+use super::{
+    Driver, DriverError, DriverKind, GENERATIONS, GuestStream, SnapshotRef, Vm, VmExit, VmSpec, VmState,
+};
 use crate::host::{EndSignal, Host, LocalHost, Operation, Outcome, VmmProcess};
 pub use args::Accelerator;
 pub(crate) use binary::Binary;
@@ -102,12 +104,6 @@ impl<H: Host> QemuDriver<H> {
             exits,
         };
         Self { inner: Arc::new(inner) }
-    }
-
-    /// Whether KVM may be used, once that is known; absent too when the accelerator was named.
-    #[must_use]
-    pub fn kvm(&self) -> Option<Verdict> {
-        self.inner.probe.as_ref().and_then(Probe::verdict)
     }
 
     /// What a guest that boots now runs on. Waits for the probe: VMs of one node should not differ by when they began.
@@ -221,10 +217,16 @@ impl<H: Host> QemuDriver<H> {
 
     /// Ends every process of an instance and waits until they are gone.
     async fn end_processes(&self, instance: &InstanceId, action: &'static str) -> Result<(), DriverError> {
-        for vmm in self.processes(instance, action).await? {
-            let live = self.register(&vmm);
-            self.signal(&vmm, EndSignal::Kill, action).await?;
-            self.gone(&live, GONE_WITHIN, action).await?;
+        for _ in 0..GENERATIONS {
+            let left = self.processes(instance, action).await?;
+            if left.is_empty() {
+                break;
+            }
+            for vmm in left {
+                let live = self.register(&vmm);
+                self.signal(&vmm, EndSignal::Kill, action).await?;
+                self.gone(&live, GONE_WITHIN, action).await?;
+            }
         }
         // Gone from `/proc` is not yet reported: whoever asked to end it must find it ended.
         let known = lock(&self.inner.lives).get(instance).cloned();
@@ -262,13 +264,6 @@ fn same_revision(instance: &InstanceId, running: Digest, asked: Digest) -> Resul
 impl<H: Host> Driver for QemuDriver<H> {
     fn kind(&self) -> DriverKind {
         DriverKind::Qemu
-    }
-
-    fn accelerator(&self) -> &'static str {
-        match &self.inner.settings.accelerator {
-            AcceleratorChoice::Only(accelerator) => accelerator.as_str(),
-            AcceleratorChoice::Probed => self.kvm().map_or("tcg", |verdict| verdict.accelerator().as_str()),
-        }
     }
 
     async fn list(&self) -> Result<Vec<Vm>, DriverError> {

@@ -1,8 +1,8 @@
 //! What lies in a run directory: made, written, renamed and removed by name.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::os::unix::fs::PermissionsExt as _;
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -52,8 +52,20 @@ pub(super) fn remove(path: &Path) -> Result<(), HostError> {
     }
 }
 
+/// Whole or not at all for whoever reads it. What a power cut may take with it is gone with the VMs anyway.
 pub(super) fn write(path: &Path, text: &str) -> Result<(), HostError> {
-    mvm_pki::files::write_atomic(path, text.as_bytes(), FILE_MODE).map_err(failed("write", path))
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".tmp");
+    let temporary = PathBuf::from(temporary);
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(FILE_MODE);
+    let written = options.open(&temporary).and_then(|mut file| file.write_all(text.as_bytes()));
+    let written = written.and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // The first error is the one to report.
+        let _ = fs::remove_file(&temporary);
+    }
+    written.map_err(failed("write", path))
 }
 
 pub(super) fn link(source: &Path, path: &Path) -> Result<(), HostError> {
@@ -71,12 +83,24 @@ pub(super) fn rename(from: &Path, to: &Path) -> Result<(), HostError> {
     if !exists(from)? && exists(to)? {
         return Ok(());
     }
+    sync(from).map_err(failed("sync", from))?;
     if from != to {
         remove(to)?;
     }
     fs::rename(from, to).map_err(failed("rename", from))?;
     let dir = to.parent().unwrap_or(to);
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
+}
+
+/// A file, or a directory and the files in it.
+fn sync(path: &Path) -> io::Result<()> {
+    let file = File::open(path)?;
+    if file.metadata()?.is_dir() {
+        for entry in fs::read_dir(path)? {
+            File::open(entry?.path())?.sync_all()?;
+        }
+    }
+    file.sync_all()
 }
 
 /// Whoever writes the log appends, so that it goes on at the new end.
@@ -136,9 +160,7 @@ fn format_ext4(path: &Path) -> Result<(), HostError> {
             .stdout(Stdio::null())
             .output();
         match run {
-            Ok(output) if output.status.success() => {
-                return File::open(path).and_then(|file| file.sync_all()).map_err(failed("sync", path));
-            }
+            Ok(output) if output.status.success() => return Ok(()),
             Ok(output) => {
                 let said = String::from_utf8_lossy(&output.stderr);
                 let cause = io::Error::other(said.trim().replace('\n', "; "));

@@ -15,7 +15,7 @@ use super::HostError;
 use super::files::{self, failed};
 
 /// The name in a run directory that leads to the jail of its instance, wherever that is.
-pub(super) const JAIL: &str = "jail";
+pub(crate) const JAIL: &str = "jail";
 
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 /// A jailer makes its groups below a parent, and that below each controller where there are several.
@@ -64,10 +64,22 @@ pub(super) fn make(jail: &Jail, run_dir: &Path, list: &[JailFile]) -> Result<(),
     share(jail, list)
 }
 
-pub(super) fn share(jail: &Jail, list: &[JailFile]) -> Result<(), HostError> {
+/// A name in the jail's root itself: what is below may lead anywhere, for the root is the VMM's own.
+fn in_root(jail: &Jail, name: &str) -> Result<PathBuf, HostError> {
     own_dir(jail)?;
+    if name.contains('/') {
+        return Err(HostError::Refused(format!("{name:?} is not a name in a jail")));
+    }
+    files::inside(&jail.root, name)
+}
+
+pub(super) fn unshare(jail: &Jail, names: &[String]) -> Result<(), HostError> {
+    names.iter().try_for_each(|name| files::remove(&in_root(jail, name)?))
+}
+
+pub(super) fn share(jail: &Jail, list: &[JailFile]) -> Result<(), HostError> {
     for file in list {
-        let target = files::inside(&jail.root, &file.name)?;
+        let target = in_root(jail, &file.name)?;
         files::remove(&target)?;
         if file.writable {
             OpenOptions::new()
@@ -142,14 +154,18 @@ fn groups_of(instance: &InstanceId, dir: &Path, depth: usize) -> Vec<PathBuf> {
 
 /// Which instances have a jail, and which directory on which device it is: a jailed process has it as its root, under
 /// a name that means nothing outside.
-pub(super) fn roots(vms_dir: &Path) -> Vec<((u64, u64), InstanceId)> {
-    let Ok(entries) = fs::read_dir(vms_dir) else { return Vec::new() };
+pub(super) fn roots(vms_dir: &Path) -> io::Result<Vec<((u64, u64), InstanceId)>> {
+    let entries = match fs::read_dir(vms_dir) {
+        Ok(entries) => entries,
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(cause) => return Err(cause),
+    };
     let root = |entry: fs::DirEntry| {
         let instance = entry.file_name().to_str()?.parse().ok()?;
         let meta = fs::metadata(entry.path().join(JAIL)).ok()?;
         Some(((meta.dev(), meta.ino()), instance))
     };
-    entries.flatten().filter_map(root).collect()
+    Ok(entries.flatten().filter_map(root).collect())
 }
 
 /// The instance in whose jail a process lives. Its paths mean nothing outside; which directory its root is, does.

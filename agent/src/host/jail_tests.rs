@@ -25,7 +25,20 @@ fn a_jail_shares_what_is_written_and_is_removed_without_loss() {
     }
     assert_eq!(fs::read(jail.root.join("kernel")).unwrap(), b"kernel");
     fs::write(jail.root.join("data.img"), b"written in the jail").unwrap();
-    let known = roots(&dir.path().join("vms"));
+    fs::create_dir(run_dir.join("snapshot.new")).unwrap();
+    let memory = JailFile {
+        source: run_dir.join("snapshot.new/mem"),
+        name: "snapshot.new.mem".into(),
+        writable: true,
+    };
+    share(&jail, std::slice::from_ref(&memory)).unwrap();
+    fs::write(jail.root.join(&memory.name), b"memory").unwrap();
+    for _ in 0..2 {
+        unshare(&jail, std::slice::from_ref(&memory.name)).unwrap();
+    }
+    assert!(!jail.root.join(&memory.name).exists());
+    assert_eq!(fs::read(&memory.source).unwrap(), b"memory");
+    let known = roots(&dir.path().join("vms")).unwrap();
     let meta = fs::metadata(&jail.root).unwrap();
     assert_eq!(known, [((meta.dev(), meta.ino()), jail.instance.clone())]);
     for _ in 0..2 {
@@ -57,6 +70,11 @@ fn what_is_not_a_jail_of_the_instance_is_never_removed() {
     for root in [dir.path().to_owned(), dir.path().join("root"), dir.path().join("i-00000008/root")] {
         let wrong = Jail { root, ..jail(dir.path()) };
         assert!(matches!(remove(&wrong, dir.path()), Err(HostError::Refused(_))));
+        assert!(matches!(unshare(&wrong, &["kernel".to_owned()]), Err(HostError::Refused(_))));
+    }
+    for name in ["", "..", "../kernel", "/etc/passwd", "link/passwd"] {
+        let refused = unshare(&jail(dir.path()), &[name.to_owned()]);
+        assert!(matches!(refused, Err(HostError::Refused(_))), "{name}");
     }
     assert!(dir.path().exists());
 }

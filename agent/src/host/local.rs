@@ -168,6 +168,10 @@ impl Host for LocalHost {
                 let (jail, files) = (jail.clone(), files.clone());
                 blocking(move || jail::share(&jail, &files)).await?;
             }
+            Operation::UnshareFromJail { jail, names } => {
+                let (jail, names) = (jail.clone(), names.clone());
+                blocking(move || jail::unshare(&jail, &names)).await?;
+            }
             Operation::RemoveJail { jail } => {
                 self.unless_living(&jail.instance)?;
                 let (jail, dir) = (jail.clone(), self.run_dir(&jail.instance));

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use mvm_proto::InstanceId;
@@ -18,9 +18,13 @@ use super::{EndSignal, ProcessIdentity, VmmProcess, jail};
 /// What the kernel writes behind the name of a directory that was removed under a process.
 const REMOVED: &[u8] = b" (deleted)";
 
-/// Field 22 of a line of `/proc/PID/stat`. The second field is a name that may contain anything, in brackets.
-fn start_time(stat: &str) -> Option<u64> {
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+/// Fields of a line of `/proc/PID/stat`, counted from one as its manual does.
+const PARENT: usize = 4;
+const START_TIME: usize = 22;
+
+/// The second field is a name that may contain anything, in brackets; only what follows it is asked for.
+fn field(stat: &str, number: usize) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
 }
 
 /// This boot of this machine.
@@ -40,7 +44,8 @@ pub(super) fn identify(pid: u32) -> io::Result<Option<ProcessIdentity>> {
         Err(cause) if is_gone(&cause) => return Ok(None),
         Err(cause) => return Err(cause),
     };
-    let start_time = start_time(&stat).ok_or_else(|| io::Error::other("/proc/PID/stat has no start time"))?;
+    let start_time =
+        field(&stat, START_TIME).ok_or_else(|| io::Error::other("/proc/PID/stat has no start time"))?;
     Ok(Some(ProcessIdentity { pid, start_time, boot_id: boot_id()?.to_owned() }))
 }
 
@@ -51,21 +56,18 @@ fn is_gone(cause: &io::Error) -> bool {
 /// The VMMs whose working directory lies in a run directory below `vms_dir`, and whose command line names that very
 /// instance. One pass over `/proc` that reads a single link of everything else.
 pub(super) fn scan(vms_dir: &Path) -> io::Result<Vec<VmmProcess>> {
-    let Ok(vms_dir) = fs::canonicalize(vms_dir) else {
-        // No directory, no instances; a process whose directory was removed under it names a path, not a file.
-        return Ok(Vec::new());
-    };
-    let jails = jail::roots(&vms_dir);
+    let vms_dir = real_path(vms_dir)?;
+    let jails = jail::roots(&vms_dir)?;
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         let process = entry.path();
         // A process of someone else, a kernel thread or one that has just ended can't be read, and is not ours.
-        let Ok(cwd) = fs::read_link(process.join("cwd")) else { continue };
+        let Some(cwd) = unless_scarce(fs::read_link(process.join("cwd")))? else { continue };
         let jailed = || jail::inmate(&process, &jails);
         let Some(instance) = instance_of(&cwd, &vms_dir).or_else(jailed) else { continue };
-        let Ok(command) = fs::read(process.join("cmdline")) else { continue };
+        let Some(command) = unless_scarce(fs::read(process.join("cmdline")))? else { continue };
         if !names(&command, &instance) {
             continue;
         }
@@ -74,7 +76,49 @@ pub(super) fn scan(vms_dir: &Path) -> io::Result<Vec<VmmProcess>> {
         }
     }
     found.sort_by(|a, b| (&a.instance, a.process.pid).cmp(&(&b.instance, b.process.pid)));
-    Ok(found)
+    without_children(&found)
+}
+
+/// Nothing of what can't be read; but want of descriptors or memory says nothing about what there is.
+fn unless_scarce<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+    let scarce = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(cause) if Errno::from_io_error(&cause).is_some_and(|errno| scarce.contains(&errno)) => Err(cause),
+        Err(_) => Ok(None),
+    }
+}
+
+/// What a VMM forks has its directory and, until it runs another program, its command line: it is no second VMM.
+fn without_children(found: &[VmmProcess]) -> io::Result<Vec<VmmProcess>> {
+    let doubled = |vmm: &VmmProcess| found.iter().filter(|other| other.instance == vmm.instance).count() > 1;
+    let is_child = |vmm: &VmmProcess| -> io::Result<bool> {
+        let stat = unless_scarce(fs::read_to_string(format!("/proc/{}/stat", vmm.process.pid)))?;
+        // One that has ended meanwhile is no VMM either.
+        let Some(stat) = stat else { return Ok(true) };
+        let parent = field(&stat, PARENT);
+        let is_parent = |other: &VmmProcess| parent == Some(other.process.pid.into());
+        Ok(found.iter().any(|other| other.instance == vmm.instance && is_parent(other)))
+    };
+    let mut kept = Vec::new();
+    for vmm in found {
+        if !doubled(vmm) || !is_child(vmm)? {
+            kept.push(vmm.clone());
+        }
+    }
+    Ok(kept)
+}
+
+/// As the kernel names it in a process's links, even after it was removed under a process.
+fn real_path(vms_dir: &Path) -> io::Result<PathBuf> {
+    match (fs::canonicalize(vms_dir), vms_dir.parent(), vms_dir.file_name()) {
+        (Ok(path), ..) => Ok(path),
+        (Err(_), Some(parent), Some(name)) => match fs::canonicalize(parent) {
+            Ok(parent) => Ok(parent.join(name)),
+            Err(_) => std::path::absolute(vms_dir),
+        },
+        (Err(_), ..) => std::path::absolute(vms_dir),
+    }
 }
 
 /// The instance in whose run directory `cwd` lies.
@@ -136,8 +180,8 @@ mod tests {
     #[test]
     fn the_start_time_is_found_behind_any_name() {
         let line = format!("42 (a) b (c)) S {} 777 0", vec!["1"; 18].join(" "));
-        assert_eq!(start_time(&line), Some(777));
-        assert_eq!(start_time("42 (cut off"), None);
+        assert_eq!((field(&line, START_TIME), field(&line, PARENT)), (Some(777), Some(1)));
+        assert_eq!(field("42 (cut off", START_TIME), None);
     }
 
     #[test]

@@ -11,16 +11,29 @@ fn id() -> InstanceId {
     InstanceId::from_bits(0x7e57)
 }
 
-/// A process that lives as long as it is let: a shell that waits for a pipe that nobody writes to.
+/// A pipe that nobody writes to.
+const NEVER: &str = "never";
+
+/// A process that lives as long as it is let: a shell that waits for such a pipe. It forks nothing that could outlive
+/// it for a moment.
 fn patient(log: &str) -> SpawnVmm {
-    let script = "mkfifo never 2>/dev/null; read line < never";
+    scripted(&format!("read line < {NEVER}"), log)
+}
+
+fn scripted(script: &str, log: &str) -> SpawnVmm {
     let args = ["-c", script, &format!("mvm-{}", id())].map(str::to_owned).to_vec();
     SpawnVmm { instance: id(), program: PathBuf::from("/bin/sh"), args, log: log.to_owned() }
 }
 
 async fn started(host: &LocalHost) -> ProcessIdentity {
+    spawned(host, patient("vmm.log")).await
+}
+
+async fn spawned(host: &LocalHost, spawn: SpawnVmm) -> ProcessIdentity {
     host.perform(&Operation::MakeRunDir { instance: id() }).await.unwrap();
-    match host.perform(&Operation::SpawnVmm(patient("vmm.log"))).await.unwrap() {
+    // It is there already when this is asked for twice.
+    let _ = nix::unistd::mkfifo(&host.run_dir(&id()).join(NEVER), nix::sys::stat::Mode::S_IRWXU);
+    match host.perform(&Operation::SpawnVmm(spawn)).await.unwrap() {
         Outcome::Process(process) => process,
         Outcome::Done => panic!("no process"),
     }
@@ -37,6 +50,8 @@ async fn end(host: &LocalHost, process: &ProcessIdentity) -> ProcessEnd {
 fn operations_are_values_that_survive_the_wire() {
     let process = ProcessIdentity { pid: 7, start_time: 8, boot_id: "b".to_owned() };
     let (instance, name) = (id(), "data.img".to_owned());
+    let jail = Jail { instance: id(), root: "/jails/root".into(), uid: 1, gid: 2 };
+    let files = vec![JailFile { source: "/kernel".into(), name: "kernel".to_owned(), writable: false }];
     let operations = [
         Operation::MakeRunDir { instance: instance.clone() },
         Operation::RemoveRunDir { instance: instance.clone() },
@@ -45,6 +60,10 @@ fn operations_are_values_that_survive_the_wire() {
         Operation::MakeDir { instance: instance.clone(), name: name.clone() },
         Operation::Rename { instance: instance.clone(), from: name.clone(), to: "b".to_owned() },
         Operation::TrimLog { instance: instance.clone(), name: name.clone(), max_bytes: 1 },
+        Operation::MakeJail { jail: jail.clone(), files: files.clone() },
+        Operation::ShareWithJail { jail: jail.clone(), files },
+        Operation::UnshareFromJail { jail: jail.clone(), names: vec![name.clone()] },
+        Operation::RemoveJail { jail },
         Operation::MakeDisk { instance, name, size_mib: 16 },
         Operation::SpawnVmm(patient("vmm.log")),
         Operation::EndProcess { process, signal: EndSignal::Terminate },
@@ -76,6 +95,25 @@ async fn starting_twice_is_one_process_that_is_found_ended_once_and_no_zombie() 
         host.perform(&Operation::RemoveRunDir { instance: id() }).await.unwrap();
     }
     assert!(host.run_dirs().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn what_a_vmm_forks_is_no_second_vmm_but_does_not_outlive_it_unseen() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = LocalHost::new(dir.path());
+    // The shell in brackets has the command line of the first.
+    let script = "(: > forked; read line < never); :";
+    let process = spawned(&host, scripted(script, "vmm.log")).await;
+    let forked = host.run_dir(&id()).join("forked");
+    while !forked.exists() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(host.vmms().await.unwrap(), [VmmProcess { instance: id(), process: process.clone() }]);
+    end(&host, &process).await;
+    let left = host.vmms().await.unwrap();
+    assert_eq!(left.len(), 1);
+    end(&host, &left[0].process).await;
+    assert_eq!(host.vmms().await.unwrap(), []);
 }
 
 #[tokio::test]

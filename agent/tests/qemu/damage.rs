@@ -8,7 +8,7 @@ use std::process::Command;
 use mvm_agent::driver::{Driver as _, DriverError, VmState};
 use mvm_proto::document::Resources;
 
-use super::{driver, pids, spec, subject};
+use super::{DataDir, driver, pids, spec, subject};
 
 fn overwrite(path: &Path, at: u64, byte: u8) {
     let mut file = OpenOptions::new().write(true).open(path).unwrap();
@@ -20,7 +20,7 @@ fn overwrite(path: &Path, at: u64, byte: u8) {
 async fn a_snapshot_that_is_damaged_or_does_not_fit_is_refused_and_a_good_one_is_not() {
     let Some(mut subject) = subject("a_snapshot_that_is_damaged") else { return };
     subject.resources = Resources { data_disk_mib: 16, ..subject.resources };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = DataDir::new();
     let driver = driver(dir.path());
     let spec = spec(&subject, 10);
     let instance = &spec.instance;
@@ -82,6 +82,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
+        super::end_all(self.0.path().to_owned());
         let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
     }
 }

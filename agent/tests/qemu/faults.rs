@@ -8,7 +8,7 @@ use mvm_agent::driver::{Driver as _, DriverError, QemuDriver, QemuSettings, VmSt
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
-use super::{driver, pids, settings, settings_with, signal, spec, subject};
+use super::{DataDir, driver, pids, settings, settings_with, signal, spec, subject};
 
 /// A program that says which version it is, refuses the sandbox's trial run, and else does `then`.
 fn stand_in(dir: &Path, version: &str, then: &str) -> PathBuf {
@@ -33,14 +33,14 @@ async fn refusal(dir: &Path, program: PathBuf, test: &str) -> Option<String> {
 
 #[tokio::test]
 async fn a_missing_qemu_is_named() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = DataDir::new();
     let Some(said) = refusal(dir.path(), dir.path().join("qemu"), "a_missing_qemu").await else { return };
     assert!(said.contains("install qemu-system-x86"), "{said}");
 }
 
 #[tokio::test]
 async fn a_qemu_that_is_too_old_is_refused_by_version() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = DataDir::new();
     let program = stand_in(dir.path(), "4.2.1", "exit 1");
     let Some(said) = refusal(dir.path(), program, "a_qemu_that_is_too_old").await else { return };
     assert!(said.contains("4.2.1") && said.contains("6.2"), "{said}");
@@ -48,7 +48,7 @@ async fn a_qemu_that_is_too_old_is_refused_by_version() {
 
 #[tokio::test]
 async fn a_qemu_that_crashes_at_start_says_its_last_words() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = DataDir::new();
     let program = stand_in(dir.path(), "7.2.0", "echo out of luck >&2; exit 3");
     let Some(said) = refusal(dir.path(), program, "a_qemu_that_crashes").await else { return };
     assert!(said.contains("exit code 3") && said.contains("out of luck"), "{said}");
@@ -56,7 +56,7 @@ async fn a_qemu_that_crashes_at_start_says_its_last_words() {
 
 #[tokio::test]
 async fn a_qemu_that_hangs_and_ignores_sigterm_is_given_up_and_gone() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = DataDir::new();
     // Opening a pipe that nobody writes to waits for ever, in the shell itself.
     let program = stand_in(dir.path(), "7.2.0", "trap '' TERM; mkfifo never; read x < never");
     let Some(said) = refusal(dir.path(), program, "a_qemu_that_hangs").await else { return };
@@ -66,7 +66,7 @@ async fn a_qemu_that_hangs_and_ignores_sigterm_is_given_up_and_gone() {
 #[tokio::test]
 async fn a_qemu_that_stops_answering_is_stuck_and_can_still_be_ended() {
     let Some(subject) = subject("a_qemu_that_stops_answering") else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = DataDir::new();
     let settings = QemuSettings { answer_within: Duration::from_millis(500), ..settings() };
     let driver = QemuDriver::open(dir.path(), settings);
     let spec = spec(&subject, 2);
@@ -90,7 +90,7 @@ async fn a_qemu_that_stops_answering_is_stuck_and_can_still_be_ended() {
 #[tokio::test]
 async fn a_qemu_that_dies_while_it_saves_leaves_no_snapshot() {
     let Some(subject) = subject("a_qemu_that_dies_while_it_saves") else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = DataDir::new();
     let driver = driver(dir.path());
     let spec = spec(&subject, 3);
     driver.boot(&spec).await.unwrap();

@@ -3,10 +3,11 @@
 //! Needs QEMU and the test image in `target/images`. Without them every test here says that it did not run, and CI,
 //! which sets `CI`, fails.
 
+#![allow(clippy::unwrap_used)] // A test may end at the first surprise.
+
 mod conformance;
 mod damage;
 mod faults;
-mod figures;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use std::time::Duration;
 use mvm_agent::driver::conformance::Subject;
 use mvm_agent::driver::qemu::Accelerator;
 use mvm_agent::driver::{BootImage, QemuDriver, QemuSettings, VmSpec};
-use mvm_agent::host::{Host as _, LocalHost};
+use mvm_agent::host::{EndSignal, Host as _, LocalHost, Operation};
 use mvm_agent::image::Store;
 use mvm_agent::settings::VmmSettings;
 use mvm_proto::{Digest, InstanceId};
@@ -80,4 +81,37 @@ async fn signal(data_dir: &Path, instance: &InstanceId, signal: nix::sys::signal
     for pid in pids(data_dir, instance).await {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
     }
+}
+
+/// A data directory that takes its VMMs with it, however the test ends.
+struct DataDir(tempfile::TempDir);
+
+impl DataDir {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for DataDir {
+    fn drop(&mut self) {
+        end_all(self.path().to_owned());
+    }
+}
+
+/// Ends every VMM of a data directory, from wherever it is called.
+fn end_all(data_dir: PathBuf) {
+    let end = async move {
+        let host = LocalHost::new(&data_dir);
+        for vmm in host.vmms().await.unwrap_or_default() {
+            let end = Operation::EndProcess { process: vmm.process.clone(), signal: EndSignal::Kill };
+            let _ = host.perform(&end).await;
+            let _ = tokio::time::timeout(Duration::from_secs(10), host.wait_end(&vmm)).await;
+        }
+    };
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let _ = std::thread::spawn(move || runtime().map(|runtime| runtime.block_on(end))).join();
 }

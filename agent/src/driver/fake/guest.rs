@@ -7,8 +7,8 @@ use std::sync::{Arc, PoisonError};
 use mvm_proto::InstanceId;
 use mvm_proto::guest::{
     Accepted, Chunk, Deframer, Directory, Done, Entry, Exec, Exit, Failure, Found, GuestFrame, GuestHello,
-    HostFrame, HostHello, MAX_VERSION, MIN_VERSION, OPENING, Output, Readiness, Reborn, State, guest_frame,
-    host_frame, negotiate, put_frame,
+    HostFrame, HostHello, MAX_VERSION, MIN_VERSION, OPENING, Output, Readiness, Reborn, State, Window,
+    guest_frame, host_frame, negotiate, put_frame,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::time::Instant;
@@ -28,6 +28,8 @@ struct Guest {
     nonce: u64,
     greeted: bool,
     told: Readiness,
+    /// What all relays took.
+    relayed: u64,
     ready_at: Option<Instant>,
     out: Vec<u8>,
 }
@@ -49,6 +51,7 @@ pub(super) async fn serve(
         nonce: 0,
         greeted: false,
         told: Readiness::Unspecified,
+        relayed: 0,
         ready_at: None,
         out: Vec::new(),
     };
@@ -190,7 +193,10 @@ impl Guest {
             }
             Body::Exec(exec) => self.run(&exec),
             Body::Input(input) if input.last => vec![exit(0, 0)],
-            Body::Input(input) => vec![output(input.data, input.offset)],
+            Body::Input(input) => {
+                let taken = input.offset + input.data.len() as u64;
+                vec![window(taken), output(input.data, input.offset)]
+            }
             Body::Signal(signal) => vec![exit(0, signal.number)],
             Body::ReadFile(read) => match self.memory().files.get(&read.path) {
                 Some(data) => {
@@ -216,7 +222,10 @@ impl Guest {
                 vec![Answer::Directory(Directory { entries, last: true })]
             }
             Body::RelayOpen(_) => vec![Answer::Accepted(Accepted {})],
-            Body::RelayData(chunk) => vec![Answer::Chunk(chunk)],
+            Body::RelayData(chunk) => {
+                self.relayed += chunk.data.len() as u64;
+                vec![window(self.relayed), Answer::Chunk(chunk)]
+            }
             Body::Hello(_) | Body::Forget(_) | Body::Window(_) => Vec::new(),
         }
     }
@@ -269,6 +278,10 @@ fn continues(body: &host_frame::Body) -> bool {
 
 fn output(data: Vec<u8>, offset: u64) -> Answer {
     Answer::Output(Output { stderr: false, data, offset, lost: 0 })
+}
+
+fn window(bytes: u64) -> Answer {
+    Answer::Window(Window { bytes })
 }
 
 fn exit(code: i32, signal: u32) -> Answer {

@@ -54,6 +54,7 @@ impl<H: Host> Vmms<H> {
         self.set_state(&mut client, instance, TargetState::Paused, "pause").await?;
         self.remember(&live.vmm, |known| {
             (known.frozen, known.resumes_safely, known.answered) = (None, !wedges, answered);
+            known.state = Some(VmState::Paused);
         });
         if wedges {
             self.make_resumable(&live, &mut client, "pause").await?;
@@ -75,6 +76,7 @@ impl<H: Host> Vmms<H> {
         // From here on memory changes: what was frozen is no longer what a snapshot would be.
         self.remember(&live.vmm, |known| (known.frozen, known.resumes_safely) = (None, false));
         self.set_state(&mut client, instance, TargetState::Resumed, "resume").await?;
+        self.note(&live.vmm, |known| known.state = Some(VmState::Running));
         let limit = self.settings.limits.vsock;
         if wedges && known.answered && !self.reaches_guest(&live, limit).await {
             return Err(stuck(instance, "a vsock connection after its resume", limit));
@@ -142,8 +144,18 @@ impl<H: Host> Vmms<H> {
             SnapshotCreate { snapshot_type, snapshot_path: name(STATE), mem_file_path: name(MEMORY) };
         let call = create.request().map_err(|error| bad_request(instance, &error))?;
         let limit = self.settings.limits.snapshot_of(live.file.resources.mem_mib);
-        client.send(&call, limit).await.map_err(|error| api_error(instance, action, error))?;
-        Ok(())
+        let writing = self.writing(&live.vmm);
+        let sent = client.send(&call, limit).await.map_err(|error| api_error(instance, action, error));
+        drop(writing);
+        if let Some(jail) = &live.place.jail {
+            // As long as the jail has a name for it, a snapshot that is discarded keeps its place on the disk.
+            let unshare =
+                Operation::UnshareFromJail { jail: jail.clone(), names: [MEMORY, STATE].map(name).to_vec() };
+            if let Err(error) = self.perform(instance, action, unshare).await {
+                tracing::warn!(%instance, error = %crate::text::chain(&error), "a snapshot stays in its jail");
+            }
+        }
+        sent.map(|_| ())
     }
 
     pub(super) async fn snapshot(

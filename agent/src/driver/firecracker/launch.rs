@@ -10,6 +10,7 @@ use mvm_proto::InstanceId;
 use tokio::time::{Instant, sleep};
 
 use super::http::ApiClient;
+use super::logs::{explain, tail};
 use super::place::{
     API_SOCKET, CONSOLE, DATA_DISK, INITRD, KERNEL, METRICS, ROOTFS, VMM_LOG, VSOCK_SOCKET, jailer_args,
     vmm_args,
@@ -20,9 +21,9 @@ use super::request::{
 };
 use super::snapshot_file::{MEMORY, Manifest, STATE};
 use super::version::{OLDEST, Version};
-use super::vmm::{Live, Vmms, api_error, bad_request, explain, host_error, stuck};
+use super::vmm::{Live, Vmms, api_error, bad_request, host_error, stuck};
 use super::vmm_file::{VMM_FILE, VmmFile};
-use crate::driver::{DriverError, VmSpec};
+use crate::driver::{DriverError, VmSpec, VmState};
 use crate::host::{Host, JailFile, Operation, Outcome, SpawnVmm, VmmProcess};
 
 /// The guest's address on its own vsock; every VM has one to itself.
@@ -32,6 +33,9 @@ const GUEST_CID: u32 = 3;
 const BOOT_ARGS: &str = "console=ttyS0 reboot=k panic=-1";
 
 const RETRY: std::time::Duration = std::time::Duration::from_millis(5);
+
+/// More than the longest pid has.
+const PID_FILE_BYTES: usize = 32;
 
 /// What a guest is made from.
 pub(super) enum Origin<'a> {
@@ -48,13 +52,16 @@ impl<H: Host> Vmms<H> {
         action: &'static str,
     ) -> Result<(), DriverError> {
         let instance = &spec.instance;
-        self.prepare(spec, origin, action).await?;
-        let live = self.spawn(spec, action).await?;
+        let file = self.prepare(spec, origin, action).await?;
+        let live = self.spawn(spec, file, action).await?;
         match self.bring_up(spec, origin, &live, action).await {
             Ok(()) => {
                 self.follow(&live);
                 let loaded = matches!(origin, Origin::Snapshot(_));
-                self.remember(&live.vmm, |known| known.resumes_safely = loaded);
+                let state = if loaded { VmState::Paused } else { VmState::Running };
+                self.remember(&live.vmm, |known| {
+                    (known.resumes_safely, known.state) = (loaded, Some(state));
+                });
                 Ok(())
             }
             Err(error) => {
@@ -67,17 +74,22 @@ impl<H: Host> Vmms<H> {
         }
     }
 
-    /// Everything that must be there before the process.
+    /// Everything that must be there before the process, and nothing that would be taken for its own.
     async fn prepare(
         &self,
         spec: &VmSpec,
         origin: &Origin<'_>,
         action: &'static str,
-    ) -> Result<(), DriverError> {
+    ) -> Result<VmmFile, DriverError> {
         let instance = &spec.instance;
-        let place = self.place(instance);
         self.perform(instance, action, Operation::MakeRunDir { instance: instance.clone() }).await?;
         self.sweep(instance, action).await?;
+        // Only now: an older jail may have had another place.
+        let place = self.place(instance);
+        for name in [METRICS, VMM_LOG] {
+            let remove = Operation::RemoveFile { instance: instance.clone(), name: name.to_owned() };
+            self.perform(instance, action, remove).await?;
+        }
         if spec.resources.data_disk_mib > 0 {
             let (name, size_mib) = (DATA_DISK.to_owned(), spec.resources.data_disk_mib);
             let disk = Operation::MakeDisk { instance: instance.clone(), name, size_mib };
@@ -98,14 +110,17 @@ impl<H: Host> Vmms<H> {
                 }
             }
         }
-        let file = VmmFile::new(spec.revision, spec.resources);
+        // The console goes on for as long as there is the instance.
+        let console_from = std::fs::metadata(place.run_dir.join(CONSOLE)).map_or(0, |meta| meta.len());
+        let file = VmmFile::new(spec.revision, spec.resources, console_from);
         let text = serde_json::to_string(&file)
             .map_err(|error| DriverError::Vmm { instance: instance.clone(), reason: error.to_string() })?;
         let write = Operation::WriteFile { instance: instance.clone(), name: VMM_FILE.to_owned(), text };
-        self.perform(instance, action, write).await.map(|_| ())
+        self.perform(instance, action, write).await?;
+        Ok(file)
     }
 
-    async fn spawn(&self, spec: &VmSpec, action: &'static str) -> Result<Live, DriverError> {
+    async fn spawn(&self, spec: &VmSpec, file: VmmFile, action: &'static str) -> Result<Live, DriverError> {
         let instance = &spec.instance;
         let place = self.place(instance);
         let (program, args) = match &self.settings.jailer {
@@ -119,7 +134,6 @@ impl<H: Host> Vmms<H> {
             let reason = "the host started its VMM and does not say which it is".to_owned();
             return Err(DriverError::Vmm { instance: instance.clone(), reason });
         };
-        let file = VmmFile::new(spec.revision, spec.resources);
         let mut live = Live { vmm: VmmProcess { instance: instance.clone(), process }, file, place };
         if self.settings.jailer.as_ref().is_some_and(super::settings::JailerSettings::forks) {
             live.vmm = self.forked(&live, action).await?;
@@ -135,8 +149,8 @@ impl<H: Host> Vmms<H> {
         let limit = self.settings.limits.socket;
         let deadline = Instant::now() + limit;
         loop {
-            let pid =
-                std::fs::read_to_string(&pid_file).ok().and_then(|text| text.trim().parse::<u32>().ok());
+            let written = tail(&pid_file, PID_FILE_BYTES).ok().and_then(|text| String::from_utf8(text).ok());
+            let pid = written.and_then(|text| text.trim().parse::<u32>().ok());
             let found = self.host.vmms().await.map_err(|cause| host_error(instance, action, cause))?;
             let mut ours = found.into_iter().filter(|vmm| vmm.instance == *instance);
             if let Some(vmm) = ours.find(|vmm| Some(vmm.process.pid) == pid) {
@@ -165,7 +179,7 @@ impl<H: Host> Vmms<H> {
             connected = connecting => connected.map_err(fault)?,
             end = self.host.wait_end(&live.vmm) => {
                 let end = end.map_err(|cause| host_error(instance, action, cause))?;
-                let reason = format!("its VMM did not come up: {}", explain(&end, &live.place));
+                let reason = format!("its VMM did not come up: {}", explain(&end, live));
                 return Err(DriverError::Vmm { instance: instance.clone(), reason });
             }
         };
@@ -220,7 +234,7 @@ impl<H: Host> Vmms<H> {
         }
         let ended = tokio::time::timeout(self.settings.limits.call, self.host.wait_end(&live.vmm)).await;
         let Ok(Ok(end)) = ended else { return error };
-        let reason = format!("its VMM ended while it was brought up: {}", explain(&end, &live.place));
+        let reason = format!("its VMM ended while it was brought up: {}", explain(&end, live));
         DriverError::Vmm { instance: live.vmm.instance.clone(), reason }
     }
 }

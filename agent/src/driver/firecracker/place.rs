@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use mvm_proto::InstanceId;
 
 use super::settings::JailerSettings;
-use crate::host::Jail;
+use crate::host::{JAIL, Jail};
 
 pub(super) const API_SOCKET: &str = "api.sock";
 pub(super) const VSOCK_SOCKET: &str = "v.sock";
@@ -34,7 +34,8 @@ impl Place {
     ) -> Self {
         let jail = jailer.map(|jailer| Jail {
             instance: instance.clone(),
-            root: jail_root(instance, &run_dir, program, jailer),
+            root: jail_there(&run_dir, jailer)
+                .unwrap_or_else(|| jail_root(instance, &run_dir, program, jailer)),
             uid: jailer.uid,
             gid: jailer.gid,
         });
@@ -45,6 +46,12 @@ impl Place {
     pub(super) fn dir(&self) -> &Path {
         self.jail.as_ref().map_or(&self.run_dir, |jail| &jail.root)
     }
+}
+
+/// A jail that is there was named after the program of its time, which may have another name by now.
+fn jail_there(run_dir: &Path, jailer: &JailerSettings) -> Option<PathBuf> {
+    let base = jailer.chroot_base.as_deref().unwrap_or(run_dir);
+    std::fs::read_link(run_dir.join(JAIL)).ok().filter(|root| root.starts_with(base))
 }
 
 /// `<base>/<program>/<id>/root`: the jailer's own rule.

@@ -270,7 +270,9 @@ pub struct SnapshotLoad {
     pub snapshot_path: String,
     /// The file is mapped privately: it must stay as it is for as long as the VM lives.
     pub mem_backend: MemoryBackend,
-    /// A snapshot does not carry it, so that it is said again.
+    /// A snapshot does not carry it, so that it is said again. Only where it is wanted: a version that does not know the
+    /// field refuses it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub track_dirty_pages: bool,
     pub resume_vm: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]

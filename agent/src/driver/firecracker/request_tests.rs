@@ -122,6 +122,7 @@ fn a_snapshot_is_created_and_loaded_with_its_overrides() {
     // Absent is not the same as empty for a version that does not know the field.
     let plain = sent(SnapshotLoad::paused("state", "mem", false).request()).1;
     assert!(plain.get("network_overrides").is_none() && plain.get("vsock_override").is_none());
+    assert!(plain.get("track_dirty_pages").is_none());
 }
 
 #[test]

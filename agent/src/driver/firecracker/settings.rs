@@ -34,12 +34,17 @@ impl Default for FirecrackerSettings {
 const DEFAULT_JAIL_USER: u32 = 61_000;
 
 impl FirecrackerSettings {
-    /// With the programs that the operator named.
+    /// With the programs that the operator named. A jailer that is not named is taken from `PATH` where it can work,
+    /// which is as root.
     #[must_use]
     pub fn with_programs(vmm: &VmmSettings) -> Self {
-        let jailed =
-            |jailer: &PathBuf| JailerSettings::new(jailer.clone(), DEFAULT_JAIL_USER, DEFAULT_JAIL_USER);
-        Self { program: vmm.firecracker.clone(), jailer: vmm.jailer.as_ref().map(jailed), ..Self::default() }
+        let path = std::env::var_os("PATH").filter(|_| nix::unistd::geteuid().is_root());
+        let found = || crate::driver_choice::find_program(None, "jailer", path.as_deref()).ok();
+        let jailed = |jailer| JailerSettings::new(jailer, DEFAULT_JAIL_USER, DEFAULT_JAIL_USER);
+        // One that is not there stays as it was named, and is missed when it is looked for.
+        let absolute = |named: &Path| std::path::absolute(named).unwrap_or_else(|_| named.to_owned());
+        let jailer = vmm.jailer.as_deref().map(absolute).or_else(found).map(jailed);
+        Self { program: vmm.firecracker.clone(), jailer, ..Self::default() }
     }
 }
 
@@ -153,21 +158,35 @@ pub enum FirecrackerUnavailable {
     NoJailer { program: PathBuf },
     #[error("{program} is Firecracker {found}; {OLDEST} is the oldest that works, install a newer one")]
     TooOld { program: PathBuf, found: Version },
+    #[error(
+        "the jailer starts only a program whose file name has `firecracker` in it, and {program} has not; rename it"
+    )]
+    BadName { program: PathBuf },
     #[error("{program} did not say which Firecracker it is: {reason}")]
     Broken { program: PathBuf, reason: String },
 }
 
-/// Finds the program and asks which version it is.
+/// The jailer's own rule for the name of what it starts.
+const NAME_IN_JAIL: &str = "firecracker";
+
+/// Finds the program and asks which version it is. It is named by its real path: the jailer follows links before it
+/// names a jail after the program.
 pub fn find(
     settings: &FirecrackerSettings,
     path: Option<&OsStr>,
 ) -> Result<(PathBuf, Version), FirecrackerUnavailable> {
     let found = crate::driver_choice::find_program(settings.program.as_deref(), "firecracker", path);
-    let program = found.map_err(|what| FirecrackerUnavailable::Missing { what })?;
-    if let Some(jailer) = &settings.jailer
-        && !jailer.program.is_file()
-    {
-        return Err(FirecrackerUnavailable::NoJailer { program: jailer.program.clone() });
+    let named = found.map_err(|what| FirecrackerUnavailable::Missing { what })?;
+    let program = std::fs::canonicalize(&named)
+        .map_err(|cause| FirecrackerUnavailable::Broken { program: named, reason: cause.to_string() })?;
+    if let Some(jailer) = &settings.jailer {
+        if !jailer.program.is_file() {
+            return Err(FirecrackerUnavailable::NoJailer { program: jailer.program.clone() });
+        }
+        let name = program.file_name().unwrap_or_default().to_string_lossy();
+        if !name.contains(NAME_IN_JAIL) {
+            return Err(FirecrackerUnavailable::BadName { program });
+        }
     }
     let version = ask_version(&program)?;
     if version < OLDEST {

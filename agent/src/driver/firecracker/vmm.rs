@@ -1,9 +1,8 @@
 //! The VMM processes of this driver: which there are, in which state, how they end, and what is left of them.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,24 +12,17 @@ use tokio::sync::broadcast;
 use tokio::time::timeout;
 
 use super::http::{ApiClient, ApiError};
-use super::metrics::Metrics;
-use super::place::{API_SOCKET, CONSOLE, METRICS, Place, VMM_LOG, VSOCK_SOCKET};
+use super::logs::explain;
+use super::place::{API_SOCKET, Place, VSOCK_SOCKET};
 use super::request::{BadRequest, Request};
 use super::settings::FirecrackerSettings;
 use super::version::Version;
 use super::vmm_file::VmmFile;
-use crate::driver::{DriverError, SnapshotRef, VmExit, VmState};
-use crate::host::{EndSignal, Host, HostError, Operation, ProcessEnd, ProcessIdentity, VmmProcess};
+use crate::driver::{DriverError, GENERATIONS, SnapshotRef, VmExit, VmState};
+use crate::host::{EndSignal, Host, HostError, Operation, ProcessIdentity, VmmProcess};
 
 /// A killed process is gone within milliseconds, unless the kernel waits for a disk.
 const DEATH_LIMIT: Duration = Duration::from_secs(30);
-
-/// How much of a log explains an end.
-const LOG_TAIL_BYTES: usize = 2048;
-const LOG_TAIL_LINES: usize = 4;
-
-/// What a guest's kernel says last, wherever it is configured to go on from there.
-const PANIC: &str = "Kernel panic";
 
 /// What this driver holds for its caller.
 #[derive(Debug)]
@@ -46,12 +38,42 @@ pub(super) struct Vmms<H> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Known {
     process: ProcessIdentity,
+    /// What it was last told or seen to do; absent: it was never seen to run anything.
+    pub(super) state: Option<VmState>,
+    /// It writes a snapshot: it is paused, and answers nobody until that is over.
+    pub(super) writing: bool,
     /// The snapshot taken since the pause: memory has not changed, so taking it again would give the same.
     pub(super) frozen: Option<SnapshotRef>,
     /// A snapshot of any kind was taken since the pause, or the VM was loaded and never ran.
     pub(super) resumes_safely: bool,
     /// The guest's vsock answered before the pause, so that it must answer after it.
     pub(super) answered: bool,
+}
+
+impl Known {
+    fn nothing_of(process: &ProcessIdentity) -> Self {
+        Self {
+            process: process.clone(),
+            state: None,
+            writing: false,
+            frozen: None,
+            resumes_safely: false,
+            answered: false,
+        }
+    }
+}
+
+/// While this exists, its VMM is known to write a snapshot.
+#[derive(Debug)]
+pub(super) struct Writing<'a, H: Host> {
+    vmms: &'a Vmms<H>,
+    vmm: &'a VmmProcess,
+}
+
+impl<H: Host> Drop for Writing<'_, H> {
+    fn drop(&mut self) {
+        self.vmms.note(self.vmm, |known| known.writing = false);
+    }
 }
 
 /// A live VMM of ours.
@@ -98,18 +120,26 @@ impl<H: Host> Vmms<H> {
 
     pub(super) fn recall(&self, vmm: &VmmProcess) -> Known {
         let known = self.known().get(&vmm.instance).filter(|known| known.process == vmm.process).cloned();
-        known.unwrap_or_else(|| Known {
-            process: vmm.process.clone(),
-            frozen: None,
-            resumes_safely: false,
-            answered: false,
-        })
+        known.unwrap_or_else(|| Known::nothing_of(&vmm.process))
     }
 
     pub(super) fn remember(&self, vmm: &VmmProcess, change: impl FnOnce(&mut Known)) {
         let mut recalled = self.recall(vmm);
         change(&mut recalled);
         self.known().insert(vmm.instance.clone(), recalled);
+    }
+
+    /// Remembers something of a VMM that is followed, and nothing of one that has ended.
+    pub(super) fn note(&self, vmm: &VmmProcess, change: impl FnOnce(&mut Known)) {
+        if let Some(known) = self.known().get_mut(&vmm.instance).filter(|known| known.process == vmm.process)
+        {
+            change(known);
+        }
+    }
+
+    pub(super) fn writing<'a>(&'a self, vmm: &'a VmmProcess) -> Writing<'a, H> {
+        self.note(vmm, |known| (known.state, known.writing) = (Some(VmState::Paused), true));
+        Writing { vmms: self, vmm }
     }
 
     /// There is no snapshot any more that asking again could mean.
@@ -132,17 +162,23 @@ impl<H: Host> Vmms<H> {
     /// Every live VMM of this driver.
     pub(super) async fn all(self: &Arc<Self>) -> Result<Vec<Live>, HostError> {
         let found = self.host.vmms().await?;
-        let live: Vec<_> = found.into_iter().filter_map(|vmm| self.ours(vmm)).collect();
-        for vmm in &live {
-            self.follow(vmm);
+        let mut all = Vec::new();
+        for vmm in found {
+            let attempt = format!("read what {} runs", vmm.instance);
+            // Left out it would pass for one that ended.
+            let live = self.ours(vmm).map_err(|cause| HostError::Io { attempt, cause })?;
+            all.extend(live);
         }
-        Ok(live)
+        for live in &all {
+            self.follow(live);
+        }
+        Ok(all)
     }
 
-    fn ours(&self, vmm: VmmProcess) -> Option<Live> {
+    fn ours(&self, vmm: VmmProcess) -> io::Result<Option<Live>> {
         let place = self.place(&vmm.instance);
-        let file = VmmFile::read(&place.run_dir).ok().flatten()?;
-        Some(Live { vmm, file, place })
+        let file = VmmFile::read(&place.run_dir)?;
+        Ok(file.map(|file| Live { vmm, file, place }))
     }
 
     /// The instance's VMM, if it lives and is ours.
@@ -154,7 +190,7 @@ impl<H: Host> Vmms<H> {
         let found = self.host.vmms().await.map_err(|cause| host_error(instance, action, cause))?;
         let Some(vmm) = found.into_iter().find(|vmm| vmm.instance == *instance) else { return Ok(None) };
         let pid = vmm.process.pid;
-        let Some(live) = self.ours(vmm) else {
+        let Some(live) = self.ours(vmm).map_err(|cause| io_error(instance, action, cause))? else {
             let reason = format!("process {pid} runs it, and is no Firecracker of this driver");
             return Err(DriverError::Vmm { instance: instance.clone(), reason });
         };
@@ -196,6 +232,20 @@ impl<H: Host> Vmms<H> {
         Ok(Described { state, version })
     }
 
+    /// What a VMM does that could not be asked, as far as that is known. One that nobody listens for and that was never
+    /// seen to run anything was left behind half started, and does nothing.
+    pub(super) fn assumed(&self, vmm: &VmmProcess, error: &DriverError) -> Option<VmState> {
+        let known = self.recall(vmm).state;
+        match error {
+            DriverError::Io { cause, .. }
+                if matches!(cause.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
+            {
+                known
+            }
+            _ => Some(known.unwrap_or(VmState::Running)),
+        }
+    }
+
     /// Tells the end of this process when it comes. Once for each.
     pub(super) fn follow(self: &Arc<Self>, live: &Live) {
         {
@@ -203,24 +253,18 @@ impl<H: Host> Vmms<H> {
             if known.get(&live.vmm.instance).is_some_and(|known| known.process == live.vmm.process) {
                 return;
             }
-            let fresh = Known {
-                process: live.vmm.process.clone(),
-                frozen: None,
-                resumes_safely: false,
-                answered: false,
-            };
-            known.insert(live.vmm.instance.clone(), fresh);
+            known.insert(live.vmm.instance.clone(), Known::nothing_of(&live.vmm.process));
         }
         let (vmms, live) = (Arc::clone(self), live.clone());
         tokio::spawn(async move {
-            let Ok(end) = vmms.host.wait_end(&live.vmm).await else { return };
+            let end = vmms.end_of(&live).await;
             {
                 let mut known = vmms.known();
                 if known.get(&live.vmm.instance).is_some_and(|known| known.process == live.vmm.process) {
                     known.remove(&live.vmm.instance);
                 }
             }
-            let detail = explain(&end, &live.place);
+            let detail = explain(&end, &live);
             // Nobody may be listening, and then it shows in the list.
             let _ = vmms.exits.send(VmExit { instance: live.vmm.instance, detail });
         });
@@ -229,12 +273,16 @@ impl<H: Host> Vmms<H> {
     /// Ends a VMM and waits until it is gone; what it leaves on the disk goes too.
     pub(super) async fn end(&self, live: &Live, action: &'static str) -> Result<(), DriverError> {
         let instance = &live.vmm.instance;
-        let operation = Operation::EndProcess { process: live.vmm.process.clone(), signal: EndSignal::Kill };
-        self.perform(instance, action, operation).await?;
-        let ended = timeout(DEATH_LIMIT, self.host.wait_end(&live.vmm)).await;
-        ended
-            .map_err(|_| stuck(instance, action, DEATH_LIMIT))?
-            .map_err(|cause| host_error(instance, action, cause))?;
+        let failed = |cause| host_error(instance, action, cause);
+        let mut next = Some(live.vmm.clone());
+        for _ in 0..GENERATIONS {
+            let Some(vmm) = next else { break };
+            let operation = Operation::EndProcess { process: vmm.process.clone(), signal: EndSignal::Kill };
+            self.perform(instance, action, operation).await?;
+            let ended = timeout(DEATH_LIMIT, self.host.wait_end(&vmm)).await;
+            ended.map_err(|_| stuck(instance, action, DEATH_LIMIT))?.map_err(failed)?;
+            next = self.host.vmms().await.map_err(failed)?.into_iter().find(|vmm| vmm.instance == *instance);
+        }
         self.sweep(instance, action).await
     }
 
@@ -284,45 +332,4 @@ pub(super) fn same_revision(
         return Ok(());
     }
     Err(DriverError::OtherRevision { instance: instance.clone(), running, asked })
-}
-
-/// How a VMM ended, for people. Firecracker exits with 0 when its guest shut down and when it panicked alike, so the
-/// code alone says little: what the guest and the VMM wrote last says more.
-pub(super) fn explain(end: &ProcessEnd, place: &Place) -> String {
-    let mut parts = vec![match (end.signal, end.exit_code) {
-        (Some(signal), _) => format!("ended by signal {signal}"),
-        (None, Some(code)) => format!("exited with code {code}"),
-        (None, None) => "ended".to_owned(),
-    }];
-    let text = |dir: &Path, name: &str, bytes: usize| {
-        String::from_utf8_lossy(&tail(&dir.join(name), bytes).unwrap_or_default()).into_owned()
-    };
-    let console = text(&place.run_dir, CONSOLE, LOG_TAIL_BYTES);
-    if let Some(line) = console.lines().rev().find(|line| line.contains(PANIC)) {
-        parts.push(format!("the guest panicked: {}", line.trim()));
-    }
-    if let Some(metrics) = Metrics::newest(&text(place.dir(), METRICS, 64 * 1024)) {
-        parts.extend(metrics.troubles());
-    }
-    let log = text(place.dir(), VMM_LOG, LOG_TAIL_BYTES);
-    let last: Vec<_> = log.lines().rev().take(LOG_TAIL_LINES).map(str::trim).collect();
-    if !last.is_empty() {
-        parts.push(last.into_iter().rev().collect::<Vec<_>>().join(" | "));
-    }
-    parts.join("; ")
-}
-
-/// The end of a file; nothing when there is none.
-pub(super) fn tail(path: &Path, max_bytes: usize) -> io::Result<Vec<u8>> {
-    let mut file = match File::open(path) {
-        Ok(file) => file,
-        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(cause) => return Err(cause),
-    };
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(max_bytes as u64)))?;
-    let mut bytes = Vec::new();
-    // It may grow meanwhile.
-    file.take(max_bytes as u64).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }

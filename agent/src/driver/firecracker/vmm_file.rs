@@ -16,11 +16,14 @@ pub(super) struct VmmFile {
     driver: String,
     pub(super) revision: Digest,
     pub(super) resources: Resources,
+    /// Where its console begins in a file that earlier VMMs wrote to.
+    #[serde(default)]
+    pub(super) console_from: u64,
 }
 
 impl VmmFile {
-    pub(super) fn new(revision: Digest, resources: Resources) -> Self {
-        Self { driver: OURS.to_owned(), revision, resources }
+    pub(super) fn new(revision: Digest, resources: Resources, console_from: u64) -> Self {
+        Self { driver: OURS.to_owned(), revision, resources, console_from }
     }
 
     /// Absent: there is none, or it is another driver's.

@@ -123,7 +123,7 @@ impl<H: Host> QemuDriver<H> {
         let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
         let run_dir = self.run_dir(instance);
         let sealed = tokio::task::spawn_blocking(move || {
-            let (memory, bytes) = snapshot::seal(&run_dir.join(UNFINISHED).join(MEMORY))?;
+            let (memory, bytes) = snapshot::digest_of(File::open(run_dir.join(UNFINISHED).join(MEMORY))?)?;
             Ok((memory, bytes, DiskStamp::take(&run_dir)?))
         });
         let (memory, memory_bytes, disk) =

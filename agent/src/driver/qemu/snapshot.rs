@@ -5,7 +5,7 @@
 //! is on disk, so that a snapshot is whole or absent.
 
 use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
@@ -117,11 +117,4 @@ pub(super) fn digest_of(mut file: impl io::Read) -> io::Result<(Digest, u64)> {
         hash.update(&buffer[..read]);
         bytes += read as u64;
     }
-}
-
-/// Makes the memory file durable and says what it hashes to.
-pub(super) fn seal(memory: &Path) -> io::Result<(Digest, u64)> {
-    let file = File::open(memory)?;
-    file.sync_all()?;
-    digest_of(file.take(u64::MAX))
 }

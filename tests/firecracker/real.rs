@@ -1,0 +1,82 @@
+//! The suite on the real Firecracker, where it and a KVM that boots are present.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mvm_agent::driver::conformance::{self, Subject};
+use mvm_agent::driver::firecracker::{FirecrackerDriver, FirecrackerSettings};
+use mvm_agent::driver::{BootImage, Driver, VmSpec};
+use mvm_proto::{Digest, InstanceId};
+use tokio::io::AsyncWriteExt;
+
+/// A guest that boots at all does so in a second or two.
+const BOOTS_WITHIN: Duration = Duration::from_secs(60);
+
+/// What the real one boots: a folder with `kernel` and `initrd` or `rootfs`, whose guest has the agent's program.
+fn image() -> Result<BootImage, String> {
+    let folder =
+        std::env::var_os("MVM_FIRECRACKER_IMAGE").ok_or("MVM_FIRECRACKER_IMAGE names no image folder")?;
+    let file = |name: &str| Some(Path::new(&folder).join(name)).filter(|path| path.is_file());
+    let cmdline = file("cmdline").and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
+    Ok(BootImage {
+        digest: Digest::of(b"the image of the real one"),
+        kernel: file("kernel").ok_or("the image folder has no kernel")?,
+        initrd: file("initrd"),
+        rootfs: file("rootfs"),
+        cmdline: cmdline.trim().to_owned(),
+    })
+}
+
+fn present() -> Result<(FirecrackerSettings, BootImage), String> {
+    let program = std::env::var_os("MVM_FIRECRACKER").map(PathBuf::from);
+    let settings = FirecrackerSettings { program, ..FirecrackerSettings::default() };
+    let dir = tempfile::tempdir().map_err(|cause| cause.to_string())?;
+    FirecrackerDriver::open(dir.path(), settings.clone()).map_err(|error| error.to_string())?;
+    if !Path::new("/dev/kvm").exists() {
+        return Err("there is no /dev/kvm".to_owned());
+    }
+    Ok((settings, image()?))
+}
+
+/// Whether a guest comes up: a KVM that is there does not always boot.
+async fn boots(driver: &FirecrackerDriver, subject: &Subject) -> Result<(), String> {
+    let spec = VmSpec {
+        instance: InstanceId::from_bits(0xb007_0000),
+        revision: Digest::of(b"probe"),
+        resources: subject.resources,
+        image: subject.image.clone(),
+    };
+    let booted = driver.boot(&spec).await.map_err(|error| format!("{error:?}"));
+    let spoken = async {
+        let mut stream = driver.guest(&spec.instance).await.map_err(|error| error.to_string())?;
+        stream.write_all(mvm_proto::guest::OPENING).await.map_err(|error| error.to_string())
+    };
+    let answer = match booted {
+        Ok(()) => {
+            tokio::time::timeout(BOOTS_WITHIN, spoken).await.unwrap_or(Err("no guest came up".to_owned()))
+        }
+        Err(error) => Err(error),
+    };
+    driver.remove(&spec.instance).await.map_err(|error| error.to_string())?;
+    answer
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[allow(clippy::print_stdout, reason = "a test that did not run must say so where its output is read")]
+async fn the_real_one_passes_the_suite_where_it_is_present_and_boots() {
+    let dir = tempfile::tempdir().unwrap();
+    let (settings, image) = match present() {
+        Ok(found) => found,
+        Err(why) => return println!("the suite on the real Firecracker: did not run: {why}"),
+    };
+    let subject = Subject::of(image);
+    let open = async || FirecrackerDriver::open(dir.path(), settings.clone()).unwrap();
+    let driver = open().await;
+    if let Err(why) = boots(&driver, &subject).await {
+        return println!("the suite on the real Firecracker: did not run: no guest boots here: {why}");
+    }
+    conformance::suite(&driver, &subject).await.unwrap();
+    conformance::guest_suite(&driver, &subject).await.unwrap();
+    conformance::outlives_its_owner(open, &subject).await.unwrap();
+    println!("the suite on the real Firecracker {}: passed", driver.version());
+}
