@@ -125,14 +125,14 @@ impl Call {
     }
 
     /// Sends something small for this request.
-    pub(super) fn send(&self, body: host_frame::Body) -> Result<(), LinkError> {
+    pub(super) fn send(&self, body: &host_frame::Body) -> Result<(), LinkError> {
         self.link.send(self.number, body)
     }
 
     /// Sends a piece of a stream once there is room for it.
     pub(super) async fn send_piece(&self, body: host_frame::Body) -> Result<(), LinkError> {
         self.link.wait_room(self.number).await?;
-        self.link.send(self.number, body)
+        self.link.send(self.number, &body)
     }
 
     pub(super) fn version(&self) -> u32 {

@@ -99,7 +99,7 @@ impl ExecHandle {
         if self.call.version() >= 2 && read.saturating_sub(told) >= WINDOW_STEP_BYTES {
             self.told.store(read, Ordering::Relaxed);
             // A link that is down hears it from where the exec goes on.
-            let _ = self.call.send(host_frame::Body::Window(Window { bytes: read }));
+            let _ = self.call.send(&host_frame::Body::Window(Window { bytes: read }));
         }
     }
 
@@ -123,6 +123,6 @@ impl ExecHandle {
         if self.call.version() == 1 {
             return Err(LinkError::Unsupported { what: "a signal", needs: 2, version: 1 });
         }
-        self.call.send(host_frame::Body::Signal(Signal { number }))
+        self.call.send(&host_frame::Body::Signal(Signal { number }))
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mvm_proto::InstanceId;
 use mvm_proto::guest::{
-    Exec, Forget, GuestFrame, GuestHello, HostFrame, Input, guest_frame, host_frame, put_frame,
+    Exec, Forget, GuestFrame, GuestHello, HostFrame, Input, WINDOW_BYTES, guest_frame, host_frame, put_frame,
 };
 use tokio::sync::{Notify, watch};
 
@@ -22,9 +22,6 @@ const MAX_PENDING: usize = 256;
 
 /// Whoever sends a stream waits while this much is on its way out.
 const OUT_LIMIT_BYTES: usize = 256 * 1024;
-
-/// What an exec was sent as input is kept up to here, to be sent again when the link breaks.
-const INPUT_KEPT_BYTES: usize = 256 * 1024;
 
 /// Whether the guest's processors run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,10 +73,38 @@ struct Pending {
 enum Kind {
     /// Answered whole; asked again when the link breaks.
     Plain,
-    /// Goes on where it was when the link breaks.
-    Exec { received: u64, input: VecDeque<Input> },
+    /// Goes on where it was when the link breaks. `input` is what its program has not taken yet, to be sent again.
+    Exec { received: u64, input: VecDeque<Input>, inward: Inward },
     /// Ends when the link breaks: nobody knows which bytes arrived.
-    Relay,
+    Relay { inward: Inward },
+}
+
+/// How much was sent to a program or a port, and how much of it that has taken.
+#[derive(Debug, Clone, Copy, Default)]
+struct Inward {
+    sent: u64,
+    taken: u64,
+}
+
+impl Inward {
+    /// One piece may overstep the window: the guest keeps room for it.
+    fn has_room(self) -> bool {
+        self.sent - self.taken < WINDOW_BYTES as u64
+    }
+
+    /// What a guest says it took is never more than what it was sent.
+    fn take(&mut self, bytes: u64) {
+        self.taken = self.taken.max(bytes.min(self.sent));
+    }
+}
+
+impl Kind {
+    fn inward(&mut self) -> Option<&mut Inward> {
+        match self {
+            Kind::Plain => None,
+            Kind::Exec { inward, .. } | Kind::Relay { inward } => Some(inward),
+        }
+    }
 }
 
 impl Link {
@@ -149,8 +174,10 @@ impl Link {
     /// Puts a request in; it goes out now, or once the link stands.
     pub(super) fn begin(self: &Arc<Self>, body: host_frame::Body) -> Result<Call, LinkError> {
         let kind = match &body {
-            host_frame::Body::Exec(_) => Kind::Exec { received: 0, input: VecDeque::new() },
-            host_frame::Body::RelayOpen(_) => Kind::Relay,
+            host_frame::Body::Exec(_) => {
+                Kind::Exec { received: 0, input: VecDeque::new(), inward: Inward::default() }
+            }
+            host_frame::Body::RelayOpen(_) => Kind::Relay { inward: Inward::default() },
             _ => Kind::Plain,
         };
         let works = !matches!(kind, Kind::Plain);
@@ -180,17 +207,20 @@ impl Link {
     }
 
     /// Sends more for a request that is under way. Nothing happens when it has ended.
-    pub(super) fn send(&self, number: u64, body: host_frame::Body) -> Result<(), LinkError> {
+    pub(super) fn send(&self, number: u64, body: &host_frame::Body) -> Result<(), LinkError> {
         let mut inner = self.lock();
-        if let (host_frame::Body::Input(sent), Some(pending)) = (&body, inner.pending.get_mut(&number))
-            && let Kind::Exec { input, .. } = &mut pending.kind
-        {
-            input.push_back(sent.clone());
-            while input.iter().map(|input| input.data.len()).sum::<usize>() > INPUT_KEPT_BYTES {
-                input.pop_front();
+        let kind = inner.pending.get_mut(&number).map(|pending| &mut pending.kind);
+        match (body, kind) {
+            (host_frame::Body::Input(piece), Some(Kind::Exec { input, inward, .. })) => {
+                inward.sent += piece.data.len() as u64;
+                input.push_back(piece.clone());
             }
+            (host_frame::Body::RelayData(piece), Some(Kind::Relay { inward })) => {
+                inward.sent += piece.data.len() as u64;
+            }
+            _ => {}
         }
-        inner.put(number, &body)?;
+        inner.put(number, body)?;
         drop(inner);
         self.work.notify_one();
         Ok(())
@@ -204,11 +234,10 @@ impl Link {
             // Registered before looking, so that room made in between is not missed.
             room.as_mut().enable();
             {
-                let inner = self.lock();
-                if !inner.pending.contains_key(&number) {
-                    return Err(LinkError::Broken);
-                }
-                if inner.session.is_some() && inner.out.len() < OUT_LIMIT_BYTES {
+                let mut inner = self.lock();
+                let Some(pending) = inner.pending.get_mut(&number) else { return Err(LinkError::Broken) };
+                let wanted = pending.kind.inward().is_none_or(|inward| inward.has_room());
+                if wanted && inner.session.is_some() && inner.out.len() < OUT_LIMIT_BYTES {
                     return Ok(());
                 }
             }
@@ -269,7 +298,7 @@ impl Link {
         inner.pending.retain(|_, pending| {
             let goes_on = match &pending.kind {
                 _ if !pending.sent => return true,
-                Kind::Relay => false,
+                Kind::Relay { .. } => false,
                 // Version 1 has no way back to an exec.
                 Kind::Exec { .. } => session.version >= 2,
                 Kind::Plain => {
@@ -322,7 +351,20 @@ impl Link {
                 Event::Output(output)
             }
             (Body::Exit(exit), Kind::Exec { .. }) => Event::Exit(exit),
-            (Body::Chunk(chunk), Kind::Plain | Kind::Relay) => Event::Chunk(chunk),
+            (Body::Window(window), kind) => {
+                if let Some(inward) = kind.inward() {
+                    inward.take(window.bytes);
+                }
+                if let Kind::Exec { input, inward, .. } = kind {
+                    // The end of the input has no bytes to be taken: it stays, in case that it was lost.
+                    let end = |piece: &Input| piece.offset + piece.data.len() as u64;
+                    input.retain(|piece| piece.last || end(piece) > inward.taken);
+                }
+                drop(inner);
+                self.room.notify_waiters();
+                return;
+            }
+            (Body::Chunk(chunk), Kind::Plain | Kind::Relay { .. }) => Event::Chunk(chunk),
             (Body::Directory(directory), Kind::Plain) => Event::Directory(directory),
             (Body::Done(_), Kind::Plain) => Event::Done,
             (Body::Accepted(_), _) => Event::Accepted,

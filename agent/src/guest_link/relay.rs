@@ -47,7 +47,7 @@ async fn pump(call: Call, stream: DuplexStream) {
                 return;
             }
             read += chunk.data.len() as u64;
-            if chunk.last || call.send(host_frame::Body::Window(Window { bytes: read })).is_err() {
+            if chunk.last || call.send(&host_frame::Body::Window(Window { bytes: read })).is_err() {
                 break;
             }
         }

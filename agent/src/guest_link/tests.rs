@@ -87,9 +87,11 @@ async fn input_files_and_relays_pass_both_ways() {
     let (_driver, links, guest) = ready_guest().await;
     let cat = links.exec(&guest, ExecRequest { stdin: true, ..run(&["cat"]) }).await.unwrap();
     let sent: Vec<u8> = (0..100_000u32).map(|n| n.to_be_bytes()[3]).collect();
-    cat.write(&sent).await.unwrap();
+    // More than a window, so that it passes only if the guest is heard.
+    let long = sent.repeat(4);
+    cat.write(&long).await.unwrap();
     cat.close_input().await.unwrap();
-    assert!(output_of(&cat).await.0 == sent);
+    assert!(output_of(&cat).await.0 == long);
     drop(cat);
 
     links.write_file(&guest, "/etc/motd", &sent, 0).await.unwrap();
