@@ -84,6 +84,8 @@ pub(crate) enum Command {
     /// Tenants that have instances
     #[command(subcommand)]
     Tenant(commands::tenant::TenantCommand),
+    /// Whether this machine can be a node, and how to mend what can't
+    Doctor(commands::doctor::DoctorArgs),
     /// What happened lately
     Events(commands::events::EventsArgs),
     /// Nodes of the cluster
