@@ -45,15 +45,35 @@ pub struct Api {
     shared: Arc<Shared>,
 }
 
+/// What an [`Api`] is made of.
+pub struct ApiParts {
+    pub intake: Intake,
+    pub node: NodeHandle,
+    /// Tells what this node is, freshly.
+    pub describe: Arc<dyn Fn() -> NodeInfo + Send + Sync>,
+    pub events: Arc<EventLog>,
+    pub metrics: Arc<Metrics>,
+    pub max_body_bytes: usize,
+    /// Ends the streams that have no end of their own.
+    pub shutdown: CancellationToken,
+}
+
 struct Shared {
-    intake: Intake,
-    node: NodeHandle,
-    describe: Box<dyn Fn() -> NodeInfo + Send + Sync>,
-    events: Arc<EventLog>,
-    metrics: Arc<Metrics>,
+    parts: ApiParts,
     limiter: Mutex<RateLimiter<Caller>>,
-    max_body_bytes: usize,
-    shutdown: CancellationToken,
+}
+
+impl std::ops::Deref for Shared {
+    type Target = ApiParts;
+    fn deref(&self) -> &ApiParts {
+        &self.parts
+    }
+}
+
+impl std::fmt::Debug for ApiParts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ApiParts").finish_non_exhaustive()
+    }
 }
 
 impl std::fmt::Debug for Api {
@@ -63,31 +83,9 @@ impl std::fmt::Debug for Api {
 }
 
 impl Api {
-    /// `describe` tells what this node is, freshly; `shutdown` ends the streams that have no end of their own.
-    pub fn new(
-        intake: Intake,
-        node: NodeHandle,
-        describe: impl Fn() -> NodeInfo + Send + Sync + 'static,
-        events: Arc<EventLog>,
-        metrics: Arc<Metrics>,
-        rate: RateSettings,
-        max_body_bytes: usize,
-        shutdown: CancellationToken,
-    ) -> Self {
+    pub fn new(parts: ApiParts, rate: RateSettings) -> Self {
         let limiter = Mutex::new(RateLimiter::new(rate, MAX_TRACKED_PEERS));
-        let describe = Box::new(describe);
-        Self {
-            shared: Arc::new(Shared {
-                intake,
-                node,
-                describe,
-                events,
-                metrics,
-                limiter,
-                max_body_bytes,
-                shutdown,
-            }),
-        }
+        Self { shared: Arc::new(Shared { parts, limiter }) }
     }
 
     /// The routes for callers that come through `door`.

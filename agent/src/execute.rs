@@ -131,8 +131,7 @@ impl Patience {
     fn of(spec: Option<&PoolSpec>) -> Self {
         let policy = RuntimePolicy::default();
         Self {
-            grace: spec
-                .map_or(Duration::from_secs(policy.graceful_shutdown_seconds), |spec| spec.grace),
+            grace: spec.map_or(Duration::from_secs(policy.graceful_shutdown_seconds), |spec| spec.grace),
             drain: spec.map_or(Duration::from_secs(policy.drain_timeout_seconds), |spec| spec.drain),
         }
     }
@@ -182,6 +181,7 @@ impl<D: Driver> Executor<D> {
             match intent.action {
                 Action::Wake => self.wake_up(record, reason).await?,
                 Action::Stop => self.stop(record, patience.grace, reason).await?,
+                Action::Destroy => self.destroy(record).await?,
                 _ => self.boot_up(record, reason).await?,
             }
             Ok(self.phase_of(id))
@@ -208,7 +208,9 @@ impl<D: Driver> Executor<D> {
             actor: actor.to_owned(),
             action: action.to_string(),
             reason: reason.to_owned(),
-            outcome: result.as_ref().map_or_else(|error| format!("failed: {}", chain(error)), |_| "done".to_owned()),
+            outcome: result
+                .as_ref()
+                .map_or_else(|error| format!("failed: {}", chain(error)), |_| "done".to_owned()),
         });
     }
 
@@ -280,19 +282,29 @@ impl<D: Driver> Executor<D> {
             }
             crash::point("failure.cleared");
         }
-        let vm = self.driver.adopt(id).await.ok().flatten().map(|vm| vm.state);
-        let phase = match (vm, &record.snapshot) {
-            (Some(VmState::Running), _) => Phase::Running,
-            (Some(VmState::Paused), _) => Phase::Warm,
-            (None, Some(_)) => Phase::Sleeping,
-            (None, None) => Phase::Failed,
+        let vm = self.driver.adopt(id).await.map(|vm| vm.map(|vm| vm.state));
+        // A snapshot is worth something only while it is all that there is: memory that ran on has left it behind.
+        let asleep = record.phase == Phase::Sleeping && record.snapshot.is_some();
+        let phase = match vm {
+            // Saved, and only its end is missing, which is seen to.
+            Ok(Some(VmState::Paused)) if asleep => Phase::Sleeping,
+            Ok(Some(VmState::Running)) => Phase::Running,
+            Ok(Some(VmState::Paused)) => Phase::Warm,
+            Ok(None) if asleep => Phase::Sleeping,
+            Ok(None) => Phase::Failed,
+            // Nothing is known that was not known before.
+            Err(_) => record.phase,
         };
         match vm {
-            None => self.links.forget(id),
-            Some(VmState::Paused) => self.links.pause(id),
-            Some(VmState::Running) => {
+            Ok(None) => self.links.forget(id),
+            Ok(Some(VmState::Paused)) => self.links.pause(id),
+            Ok(Some(VmState::Running)) => {
                 self.links.open(id);
             }
+            Err(_) => {}
+        }
+        if phase != Phase::Sleeping && vm.is_ok() {
+            record.snapshot = None;
         }
         record.fail(phase, self.clock.now(), &reason, fastrand::f64());
         if let Err(error) = self.records.save(&record).await {

@@ -35,8 +35,8 @@ use call::{Call, Event};
 use link::{Link, Mode};
 
 pub use error::LinkError;
-pub use files::READ_PIECE_BYTES;
 pub use exec::{ExecEvent, ExecHandle, ExecRequest};
+pub use files::READ_PIECE_BYTES;
 pub use view::GuestView;
 
 /// A guest that is up answers at once; one that does not within this long is stuck.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+pub use mvm_planner::MAX_OVERRIDE;
 use mvm_planner::{Action, Observation};
 use mvm_proto::status::InstanceStatus;
 use mvm_proto::{DesiredState, InstanceId, NodeId, Phase, PoolId, Problem, TenantId};
@@ -26,8 +27,6 @@ use crate::text::chain;
 
 /// How long reconcile keeps its hands off after an action by hand, unless told otherwise.
 pub const DEFAULT_OVERRIDE: Duration = Duration::from_secs(600);
-/// The longest that an instance can be kept from reconcile by one action.
-pub const MAX_OVERRIDE: Duration = Duration::from_secs(7 * 86_400);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ManualAction {

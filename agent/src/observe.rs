@@ -24,6 +24,8 @@ pub struct Seen {
     pub died: Vec<(InstanceId, String)>,
     /// VMs that no record owns.
     pub strangers: Vec<InstanceId>,
+    /// Instances that sleep, and whose VM is there all the same.
+    pub beside_snapshot: Vec<InstanceId>,
 }
 
 /// Looks at the node, and brings the records of idle hands in line with it. `ends`: how VMs ended, as far as heard.
@@ -45,6 +47,9 @@ pub async fn observe<D: Driver>(
         // Whoever acts on it knows better than this look, which may be older than the act.
         if moving.is_some() {
             return;
+        }
+        if record.phase == Phase::Sleeping && record.intent.is_none() && vm == Some(VmState::Paused) {
+            seen.beside_snapshot.push(record.id.clone());
         }
         let differs = differs(record, vm);
         if differs.is_some() || record.is_ahead(now) {

@@ -1,6 +1,7 @@
 //! Puts a node's parts together, and brings it into agreement once for `mvm agent reconcile`.
 
 pub(crate) mod engine;
+pub(crate) mod gate;
 mod needs;
 mod once;
 pub(crate) mod status;
@@ -12,10 +13,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use mvm_proto::status::Capacity;
-use mvm_proto::{InstanceId, NodeId, Timestamp};
+use mvm_proto::{NodeId, Timestamp};
 use mvm_store::{Settings, SledStore};
 
 use crate::driver::{AnyDriver, Driver, DriverKind, DriverUnavailable};
+use crate::driver_choice;
 use crate::execute::StepError;
 use crate::execute::recover::{Hands, Recovered, recover};
 use crate::image::{ImageError, ImageSettings, Images, find_guest};
@@ -125,6 +127,8 @@ pub(crate) async fn open(
         .map_err(|cause| NodeError::DataDir { path: data_dir.to_owned(), cause })?;
     let records = open_records(&data_dir.join(STATE_DIR)).await?;
     let driver = Arc::new(AnyDriver::open_with(kind, data_dir, vmm)?);
+    driver_choice::remember(kind, data_dir)
+        .map_err(|cause| NodeError::DataDir { path: data_dir.to_owned(), cause })?;
     Ok((driver, records))
 }
 
@@ -156,11 +160,12 @@ pub(crate) async fn adopt<D: Driver>(
     records: &Arc<Records>,
     hands: Hands,
     now: Timestamp,
-) -> Result<Vec<InstanceId>, NodeError> {
-    let recovered = recover(driver, records, hands, now).await?;
+) -> Recovered {
+    let recovered = recover(driver, records, hands, now).await;
     if recovered != Recovered::default() {
-        let (resolved, unfinished) = (recovered.resolved, recovered.unfinished.len());
-        tracing::info!(resolved, unfinished, "resolved what an earlier agent left open");
+        let Recovered { resolved, unfinished, unresolved } = &recovered;
+        let (unfinished, unresolved) = (unfinished.len(), unresolved.len());
+        tracing::info!(resolved, unfinished, unresolved, "resolved what an earlier agent left open");
     }
-    Ok(recovered.unfinished)
+    recovered
 }

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::audit::{AuditLog, AuditSettings};
 use crate::driver::{AnyDriver, Driver};
 use crate::execute::Executor;
-use crate::execute::recover::Hands;
+use crate::execute::recover::{Hands, Recovered};
 use crate::guest_link::GuestLinks;
 use crate::image::Images;
 use crate::ledger::InForce;
@@ -72,6 +72,11 @@ impl Node {
 }
 
 impl<D: Driver> Node<D> {
+    /// What its instances boot from.
+    pub(crate) fn images(&self) -> Images {
+        self.engine.executor.images.clone()
+    }
+
     /// The same with a driver and records that are already open.
     pub async fn with(
         settings: &NodeSettings,
@@ -87,8 +92,8 @@ impl<D: Driver> Node<D> {
         records: Arc<Records>,
         images: Images,
     ) -> Result<(Node<D>, NodeHandle), NodeError> {
-        let unfinished = adopt(&*driver, &records, Hands::On, settings.clock.now()).await?;
-        Ok(Self::build(settings, driver, records, images, unfinished))
+        let recovered = adopt(&*driver, &records, Hands::On, settings.clock.now()).await;
+        Ok(Self::build(settings, driver, records, images, recovered))
     }
 
     fn build(
@@ -96,7 +101,7 @@ impl<D: Driver> Node<D> {
         driver: Arc<D>,
         records: Arc<Records>,
         images: Images,
-        unfinished: Vec<InstanceId>,
+        recovered: Recovered,
     ) -> (Node<D>, NodeHandle) {
         let clock = settings.clock.clone();
         let capacity = planner_capacity(&settings.capacity);
@@ -119,16 +124,18 @@ impl<D: Driver> Node<D> {
                 slots: settings.parallel_steps,
                 secrets_dir: &settings.secrets_dir,
                 sweep_after: settings.sweep_after,
-                unfinished,
+                recovered,
             },
         );
         let in_force = Shown::default();
+        let blocked = watch::Sender::default();
         let waker = Waker {
             executor,
             records: Arc::clone(&records),
             capacity,
             gate: Arc::clone(&engine.gate),
             in_force: Arc::clone(&in_force),
+            blocked: blocked.subscribe(),
         };
         let actor = Actor { waker: waker.clone(), driver: Arc::clone(&engine.driver), clock: clock.clone() };
         let status = NodeStatus { node_id: settings.node_id.to_string(), ..NodeStatus::default() };
@@ -141,7 +148,7 @@ impl<D: Driver> Node<D> {
             records,
             in_force,
             capacity,
-            blocked: watch::Sender::default(),
+            blocked,
             waker: Box::new(waker),
             actor: Box::new(actor),
             guests: links,
@@ -325,10 +332,13 @@ pub async fn reconcile_task<D: Driver>(
         }
     }
     node.engine.runner.drop_waiting();
+    node.engine.let_go();
     let finish = async {
         while let Some(done) = node.engine.next_done().await {
             let _ = shared.events.send(event_of(&done, shared.clock.now()));
         }
+        // Wakes and actions by hand are not the runner's, and are finished all the same.
+        shared.records.wait_idle().await;
     };
     if tokio::time::timeout(FINISH_WITHIN, finish).await.is_err() {
         tracing::warn!("steps were still under way; they are resolved at the next start");

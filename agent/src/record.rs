@@ -11,6 +11,7 @@ use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::driver::{BootImage, SnapshotRef, VmSpec};
+use crate::node_actions::MAX_OVERRIDE;
 
 /// The first wait after a failure; each further failure doubles it.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -87,7 +88,12 @@ impl Record {
 
     /// Notes a failure and when to try again. `jitter` is in 0..1.
     pub fn fail(&mut self, phase: Phase, now: Timestamp, reason: &str, jitter: f64) {
-        let stable = self.phase == Phase::Running && now.since(self.since) >= STABLE_AFTER;
+        let stable = match self.phase {
+            Phase::Running => now.since(self.since) >= STABLE_AFTER,
+            // It came to rest since the last failure, or it would still wait for its retry.
+            Phase::Warm | Phase::Sleeping => self.retry_not_before.is_none(),
+            _ => false,
+        };
         self.failures = if stable { 1 } else { self.failures.saturating_add(1) };
         self.enter(phase, now, reason);
         self.intent = None;
@@ -119,6 +125,7 @@ impl Record {
             staging: self.staging,
             moving_to,
             retry_not_before: self.retry_not_before,
+            failures: self.failures,
         }
     }
 
@@ -142,13 +149,18 @@ impl Record {
     /// Whether its times lie ahead of a clock that was set back.
     #[must_use]
     pub fn is_ahead(&self, now: Timestamp) -> bool {
-        self.since > now || self.retry_not_before.is_some_and(|at| at > now + LONGEST_RETRY)
+        let passed = [Some(self.since), self.last_used_at, self.idle_since];
+        passed.into_iter().flatten().any(|at| at > now)
+            || self.retry_not_before.is_some_and(|at| at > now + LONGEST_RETRY)
+            || self.override_until.is_some_and(|at| at > now + MAX_OVERRIDE)
     }
 
     /// After the clock was set back: no time that has passed lies ahead, and no wait is longer than the longest.
     pub fn rectify(&mut self, now: Timestamp) {
         self.since = self.since.min(now);
         self.last_used_at = self.last_used_at.map(|at| at.min(now));
+        self.idle_since = self.idle_since.map(|at| at.min(now));
+        self.override_until = self.override_until.map(|at| at.min(now + MAX_OVERRIDE));
         self.retry_not_before = self.retry_not_before.map(|at| at.min(now + LONGEST_RETRY));
     }
 

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use mvm_pki::files;
-use mvm_proto::status::{Capacity, NodeInfo};
+use mvm_proto::status::{Capacity, NodeInfo, PassedOver};
 use mvm_proto::{NodeId, Timestamp};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -30,19 +30,20 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::acceptor::{Acceptor, AcceptorSettings, HardLimits};
-use crate::api::Api;
+use crate::api::{Api, ApiParts};
 use crate::certs::CertsDir;
 use crate::driver::DriverKind;
 use crate::driver_choice;
 use crate::event_log::{EventLog, event_log_task};
 use crate::health::{self, Health, SourceHealth};
+use crate::image_gc_task::image_gc_task;
 use crate::ledger::LEDGER_FILE;
 use crate::metrics::Metrics;
 use crate::node_info;
 use crate::reconcile::{Clock, NodeSettings};
 use crate::reconcile_task::{Node, NodeHandle, reconcile_task};
 use crate::session_task::{SessionContext, SessionState, session_task};
-use crate::settings::AgentSettings;
+use crate::settings::{AgentSettings, DriverChoice, VmmSettings};
 use crate::shutdown::{notify_ready, notify_stopping, watchdog_task};
 use crate::source::{FileSource, FileState, Intake, file_source_task};
 
@@ -82,7 +83,7 @@ impl Agent {
 
         let certs = CertsDir::new(&settings.certs_dir);
         let member = load_member(&settings, &certs)?;
-        let driver = driver_choice::kind(settings.driver, &settings.vmm);
+        let driver = driver_choice::decide(settings.driver, &settings.vmm, data_dir).await;
         let mut info = node_info::measure(data_dir, driver, &settings.capacity, started_at);
         let node_id = choose_node_id(&settings, member.as_ref(), &info)?;
         info.node_id = node_id.to_string();
@@ -141,22 +142,31 @@ impl Agent {
         });
         let passes = tasks::passes_task(handle.clone(), Arc::clone(&metrics), pass_sender, stop.clone());
         tasks.spawn("passes", passes);
+        let images = node.images();
+        tasks.spawn("image_gc", image_gc_task(images, Arc::clone(&handle.shared.records), stop.clone()));
         tasks.spawn("reconcile", reconcile_task(node, in_force, stop.clone()));
 
-        let describe = describe(info, intake.clone(), Arc::clone(&health), dials.then_some(session_watch));
-        let for_api = Arc::clone(&describe);
+        let driver = DriverInUse { kind: driver, choice: settings.driver, vmm: settings.vmm.clone() };
+        let describe = describe(
+            info,
+            driver,
+            data_dir.clone(),
+            intake.clone(),
+            Arc::clone(&health),
+            dials.then_some(session_watch),
+        );
         let events = Arc::new(EventLog::default());
         tasks.spawn("events", event_log_task(handle.events(), Arc::clone(&events), stop.clone()));
-        let api = Api::new(
-            intake.clone(),
-            handle.clone(),
-            move || for_api(),
+        let parts = ApiParts {
+            intake: intake.clone(),
+            node: handle.clone(),
+            describe: Arc::clone(&describe),
             events,
-            Arc::clone(&metrics),
-            settings.rate,
-            settings.limits.max_body_bytes,
-            stop.clone(),
-        );
+            metrics: Arc::clone(&metrics),
+            max_body_bytes: settings.limits.max_body_bytes,
+            shutdown: stop.clone(),
+        };
+        let api = Api::new(parts, settings.rate);
         doors.open(&mut tasks, &api, health::router(Arc::clone(&health)));
         if let Some(member) = member {
             member.spawn_upkeep(&mut tasks, certs, &metrics);
@@ -272,15 +282,31 @@ fn open_acceptor(
     Acceptor::open(settings, clock).map_err(|problem| AgentError::State(Box::new(problem)))
 }
 
+/// What runs this node's microVMs, and what it was chosen from.
+#[derive(Debug)]
+struct DriverInUse {
+    kind: DriverKind,
+    choice: DriverChoice,
+    vmm: VmmSettings,
+}
+
 /// What this node is, with what changes filled in at each asking.
 fn describe(
     fixed: NodeInfo,
+    driver: DriverInUse,
+    data_dir: PathBuf,
     intake: Intake,
     health: Arc<Health>,
     session: Option<watch::Receiver<SessionState>>,
 ) -> Arc<dyn Fn() -> NodeInfo + Send + Sync> {
     Arc::new(move || {
         let mut info = fixed.clone();
+        let DriverInUse { kind, choice, vmm } = &driver;
+        info.accelerator = driver_choice::accelerator(*kind, vmm, &data_dir).to_owned();
+        let over = driver_choice::passed_over(*kind, *choice, &driver_choice::find(vmm, &data_dir));
+        let shown =
+            |over: driver_choice::PassedOver| PassedOver { what: over.what.to_owned(), reason: over.reason };
+        info.passed_over = over.into_iter().map(shown).collect();
         info.trust_root_version = intake.trust_versions().0;
         info.dev_cluster = intake.is_dev_cluster();
         info.conditions.push(health.condition());

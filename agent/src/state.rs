@@ -48,6 +48,8 @@ struct Inner {
     moving: BTreeMap<InstanceId, Phase>,
     /// Why the last write failed; absent: it did not.
     write_error: Option<String>,
+    /// Nobody begins anything any more.
+    closing: bool,
 }
 
 /// The right to act on one instance. Ends when dropped.
@@ -122,7 +124,7 @@ impl Records {
     #[must_use]
     pub fn lease(self: &Arc<Self>, id: &InstanceId, moving_to: Phase) -> Option<Lease> {
         let mut inner = self.lock();
-        if inner.moving.contains_key(id) {
+        if inner.closing || inner.moving.contains_key(id) {
             return None;
         }
         inner.moving.insert(id.clone(), moving_to);
@@ -262,6 +264,24 @@ impl Records {
     #[must_use]
     pub fn count(&self, tenant: &TenantId, pool: &PoolId) -> usize {
         self.lock().records.values().filter(|r| r.tenant == *tenant && r.pool == *pool).count()
+    }
+
+    /// Gives no more leases, and waits until the last one is back.
+    pub async fn wait_idle(&self) {
+        loop {
+            let released = self.released.notified();
+            tokio::pin!(released);
+            // Registered before looking, so that a release in between is not missed.
+            released.as_mut().enable();
+            {
+                let mut inner = self.lock();
+                inner.closing = true;
+                if inner.moving.is_empty() {
+                    return;
+                }
+            }
+            released.await;
+        }
     }
 
     /// Finishes what is queued and frees the directory.

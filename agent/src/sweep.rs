@@ -57,11 +57,14 @@ impl Sweeper {
             }
         }
         for (id, due) in &mut self.due {
-            let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-            if *due > now || records.get(id).is_some() || !under_way.insert(id.clone()) {
+            if *due > now || records.get(id).is_some() {
                 continue;
             }
             *due = now + TRY_AGAIN;
+            let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+            if !under_way.insert(id.clone()) {
+                continue;
+            }
             drop(under_way);
             let (driver, id, under_way) = (Arc::clone(driver), id.clone(), Arc::clone(&self.under_way));
             let (events, clock) = (self.events.clone(), self.clock.clone());

@@ -38,7 +38,7 @@ enum Wire {
 /// A body that arrives piece by piece.
 pub(crate) enum Pieces {
     Local(hyper::body::Incoming),
-    Network(mvm_transport::ResponseBody),
+    Network(Box<mvm_transport::ResponseBody>),
 }
 
 impl Pieces {
@@ -149,7 +149,7 @@ impl AgentClient {
                 let request = request.body(body).context("could not make the request")?;
                 let answer = client.request(request).await;
                 let answer = answer.map_err(|error| gone(anyhow::Error::new(error)))?;
-                (answer.status(), Pieces::Network(answer.into_body()))
+                (answer.status(), Pieces::Network(Box::new(answer.into_body())))
             }
         };
         if status.is_success() {

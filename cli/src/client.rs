@@ -74,9 +74,8 @@ impl Operator {
                 .map_err(|error| {
                 let error = anyhow::Error::new(error);
                 Outcome::Unreachable(error.context(format!(
-                    "could not reach the coordinator at {}\nis `mvm coordinator serve` running there? name another with --coordinator",
-                    target
-                )))
+                    "could not reach the coordinator at {target}\nis `mvm coordinator serve` running there? name another with --coordinator"
+        )))
             })?;
         if renew_at <= now
             && let Err(error) = renew(&mut client, &dir).await

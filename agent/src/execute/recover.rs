@@ -15,6 +15,7 @@ use crate::crash;
 use crate::driver::{Driver, VmState};
 use crate::record::Record;
 use crate::state::Records;
+use crate::text::chain;
 
 /// What was found at start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct Recovered {
     pub resolved: usize,
     /// Whose intent is still open.
     pub unfinished: Vec<InstanceId>,
+    /// Those that could not be looked at: their VMM does not answer, or their record could not be written.
+    pub unresolved: Vec<InstanceId>,
 }
 
 /// What to do about one record.
@@ -49,67 +52,95 @@ pub enum Hands {
     Off,
 }
 
-/// Adopts what lives and resolves every open intent that needs no guest.
+/// What came of one record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resolved {
+    /// There was nothing to do.
+    Nothing,
+    /// It was brought in line with what is.
+    Done,
+    /// Its guest is needed for what was begun.
+    Unfinished,
+}
+
+/// Adopts what lives and resolves every open intent that needs no guest. One instance that can't be looked at stops no
+/// other: it is named, and looked at again.
 pub async fn recover<D: Driver>(
     driver: &D,
     records: &Arc<Records>,
     hands: Hands,
     now: Timestamp,
-) -> Result<Recovered, StepError> {
+) -> Recovered {
     let mut recovered = Recovered::default();
-    for mut record in records.all() {
-        let vm = driver.adopt(&record.id).await?;
-        let same_revision = vm.as_ref().is_none_or(|vm| vm.revision == record.revision);
-        let verdict = judge(&record, vm.as_ref().map(|vm| vm.state), same_revision);
-        let reason = match record.intent {
-            Some(intent) => format!("resolved after the agent ended during {}", intent.action),
-            None => "adopted".to_owned(),
-        };
-        match verdict {
-            Verdict::Nothing => {
-                // One that was given up, by an agent that ended before it could discard it.
-                if record.snapshot.is_none() && hands == Hands::On {
-                    driver.discard_snapshot(&record.id).await?;
-                }
-                continue;
+    for record in records.all() {
+        let id = record.id.clone();
+        match recover_one(driver, records, hands, now, record).await {
+            Ok(Resolved::Nothing) => {}
+            Ok(Resolved::Done) => recovered.resolved += 1,
+            Ok(Resolved::Unfinished) => recovered.unfinished.push(id),
+            Err(error) => {
+                tracing::warn!(%id, error = %chain(&error), "could not look at an instance");
+                recovered.unresolved.push(id);
             }
-            Verdict::Unfinished => {
-                recovered.unfinished.push(record.id);
-                continue;
-            }
-            Verdict::Ends => {
-                if hands == Hands::On {
-                    driver.remove(&record.id).await?;
-                    crash::point("recover.removed");
-                }
-                records.delete(&record.id).await?;
-                recovered.resolved += 1;
-                continue;
-            }
-            Verdict::Is(phase) => record.enter(phase, now, &reason),
-            Verdict::IsWithoutSnapshot(phase) => {
-                record.snapshot = None;
-                record.enter(phase, now, &reason);
-            }
-            Verdict::SleepsBeside => record.enter(Phase::Sleeping, now, &reason),
         }
-        if let Some(vm) = &vm {
-            record.revision = vm.revision;
-        }
-        record.intent = None;
-        // Durable before the effect: a snapshot given up here is never restored after another crash.
-        records.save(&record).await?;
-        crash::point("recover.saved");
-        match verdict {
-            _ if hands == Hands::Off => {}
-            Verdict::SleepsBeside => driver.kill(&record.id).await?,
-            Verdict::IsWithoutSnapshot(_) => driver.discard_snapshot(&record.id).await?,
-            _ => {}
-        }
-        crash::point("recover.done");
-        recovered.resolved += 1;
     }
-    Ok(recovered)
+    recovered
+}
+
+/// The same for one record.
+pub(crate) async fn recover_one<D: Driver>(
+    driver: &D,
+    records: &Arc<Records>,
+    hands: Hands,
+    now: Timestamp,
+    mut record: Record,
+) -> Result<Resolved, StepError> {
+    let vm = driver.adopt(&record.id).await?;
+    let same_revision = vm.as_ref().is_none_or(|vm| vm.revision == record.revision);
+    let verdict = judge(&record, vm.as_ref().map(|vm| vm.state), same_revision);
+    let reason = match record.intent {
+        Some(intent) => format!("resolved after the agent ended during {}", intent.action),
+        None => "adopted".to_owned(),
+    };
+    match verdict {
+        Verdict::Nothing => {
+            // One that was given up, by an agent that ended before it could discard it.
+            if record.snapshot.is_none() && hands == Hands::On {
+                driver.discard_snapshot(&record.id).await?;
+            }
+            return Ok(Resolved::Nothing);
+        }
+        Verdict::Unfinished => return Ok(Resolved::Unfinished),
+        Verdict::Ends => {
+            if hands == Hands::On {
+                driver.remove(&record.id).await?;
+                crash::point("recover.removed");
+            }
+            records.delete(&record.id).await?;
+            return Ok(Resolved::Done);
+        }
+        Verdict::Is(phase) => record.enter(phase, now, &reason),
+        Verdict::IsWithoutSnapshot(phase) => {
+            record.snapshot = None;
+            record.enter(phase, now, &reason);
+        }
+        Verdict::SleepsBeside => record.enter(Phase::Sleeping, now, &reason),
+    }
+    if let Some(vm) = &vm {
+        record.revision = vm.revision;
+    }
+    record.intent = None;
+    // Durable before the effect: a snapshot given up here is never restored after another crash.
+    records.save(&record).await?;
+    crash::point("recover.saved");
+    match verdict {
+        _ if hands == Hands::Off => {}
+        Verdict::SleepsBeside => driver.kill(&record.id).await?,
+        Verdict::IsWithoutSnapshot(_) => driver.discard_snapshot(&record.id).await?,
+        _ => {}
+    }
+    crash::point("recover.done");
+    Ok(Resolved::Done)
 }
 
 fn judge(record: &Record, vm: Option<VmState>, same_revision: bool) -> Verdict {
@@ -133,6 +164,8 @@ fn judge(record: &Record, vm: Option<VmState>, same_revision: bool) -> Verdict {
             Verdict::Is(Phase::Sleeping)
         }
         (None, Some(Action::Create)) => Verdict::Is(Phase::Created),
+        // It is what it was before the start, which nothing came of.
+        (None, Some(Action::Start)) if record.phase != Phase::Sleeping => Verdict::Is(record.phase),
         (None, Some(_)) => Verdict::IsWithoutSnapshot(Phase::Stopped),
         // A VM that ended while no agent looked is a failure, which the first look says.
         (None, None) => Verdict::Nothing,

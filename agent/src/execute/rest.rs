@@ -47,7 +47,7 @@ impl<D: Driver> Executor<D> {
         self.driver.resume(&record.id).await?;
         crash::point("wake.resumed");
         self.bring_to_life(&mut record, false, exits, ["wake.reborn", "wake.ready"]).await?;
-        self.conclude(&mut record, Phase::Running, reason).await?;
+        self.conclude_running(&mut record, reason).await?;
         crash::point("wake.concluded");
         self.driver.discard_snapshot(&record.id).await?;
         crash::point("wake.discarded");

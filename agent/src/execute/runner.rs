@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 
 use super::{Executor, Order, PoolSpec, StepError};
 use crate::driver::Driver;
+use crate::reconcile::gate::Gate;
 use crate::state::{Lease, Records};
 
 type PoolKey = (TenantId, PoolId);
@@ -26,6 +27,9 @@ pub struct Done {
 pub struct Runner<D> {
     executor: Arc<Executor<D>>,
     records: Arc<Records>,
+    gate: Arc<Gate>,
+    /// The requests that the plan of what waits knew of.
+    admitted: u64,
     slots: usize,
     running: JoinSet<Done>,
     per_pool: BTreeMap<PoolKey, usize>,
@@ -36,10 +40,17 @@ pub struct Runner<D> {
 }
 
 impl<D: Driver> Runner<D> {
-    pub fn new(executor: Arc<Executor<D>>, records: Arc<Records>, slots: usize) -> Self {
+    pub(crate) fn new(
+        executor: Arc<Executor<D>>,
+        records: Arc<Records>,
+        gate: Arc<Gate>,
+        slots: usize,
+    ) -> Self {
         Self {
             executor,
             records,
+            admitted: gate.admitted(),
+            gate,
             slots: slots.max(1),
             running: JoinSet::new(),
             per_pool: BTreeMap::new(),
@@ -59,6 +70,7 @@ impl<D: Driver> Runner<D> {
             .pools()
             .map(|(tenant, pool)| ((&tenant.tenant_id, &pool.pool_id), (tenant, pool)))
             .collect();
+        self.admitted = self.gate.admitted();
         self.waiting = take_turns(steps)
             .map(|step| {
                 let named = pools.get(&(&step.tenant, &step.pool));
@@ -129,6 +141,10 @@ impl<D: Driver> Runner<D> {
     }
 
     fn fill(&mut self, now: Timestamp) {
+        if self.gate.admitted() != self.admitted {
+            // A request took room that these may have counted on: the next plan says what still fits.
+            self.waiting.clear();
+        }
         let mut later = VecDeque::new();
         while self.running.len() < self.slots
             && let Some((step, spec)) = self.waiting.pop_front()

@@ -10,6 +10,7 @@ use crate::crash;
 use crate::driver::Driver;
 use crate::image::Resolution;
 use crate::record::{Intent, Record};
+use crate::text::chain;
 
 impl<D: Driver> Executor<D> {
     pub(super) async fn intend(&self, record: &mut Record, action: Action) -> Result<(), StepError> {
@@ -27,6 +28,19 @@ impl<D: Driver> Executor<D> {
         record.intent = None;
         record.retry_not_before = None;
         Ok(self.records.save(record).await?)
+    }
+
+    /// The same for a guest that is up: it is not ended because that could not be written down. The intent on disk has
+    /// the next agent find out again, and every later record of it says so too.
+    pub(super) async fn conclude_running(&self, record: &mut Record, reason: &str) -> Result<(), StepError> {
+        match self.conclude(record, Phase::Running, reason).await {
+            Err(StepError::State(error)) => {
+                tracing::warn!(id = %record.id, error = %chain(&error), "it runs, which could not be recorded");
+                self.records.set(record.clone());
+                Ok(())
+            }
+            concluded => concluded,
+        }
     }
 
     pub(super) async fn start(
@@ -51,6 +65,7 @@ impl<D: Driver> Executor<D> {
         record.image_digest = spec.image_digest;
         record.image = Some(image);
         record.staging = staging;
+        record.snapshot = None;
         let is_new = record.phase == Phase::Created;
         self.intend(&mut record, if is_new { Action::Create } else { Action::Start }).await?;
         crash::point("start.intended");
@@ -73,7 +88,7 @@ impl<D: Driver> Executor<D> {
         self.driver.boot(&record.spec(self.boot_image(&record)?)).await?;
         crash::point("start.booted");
         self.bring_to_life(&mut record, true, exits, ["start.reborn", "start.ready"]).await?;
-        self.conclude(&mut record, Phase::Running, reason).await?;
+        self.conclude_running(&mut record, reason).await?;
         crash::point("start.concluded");
         Ok(())
     }

@@ -10,21 +10,20 @@ use mvm_proto::status::Event;
 use mvm_proto::{InstanceId, Phase, PoolId, TenantId, Timestamp};
 
 use super::Clock;
+use super::gate::Gate;
 use super::needs::Needs;
 use crate::driver::{Driver, DriverError};
 use crate::execute::Executor;
+use crate::execute::recover::{Hands, Recovered, Resolved, recover_one};
 use crate::execute::runner::{Done, Runner};
 use crate::ledger::InForce;
 use crate::observe::observe;
-use crate::state::Records;
+use crate::state::{Lease, Records};
 use crate::sweep::Sweeper;
 use crate::text::chain;
 
 /// How long a pool waits that could not even be given an id and an address.
 const POOL_RETRY: Duration = Duration::from_secs(30);
-
-/// Shared by passes and wakes: what is planned and what a request starts never overlook each other.
-pub(crate) type Gate = Arc<tokio::sync::Mutex<()>>;
 
 /// How VMs ended, as far as the driver told since the last look.
 pub(crate) type Ends = Arc<Mutex<BTreeMap<InstanceId, String>>>;
@@ -37,12 +36,14 @@ pub(crate) struct Engine<D> {
     pub(crate) runner: Runner<D>,
     pub(crate) clock: Clock,
     pub(crate) capacity: Capacity,
-    pub(crate) gate: Gate,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) ends: Ends,
     pub(crate) needs: Needs,
     sweeper: Sweeper,
     /// What an earlier agent began; handed to the runner at the first pass.
     unfinished: Vec<InstanceId>,
+    /// What an earlier agent left and could not be looked at yet. Nobody else acts on it meanwhile.
+    unresolved: Vec<Lease>,
     waiting_pools: BTreeMap<(TenantId, PoolId), (Timestamp, String)>,
     last: Option<Last>,
     pub(crate) plans: u64,
@@ -55,7 +56,7 @@ pub(crate) struct EngineSettings<'a> {
     pub(crate) slots: usize,
     pub(crate) secrets_dir: &'a Path,
     pub(crate) sweep_after: Duration,
-    pub(crate) unfinished: Vec<InstanceId>,
+    pub(crate) recovered: Recovered,
 }
 
 #[derive(Debug)]
@@ -76,17 +77,25 @@ impl<D: Driver> Engine<D> {
     pub(crate) fn new(executor: Arc<Executor<D>>, settings: EngineSettings<'_>) -> Self {
         let records = Arc::clone(&executor.records);
         let clock = executor.clock.clone();
-        let runner = Runner::new(Arc::clone(&executor), Arc::clone(&records), settings.slots);
+        let gate = Arc::new(Gate::default());
+        let runner =
+            Runner::new(Arc::clone(&executor), Arc::clone(&records), Arc::clone(&gate), settings.slots);
+        let unresolved = settings.recovered.unresolved.iter().filter_map(|id| {
+            let phase = records.get(id)?.phase;
+            records.lease(id, phase)
+        });
+        let unresolved = unresolved.collect();
         Self {
             driver: Arc::clone(&executor.driver),
             records,
             runner,
             capacity: settings.capacity,
-            gate: Gate::default(),
+            gate,
             ends: Ends::default(),
             needs: Needs::new(executor.images.clone(), settings.secrets_dir),
             sweeper: Sweeper::new(settings.sweep_after, executor.events.clone(), clock.clone()),
-            unfinished: settings.unfinished,
+            unfinished: settings.recovered.unfinished,
+            unresolved,
             waiting_pools: BTreeMap::new(),
             last: None,
             plans: 0,
@@ -98,12 +107,14 @@ impl<D: Driver> Engine<D> {
     /// Looks, and plans if document, observation or time changed anything. Steps begin at once.
     pub(crate) async fn pass(&mut self, in_force: Option<&Arc<InForce>>) -> Result<Found, DriverError> {
         let gate = Arc::clone(&self.gate);
-        let _gate = gate.lock().await;
+        let _gate = gate.close().await;
         let now = self.clock.now();
+        self.resolve_again(now).await;
         self.runner.finish(std::mem::take(&mut self.unfinished));
         let links = &self.executor.links;
         let mut ends = std::mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner));
         let seen = observe(&*self.driver, &self.records, Some(links), self.capacity, &mut ends, now).await?;
+        self.end_leftovers(&seen.beside_snapshot);
         let strangers = self.strangers(seen.strangers).await?;
         self.sweeper.sweep(&self.driver, &self.records, &strangers);
         let mut observation = seen.observation;
@@ -128,6 +139,40 @@ impl<D: Driver> Engine<D> {
             tracing::warn!(error = %chain(&error), "could not note which images are in use");
         }
         Ok(Found { died: seen.died, strangers })
+    }
+
+    /// Looks again at what could not be looked at when this agent started.
+    async fn resolve_again(&mut self, now: Timestamp) {
+        for lease in std::mem::take(&mut self.unresolved) {
+            let Some(record) = self.records.get(lease.id()) else { continue };
+            match recover_one(&*self.driver, &self.records, Hands::On, now, record).await {
+                Ok(Resolved::Unfinished) => self.unfinished.push(lease.id().clone()),
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(id = %lease.id(), error = %chain(&error), "could not look at an instance");
+                    self.unresolved.push(lease);
+                }
+            }
+        }
+    }
+
+    /// For shutting down: the next agent looks at it.
+    pub(crate) fn let_go(&mut self) {
+        self.unresolved.clear();
+    }
+
+    /// Ends VMs beside a snapshot that holds all of their memory: their end was asked for and did not come.
+    fn end_leftovers(&self, leftovers: &[InstanceId]) {
+        for id in leftovers {
+            let Some(lease) = self.records.lease(id, Phase::Sleeping) else { continue };
+            let driver = Arc::clone(&self.driver);
+            tokio::spawn(async move {
+                if let Err(error) = driver.kill(lease.id()).await {
+                    let id = lease.id();
+                    tracing::warn!(%id, error = %chain(&error), "could not end the VM of a sleeping instance");
+                }
+            });
+        }
     }
 
     /// VMs and leftovers that no record owns.
@@ -160,6 +205,8 @@ impl<D: Driver> Engine<D> {
             Arc::ptr_eq(&last.in_force, in_force)
                 && last.plan.next_deadline.is_none_or(|at| now < at)
                 && last.observation == *observation
+                // A step that was planned and neither runs nor ran would never be planned again.
+                && (last.plan.steps.is_empty() || !self.runner.is_idle())
         })
     }
 

@@ -77,7 +77,7 @@ pub async fn reconcile_once(
         return Ok(Report { converged, dry_run: true, rounds: 1, steps, deferred, errors: Vec::new() });
     }
     let (driver, records) = open(&settings.data_dir, settings.driver, &settings.vmm).await?;
-    let unfinished = adopt(&*driver, &records, Hands::On, now).await?;
+    let recovered = adopt(&*driver, &records, Hands::On, now).await;
     let images = open_images(settings.driver, &settings.data_dir, &settings.images_dir, &settings.vmm)?;
     let audit = AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone());
     let executor = Arc::new(Executor {
@@ -95,7 +95,7 @@ pub async fn reconcile_once(
         slots: DEFAULT_PARALLEL_STEPS,
         secrets_dir: &settings.secrets_dir,
         sweep_after: settings.sweep_after,
-        unfinished,
+        recovered,
     };
     let mut engine = Engine::new(executor, engine);
     let report = run(&mut engine, &InForce::local(desired)).await;
@@ -112,12 +112,12 @@ pub async fn peek(settings: &OnceSettings, now: Timestamp) -> Result<Observation
     let capacity = planner_capacity(&measured.capacity.unwrap_or_default());
     let copy = Copy::of(&settings.data_dir.join(STATE_DIR))
         .map_err(|cause| NodeError::DataDir { path: settings.data_dir.clone(), cause })?;
-    let driver = Arc::new(AnyDriver::peek(settings.driver, &settings.data_dir)?);
+    let driver = Arc::new(AnyDriver::peek(settings.driver, &settings.data_dir, &settings.vmm)?);
     let records = match &copy {
         Some(copy) => open_records(&copy.path).await?,
         None => Records::empty(),
     };
-    adopt(&*driver, &records, Hands::Off, now).await?;
+    adopt(&*driver, &records, Hands::Off, now).await;
     let mut ends = std::collections::BTreeMap::new();
     let seen = crate::observe::observe(&*driver, &records, None, capacity, &mut ends, now).await;
     records.close().await;

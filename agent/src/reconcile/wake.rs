@@ -4,10 +4,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use mvm_planner::{Action, Capacity, Observation, check_move};
+use mvm_planner::{Action, Blocked, Capacity, Observation, check_move};
 use mvm_proto::{InstanceId, Phase, PoolId, Problem, TenantId};
 
-use super::engine::Gate;
+use tokio::sync::watch;
+
+use super::gate::Gate;
 use crate::driver::Driver;
 use crate::execute::{Executor, Order};
 use crate::ledger::InForce;
@@ -39,8 +41,10 @@ pub(crate) struct Waker<D> {
     pub(crate) executor: Arc<Executor<D>>,
     pub(crate) records: Arc<Records>,
     pub(crate) capacity: Capacity,
-    pub(crate) gate: Gate,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) in_force: Shown,
+    /// What can't be started now: neither by a count nor by hand.
+    pub(crate) blocked: watch::Receiver<Vec<Blocked>>,
 }
 
 impl<D> Clone for Waker<D> {
@@ -51,6 +55,7 @@ impl<D> Clone for Waker<D> {
             capacity: self.capacity,
             gate: Arc::clone(&self.gate),
             in_force: Arc::clone(&self.in_force),
+            blocked: self.blocked.clone(),
         }
     }
 }
@@ -103,8 +108,9 @@ impl<D: Driver> Waker<D> {
     /// Whether quotas and capacity have room for the leased instance in phase `to`.
     pub(crate) async fn check_room(&self, lease: &Lease, to: Phase) -> Result<(), Problem> {
         let Some(in_force) = shown(&self.in_force) else { return Ok(()) };
-        let _gate = self.gate.lock().await;
-        let mut observation = Observation { capacity: self.capacity, ..Observation::default() };
+        let gate = self.gate.close().await;
+        let blocked = self.blocked.borrow().clone();
+        let mut observation = Observation { capacity: self.capacity, blocked, ..Observation::default() };
         self.records.for_each(|record, moving| observation.instances.push(record.observed(moving)));
         check_move(&in_force.desired, &observation, lease.id(), to).map_err(|reason| {
             Problem::new(
@@ -113,7 +119,9 @@ impl<D: Driver> Waker<D> {
                 format!("{} can't become {to}: {reason}", lease.id()),
                 "free some of it first",
             )
-        })
+        })?;
+        gate.admit();
+        Ok(())
     }
 }
 

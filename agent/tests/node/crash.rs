@@ -1,11 +1,31 @@
 //! The agent's end at any point: nothing is lost, doubled or leaked, and what was half-done is resolved.
 
+use mvm_agent::driver::FakeDriver;
 use mvm_agent::driver::fake::Fault;
 use mvm_proto::DesiredState;
 use serde_json::json;
 
 use crate::documents::{document, parse, pool, simple, tenant};
-use crate::test_node::{TestNode, condition};
+use crate::test_node::{TestNode, condition, settings};
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_can_not_be_looked_at_at_the_start_stops_no_other_and_is_looked_at_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = TestNode::start(dir.path()).await;
+    node.want(simple(3, 0, 0));
+    node.until_counts(3, 0, 0).await;
+    let ids = node.ids("running");
+    node.kill().await;
+
+    let driver = FakeDriver::open(&dir.path().join("fake-vms")).unwrap();
+    driver.faults.plan("adopt", Some(&ids[1]), 2, Fault::Fail);
+    let next = TestNode::start_on(dir.path(), settings(dir.path()), driver).await;
+    next.want(simple(4, 0, 0));
+    next.until_counts(4, 0, 0).await;
+    assert_eq!(next.driver.faults.hits(), 2, "it was looked at again");
+    assert!(ids.iter().all(|id| next.ids("running").contains(id)));
+    assert_eq!(next.vms().await, 4);
+}
 
 #[tokio::test(start_paused = true)]
 async fn a_restarted_agent_finds_its_instances_and_neither_doubles_nor_loses_one() {

@@ -64,7 +64,12 @@ impl TestNode {
     }
 
     pub(crate) async fn start_with(dir: &Path, settings: NodeSettings) -> Self {
-        let driver = Arc::new(FakeDriver::open(&dir.join("fake-vms")).unwrap());
+        Self::start_on(dir, settings, FakeDriver::open(&dir.join("fake-vms")).unwrap()).await
+    }
+
+    /// With a driver that may already be told to fail.
+    pub(crate) async fn start_on(dir: &Path, settings: NodeSettings, driver: FakeDriver) -> Self {
+        let driver = Arc::new(driver);
         let records = records(dir).await;
         let (node, handle) = Node::with(&settings, Arc::clone(&driver), records).await.unwrap();
         let desired = watch::Sender::new(None);

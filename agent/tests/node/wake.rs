@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use mvm_agent::driver::{Driver as _, VmState};
 use serde_json::json;
 
 use crate::documents::{document, parse, pool, simple, tenant};
-use crate::test_node::TestNode;
+use crate::test_node::{TestNode, condition};
 
 #[tokio::test(start_paused = true)]
 async fn a_pool_scales_from_zero_and_back_without_a_sixth_sleeper() {
@@ -46,6 +47,60 @@ async fn what_can_not_be_woken_is_refused_with_its_reason() {
     let foreign = "beta".parse().unwrap();
     let problem = node.handle.wake(&foreign, &workers, &asleep).await.unwrap_err();
     assert_eq!(problem.status, 404, "another tenant's instance is not there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_of_a_tenant_is_woken_while_its_secrets_are_not_the_documents() {
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = dir.path().join("secrets/acme");
+    std::fs::create_dir(dir.path().join("secrets")).unwrap();
+    std::fs::write(&bundle, "first").unwrap();
+    let node = TestNode::start(dir.path()).await;
+    let mut secret = tenant("acme", 3, &[pool("workers", 0, 0, 1)]);
+    secret["secrets_hash"] = json!(mvm_proto::Digest::of(b"first").to_string());
+    node.want(parse(&document(&[secret])));
+    node.until_counts(0, 0, 1).await;
+    let (acme, workers) = ("acme".parse().unwrap(), "workers".parse().unwrap());
+    let asleep = node.ids("sleeping")[0].clone();
+
+    std::fs::write(&bundle, "another one").unwrap();
+    node.handle.trigger();
+    node.until(|status| condition(status, "SecretsReady") == "False").await;
+    let problem = node.handle.wake(&acme, &workers, &asleep).await.unwrap_err();
+    assert_eq!(problem.status, 409, "{problem}");
+    assert!(problem.detail.contains("SecretsReady=False"), "{problem}");
+
+    std::fs::write(&bundle, "first").unwrap();
+    node.handle.trigger();
+    node.until(|status| condition(status, "SecretsReady") == "True").await;
+    node.handle.wake(&acme, &workers, &asleep).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wake_under_way_is_finished_before_an_orderly_stop_and_keeps_its_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = TestNode::start(dir.path()).await;
+    node.want(simple(0, 0, 1));
+    node.until_counts(0, 0, 1).await;
+    let id = node.ids("sleeping")[0].clone();
+    let boots = node.driver.boots();
+    node.driver.faults.set_ready_after(Duration::from_secs(3));
+    let wake = tokio::spawn({
+        let (handle, id) = (node.handle.clone(), id.clone());
+        let (acme, workers) = ("acme".parse().unwrap(), "workers".parse().unwrap());
+        async move { handle.wake(&acme, &workers, &id).await }
+    });
+    while node.driver.boots() == boots {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    node.stop.cancel();
+    node.task.await.unwrap();
+    wake.await.unwrap().unwrap();
+    let vms = node.driver.list().await.unwrap();
+    assert_eq!(vms.iter().map(|vm| vm.state).collect::<Vec<_>>(), [VmState::Running]);
+    drop((node.driver, node.handle));
+    let next = TestNode::start(dir.path()).await;
+    assert_eq!(next.ids("running"), [id]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use anyhow::anyhow;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
+use mvm_agent::driver::DriverKind;
+use mvm_agent::driver_choice;
 use mvm_agent::reconcile::{OnceSettings, Report, peek, reconcile_once};
 use mvm_agent::settings::{
     CapacityCaps, DEFAULT_SECRETS_DIR, DriverChoice, VmmSettings, default_certs_dir, default_images_dir,
@@ -50,28 +53,28 @@ pub(crate) struct NodeArgs {
     #[arg(long, value_name = "NODE")]
     node_id: Option<NodeId>,
     /// Folder for the agent's state
-    #[arg(long, value_name = "DIR", default_value_os_t = default_data_dir("agent"))]
+    #[arg(long, value_name = "DIR", value_parser = absolute_path(), default_value_os_t = default_data_dir("agent"))]
     data_dir: PathBuf,
     /// What runs the microVMs: auto (the strongest that works here), firecracker, qemu, or fake (runs no guest)
     #[arg(long, value_name = "DRIVER", default_value = "auto", value_parser = parse_driver)]
     driver: DriverChoice,
     /// The QEMU to use [default: qemu-system-x86_64 in PATH]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = absolute_path())]
     qemu: Option<PathBuf>,
     /// The Firecracker to use [default: firecracker in PATH]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = absolute_path())]
     firecracker: Option<PathBuf>,
-    /// The jailer to start Firecracker with [default: jailer in PATH]
-    #[arg(long, value_name = "PATH")]
+    /// The jailer to start Firecracker with [default: jailer in PATH, as root]
+    #[arg(long, value_name = "PATH", value_parser = absolute_path())]
     jailer: Option<PathBuf>,
     /// The guest program for images built on this node [default: mvm-guest beside this program]
-    #[arg(long, value_name = "PATH", env = "MVM_GUEST")]
+    #[arg(long, value_name = "PATH", env = "MVM_GUEST", value_parser = absolute_path())]
     guest: Option<PathBuf>,
     /// Folder with images [default: images/ in the data folder]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = absolute_path())]
     images_dir: Option<PathBuf>,
     /// Folder with each tenant's secrets bundle, best kept in memory
-    #[arg(long, value_name = "DIR", default_value = DEFAULT_SECRETS_DIR)]
+    #[arg(long, value_name = "DIR", value_parser = absolute_path(), default_value = DEFAULT_SECRETS_DIR)]
     secrets_dir: PathBuf,
     /// How long a guest may take from boot to ready
     #[arg(long, value_name = "TIME", default_value = "90s", value_parser = humantime::parse_duration)]
@@ -185,6 +188,11 @@ pub(crate) struct DesiredArgs {
     endpoint: EndpointArgs,
 }
 
+/// A path that means the same in any directory: VMMs are not started in this process's.
+pub(crate) fn absolute_path() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(std::path::absolute)
+}
+
 fn parse_driver(text: &str) -> Result<DriverChoice, String> {
     text.parse::<DriverChoice>().map_err(|error| error.to_string())
 }
@@ -234,7 +242,8 @@ async fn reconcile(global: &Global, args: ReconcileArgs) -> Run {
     let desired =
         DesiredState::parse(&bytes).map_err(|errors| Outcome::Failed(anyhow::Error::new(errors)))?;
     let now = Timestamp::from(SystemTime::now());
-    let settings = args.node.once(now, args.dry_run);
+    let driver = if args.dry_run { args.node.look_with() } else { args.node.decide().await };
+    let settings = args.node.once(now, driver, args.dry_run);
     let report = reconcile_once(desired, settings, now).await.map_err(anyhow::Error::new)?;
     if report.steps.is_empty() && report.deferred.is_empty() && report.errors.is_empty() {
         Progress::new(global.quiet).say("nothing to do: the node is as the document says");
@@ -252,11 +261,19 @@ async fn reconcile(global: &Global, args: ReconcileArgs) -> Run {
 }
 
 impl NodeArgs {
-    fn once(&self, now: Timestamp, dry_run: bool) -> OnceSettings {
+    async fn decide(&self) -> DriverKind {
+        driver_choice::decide(self.driver, &self.vmm(), &self.data_dir).await
+    }
+
+    fn look_with(&self) -> DriverKind {
+        driver_choice::look_with(self.driver, &self.vmm(), &self.data_dir)
+    }
+
+    fn once(&self, now: Timestamp, driver: DriverKind, dry_run: bool) -> OnceSettings {
         OnceSettings {
             data_dir: self.data_dir.clone(),
             node_id: this_node(self, now),
-            driver: mvm_agent::driver_choice::kind(self.driver, &self.vmm()),
+            driver,
             vmm: self.vmm(),
             images_dir: self.images_dir(),
             secrets_dir: self.secrets_dir.clone(),
@@ -280,7 +297,7 @@ async fn observe(global: &Global, args: ObserveArgs) -> Run {
         Err(Outcome::Unreachable(_)) if args.endpoint.is_none() => {
             let now = Timestamp::from(SystemTime::now());
             Progress::new(global.quiet).say("no agent answers; this is what its records and the host say");
-            peek(&args.node.once(now, true), now).await.map_err(anyhow::Error::new)?
+            peek(&args.node.once(now, args.node.look_with(), true), now).await.map_err(anyhow::Error::new)?
         }
         asked => asked?,
     };
@@ -352,4 +369,30 @@ fn table(report: &Report) -> comfy_table::Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        node: NodeArgs,
+    }
+
+    #[test]
+    fn paths_mean_the_same_in_any_directory() {
+        let here = std::env::current_dir().unwrap();
+        let words =
+            ["mvm", "--data-dir", "state", "--qemu", "./qemu", "--guest", "guest", "--secrets-dir", "s"];
+        let node = Line::parse_from(words).node;
+        assert_eq!((&node.data_dir, node.images_dir()), (&here.join("state"), here.join("state/images")));
+        assert_eq!((node.vmm().qemu, node.vmm().guest), (Some(here.join("qemu")), Some(here.join("guest"))));
+        assert_eq!(node.secrets_dir, here.join("s"));
+        let by_default = Line::parse_from(["mvm"]).node;
+        assert!(by_default.data_dir.is_absolute() && by_default.images_dir().is_absolute());
+    }
 }

@@ -234,11 +234,12 @@ fn build(
         store.pin(&built.reference, &built.profile, true).map_err(anyhow::Error::new)?;
     }
     let report = Details::of(&store, built.digest)?;
-    Ok(match global.output {
+    match global.output {
         // Alone on its line: it goes into a document's image_digest, or into `mvm trust`.
         output::Format::Table => output::print(&format!("{}\n", built.digest))?,
         format => output::show(format, &report, |_| report.table())?,
-    })
+    }
+    Ok(())
 }
 
 fn list(global: &Global, store: &StoreArgs) -> Run {
