@@ -20,7 +20,7 @@ test: image
 # Figures as ratios against a peer in the same run; also written to target/bench/results.json.
 bench: image
 	cargo build --release --workspace --bins
-	cargo run --release --quiet -p mvm-benches
+	target/release/mvm-benches
 
 # What CI checks besides the tests.
 check:

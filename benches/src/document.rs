@@ -34,6 +34,23 @@ pub fn user_document(node: &str, pools: usize, padding: usize) -> Value {
     json!({ "schema_version": 1, "node_id": node, "tenants": tenants })
 }
 
+/// One that asks for so many running instances, ten in a pool.
+#[must_use]
+pub fn busy_user_document(node: &str, instances: usize) -> Value {
+    let mut document = user_document(node, instances.div_ceil(10), 0);
+    let tenants = document["tenants"].as_array_mut().into_iter().flatten();
+    for tenant in tenants {
+        for limit in ["max_vcpus", "max_running", "max_instances_per_pool"] {
+            tenant["quotas"][limit] = json!(1000);
+        }
+        for pool in tenant["pools"].as_array_mut().into_iter().flatten() {
+            pool["desired_counts"]["running"] = json!(10);
+            pool["instance_resources"]["mem_mib"] = json!(32);
+        }
+    }
+    document
+}
+
 /// The first pool takes the padding, in its image's name.
 fn pool(index: usize, padding: usize) -> Value {
     let padding = if index == 0 { "x".repeat(padding) } else { String::new() };
@@ -75,10 +92,16 @@ pub fn sized_user_document(node: &str, bytes: usize) -> Result<Value> {
 
 fn sign_ready(cluster: &ClusterId, text: &[u8], now: Timestamp) -> Result<SignedDocument> {
     let desired = DesiredState::parse(text).context("the bench's own document is not valid")?;
+    Ok(ready_to_sign(cluster, desired, now))
+}
+
+/// As a coordinator would sign it: every field is written out.
+#[must_use]
+pub fn ready_to_sign(cluster: &ClusterId, desired: DesiredState, now: Timestamp) -> SignedDocument {
     let expires_at = now + Duration::from_secs(24 * 3600);
     let cluster = cluster.clone();
     let provenance = Provenance { cluster, epoch: 1, generation: 1, issued_at: now, expires_at };
-    Ok(SignedDocument::new(provenance, desired))
+    SignedDocument::new(provenance, desired)
 }
 
 /// What serde alone makes of a signed document: types and unknown fields checked, no rule, no path in an error, nothing

@@ -10,10 +10,14 @@ use crate::statistics::{Ratio, Summary};
 pub enum Subject {
     /// Documents verified and validated
     Documents,
+    /// A node's plan
+    Planner,
     /// Full mutual-TLS handshakes
     Handshakes,
     /// From a push to the agent's word that it is durable
     Push,
+    /// Pausing and resuming a real guest
+    Pause,
     /// Memory and CPU of an idle agent
     Idle,
     /// Coordinator's memory per connected node
@@ -39,6 +43,8 @@ pub enum Unit {
     Kibibytes,
     #[serde(rename = "% of a core")]
     PercentOfCore,
+    #[serde(rename = "")]
+    Times,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

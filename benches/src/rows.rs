@@ -4,7 +4,10 @@ mod documents;
 mod fleet;
 mod handshakes;
 mod idle;
+mod pause;
+mod planner;
 mod push;
+mod quiet_passes;
 mod startup;
 
 use anyhow::Result;
@@ -14,10 +17,12 @@ use crate::effort::Effort;
 use crate::row::{Row, Subject};
 
 /// Everything, in the order in which it is shown.
-pub const ALL: [Subject; 7] = [
+pub const ALL: [Subject; 9] = [
     Subject::Documents,
+    Subject::Planner,
     Subject::Handshakes,
     Subject::Push,
+    Subject::Pause,
     Subject::Idle,
     Subject::Sessions,
     Subject::Fanout,
@@ -35,8 +40,11 @@ pub fn measure(wanted: &[Subject], effort: Effort, mut progress: impl FnMut(Subj
         progress(subject);
         rows.extend(apart(subject, move || match subject {
             Subject::Documents => documents::measure(&effort),
+            Subject::Planner => planner::measure(&effort)
+                .and_then(|rows| Ok(rows.into_iter().chain([quiet_passes::measure()?]).collect())),
             Subject::Handshakes => handshakes::measure(&effort),
             Subject::Push => push::measure(&effort),
+            Subject::Pause => pause::measure(&effort),
             Subject::Idle => idle::measure(&effort),
             Subject::Sessions | Subject::Fanout => fleet::measure(&effort),
             Subject::Startup => startup::measure(&effort),
