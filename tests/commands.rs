@@ -80,6 +80,34 @@ fn mistakes_in_settings_are_usage_errors_that_name_them() {
 }
 
 #[test]
+fn doctor_names_what_is_wrong_with_a_fix_for_each_and_leaves_no_trace() {
+    let dir = TempDir::new().unwrap();
+    let data = dir.path().join("not-there-yet");
+    // A port that someone else has, and no VMM at all.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().to_string();
+    let args = ["doctor", "-o", "json", "--data-dir", path_text(&data), "--metrics-listen", &port];
+    let output = mvm(&[&args[..], &["--qemu", "/no/qemu", "--listen", "127.0.0.1:0"]].concat(), &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["health"], "failed");
+    let checks = report["checks"].as_array().unwrap();
+    let of = |name: &str| checks.iter().find(|check| check["name"] == name).unwrap();
+    for name in ["vmm", "port (metrics)"] {
+        assert_eq!(of(name)["health"], "failed", "{report:#}");
+    }
+    assert_eq!(of("port (API)")["health"], "ok");
+    assert_eq!(of("certificates")["health"], "warning");
+    for name in ["kvm", "tun", "nft", "cgroup v2", "disk", "image tools", "clock"] {
+        assert!(!of(name)["found"].as_str().unwrap().is_empty(), "{name}");
+    }
+    let fixed =
+        |check: &Value| check["health"] == "ok" || check["fix"].as_str().is_some_and(|fix| !fix.is_empty());
+    assert!(checks.iter().all(fixed), "{report:#}");
+    assert!(!data.exists());
+}
+
+#[test]
 fn an_unreachable_coordinator_is_told_with_what_to_do() {
     let cluster = Cluster::init(mvm_tests::ClusterSettings::default());
     let told = cluster.mvm_fails(&["node", "list", "--timeout", "3s"], 4);

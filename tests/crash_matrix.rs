@@ -181,7 +181,8 @@ impl Matrix {
             }
             Before::Unwritable => {
                 for id in files {
-                    std::fs::create_dir(self.world().join(format!("{id}.tmp"))).expect("a folder can be made");
+                    std::fs::create_dir(self.world().join(format!("{id}.tmp")))
+                        .expect("a folder can be made");
                 }
             }
         }

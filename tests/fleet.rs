@@ -34,7 +34,7 @@ fn every_example_for_a_dev_cluster_is_pushed_and_converges() {
     for (index, example) in mvm_examples::ALL.iter().enumerate() {
         // A node each: what the one before started may not be stopped within its minimum runtime.
         let node = format!("node-{index}");
-        cluster.join(&node);
+        cluster.join_with_secrets(&node);
         let file = cluster.file("document.json", example.json);
         cluster.mvm_ok(&["push", "-f", path_text(&file), "--node", &node]);
         let info = cluster.node(&node).unwrap();

@@ -105,6 +105,9 @@ fn a_guest_answers_before_and_after_its_agent_was_killed_and_is_the_same_guest()
     let census = agent.wait_counts(1, 0, 0, LONG);
     let id = census["running"].first().expect("one runs").clone();
     let vmms = agent.vmms();
+    let info = agent.mvm_ok(&["node", "info"]);
+    assert!(info.contains("qemu (tcg)") || info.contains("qemu (kvm)"), "{info}");
+    assert!(info.contains("firecracker: the settings name qemu"), "{info}");
     let kernel = agent.mvm_ok(&["instance", "exec", &id, "--", "uname", "-a"]);
     assert!(kernel.starts_with("Linux "), "{kernel}");
     agent.mvm_ok(&["instance", "exec", &id, "--", "sh", "-c", "echo remembered > /run/mark"]);
@@ -113,6 +116,13 @@ fn a_guest_answers_before_and_after_its_agent_was_killed_and_is_the_same_guest()
     agent.wait_counts(1, 0, 0, LONG);
     assert_eq!(agent.vmms(), vmms);
     assert_eq!(agent.mvm_ok(&["instance", "exec", &id, "--", "cat", "/run/mark"]), "remembered\n");
+
+    // More than every buffer on the way holds, to one that reads late, and back.
+    let sent: Vec<u8> = (0..1_500_000_u32).map(|n| (n % 251) as u8).collect();
+    let late = ["instance", "exec", "-i", &id, "--", "sh", "-c", "sleep 1; cat"];
+    let back = agent.mvm_with_input(&late, sent.clone());
+    assert!(back.status.success(), "{}", String::from_utf8_lossy(&back.stderr));
+    assert!(back.stdout == sent, "{} of {} bytes came back", back.stdout.len(), sent.len());
 
     // Asleep and awake again it is still the same guest, in another process.
     agent.declare(&small_pool(0, 0, 1));

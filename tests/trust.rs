@@ -46,7 +46,7 @@ fn replace_director(cluster: &mut Cluster, more: &[&str]) -> PathBuf {
 #[test]
 fn images_must_be_vouched_for_before_a_production_cluster_runs_them() {
     let mut cluster = Cluster::start_with(ClusterSettings { dev: false, ..ClusterSettings::default() });
-    cluster.join("node-a");
+    cluster.join_with_secrets("node-a");
     let push = ["push", "-f", &example("production"), "--node", "node-a"];
     let refused = cluster.mvm(&push);
     assert!(!refused.status.success());

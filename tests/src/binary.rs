@@ -14,7 +14,7 @@ pub fn mvm_binary() -> &'static Path {
         let dir = test.parent().expect("a program lies in a folder");
         let profile_dir = if dir.ends_with("deps") { dir.parent().unwrap_or(dir) } else { dir }.to_owned();
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--locked", "--package", "mvm", "--bin", "mvm"]);
+        build.args(["build", "--quiet", "--locked", "--workspace", "--bin", "mvm"]);
         build.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
         if profile_dir.file_name().is_some_and(|name| name == "release") {
             build.arg("--release");

@@ -181,6 +181,14 @@ impl Cluster {
         self.wait_connected(node);
     }
 
+    /// The same with the secrets bundles that the examples mean.
+    pub fn join_with_secrets(&mut self, node: &str) {
+        self.enrol(node);
+        let secrets = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/secrets");
+        self.start_agent(node, &["--secrets-dir", secrets]);
+        self.wait_connected(node);
+    }
+
     pub fn kill_agent(&mut self, node: &str) {
         self.agents.get_mut(node).expect("the agent was started").process.kill();
     }

@@ -9,6 +9,7 @@ mod lone_agent;
 mod loopback;
 mod microvms;
 mod process;
+pub mod stand_in;
 
 pub use binary::mvm_binary;
 pub use cluster::{AgentProcess, Cluster, ClusterSettings, free_port, path_text};

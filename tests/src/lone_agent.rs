@@ -1,8 +1,9 @@
 //! One agent without a coordinator, following a file: what tests of real microVMs are made with.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -93,6 +94,25 @@ impl LoneAgent {
     pub fn mvm(&self, args: &[&str]) -> Output {
         let endpoint = format!("unix:{}", path_text(&self.data_dir().join("agent.sock")));
         self.command(args).env("MVM_ENDPOINT", endpoint).output().expect("mvm runs")
+    }
+
+    /// The same with this on its standard input.
+    pub fn mvm_with_input(&self, args: &[&str], input: Vec<u8>) -> Output {
+        let endpoint = format!("unix:{}", path_text(&self.data_dir().join("agent.sock")));
+        let mut command = self.command(args);
+        command
+            .env("MVM_ENDPOINT", endpoint)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().expect("mvm runs");
+        let mut stdin = child.stdin.take().expect("its input is a pipe");
+        // Beside the reading of its output, which would fill up otherwise.
+        let writer = std::thread::spawn(move || stdin.write_all(&input));
+        let output = child.wait_with_output().expect("mvm ends");
+        // A command that ended early closed its input.
+        let _ = writer.join();
+        output
     }
 
     /// Runs `mvm ARGS`, which must succeed; gives its standard output.
