@@ -46,18 +46,9 @@ pub(crate) enum AgentCommand {
     Certs(CertsCommand),
 }
 
-/// Settings that all agent commands share.
+/// Programs that a node runs, where they are not to be looked for.
 #[derive(Debug, Args)]
-pub(crate) struct NodeArgs {
-    /// This node's id [default: the certificate's, else the host's name]
-    #[arg(long, value_name = "NODE")]
-    node_id: Option<NodeId>,
-    /// Folder for the agent's state
-    #[arg(long, value_name = "DIR", value_parser = absolute_path(), default_value_os_t = default_data_dir("agent"))]
-    data_dir: PathBuf,
-    /// What runs the microVMs: auto (the strongest that works here), firecracker, qemu, or fake (runs no guest)
-    #[arg(long, value_name = "DRIVER", default_value = "auto", value_parser = parse_driver)]
-    driver: DriverChoice,
+pub(crate) struct ProgramArgs {
     /// The QEMU to use [default: qemu-system-x86_64 in PATH]
     #[arg(long, value_name = "PATH", value_parser = absolute_path())]
     qemu: Option<PathBuf>,
@@ -70,6 +61,33 @@ pub(crate) struct NodeArgs {
     /// The guest program for images built on this node [default: mvm-guest beside this program]
     #[arg(long, value_name = "PATH", env = "MVM_GUEST", value_parser = absolute_path())]
     guest: Option<PathBuf>,
+}
+
+impl ProgramArgs {
+    pub(crate) fn settings(&self) -> VmmSettings {
+        VmmSettings {
+            qemu: self.qemu.clone(),
+            firecracker: self.firecracker.clone(),
+            jailer: self.jailer.clone(),
+            guest: self.guest.clone(),
+        }
+    }
+}
+
+/// Settings that all agent commands share.
+#[derive(Debug, Args)]
+pub(crate) struct NodeArgs {
+    /// This node's id [default: the certificate's, else the host's name]
+    #[arg(long, value_name = "NODE")]
+    node_id: Option<NodeId>,
+    /// Folder for the agent's state
+    #[arg(long, value_name = "DIR", value_parser = absolute_path(), default_value_os_t = default_data_dir("agent"))]
+    data_dir: PathBuf,
+    /// What runs the microVMs: auto (the strongest that works here), firecracker, qemu, or fake (runs no guest)
+    #[arg(long, value_name = "DRIVER", default_value = "auto", value_parser = parse_driver)]
+    driver: DriverChoice,
+    #[command(flatten)]
+    programs: ProgramArgs,
     /// Folder with images [default: images/ in the data folder]
     #[arg(long, value_name = "DIR", value_parser = absolute_path())]
     images_dir: Option<PathBuf>,
@@ -98,12 +116,7 @@ pub(crate) struct NodeArgs {
 
 impl NodeArgs {
     fn vmm(&self) -> VmmSettings {
-        VmmSettings {
-            qemu: self.qemu.clone(),
-            firecracker: self.firecracker.clone(),
-            jailer: self.jailer.clone(),
-            guest: self.guest.clone(),
-        }
+        self.programs.settings()
     }
 
     fn images_dir(&self) -> PathBuf {

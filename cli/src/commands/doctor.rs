@@ -7,12 +7,12 @@ use std::time::SystemTime;
 use anyhow::anyhow;
 use clap::Args;
 use mvm_agent::doctor::{Check, DoctorSettings, Health, examine, worst};
-use mvm_agent::settings::{VmmSettings, default_certs_dir, default_socket};
+use mvm_agent::settings::{default_certs_dir, default_socket};
 use mvm_proto::Timestamp;
 use serde::Serialize;
 
 use crate::args::Global;
-use crate::commands::agent::absolute_path;
+use crate::commands::agent::{ProgramArgs, absolute_path};
 use crate::commands::default_data_dir;
 use crate::exit::{Outcome, Run};
 use crate::output::{self, or_dash};
@@ -26,18 +26,8 @@ pub(crate) struct DoctorArgs {
     /// Folder with certificates [default: certs/ in the data folder]
     #[arg(long, value_name = "DIR")]
     certs_dir: Option<PathBuf>,
-    /// The QEMU to use [default: qemu-system-x86_64 in PATH]
-    #[arg(long, value_name = "PATH", value_parser = absolute_path())]
-    qemu: Option<PathBuf>,
-    /// The Firecracker to use [default: firecracker in PATH]
-    #[arg(long, value_name = "PATH", value_parser = absolute_path())]
-    firecracker: Option<PathBuf>,
-    /// The jailer to start Firecracker with [default: jailer in PATH, as root]
-    #[arg(long, value_name = "PATH", value_parser = absolute_path())]
-    jailer: Option<PathBuf>,
-    /// The guest program for images built on this node [default: mvm-guest beside this program]
-    #[arg(long, value_name = "PATH", env = "MVM_GUEST", value_parser = absolute_path())]
-    guest: Option<PathBuf>,
+    #[command(flatten)]
+    programs: ProgramArgs,
     /// Address of the agent's HTTP/3 API (UDP)
     #[arg(long, value_name = "ADDR", default_value = "[::]:4434")]
     listen: SocketAddr,
@@ -56,12 +46,7 @@ pub(crate) async fn run(global: &Global, args: DoctorArgs) -> Run {
     let settings = DoctorSettings {
         certs_dir: args.certs_dir.unwrap_or_else(|| default_certs_dir(&args.data_dir)),
         socket: default_socket(&args.data_dir),
-        vmm: VmmSettings {
-            qemu: args.qemu,
-            firecracker: args.firecracker,
-            jailer: args.jailer,
-            guest: args.guest,
-        },
+        vmm: args.programs.settings(),
         listen: args.listen,
         metrics_listen: args.metrics_listen,
         data_dir: args.data_dir,
