@@ -141,7 +141,7 @@ async fn play(mut session: ClientSession, heartbeat: Duration) {
         let answer = tokio::select! {
             _ = beats.tick() => {
                 sequence += 1;
-                Some(agent_frame::Body::Heartbeat(Heartbeat { sequence }))
+                Some(agent_frame::Body::Heartbeat(Heartbeat { sequence, info: None }))
             }
             received = session.frames_in.recv() => match received {
                 Ok(Some(frame)) => frame.body.and_then(answer),

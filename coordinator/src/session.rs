@@ -16,6 +16,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use mvm_pki::{Identity, Role};
 use mvm_proto::status::Mark;
+use mvm_proto::status::NodeInfo;
 use mvm_proto::wire::SESSION_PROTOCOL;
 use mvm_proto::wire::session::v1::{
     AgentFrame, CoordinatorFrame, Goodbye, Hello, Welcome, agent_frame, coordinator_frame,
@@ -227,15 +228,7 @@ fn node_of(peer: &Identity) -> Result<NodeId, End> {
 
 /// The version to speak, if the hello is one that this node may send.
 fn agree(node: &NodeId, hello: &Hello) -> Result<u32, End> {
-    let claimed = hello.info.as_ref().map_or("", |info| info.node_id.as_str());
-    if claimed != node.as_str() {
-        let shown: String = claimed.chars().take(64).collect();
-        let reason = format!("node {node} says that it is {shown:?}");
-        return Err(End::Refused { code: close_code::PROTOCOL, reason, redial: false });
-    }
-    if hello.info.as_ref().is_some_and(|info| info.encoded_len() > MAX_INFO_BYTES) {
-        return Err(End::protocol(format!("a description of more than {MAX_INFO_BYTES} bytes came")));
-    }
+    check_info(node, hello.info.as_ref())?;
     check_mark(hello.high_water.as_ref())?;
     if hello.protocol < OLDEST_PROTOCOL {
         let reason = format!(
@@ -245,6 +238,20 @@ fn agree(node: &NodeId, hello: &Hello) -> Result<u32, End> {
         return Err(End::Refused { code: close_code::PROTOCOL, reason, redial: false });
     }
     Ok(hello.protocol.min(SESSION_PROTOCOL))
+}
+
+/// A node describes itself and nobody else, and is brief.
+fn check_info(node: &NodeId, info: Option<&NodeInfo>) -> Result<(), End> {
+    let claimed = info.map_or("", |info| info.node_id.as_str());
+    if claimed != node.as_str() {
+        let shown: String = claimed.chars().take(64).collect();
+        let reason = format!("node {node} says that it is {shown:?}");
+        return Err(End::Refused { code: close_code::PROTOCOL, reason, redial: false });
+    }
+    if info.is_some_and(|info| info.encoded_len() > MAX_INFO_BYTES) {
+        return Err(End::protocol(format!("a description of more than {MAX_INFO_BYTES} bytes came")));
+    }
+    Ok(())
 }
 
 /// Marks are kept, so their digests must be digests: nothing else, and no longer.
@@ -326,7 +333,6 @@ async fn sleep_until(at: Option<tokio::time::Instant>) {
 
 #[cfg(test)]
 mod tests {
-    use mvm_proto::status::NodeInfo;
 
     use super::*;
 

@@ -141,6 +141,8 @@ struct Conversation<'a> {
     pacer: StatusPacer,
     requests: JoinSet<Reply>,
     heartbeats: u64,
+    /// What guests run on here was not known at the hello.
+    still_finding_out: bool,
 }
 
 impl<'a> Conversation<'a> {
@@ -156,7 +158,18 @@ impl<'a> Conversation<'a> {
             pacer: StatusPacer::default(),
             requests: JoinSet::new(),
             heartbeats: 0,
+            still_finding_out: true,
         }
+    }
+
+    /// What the node is, once all of it is known.
+    fn news_of_this_node(&mut self) -> Option<NodeInfo> {
+        if !self.still_finding_out {
+            return None;
+        }
+        let info = without_session((self.context.describe)());
+        self.still_finding_out = info.accelerator.is_empty();
+        (!self.still_finding_out).then_some(info)
     }
 
     async fn run(
@@ -204,7 +217,8 @@ impl<'a> Conversation<'a> {
                 }
                 _ = ticks.tick() => {
                     self.heartbeats += 1;
-                    Some(encode(agent_frame::Body::Heartbeat(Heartbeat { sequence: self.heartbeats })))
+                    let (sequence, info) = (self.heartbeats, self.news_of_this_node());
+                    Some(encode(agent_frame::Body::Heartbeat(Heartbeat { sequence, info })))
                 }
                 () = shutdown.cancelled() => {
                     let _ = tokio::time::timeout(FAREWELL_TIMEOUT, self.farewell(session)).await;

@@ -47,7 +47,7 @@ impl Talk {
             let received = tokio::time::timeout(PATIENCE, self.session.frames_in.recv()).await;
             let frame: Option<AgentFrame> = received.unwrap().unwrap();
             match frame?.body {
-                Some(agent_frame::Body::Heartbeat(Heartbeat { sequence })) => {
+                Some(agent_frame::Body::Heartbeat(Heartbeat { sequence, .. })) => {
                     self.send(coordinator_frame::Body::HeartbeatAck(HeartbeatAck { sequence })).await;
                 }
                 body => return body,

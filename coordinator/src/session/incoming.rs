@@ -5,7 +5,7 @@ use mvm_proto::status::NodeStatus;
 use mvm_proto::wire::session::v1::{Ack, Reply, Stage, agent_frame};
 use prost::Message;
 
-use super::{End, RETRY_REFUSED, Talk, check_mark};
+use super::{End, RETRY_REFUSED, Talk, check_info, check_mark};
 use crate::fleet::Refused;
 use crate::records::Numbers;
 use crate::state::now;
@@ -25,6 +25,10 @@ impl Talk<'_> {
             agent_frame::Body::Hello(_) => return Err(End::protocol("a second hello came".to_owned())),
             agent_frame::Body::Heartbeat(heartbeat) => {
                 self.attached.live.lock().last_seen_at = Some(now());
+                if let Some(info) = heartbeat.info {
+                    check_info(&self.attached.node, Some(&info))?;
+                    self.attached.live.change(|live| live.info = Some(info));
+                }
                 self.unanswered = Some(heartbeat.sequence);
             }
             agent_frame::Body::Acks(acks) => {

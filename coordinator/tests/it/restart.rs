@@ -63,7 +63,8 @@ async fn a_session_with_a_killed_coordinator_ends_as_soon_as_it_is_back() {
 
     let again = Running::start_with(&report.data_dir, |settings| settings.listen = running.addresses.quic);
     let again = again.await;
-    let heartbeat = AgentFrame { body: Some(agent_frame::Body::Heartbeat(Heartbeat { sequence: 1 })) };
+    let heartbeat =
+        AgentFrame { body: Some(agent_frame::Body::Heartbeat(Heartbeat { sequence: 1, info: None })) };
     // It may have learnt of it already, by a packet that it sent meanwhile.
     session.session.frames_out.send(&heartbeat).await.ok();
     let far_below_the_idle_timeout = Duration::from_secs(5);

@@ -53,6 +53,12 @@ async fn status_and_events_come_up() {
     let known = get(&running, "n1").await;
     assert_eq!(known.status.unwrap().last_reconcile_at, "2026-01-01T00:00:00Z");
     assert_eq!(known.events, [event]);
+
+    let info = NodeInfo { node_id: "n1".into(), accelerator: "kvm".into(), ..NodeInfo::default() };
+    session.send(agent_frame::Body::Heartbeat(Heartbeat { sequence: 1, info: Some(info.clone()) })).await;
+    let answer = session.next().await;
+    assert!(matches!(answer, Some(coordinator_frame::Body::HeartbeatAck(_))), "{answer:?}");
+    assert_eq!(get(&running, "n1").await.info, Some(info), "what was found out since the hello");
 }
 
 #[tokio::test]
@@ -69,6 +75,11 @@ async fn a_node_that_speaks_for_another_is_cut_off() {
     assert!(!get(&running, "n2").await.connected);
 
     let mut session = node.connect(None).await;
+    let info = Some(NodeInfo { node_id: "n2".into(), ..NodeInfo::default() });
+    session.send(agent_frame::Body::Heartbeat(Heartbeat { sequence: 1, info })).await;
+    assert!(!session.end().await.unwrap().redial);
+
+    let mut session = node.connect(None).await;
     let status = NodeStatus { node_id: "n2".into(), ..NodeStatus::default() };
     session.send(agent_frame::Body::Status(status)).await;
     assert!(session.end().await.unwrap().reason.contains("another node"));
@@ -80,7 +91,7 @@ async fn the_first_frame_must_be_a_hello_and_the_only_one() {
     let running = Running::start(&report.data_dir).await;
     let node = running.enrol("n1").await;
     let mut session = node.dial().await.unwrap();
-    session.send(agent_frame::Body::Heartbeat(Heartbeat { sequence: 1 })).await;
+    session.send(agent_frame::Body::Heartbeat(Heartbeat { sequence: 1, info: None })).await;
     assert!(session.end().await.unwrap().reason.contains("hello"));
     let mut session = node.connect(None).await;
     session.send(agent_frame::Body::Hello(node.hello(None))).await;

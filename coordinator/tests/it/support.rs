@@ -326,7 +326,7 @@ impl Session {
 
     /// Nothing but what was asked for comes: a heartbeat is answered next.
     pub(crate) async fn expect_quiet(&mut self) {
-        let heartbeat = mvm_proto::wire::session::v1::Heartbeat { sequence: 77 };
+        let heartbeat = mvm_proto::wire::session::v1::Heartbeat { sequence: 77, info: None };
         self.send(agent_frame::Body::Heartbeat(heartbeat)).await;
         match self.next().await {
             Some(coordinator_frame::Body::HeartbeatAck(ack)) => assert_eq!(ack.sequence, 77),

@@ -20,7 +20,7 @@ use crate::support::{Lab, within};
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 fn heartbeat(sequence: u64) -> AgentFrame {
-    AgentFrame { body: Some(agent_frame::Body::Heartbeat(Heartbeat { sequence })) }
+    AgentFrame { body: Some(agent_frame::Body::Heartbeat(Heartbeat { sequence, info: None })) }
 }
 
 /// A server in a runtime of its own: dropping the runtime ends it as a kill does, in mid-sentence and without a goodbye.

@@ -21,7 +21,7 @@ use crate::support::{Raw, Running, wait_until, within};
 const LOCAL: [u8; 4] = [127, 0, 0, 1];
 
 fn heartbeat(sequence: u64) -> AgentFrame {
-    AgentFrame { body: Some(agent_frame::Body::Heartbeat(Heartbeat { sequence })) }
+    AgentFrame { body: Some(agent_frame::Body::Heartbeat(Heartbeat { sequence, info: None })) }
 }
 
 fn heartbeat_ack(sequence: u64) -> CoordinatorFrame {
