@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mvm_agent::driver::{Driver as _, VmState};
+use mvm_proto::{InstanceId, Problem};
 use serde_json::json;
 
 use crate::documents::{document, parse, pool, simple, tenant};
@@ -76,6 +77,13 @@ async fn nothing_of_a_tenant_is_woken_while_its_secrets_are_not_the_documents() 
     node.handle.wake(&acme, &workers, &asleep).await.unwrap();
 }
 
+/// Wakes an instance of the only pool while the test goes on.
+fn wake_beside(node: &TestNode, id: &InstanceId) -> tokio::task::JoinHandle<Result<(), Problem>> {
+    let (handle, id) = (node.handle.clone(), id.clone());
+    let (acme, workers) = ("acme".parse().unwrap(), "workers".parse().unwrap());
+    tokio::spawn(async move { handle.wake(&acme, &workers, &id).await })
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_wake_under_way_is_finished_before_an_orderly_stop_and_keeps_its_memory() {
     let dir = tempfile::tempdir().unwrap();
@@ -84,12 +92,9 @@ async fn a_wake_under_way_is_finished_before_an_orderly_stop_and_keeps_its_memor
     node.until_counts(0, 0, 1).await;
     let id = node.ids("sleeping")[0].clone();
     let boots = node.driver.boots();
-    node.driver.faults.set_ready_after(Duration::from_secs(3));
-    let wake = tokio::spawn({
-        let (handle, id) = (node.handle.clone(), id.clone());
-        let (acme, workers) = ("acme".parse().unwrap(), "workers".parse().unwrap());
-        async move { handle.wake(&acme, &workers, &id).await }
-    });
+    // What is left to do after the restore takes its time.
+    node.driver.faults.set_latency(Duration::from_millis(500));
+    let wake = wake_beside(&node, &id);
     while node.driver.boots() == boots {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -112,13 +117,7 @@ async fn a_hundred_wakes_at_once_are_one_restore() {
     let id = node.ids("sleeping")[0].clone();
     let boots = node.driver.boots();
     node.driver.faults.set_latency(Duration::from_millis(50));
-    let wakes: Vec<_> = (0..100)
-        .map(|_| {
-            let (handle, id) = (node.handle.clone(), id.clone());
-            let (acme, workers) = ("acme".parse().unwrap(), "workers".parse().unwrap());
-            tokio::spawn(async move { handle.wake(&acme, &workers, &id).await })
-        })
-        .collect();
+    let wakes: Vec<_> = (0..100).map(|_| wake_beside(&node, &id)).collect();
     for wake in wakes {
         wake.await.unwrap().unwrap();
     }
