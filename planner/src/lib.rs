@@ -5,6 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+// Tests inside this crate share their random worlds with those outside, which know it by this name.
+#[cfg(test)]
+extern crate self as mvm_planner;
+
 pub mod node;
 pub mod observation;
 pub mod plan;

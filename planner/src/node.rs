@@ -1,15 +1,18 @@
 //! What one node does next.
 //!
-//! [`plan_node`] sorts the observed instances into the document's pools, then makes its passes: [`raise`] fills the
-//! running counts, pools in the order of their roles; [`settle`] and [`policy`] put to rest what is spare, in the
-//! reverse order; [`stage`], [`replace`] and [`retain`] make what the other counts lack, renew what is outdated and
+//! [`plan_node`] sorts the observed instances into the document's pools and leaves those alone that are as they should
+//! be (see [`members`]). Over a [`view`] of each other pool it makes its passes: [`raise`] fills the running counts, pools in the order of their roles; [`settle`] and [`policy`] put to rest what is spare, in the
+//! reverse order; [`pressure`] puts to sleep what is idle when the node is short of memory; [`stage`], [`replace`] and [`retain`] make what the other counts lack, renew what is outdated and
 //! clear away what was kept long enough; [`prune`] deals with what the document does not name. All passes spend
 //! from one [`budget`], so that running counts come first everywhere, and all respect the same [`hold`]s.
 
 mod budget;
 mod draft;
 mod hold;
+mod index;
+mod members;
 mod policy;
+mod pressure;
 mod prune;
 mod raise;
 mod replace;
@@ -18,37 +21,60 @@ mod settle;
 mod stage;
 mod view;
 
+#[cfg(test)]
+mod tests;
+
 pub use hold::MAX_OVERRIDE;
 
-use std::collections::BTreeMap;
+use mvm_proto::{DesiredState, InstanceId, Phase, Timestamp};
 
-use mvm_proto::document::{Pool, Tenant};
-use mvm_proto::{DesiredState, InstanceId, Phase, PoolId, TenantId, Timestamp};
-
-use crate::observation::{Blocked, Observation, ObservedInstance};
+use crate::observation::{Blocked, Observation};
 use crate::plan::{NodePlan, OverLimit};
-use crate::revision::revision_of;
 use budget::{Budget, Usage};
 use draft::{Draft, Place};
+use members::{Members, pools, sort_in};
 use view::PoolView;
 
 /// The steps that bring `observed` closer to `desired`; empty when they already agree.
 #[must_use]
 pub fn plan_node(desired: &DesiredState, observed: &Observation, now: Timestamp) -> NodePlan {
-    let mut views = views(desired, &observed.blocked);
+    // Under pressure even a pool at rest may have to give something.
+    let skip = if observed.memory_pressure {
+        |_: &Members<'_>| false
+    } else {
+        |members: &Members<'_>| members.are_at_rest()
+    };
+    plan_pools(desired, observed, now, skip)
+}
+
+/// The same without a look at the pools of which `skip` is true.
+fn plan_pools(
+    desired: &DesiredState,
+    observed: &Observation,
+    now: Timestamp,
+    skip: fn(&Members<'_>) -> bool,
+) -> NodePlan {
+    let mut pools = pools(desired);
     let quotas = desired.tenants.iter().map(|tenant| tenant.quotas);
-    let budget = Budget::new(observed.capacity, quotas, views.len());
-    let mut draft = Draft { plan: NodePlan::default(), budget, now };
-    let unnamed = sort_in(&mut draft, desired, &mut views, &observed.instances);
+    let budget = Budget::new(observed.capacity, quotas, pools.len());
+    let under_pressure = observed.memory_pressure;
+    let mut draft = Draft { plan: NodePlan::default(), budget, now, under_pressure };
+    let unnamed = sort_in(&mut draft.budget, desired, &mut pools, &observed.instances);
 
-    report_passed_limits(&mut draft, desired, &views);
+    report_passed_limits(&mut draft, desired, &pools);
 
+    let busy = pools.iter().filter(|members| !skip(members));
+    let mut views: Vec<_> =
+        busy.map(|members| PoolView::new(members, no_start(members.place, &observed.blocked), now)).collect();
     for view in &mut views {
         raise::raise(&mut draft, view);
     }
     for view in views.iter_mut().rev() {
         policy::put_back_idle(&mut draft, view);
         settle::settle(&mut draft, view);
+    }
+    if under_pressure {
+        pressure::relieve(&mut draft, &mut views, &observed.instances);
     }
     for view in &mut views {
         stage::stage(&mut draft, view);
@@ -80,48 +106,49 @@ pub fn check_move(
     instance: &InstanceId,
     to: Phase,
 ) -> Result<(), String> {
-    let Some(found) = observed.instances.iter().find(|i| i.id == *instance) else {
+    let Some(at) = observed.instances.iter().position(|i| i.id == *instance) else {
         return Err(format!("{instance} does not exist"));
     };
-    let mut found = found.clone();
+    let mut found = observed.instances[at].clone();
     found.moving_to = None;
-    let mut views = views(desired, &observed.blocked);
+    let mut pools = pools(desired);
     let quotas = desired.tenants.iter().map(|tenant| tenant.quotas);
-    let budget = Budget::new(observed.capacity, quotas, views.len());
-    let mut draft = Draft { plan: NodePlan::default(), budget, now: Timestamp::from_unix_ms(0) };
-    let others: Vec<_> = observed.instances.iter().filter(|i| i.id != *instance).cloned().collect();
-    sort_in(&mut draft, desired, &mut views, &others);
-    let is_its = |view: &&PoolView<'_>| {
-        view.place.tenant.tenant_id == found.tenant && view.place.pool.pool_id == found.pool
-    };
-    let view = views.iter().find(is_its);
-    if let Some(PoolView { no_start: Some(reason), .. }) = view
+    let mut budget = Budget::new(observed.capacity, quotas, pools.len());
+    for others in [&observed.instances[..at], &observed.instances[at + 1..]] {
+        sort_in(&mut budget, desired, &mut pools, others);
+    }
+    let place = pools
+        .iter()
+        .map(|members| members.place)
+        .find(|place| place.tenant.tenant_id == found.tenant && place.pool.pool_id == found.pool);
+    if let Some(reason) = place.and_then(|place| no_start(place, &observed.blocked))
         && to == Phase::Running
     {
-        return Err(reason.clone());
+        return Err(reason);
     }
     // Starting boots the pool's current size; everything else leaves an instance as large as it is.
-    let size = match view {
-        Some(view) if to == Phase::Running && found.is_startable() => &view.place.pool.instance_resources,
+    let size = match place {
+        Some(place) if to == Phase::Running && found.is_startable() => &place.pool.instance_resources,
         _ => &found.resources,
     };
     let tenant = desired.tenants.iter().position(|tenant| tenant.tenant_id == found.tenant);
     let used = Usage::now(&found);
-    draft.budget.count(tenant, view.map(|view| view.place.pool_index), used);
+    budget.count(tenant, place.map(|place| place.pool_index), used);
     let more = Usage::of(to, size, None).beyond(used);
-    let of_tenant = tenant.map_or(Ok(()), |tenant| draft.budget.fits_tenant(tenant, more));
-    of_tenant.and_then(|()| draft.budget.fits_node(more)).map_err(|shortage| shortage.to_string())
+    let of_tenant = tenant.map_or(Ok(()), |tenant| budget.fits_tenant(tenant, more));
+    of_tenant.and_then(|()| budget.fits_node(more)).map_err(|shortage| shortage.to_string())
 }
 
 /// Quotas hold before every start: what already runs beyond one that was lowered is told of, not stopped.
-fn report_passed_limits(draft: &mut Draft, desired: &DesiredState, views: &[PoolView<'_>]) {
-    let by_pool =
-        |view: &PoolView<'_>| draft.budget.passed_by_pool(view.place.tenant_index, view.place.pool_index);
-    let passed: Vec<_> = draft.budget.passed().chain(views.iter().filter_map(by_pool)).collect();
+fn report_passed_limits(draft: &mut Draft, desired: &DesiredState, pools: &[Members<'_>]) {
+    let by_pool = |members: &Members<'_>| {
+        draft.budget.passed_by_pool(members.place.tenant_index, members.place.pool_index)
+    };
+    let passed: Vec<_> = draft.budget.passed().chain(pools.iter().filter_map(by_pool)).collect();
     for passed in passed {
         draft.plan.over_limit.push(OverLimit {
             tenant: passed.tenant.map(|tenant| desired.tenants[tenant].tenant_id.clone()),
-            pool: passed.pool.map(|pool| views[pool].place.pool.pool_id.clone()),
+            pool: passed.pool.map(|pool| pools[pool].place.pool.pool_id.clone()),
             limit: passed.limit.to_owned(),
             allowed: passed.allowed,
             used: passed.used,
@@ -129,24 +156,9 @@ fn report_passed_limits(draft: &mut Draft, desired: &DesiredState, views: &[Pool
     }
 }
 
-/// The document's pools, still empty: sorted by role, then as written.
-fn views<'a>(desired: &'a DesiredState, blocked: &[Blocked]) -> Vec<PoolView<'a>> {
-    let mut views = Vec::new();
-    for (tenant_index, tenant) in desired.tenants.iter().enumerate() {
-        for (position, pool) in tenant.pools.iter().enumerate() {
-            let place = Place { tenant, pool, tenant_index, pool_index: 0 };
-            let no_start = no_start(tenant, pool, position, blocked);
-            views.push(PoolView::new(place, revision_of(tenant, pool), no_start));
-        }
-    }
-    views.sort_by_key(|view| view.place.pool.role);
-    for (pool_index, view) in views.iter_mut().enumerate() {
-        view.place.pool_index = pool_index;
-    }
-    views
-}
-
-fn no_start(tenant: &Tenant, pool: &Pool, position: usize, blocked: &[Blocked]) -> Option<String> {
+/// Why nothing of this pool may be started now.
+fn no_start(place: Place<'_>, blocked: &[Blocked]) -> Option<String> {
+    let Place { tenant, pool, position, .. } = place;
     let limit = tenant.quotas.max_pools;
     if position >= usize::try_from(limit).unwrap_or(usize::MAX) {
         return Some(format!("max_pools is {limit}, this is the tenant's pool number {}", position + 1));
@@ -154,42 +166,4 @@ fn no_start(tenant: &Tenant, pool: &Pool, position: usize, blocked: &[Blocked]) 
     let names =
         |b: &&Blocked| b.tenant == tenant.tenant_id && b.pool.as_ref().is_none_or(|id| *id == pool.pool_id);
     blocked.iter().find(names).map(|b| b.reason.clone())
-}
-
-/// Gives every instance to its pool and counts what it uses. Returns those whose pool the document does not name.
-fn sort_in<'a>(
-    draft: &mut Draft,
-    desired: &'a DesiredState,
-    views: &mut [PoolView<'a>],
-    instances: &'a [ObservedInstance],
-) -> Vec<(Option<&'a Tenant>, &'a ObservedInstance)> {
-    let tenants: BTreeMap<&TenantId, usize> =
-        desired.tenants.iter().enumerate().map(|(index, tenant)| (&tenant.tenant_id, index)).collect();
-    let pools: BTreeMap<(usize, &PoolId), usize> = views
-        .iter()
-        .enumerate()
-        .map(|(index, view)| ((view.place.tenant_index, &view.place.pool.pool_id), index))
-        .collect();
-    let mut unnamed = Vec::new();
-    // Instances of one pool mostly come together: the last answer is the next one.
-    let mut last: Option<(&ObservedInstance, Option<usize>, Option<usize>)> = None;
-    for instance in instances {
-        let (tenant, pool) = match last {
-            Some((same, tenant, pool)) if same.pool == instance.pool && same.tenant == instance.tenant => {
-                (tenant, pool)
-            }
-            _ => {
-                let tenant = tenants.get(&instance.tenant).copied();
-                (tenant, tenant.and_then(|tenant| pools.get(&(tenant, &instance.pool)).copied()))
-            }
-        };
-        last = Some((instance, tenant, pool));
-        let size = pool.map(|pool| &views[pool].place.pool.instance_resources);
-        draft.budget.count(tenant, pool, Usage::now(instance).most(Usage::soon(instance, size)));
-        match pool {
-            Some(pool) => views[pool].add(instance, draft.now),
-            None => unnamed.push((tenant.map(|index| &desired.tenants[index]), instance)),
-        }
-    }
-    unnamed
 }

@@ -21,6 +21,9 @@ pub struct Observation {
     /// What can't be started now, whatever the counts say: secrets or artifacts are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocked: Vec<Blocked>,
+    /// The node is short of memory now: nothing more is started for the counts, and what is idle is put to sleep.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub memory_pressure: bool,
 }
 
 /// What the whole node may use, whatever the tenants' quotas add up to.

@@ -20,8 +20,8 @@ use mvm_proto::{DesiredState, Phase, Timestamp};
 use proptest::prelude::*;
 use slow::SlowWorld;
 
-const FREE: Kinds = Kinds { tight: false, guards: false };
-const TIGHT: Kinds = Kinds { tight: true, guards: false };
+const FREE: Kinds = Kinds { tight: false, guards: false, pressure: false };
+const TIGHT: Kinds = Kinds { tight: true, guards: false, pressure: false };
 /// How long the trouble lasts, and how many rounds may pass after it.
 const TROUBLED_ROUNDS: usize = 40;
 const CALM_ROUNDS: usize = 600;

@@ -6,73 +6,22 @@
 mod fleet;
 #[path = "laws/model.rs"]
 mod model;
+#[path = "laws/rest.rs"]
+mod rest;
 
 use std::time::Duration;
 
-use fleet::{Kinds, NOW_MS, cases, fleet};
+use fleet::{Kinds, cases, fleet};
 use model::World;
 use mvm_planner::{Action, NodePlan, Observation, plan_node};
-use mvm_proto::{DesiredState, InstanceId, Phase, Timestamp};
+use mvm_proto::{DesiredState, InstanceId, Phase};
 use proptest::prelude::*;
+use rest::{now, run_to_rest};
 
-const FREE: Kinds = Kinds { tight: false, guards: false };
-const TIGHT: Kinds = Kinds { tight: true, guards: false };
-const ANYTHING: Kinds = Kinds { tight: true, guards: true };
-const GUARDED: Kinds = Kinds { tight: false, guards: true };
-
-fn now() -> Timestamp {
-    Timestamp::from_unix_ms(NOW_MS)
-}
-
-/// Every instance may be staged, woken, put to rest, replaced and stopped once each, one pool slot at a time.
-fn most_rounds(desired: &DesiredState, observed: &Observation) -> usize {
-    let wanted: u32 = desired
-        .pools()
-        .map(|(_, pool)| {
-            let counts = &pool.desired_counts;
-            counts.running + counts.warm + counts.sleeping
-        })
-        .sum();
-    20 + 8 * (usize::try_from(wanted).unwrap() + observed.instances.len())
-}
-
-/// Plans and carries out until nothing is left to do; time moves by a second a round, or to the next deadline.
-fn run_to_rest(
-    desired: &DesiredState,
-    world: &mut World,
-    mut each_step: impl FnMut(&World, &World),
-) -> NodePlan {
-    let limit = most_rounds(desired, &world.observed);
-    let mut trail = Vec::new();
-    for round in 0..limit {
-        let plan = plan_node(desired, &world.observed, world.now);
-        if plan.is_empty() {
-            match plan.next_deadline {
-                // An hour without a deadline in it is rest.
-                Some(at) if at < now() + Duration::from_secs(3 * 3600) => {
-                    assert!(at > world.now, "a deadline lies ahead");
-                    world.now = at;
-                    continue;
-                }
-                _ => return plan,
-            }
-        }
-        trail.push(plan.clone());
-        let before = world.clone();
-        // In an order that is not the plan's: no step may rely on another one.
-        let mut steps = plan.steps;
-        if round % 2 == 1 {
-            steps.reverse();
-        }
-        for step in &steps {
-            world.apply(desired, step);
-            each_step(&before, world);
-        }
-        world.now = world.now + Duration::from_secs(1);
-    }
-    let tail: Vec<_> = trail.iter().rev().take(6).rev().collect();
-    panic!("not at rest after {limit} rounds; the last plans were {tail:#?}");
-}
+const FREE: Kinds = Kinds { tight: false, guards: false, pressure: false };
+const TIGHT: Kinds = Kinds { tight: true, guards: false, pressure: true };
+const ANYTHING: Kinds = Kinds { tight: true, guards: true, pressure: true };
+const GUARDED: Kinds = Kinds { tight: false, guards: true, pressure: true };
 
 proptest! {
     #![proptest_config(cases())]
@@ -80,7 +29,7 @@ proptest! {
     #[test]
     fn with_room_for_all_the_desired_counts_are_reached_in_bounded_rounds((desired, observed) in fleet(FREE)) {
         let mut world = World::new(observed, now());
-        let rest = run_to_rest(&desired, &mut world, |_, _| {});
+        let rest = run_to_rest(&desired, &mut world, |_, _, _| {});
         for (tenant, pool) in desired.pools() {
             let wanted = &pool.desired_counts;
             prop_assert_eq!(
@@ -105,7 +54,7 @@ proptest! {
     #[test]
     fn at_rest_the_plan_stays_empty_until_its_deadline((desired, observed) in fleet(ANYTHING)) {
         let mut world = World::new(observed, now());
-        let rest = run_to_rest(&desired, &mut world, |_, _| {});
+        let rest = run_to_rest(&desired, &mut world, |_, _, _| {});
         let end = rest.next_deadline.unwrap_or(world.now + Duration::from_secs(86_400));
         let span = end.since(world.now);
         for part in [0, 1, 50, 99] {
@@ -117,7 +66,7 @@ proptest! {
     #[test]
     fn no_step_passes_a_quota_or_the_nodes_capacity((desired, observed) in fleet(TIGHT)) {
         let mut world = World::new(observed, now());
-        run_to_rest(&desired, &mut world, |before, after| inside_limits(&desired, before, after));
+        run_to_rest(&desired, &mut world, |before, after, _| inside_limits(&desired, before, after));
     }
 
     #[test]
@@ -140,7 +89,9 @@ proptest! {
             if pool.is_some_and(|p| p.pinned) {
                 prop_assert!(step.action != Action::Sleep, "{step}");
             }
-            let puts_down = matches!(step.action, Action::Warm | Action::Sleep | Action::Stop | Action::Replace);
+            // Only memory pressure takes what is short of its minimum.
+            let puts_down = matches!(step.action, Action::Warm | Action::Sleep | Action::Stop | Action::Replace)
+                && !(observed.memory_pressure && step.reason.starts_with("memory pressure"));
             if let (Some(pool), true, None) = (pool, puts_down, instance.staging) {
                 let least = match instance.phase {
                     Phase::Running => pool.runtime_policy.min_running_seconds,

@@ -19,7 +19,8 @@ fn full() -> Value {
             "home": "sleeping", "staging": "warm", "moving_to": "stopped",
             "retry_not_before": "2026-01-31T09:33:00Z", "failures": 2
         }],
-        "blocked": [{ "tenant": "acme", "pool": "web", "reason": "no image" }]
+        "blocked": [{ "tenant": "acme", "pool": "web", "reason": "no image" }],
+        "memory_pressure": true
     })
 }
 
@@ -35,6 +36,18 @@ fn an_observation_reads_back_from_its_own_text() {
 }
 
 #[test]
+fn without_memory_pressure_the_text_is_what_it_was_before_there_was_such_a_field() {
+    let mut old = full();
+    old.as_object_mut().unwrap().remove("memory_pressure");
+    let read = Observation::parse(old.to_string().as_bytes()).unwrap();
+    assert!(!read.memory_pressure);
+    assert_eq!(serde_json::to_value(&read).unwrap(), old);
+    assert_eq!(serde_json::from_value::<Observation>(old).unwrap(), read);
+    let required = &observation_schema()["required"];
+    assert_eq!(required, &json!(["capacity", "instances"]));
+}
+
+#[test]
 fn every_mistake_is_named_by_its_path_at_once() {
     let mut bad = full();
     bad["capacity"]["vcpus"] = json!("8");
@@ -42,6 +55,7 @@ fn every_mistake_is_named_by_its_path_at_once() {
     bad["instances"][0]["since"] = json!("yesterday");
     bad["instances"][0]["home"] = Value::Null;
     bad["instances"][0]["colour"] = json!("blue");
+    bad["memory_pressure"] = json!("some");
     bad["blocked"][0].as_object_mut().unwrap().remove("reason");
     let expected = [
         "blocked[0].reason",
@@ -50,6 +64,7 @@ fn every_mistake_is_named_by_its_path_at_once() {
         "instances[0].home",
         "instances[0].phase",
         "instances[0].since",
+        "memory_pressure",
     ];
     let mut found = errors(&bad);
     found.sort();

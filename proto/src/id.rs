@@ -18,6 +18,9 @@ pub const NAME_PATTERN: &str = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$";
 /// The rule for instance ids as a JSON Schema pattern.
 pub const INSTANCE_PATTERN: &str = "^i-[0-9a-f]{8}$";
 
+/// `i-` and 8 hexadecimal digits.
+const INSTANCE_LEN: usize = 10;
+
 /// Why a text is not an id. The text itself is not repeated: it may be long, or hostile to a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
@@ -46,11 +49,11 @@ fn check_instance(text: &str) -> Result<(), IdError> {
 }
 
 macro_rules! id_type {
-    ($(#[$doc:meta])* $name:ident, $check:path, $pattern:expr) => {
+    ($(#[$doc:meta])* $name:ident($text:ty), $check:path, $pattern:expr) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
-        pub struct $name(Arc<str>);
+        pub struct $name($text);
 
         impl $name {
             /// The id as text.
@@ -77,7 +80,7 @@ macro_rules! id_type {
 
         impl From<$name> for String {
             fn from(id: $name) -> String {
-                id.0.as_ref().to_owned()
+                id.as_str().to_owned()
             }
         }
 
@@ -95,7 +98,7 @@ macro_rules! id_type {
 
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Debug::fmt(&self.0, f)
+                fmt::Debug::fmt(self.as_str(), f)
             }
         }
 
@@ -115,34 +118,55 @@ macro_rules! id_type {
 
 id_type!(
     /// One installation of mvm: the trust domain in every identity.
-    ClusterId, check_name, NAME_PATTERN
+    ClusterId(Arc<str>), check_name, NAME_PATTERN
 );
 id_type!(
     /// One machine that runs an agent.
-    NodeId, check_name, NAME_PATTERN
+    NodeId(Arc<str>), check_name, NAME_PATTERN
 );
 id_type!(
     /// The boundary for quota, network, secrets and audit.
-    TenantId, check_name, NAME_PATTERN
+    TenantId(Arc<str>), check_name, NAME_PATTERN
 );
 id_type!(
     /// A homogeneous group of instances inside a tenant.
-    PoolId, check_name, NAME_PATTERN
+    PoolId(Arc<str>), check_name, NAME_PATTERN
 );
 id_type!(
     /// A named variant of what `flake_ref` builds.
-    ProfileId, check_name, NAME_PATTERN
+    ProfileId(Arc<str>), check_name, NAME_PATTERN
 );
 id_type!(
     /// One microVM. Made by the agent: `i-` and 8 hexadecimal digits.
-    InstanceId, check_instance, INSTANCE_PATTERN
+    InstanceId(InstanceText), check_instance, INSTANCE_PATTERN
 );
+
+/// Its text, which is always as long: kept in place, so that a node's many ids need no memory of their own.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct InstanceText([u8; INSTANCE_LEN]);
+
+impl From<&str> for InstanceText {
+    /// Of a text that [`check_instance`] accepted.
+    fn from(text: &str) -> Self {
+        let mut bytes = [b'0'; INSTANCE_LEN];
+        bytes.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);
+        Self(bytes)
+    }
+}
+
+impl std::ops::Deref for InstanceText {
+    type Target = str;
+    fn deref(&self) -> &str {
+        // Only ASCII is accepted.
+        str::from_utf8(&self.0).unwrap_or_default()
+    }
+}
 
 impl InstanceId {
     /// The id for these random bits.
     #[must_use]
     pub fn from_bits(bits: u32) -> Self {
-        Self(format!("i-{bits:08x}").into())
+        Self(format!("i-{bits:08x}").as_str().into())
     }
 }
 
@@ -166,6 +190,7 @@ mod tests {
     #[test]
     fn instance_ids_are_i_and_eight_hex_digits() {
         assert_eq!(InstanceId::from_bits(0xab).as_str(), "i-000000ab");
+        assert_eq!("i-89abcdef".parse::<InstanceId>().unwrap().to_string(), "i-89abcdef");
         for bad in ["i-", "i-12345", "i-ABCDEF01", "x-00000000", "i-000000000"] {
             assert_eq!(bad.parse::<InstanceId>(), Err(IdError::Instance), "{bad:?}");
         }

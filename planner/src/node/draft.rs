@@ -5,6 +5,7 @@ use mvm_proto::{InstanceId, Phase, Timestamp};
 
 use super::budget::{Budget, Shortage, Usage};
 use super::hold::Hold;
+use super::pressure::MEMORY_PRESSURE;
 use crate::observation::ObservedInstance;
 use crate::plan::{Action, Deferred, NodePlan, Step};
 
@@ -14,6 +15,8 @@ pub(crate) struct Draft {
     pub(crate) plan: NodePlan,
     pub(crate) budget: Budget,
     pub(crate) now: Timestamp,
+    /// The node is short of memory: no pass may start anything.
+    pub(crate) under_pressure: bool,
 }
 
 /// The pool that a pass works on, and its places in the budget.
@@ -23,6 +26,8 @@ pub(crate) struct Place<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) tenant_index: usize,
     pub(crate) pool_index: usize,
+    /// Among the tenant's pools, as written.
+    pub(crate) position: usize,
 }
 
 impl Draft {
@@ -30,6 +35,11 @@ impl Draft {
     pub(crate) fn wake_at(&mut self, at: Timestamp) {
         let next = &mut self.plan.next_deadline;
         *next = Some(next.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    /// Why nothing of any pool may be started now.
+    pub(crate) fn no_growth(&self) -> Option<String> {
+        self.under_pressure.then(|| MEMORY_PRESSURE.to_owned())
     }
 
     pub(crate) fn spend(&mut self, place: Place<'_>, more: Usage) -> Result<(), Shortage> {

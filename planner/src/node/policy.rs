@@ -17,12 +17,21 @@ pub(crate) fn put_back_idle(draft: &mut Draft, view: &mut PoolView<'_>) {
     let mut woken = std::mem::take(&mut view.on_demand);
     coldest_first(view, &mut woken);
     for instance in woken {
-        let Some((action, idle)) = due(draft, view, instance) else { continue };
+        let due = due(draft, view, instance);
+        // Paused it would keep its memory: under pressure it is put to sleep in its turn instead.
+        let (action, idle) = match due {
+            Some(due) if due.0 == Action::Sleep || !draft.under_pressure => due,
+            _ => {
+                view.on_demand.push(instance);
+                continue;
+            }
+        };
         let why = format!("woken on demand, idle for {} s", idle.as_secs());
         let (tenant, pool) = (view.place.tenant, view.place.pool);
         let pinned = pool.pinned.then_some(Hold::PinnedPool);
         if let Some(hold) = pinned.or_else(|| hold(tenant, pool, instance, action, draft.now)) {
             draft.held(view.place, instance, action, &why, hold);
+            view.on_demand.push(instance);
             continue;
         }
         let to = action.leads_to(Some(instance.phase));
@@ -31,16 +40,22 @@ pub(crate) fn put_back_idle(draft: &mut Draft, view: &mut PoolView<'_>) {
             Ok(()) => draft.step(view.place, Some(instance), action, None, why),
             Err(shortage) => {
                 draft.defer(view.place, Some(&instance.id), action, 1, format!("{shortage}; {why}"));
+                view.on_demand.push(instance);
             }
         }
     }
 }
 
-/// The step that its idle time asks for now; a later one is noted as a deadline.
-fn due(draft: &mut Draft, view: &PoolView<'_>, instance: &ObservedInstance) -> Option<(Action, Duration)> {
+/// Since when it has nothing to do; none: it is busy, or nobody knows.
+pub(crate) fn idle_from(instance: &ObservedInstance) -> Option<Timestamp> {
     // What is paused has nothing to do, whatever was known of it before.
     let paused = (instance.phase == Phase::Warm).then_some(instance.since);
-    let since = instance.idle_since.or(paused)?;
+    instance.idle_since.or(paused)
+}
+
+/// The step that its idle time asks for now; a later one is noted as a deadline.
+fn due(draft: &mut Draft, view: &PoolView<'_>, instance: &ObservedInstance) -> Option<(Action, Duration)> {
+    let since = idle_from(instance)?;
     let policy = &view.place.pool.sleep_policy;
     let at = |seconds: u64| -> Timestamp { since + Duration::from_secs(seconds) };
     let (warm_at, sleep_at) = (at(policy.warm_after_seconds), at(policy.sleep_after_seconds));

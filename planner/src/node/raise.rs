@@ -1,10 +1,11 @@
 //! Steps 1 to 4: brings the running count up by waking, resuming, starting, and only then by creating.
 
-use mvm_proto::Phase;
+use mvm_proto::{Phase, Timestamp};
 
 use super::budget::{Shortage, Usage};
 use super::draft::Draft;
 use super::hold::{Hold, hands_off, hold};
+use super::pressure::MEMORY_PRESSURE;
 use super::view::{PoolView, best_first, readiest_first, remove};
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
@@ -16,6 +17,22 @@ const RETRIES: u32 = 3;
 enum Obstacle {
     Hold(Hold),
     Shortage(Shortage),
+    Pressure,
+    /// One that is not wanted at rest has not arrived there yet.
+    Arriving,
+    BackingOff,
+}
+
+impl Obstacle {
+    fn describe(&self, now: Timestamp) -> String {
+        match self {
+            Obstacle::Hold(hold) => hold.describe(now),
+            Obstacle::Shortage(shortage) => shortage.to_string(),
+            Obstacle::Pressure => MEMORY_PRESSURE.to_owned(),
+            Obstacle::Arriving => "one that is being put to rest will be brought back".to_owned(),
+            Obstacle::BackingOff => "backing off after a failure".to_owned(),
+        }
+    }
 }
 
 pub(crate) fn raise(draft: &mut Draft, view: &mut PoolView<'_>) {
@@ -42,6 +59,30 @@ pub(crate) fn raise(draft: &mut Draft, view: &mut PoolView<'_>) {
         list.push(instance);
     }
 
+    // What is kept running needs no more memory than it has; everything else would.
+    let obstacle = if draft.under_pressure {
+        Obstacle::Pressure
+    } else {
+        bring_up(draft, view, &mut left, &why, obstacle)
+    };
+
+    view.is_starting |= left < need;
+    view.have.running += need - left;
+    view.missing.running = left;
+    if left > 0 {
+        let reason = obstacle.describe(draft.now);
+        draft.defer(view.place, None, Action::Create, left, format!("{reason}; {why}"));
+    }
+}
+
+/// Wakes, resumes, starts and creates while any are `left` to bring up; says what is in the way of the rest.
+fn bring_up(
+    draft: &mut Draft,
+    view: &mut PoolView<'_>,
+    left: &mut usize,
+    why: &str,
+    mut obstacle: Option<Obstacle>,
+) -> Obstacle {
     for (action, phase) in
         [(Action::Wake, Phase::Sleeping), (Action::Resume, Phase::Warm), (Action::Start, Phase::Stopped)]
     {
@@ -50,10 +91,10 @@ pub(crate) fn raise(draft: &mut Draft, view: &mut PoolView<'_>) {
             Phase::Warm => &mut view.warm,
             _ => &mut view.startable,
         });
-        if left > 0 {
+        if *left > 0 {
             if action == Action::Start { readiest_first(&mut list) } else { best_first(view, &mut list) }
         }
-        let taken = take(draft, view, &mut list, action, &mut left, &why, &mut obstacle);
+        let taken = take(draft, view, &mut list, action, left, why, &mut obstacle);
         match phase {
             Phase::Sleeping => {
                 view.sleeping = list;
@@ -69,28 +110,16 @@ pub(crate) fn raise(draft: &mut Draft, view: &mut PoolView<'_>) {
 
     let backing_off = backing_off(draft, view) + resting_and_retried(draft, view);
     let arriving = arriving(view);
-    while left > backing_off + arriving {
+    while *left > backing_off + arriving {
         let size = &view.place.pool.instance_resources;
         if let Err(shortage) = draft.spend(view.place, Usage::of(Phase::Running, size, None)) {
             obstacle = Some(Obstacle::Shortage(shortage));
             break;
         }
-        draft.step(view.place, None, Action::Create, None, why.clone());
-        left -= 1;
+        draft.step(view.place, None, Action::Create, None, why.to_owned());
+        *left -= 1;
     }
-
-    view.is_starting |= left < need;
-    view.have.running += need - left;
-    view.missing.running = left;
-    if left > 0 {
-        let reason = match obstacle {
-            Some(Obstacle::Shortage(shortage)) => shortage.to_string(),
-            Some(Obstacle::Hold(hold)) => hold.describe(draft.now),
-            None if arriving > 0 => "one that is being put to rest will be brought back".to_owned(),
-            None => "backing off after a failure".to_owned(),
-        };
-        draft.defer(view.place, None, Action::Create, left, format!("{reason}; {why}"));
-    }
+    obstacle.unwrap_or(if arriving > 0 { Obstacle::Arriving } else { Obstacle::BackingOff })
 }
 
 /// Instances that failed to start keep their place: making another at once would fail the same way.

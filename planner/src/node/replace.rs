@@ -21,7 +21,7 @@ pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
     dismiss_stand_ins(draft, view, replacing_running);
     let Some(instance) = due else { return };
     let too_few_up = replacing_running && up(view) <= view.wanted().running;
-    let obstacle = if let Some(reason) = view.no_start.clone() {
+    let obstacle = if let Some(reason) = view.no_start.clone().or_else(|| draft.no_growth()) {
         Some(reason)
     } else if view.staging_busy {
         Some(ONE_AT_A_TIME.to_owned())

@@ -21,7 +21,11 @@ pub(crate) fn settle(draft: &mut Draft, view: &mut PoolView<'_>) {
 
     settle_staged(draft, view);
 
-    let spare_warm = view.have.warm.saturating_sub(wanted.warm);
+    let spare_sleeping = view.have.sleeping.saturating_sub(wanted.sleeping);
+    // What pressure keeps from running is wanted all the same: it comes back from what rests, sleepers first.
+    let owed = if draft.under_pressure { view.missing.running } else { 0 };
+    let spare_warm =
+        view.have.warm.saturating_sub(wanted.warm).saturating_sub(owed.saturating_sub(spare_sleeping));
     let mut warm = std::mem::take(&mut view.warm);
     put_to_use(draft, view, &mut warm, spare_warm, "warm");
     view.warm = warm;
@@ -32,8 +36,7 @@ pub(crate) fn settle(draft: &mut Draft, view: &mut PoolView<'_>) {
     view.running = running;
 
     // A sleeper above its count is kept while the warm count is short: staging wakes it for that.
-    let spare_sleeping = view.have.sleeping.saturating_sub(wanted.sleeping);
-    let kept = view.missing.warm.saturating_sub(view.waiting.warm);
+    let kept = owed + view.missing.warm.saturating_sub(view.waiting.warm);
     let mut sleeping = std::mem::take(&mut view.sleeping);
     put_to_use(draft, view, &mut sleeping, spare_sleeping.saturating_sub(kept), "sleeping");
     view.sleeping = sleeping;

@@ -17,7 +17,7 @@ pub(crate) fn stage(draft: &mut Draft, view: &mut PoolView<'_>) {
     if warm + sleeping == 0 {
         return;
     }
-    if let Some(reason) = view.no_start.clone() {
+    if let Some(reason) = view.no_start.clone().or_else(|| draft.no_growth()) {
         return draft.defer(view.place, None, Action::Create, warm + sleeping, reason);
     }
     let mut rest = "one at a time per pool".to_owned();

@@ -3,9 +3,11 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
+use mvm_proto::document::Pool;
 use mvm_proto::{Digest, InstanceId, Phase, Timestamp};
 
 use super::draft::Place;
+use super::members::Members;
 use crate::observation::ObservedInstance;
 
 /// How many instances hold a place in each count.
@@ -17,7 +19,13 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    fn count(&mut self, phase: Phase) {
+    pub(crate) fn wanted(pool: &Pool) -> Self {
+        let counts = &pool.desired_counts;
+        let size = |count: u32| usize::try_from(count).unwrap_or(usize::MAX);
+        Self { running: size(counts.running), warm: size(counts.warm), sleeping: size(counts.sleeping) }
+    }
+
+    pub(crate) fn count(&mut self, phase: Phase) {
         match phase {
             Phase::Running => self.running += 1,
             Phase::Warm => self.warm += 1,
@@ -64,10 +72,10 @@ pub(crate) struct PoolView<'a> {
 }
 
 impl<'a> PoolView<'a> {
-    pub(crate) fn new(place: Place<'a>, revision: Digest, no_start: Option<String>) -> Self {
-        Self {
-            place,
-            revision,
+    pub(crate) fn new(members: &Members<'a>, no_start: Option<String>, now: Timestamp) -> Self {
+        let mut view = Self {
+            place: members.place,
+            revision: members.revision,
             no_start,
             running: Vec::new(),
             warm: Vec::new(),
@@ -85,13 +93,13 @@ impl<'a> PoolView<'a> {
             staging_busy: false,
             missing: Places::default(),
             waiting: Places::default(),
-        }
+        };
+        members.groups.iter().copied().flatten().for_each(|instance| view.add(instance, now));
+        view
     }
 
     pub(crate) fn wanted(&self) -> Places {
-        let counts = &self.place.pool.desired_counts;
-        let size = |count: u32| usize::try_from(count).unwrap_or(usize::MAX);
-        Places { running: size(counts.running), warm: size(counts.warm), sleeping: size(counts.sleeping) }
+        Places::wanted(self.place.pool)
     }
 
     pub(crate) fn is_outdated(&self, instance: &ObservedInstance) -> bool {
@@ -99,7 +107,7 @@ impl<'a> PoolView<'a> {
     }
 
     /// Sorts one instance in, and gives it its place in a count.
-    pub(crate) fn add(&mut self, instance: &'a ObservedInstance, now: Timestamp) {
+    fn add(&mut self, instance: &'a ObservedInstance, now: Timestamp) {
         let lent = (instance.claimed || instance.on_demand) && !self.is_released(instance, now);
         if let Some(to) = instance.moving_to {
             self.staging_busy |= instance.staging.is_some() || instance.is_being_replaced();

@@ -11,7 +11,7 @@ use super::{Blocked, Capacity, Observation, ObservedInstance};
 /// Room for all instances that a node can have, many times over.
 pub const MAX_OBSERVATION_BYTES: usize = 64 * 1024 * 1024;
 
-const OBSERVATION: &[&str] = &["capacity", "instances", "blocked"];
+const OBSERVATION: &[&str] = &["capacity", "instances", "blocked", "memory_pressure"];
 const CAPACITY: &[&str] = &["vcpus", "mem_mib", "disk_mib", "max_instances"];
 const BLOCKED: &[&str] = &["tenant", "pool", "reason"];
 const RESOURCES: &[&str] = &["vcpus", "mem_mib", "data_disk_mib"];
@@ -80,7 +80,13 @@ fn observation(node: &Node<'_, '_>) -> Option<Observation> {
         })
     });
     let blocked = fields.or("blocked", Vec::new(), |node| list(&node, blocked));
-    Some(Observation { capacity: capacity?, instances: instances?, blocked: blocked? })
+    let memory_pressure = flag(&fields, "memory_pressure");
+    Some(Observation {
+        capacity: capacity?,
+        instances: instances?,
+        blocked: blocked?,
+        memory_pressure: memory_pressure?,
+    })
 }
 
 /// Every item, or none when any is wrong; all of them are looked at.

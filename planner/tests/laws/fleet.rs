@@ -36,6 +36,7 @@ pub(crate) fn cases() -> ProptestConfig {
 pub(crate) struct Kinds {
     pub(crate) tight: bool,
     pub(crate) guards: bool,
+    pub(crate) pressure: bool,
 }
 
 pub(crate) fn fleet(kinds: Kinds) -> impl Strategy<Value = (DesiredState, Observation)> {
@@ -53,12 +54,16 @@ pub(crate) fn fleet(kinds: Kinds) -> impl Strategy<Value = (DesiredState, Observ
             Just(AMPLE_CAPACITY).boxed()
         };
         let instances = vec(instance(desired.clone(), kinds), 0..16);
-        (Just(desired), capacity, instances).prop_map(|(desired, capacity, mut instances)| {
-            for (index, instance) in instances.iter_mut().enumerate() {
-                instance.id = InstanceId::from_bits(u32::try_from(index).unwrap());
-            }
-            (desired, Observation { capacity, instances, blocked: Vec::new() })
-        })
+        let pressed = any::<bool>();
+        (Just(desired), capacity, instances, pressed).prop_map(
+            move |(desired, capacity, mut instances, pressed)| {
+                for (index, instance) in instances.iter_mut().enumerate() {
+                    instance.id = InstanceId::from_bits(u32::try_from(index).unwrap());
+                }
+                let memory_pressure = kinds.pressure && pressed;
+                (desired, Observation { capacity, instances, blocked: Vec::new(), memory_pressure })
+            },
+        )
     })
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn observed(desired: &DesiredState, phases: &[(Phase, u64)]) -> Obser
         failures: 0,
     };
     let instances = phases.iter().enumerate().map(instance).collect();
-    Observation { capacity: AMPLE_CAPACITY, instances, blocked: Vec::new() }
+    Observation { capacity: AMPLE_CAPACITY, instances, ..Observation::default() }
 }
 
 pub(crate) fn steps(plan: &NodePlan) -> Vec<(Action, Option<String>)> {

@@ -1,5 +1,5 @@
 //! A world where steps take time and go wrong: they fail, the agent dies between two of them, VMs end, requests wake
-//! and claim instances, and the clock jumps. What it does follows from one number.
+//! and claim instances, memory runs short, and the clock jumps. What it does follows from one number.
 
 use std::time::Duration;
 
@@ -187,10 +187,11 @@ impl SlowWorld {
     pub(crate) fn trouble(&mut self, desired: &DesiredState) {
         let now = self.now;
         let jump = Duration::from_secs(self.chance.below(3600));
-        match self.chance.below(8) {
+        match self.chance.below(9) {
             0 => self.now = now + jump,
             1 => self.now = now - jump,
             2 => self.crash(desired),
+            8 => self.observed.memory_pressure ^= true,
             kind => {
                 let count = self.observed.instances.len() as u64;
                 if count == 0 {
@@ -230,9 +231,10 @@ impl SlowWorld {
         }
     }
 
-    /// Everyone lets go, and nothing has anything to do.
+    /// Everyone lets go, nothing has anything to do, and there is memory enough.
     pub(crate) fn calm(&mut self) {
         let now = self.now;
+        self.observed.memory_pressure = false;
         for instance in &mut self.observed.instances {
             instance.claimed = false;
             instance.idle_since = Some(now);

@@ -1,0 +1,103 @@
+//! The instances of each pool as they were observed, and whether all is well with them already.
+
+use std::collections::BTreeMap;
+
+use mvm_proto::document::Tenant;
+use mvm_proto::{DesiredState, Digest, Phase, TenantId};
+
+use super::budget::{Budget, Usage};
+use super::draft::Place;
+use super::index::PoolIndex;
+use super::view::Places;
+use crate::observation::ObservedInstance;
+use crate::revision::revision_of;
+
+/// One pool of the document and what exists of it.
+#[derive(Debug)]
+pub(crate) struct Members<'a> {
+    pub(crate) place: Place<'a>,
+    pub(crate) revision: Digest,
+    /// In the order of the observation.
+    pub(crate) groups: Vec<&'a [ObservedInstance]>,
+    /// How many are in each phase that has a count, as far as [`is_settled`] holds for all.
+    have: Places,
+    all_settled: bool,
+}
+
+/// The instances whose pool the document does not name, with the tenant if it names that.
+pub(crate) type Unnamed<'a> = Vec<(Option<&'a Tenant>, &'a ObservedInstance)>;
+
+impl Members<'_> {
+    /// Every instance is one of the counts' own, with nothing to do to it, and there are just as many as wanted.
+    ///
+    /// No pass has anything to do with such a pool. Most pools are like that most of the time.
+    pub(crate) fn are_at_rest(&self) -> bool {
+        self.all_settled && self.have == Places::wanted(self.place.pool)
+    }
+}
+
+/// The document's pools, still empty: sorted by role, then as written.
+pub(crate) fn pools(desired: &DesiredState) -> Vec<Members<'_>> {
+    let mut pools = Vec::with_capacity(desired.tenants.iter().map(|tenant| tenant.pools.len()).sum());
+    for (tenant_index, tenant) in desired.tenants.iter().enumerate() {
+        for (position, pool) in tenant.pools.iter().enumerate() {
+            let place = Place { tenant, pool, tenant_index, pool_index: 0, position };
+            let (revision, have) = (revision_of(tenant, pool), Places::default());
+            pools.push(Members { place, revision, groups: Vec::new(), have, all_settled: true });
+        }
+    }
+    pools.sort_by_key(|members| members.place.pool.role);
+    for (pool_index, members) in pools.iter_mut().enumerate() {
+        members.place.pool_index = pool_index;
+    }
+    pools
+}
+
+/// Gives every instance to its pool and counts what it uses. Returns those whose pool the document does not name.
+pub(crate) fn sort_in<'a>(
+    budget: &mut Budget,
+    desired: &'a DesiredState,
+    pools: &mut [Members<'a>],
+    instances: &'a [ObservedInstance],
+) -> Unnamed<'a> {
+    let index = PoolIndex::new(pools.iter().map(|members| members.place));
+    let tenants: BTreeMap<&TenantId, usize> =
+        desired.tenants.iter().enumerate().map(|(number, tenant)| (&tenant.tenant_id, number)).collect();
+    let mut unnamed = Vec::new();
+    // Instances of one pool often come together. Looking for where they end also brings them all near: on a full node
+    // most of a plan's time goes by waiting for memory, and the waits of a short loop overlap.
+    for group in instances.chunk_by(|a, b| a.pool == b.pool && a.tenant == b.tenant) {
+        let (tenant, pool) = (&group[0].tenant, &group[0].pool);
+        let found = index.find(tenant, pool, |number| {
+            let place = &pools[number].place;
+            place.pool.pool_id == *pool && place.tenant.tenant_id == *tenant
+        });
+        let size = found.map(|number| &pools[number].place.pool.instance_resources);
+        let used = group.iter().fold(Usage::default(), |used, instance| {
+            used.plus(Usage::now(instance).most(Usage::soon(instance, size)))
+        });
+        let Some(number) = found else {
+            let tenant = tenants.get(tenant).copied();
+            budget.count(tenant, None, used);
+            let tenant = tenant.map(|tenant| &desired.tenants[tenant]);
+            unnamed.extend(group.iter().map(|instance| (tenant, instance)));
+            continue;
+        };
+        let members = &mut pools[number];
+        budget.count(Some(members.place.tenant_index), Some(number), used);
+        members.groups.push(group);
+        for instance in group {
+            members.all_settled &= is_settled(instance, &members.revision);
+            members.have.count(instance.phase);
+        }
+    }
+    unnamed
+}
+
+/// One of the counts' own, of the pool's revision, and nothing is under way.
+fn is_settled(instance: &ObservedInstance, revision: &Digest) -> bool {
+    let has_a_count = matches!(instance.phase, Phase::Running | Phase::Warm | Phase::Sleeping);
+    let is_lent = instance.claimed || instance.on_demand;
+    let is_under_way = instance.moving_to.is_some() || instance.staging.is_some();
+    has_a_count && !is_lent && !is_under_way && instance.revision == *revision
+}
