@@ -1,0 +1,105 @@
+//! Opening what lies in a run directory for someone who may not: files, and sockets that a VMM listens on.
+//!
+//! A run directory, or the jail of its instance, may belong to a VMM that a guest has taken over: all of it goes
+//! through [`Dir`], which follows nothing and opens nothing but what it was asked for.
+
+use std::fs::File;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+
+use super::HostError;
+use super::files::{self, Dir, FILE_MODE, OpenHow, failed};
+use super::jail;
+
+/// The first part of a name that is to be looked for in the instance's jail, wherever that is.
+pub const JAIL: &str = "jail";
+
+/// What is to be done with a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Access {
+    Read,
+    /// To write a new one: a name that is taken is an error.
+    Create,
+}
+
+/// The open directory in which to look, and the name to look for there.
+fn place<'a>(run_dir: &Path, name: &'a str) -> Result<(Dir, &'a std::ffi::OsStr), HostError> {
+    match name.split_once('/') {
+        Some((JAIL, rest)) => Ok((jail::open_recorded(run_dir)?, rest.as_ref())),
+        _ => Dir::open_run(run_dir)?.place(name),
+    }
+}
+
+/// A file in a run directory or its jail; none when it is not there.
+pub(super) fn open(run_dir: &Path, name: &str, access: Access) -> Result<Option<File>, HostError> {
+    // A jail has second names for files of the run directory. Without one, a second name is someone's trick.
+    let how = match jail::recorded_jail(run_dir) {
+        Some(_) => OpenHow::ReadShared,
+        None => OpenHow::Read,
+    };
+    let opened = place(run_dir, name).and_then(|(dir, name)| match access {
+        Access::Read => dir.open_file(name, how),
+        // Made to be written: whoever gets it can't read what others wrote to it.
+        Access::Create => {
+            let made = dir.create_new(name, FILE_MODE)?;
+            files::reopen(&made, OFlags::WRONLY).map_err(|errno| failed("open", run_dir)(errno.into()))
+        }
+    });
+    match opened {
+        Err(error) if error.is_not_found() && access == Access::Read => Ok(None),
+        opened => opened.map(Some),
+    }
+}
+
+/// A connection to a socket in a run directory or its jail. Never waits: a VMM that has no time is
+/// [`WouldBlock`](std::io::ErrorKind::WouldBlock).
+pub(super) fn dial(run_dir: &Path, name: &str) -> Result<UnixStream, HostError> {
+    let (dir, name) = place(run_dir, name)?;
+    dir.connect_socket(name)
+}
+
+/// The names in a run directory; none of one that is not there.
+pub(super) fn names(run_dir: &Path) -> Result<Vec<String>, HostError> {
+    let mut names: Vec<String> = match Dir::open_run(run_dir) {
+        Err(error) if error.is_not_found() => return Ok(Vec::new()),
+        dir => dir?.list()?.into_iter().map(|name| name.to_string_lossy().into_owned()).collect(),
+    };
+    names.sort();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn what_a_vmm_put_in_the_place_of_a_file_or_a_socket_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (secret, run_dir) = (dir.path().join("secret"), dir.path().join("vms/i-00000007"));
+        std::fs::create_dir_all(run_dir.join("sub")).unwrap();
+        std::fs::write(&secret, "of the host").unwrap();
+        let _listening = UnixListener::bind(dir.path().join("host.sock")).unwrap();
+        symlink(&secret, run_dir.join("console.log")).unwrap();
+        symlink(dir.path(), run_dir.join("up")).unwrap();
+        symlink("../../host.sock", run_dir.join("qmp.sock")).unwrap();
+        nix::unistd::mkfifo(&run_dir.join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        for name in ["console.log", "up/secret", "pipe", "sub"] {
+            open(&run_dir, name, Access::Read).unwrap_err();
+        }
+        for name in ["qmp.sock", "up/host.sock", "pipe"] {
+            dial(&run_dir, name).unwrap_err();
+        }
+        open(&run_dir, "up/new", Access::Create).unwrap_err();
+        assert!(!dir.path().join("new").exists());
+        // What lies there by that name is no jail: where one is, is written down elsewhere.
+        symlink(dir.path(), run_dir.join("jail")).unwrap();
+        assert!(open(&run_dir, "jail/secret", Access::Read).unwrap().is_none());
+    }
+}

@@ -1,0 +1,232 @@
+//! What is written, renamed and removed in a directory.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::Path;
+
+use rustix::fs::{self, AtFlags, FileType, RawMode};
+use rustix::io::Errno;
+
+use super::dir::{Dir, OpenHow};
+use super::name::{plain, temporary};
+use super::space::write_failed;
+use super::{failed, refused};
+use crate::HostError;
+
+/// How much of a log's end is kept when it is cut.
+const KEPT_LOG_BYTES: u64 = 256 * 1024;
+
+/// How many directories are held open on the way down. What lies deeper is moved up first.
+const MAX_OPEN: usize = 32;
+
+/// How often a directory is emptied again that someone fills meanwhile; and again because part of it was moved up.
+const MAX_ROUNDS: usize = 64;
+const MAX_MOVES: usize = 100_000;
+
+impl Dir {
+    /// Puts a whole file under a name, on the disk before anyone can see it; what was there is replaced.
+    pub fn write_atomic(
+        &self,
+        name: impl AsRef<OsStr>,
+        bytes: &[u8],
+        mode: RawMode,
+    ) -> Result<(), HostError> {
+        let name = name.as_ref();
+        self.put(name, mode, bytes.len() as u64, |file| {
+            file.write_all(bytes)
+                .and_then(|()| file.sync_all())
+                .map_err(failed("write", &self.path().join(name)))
+        })?;
+        self.sync()
+    }
+
+    /// The same for what a power cut may take.
+    pub fn replace(&self, name: impl AsRef<OsStr>, bytes: &[u8], mode: RawMode) -> Result<(), HostError> {
+        let name = name.as_ref();
+        self.put(name, mode, bytes.len() as u64, |file| {
+            file.write_all(bytes).map_err(failed("write", &self.path().join(name)))
+        })
+    }
+
+    /// Fills a new file and gives it its name; one that could not be filled is removed.
+    pub(super) fn put(
+        &self,
+        name: &OsStr,
+        mode: RawMode,
+        wanted_bytes: u64,
+        fill: impl FnOnce(&mut File) -> Result<(), HostError>,
+    ) -> Result<(), HostError> {
+        let fresh = temporary(plain(name)?);
+        let mut file =
+            self.create_new(&fresh, mode).map_err(|error| write_failed(self, wanted_bytes, error))?;
+        let filled = fill(&mut file).and_then(|()| {
+            let renamed = fs::renameat(self, &*fresh, self, name);
+            renamed.map_err(|cause| self.fault("write", name, cause))
+        });
+        filled.map_err(|error| {
+            // Counted before it is removed, and gone before anything is said. The first error is the one to report.
+            let error = write_failed(self, wanted_bytes, error);
+            let _ = fs::unlinkat(self, &*fresh, AtFlags::empty());
+            error
+        })
+    }
+
+    /// A symbolic link to a path that others follow, never this process; what was there is replaced.
+    pub fn link_path(&self, target: &Path, name: impl AsRef<OsStr>) -> Result<(), HostError> {
+        let name = plain(name.as_ref())?;
+        self.remove_tree(name)?;
+        fs::symlinkat(target, self, name).map_err(|cause| self.fault("make", name, cause))
+    }
+
+    /// Gives what is under one name another, here or in another directory, in place of a file that has it.
+    pub fn rename(
+        &self,
+        from: impl AsRef<OsStr>,
+        to_dir: &Self,
+        to: impl AsRef<OsStr>,
+    ) -> Result<(), HostError> {
+        let (from, to) = (plain(from.as_ref())?, plain(to.as_ref())?);
+        fs::renameat(self, from, to_dir, to).map_err(|cause| self.fault("rename", from, cause))
+    }
+
+    /// Makes a file durable, or a directory and the files in it. What is neither has nothing to lose.
+    pub fn sync_tree(&self, name: impl AsRef<OsStr>) -> Result<(), HostError> {
+        let name = name.as_ref();
+        match self.sub(name) {
+            Ok(dir) => {
+                for entry in dir.list()? {
+                    dir.sync_file(&entry)?;
+                }
+                dir.sync()
+            }
+            Err(_) => self.sync_file(name),
+        }
+    }
+
+    fn sync_file(&self, name: &OsStr) -> Result<(), HostError> {
+        match self.open_file(name, OpenHow::ReadShared) {
+            Ok(file) => file.sync_all().map_err(failed("sync", &self.path().join(name))),
+            Err(HostError::Refused(_)) => Ok(()),
+            Err(HostError::Io { cause, .. }) if cause.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
+                Ok(())
+            }
+            Err(error) if error.is_not_found() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes away the name of a file, link, pipe or socket. One that is gone is done.
+    pub fn remove(&self, name: impl AsRef<OsStr>) -> Result<(), HostError> {
+        let name = plain(name.as_ref())?;
+        match fs::unlinkat(self, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(cause) => Err(self.fault("remove", name, cause)),
+        }
+    }
+
+    /// Whatever is under a name, with all that is in it if it is a directory. Links are removed and not followed; what
+    /// is mounted in it stays, and is an error.
+    pub fn remove_tree(&self, name: impl AsRef<OsStr>) -> Result<(), HostError> {
+        let name = plain(name.as_ref())?;
+        let (mut rounds, mut moves) = (0, 0);
+        while rounds < MAX_ROUNDS && moves < MAX_MOVES {
+            match fs::unlinkat(self, name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => return Ok(()),
+                // Linux says the first; POSIX would have the second.
+                Err(Errno::ISDIR | Errno::PERM) => {}
+                Err(cause) => return Err(self.fault("remove", name, cause)),
+            }
+            let top = match self.sub(name) {
+                Ok(top) => top,
+                // It became something else, or went away.
+                Err(error) if error.is_one_of(&CHANGED) => {
+                    rounds += 1;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let before = moves;
+            top.empty(&top, 0, &mut moves)?;
+            rounds += usize::from(moves == before);
+            match fs::unlinkat(self, name, AtFlags::REMOVEDIR) {
+                Ok(()) | Err(Errno::NOENT) => return Ok(()),
+                Err(Errno::NOTEMPTY | Errno::NOTDIR) => {}
+                Err(cause) => return Err(self.fault("remove", name, cause)),
+            }
+        }
+        Err(refused(&self.path().join(name), "is filled by someone while it is emptied"))
+    }
+
+    /// Removes what is in this directory as it is now.
+    fn empty(&self, top: &Self, depth: usize, moves: &mut usize) -> Result<(), HostError> {
+        for name in self.list()? {
+            match fs::unlinkat(self, &*name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => continue,
+                Err(Errno::ISDIR | Errno::PERM) => {}
+                Err(cause) => return Err(self.fault("remove", &name, cause)),
+            }
+            match fs::unlinkat(self, &*name, AtFlags::REMOVEDIR) {
+                Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => continue,
+                Err(Errno::NOTEMPTY) => {}
+                Err(cause) => return Err(self.fault("remove", &name, cause)),
+            }
+            if depth >= MAX_OPEN {
+                // However deep a tree is, it is removed with few descriptors: this part is found again at the top.
+                match fs::renameat(self, &*name, top, temporary(OsStr::new("deep"))) {
+                    Ok(()) => *moves += 1,
+                    Err(Errno::NOENT) => {}
+                    Err(cause) => return Err(self.fault("remove", &name, cause)),
+                }
+                continue;
+            }
+            match self.sub(&name) {
+                Ok(dir) => dir.empty(top, depth + 1, moves)?,
+                Err(error) if error.is_one_of(&CHANGED) => continue,
+                Err(error) => return Err(error),
+            }
+            match fs::unlinkat(self, &*name, AtFlags::REMOVEDIR) {
+                // What was put there meanwhile is for the next round.
+                Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::NOTEMPTY) => {}
+                Err(cause) => return Err(self.fault("remove", &name, cause)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Cuts a log that others append to once it is longer than `max_bytes`; its end is kept in `<name>.old`.
+    pub fn trim_log(&self, name: impl AsRef<OsStr>, max_bytes: u64, mode: RawMode) -> Result<(), HostError> {
+        let name = plain(name.as_ref())?;
+        let path = self.path().join(name);
+        match self.look(name)? {
+            Some(stat)
+                if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+                    && u64::try_from(stat.st_size).is_ok_and(|size| size <= max_bytes) =>
+            {
+                return Ok(());
+            }
+            None => return Ok(()),
+            Some(_) => {}
+        }
+        let mut log = match self.open_file(name, OpenHow::Write) {
+            Err(error) if error.is_not_found() => return Ok(()),
+            log => log?,
+        };
+        let length = log.metadata().map_err(failed("look at", &path))?.len();
+        if length <= max_bytes {
+            return Ok(());
+        }
+        let mut end = Vec::new();
+        log.seek(SeekFrom::Start(length.saturating_sub(KEPT_LOG_BYTES)))
+            .and_then(|_| (&mut log).take(KEPT_LOG_BYTES).read_to_end(&mut end))
+            .map_err(failed("read", &path))?;
+        // The disk may be full of this very log: cutting it comes first, keeping its end is a courtesy.
+        log.set_len(0).map_err(failed("cut", &path))?;
+        let mut old = name.to_owned();
+        old.push(".old");
+        self.replace(&old, &end, mode)
+    }
+}
+
+/// What a look-up says when a name is no directory any more.
+const CHANGED: [Errno; 3] = [Errno::NOENT, Errno::NOTDIR, Errno::LOOP];

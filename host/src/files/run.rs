@@ -1,0 +1,103 @@
+//! The operations on run directories, `<data>/vms/<instance>`: by names that are checked, in directories that are open.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
+
+use mvm_proto::InstanceId;
+
+use super::{Dir, FILE_MODE, RUN_DIR_MODE, failed};
+use crate::HostError;
+
+/// A directory that nobody but its owner looks into, with those above it that are missing.
+pub(crate) fn create_private_dir(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(RUN_DIR_MODE).create(dir)
+}
+
+/// The run directory of an instance.
+pub(crate) fn open(vms_dir: &Path, instance: &InstanceId) -> Result<Dir, HostError> {
+    Dir::open_root(vms_dir)?.sub(instance.as_str())
+}
+
+pub(crate) fn make(vms_dir: &Path, instance: &InstanceId) -> Result<(), HostError> {
+    create_private_dir(vms_dir).map_err(failed("make", vms_dir))?;
+    // One that was there may be looser than it should be.
+    Dir::open_root(vms_dir)?.make(instance.as_str(), RUN_DIR_MODE, None).map(|_| ())
+}
+
+pub(crate) fn remove(vms_dir: &Path, instance: &InstanceId) -> Result<(), HostError> {
+    match Dir::open_root(vms_dir) {
+        Err(error) if error.is_not_found() => Ok(()),
+        vms => vms?.remove_tree(instance.as_str()),
+    }
+}
+
+/// A file, or a directory with all in it. Where its directory is gone, so is it.
+pub(crate) fn remove_file(vms_dir: &Path, instance: &InstanceId, name: &str) -> Result<(), HostError> {
+    super::name::parts(name)?;
+    let found = open(vms_dir, instance).and_then(|run_dir| {
+        let (dir, name) = run_dir.place(name)?;
+        dir.remove_tree(name)
+    });
+    match found {
+        Err(error) if error.is_not_found() => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Whole or not at all for whoever reads it. What a power cut may take with it is gone with the VMs anyway.
+pub(crate) fn write(run_dir: &Dir, name: &str, text: &str) -> Result<(), HostError> {
+    let (dir, name) = run_dir.place(name)?;
+    dir.replace(name, text.as_bytes(), FILE_MODE)
+}
+
+pub(crate) fn link(run_dir: &Dir, source: &Path, name: &str) -> Result<(), HostError> {
+    let (dir, name) = run_dir.place(name)?;
+    dir.link_path(source, name)
+}
+
+pub(crate) fn make_dir(run_dir: &Dir, name: &str) -> Result<(), HostError> {
+    let (dir, name) = run_dir.place(name)?;
+    dir.remove_tree(name)?;
+    dir.make(name, RUN_DIR_MODE, None).map(|_| ())
+}
+
+pub(crate) fn rename(run_dir: &Dir, from: &str, to: &str) -> Result<(), HostError> {
+    let same = from == to;
+    let ((from_dir, from), (to_dir, to)) = (run_dir.place(from)?, run_dir.place(to)?);
+    if from_dir.look(from)?.is_none() && to_dir.look(to)?.is_some() {
+        return Ok(());
+    }
+    from_dir.sync_tree(from)?;
+    if !same {
+        to_dir.remove_tree(to)?;
+    }
+    from_dir.rename(from, &to_dir, to)?;
+    to_dir.sync()
+}
+
+/// Others than its owner may add to it, and take away or replace nothing that is not theirs.
+const SHARED_DIR_MODE: u32 = 0o1770;
+
+/// Lets a VMM of this user make files of its own in its run directory, and write these that are there already.
+pub(crate) fn admit(run_dir: &Dir, user: u32, files: &[String]) -> Result<(), HostError> {
+    run_dir.share_with(user, SHARED_DIR_MODE)?;
+    for name in files {
+        let (dir, name) = run_dir.place(name)?;
+        if dir.look(name)?.is_some() {
+            dir.chown(name, (user, user))?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn trim_log(run_dir: &Dir, name: &str, max_bytes: u64) -> Result<(), HostError> {
+    let (dir, name) = run_dir.place(name)?;
+    dir.trim_log(name, max_bytes, FILE_MODE)
+}
+
+pub(crate) fn make_disk(run_dir: &Dir, name: &str, size_mib: u64) -> Result<(), HostError> {
+    let (dir, name) = run_dir.place(name)?;
+    dir.make_disk(name, size_mib)
+}

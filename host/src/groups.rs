@@ -1,0 +1,88 @@
+//! Control groups as operations: opened at first use, each change in a thread for it, for the kernel may take its time.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::cgroup::{CgroupError, CgroupSettings, Cgroups, InstanceGroup, Observed};
+use super::{HostError, Operation, Outcome};
+
+/// For the kernel to end what is left in a group: it frees a guest's memory, and may wait for a disk.
+const GONE_WITHIN: Duration = Duration::from_secs(30);
+
+/// What there is of control groups.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupsFound {
+    pub observed: Observed,
+    /// What can't be limited on this machine, in words.
+    pub missing: Vec<String>,
+}
+
+/// The groups of this host, if it is to have any.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    settings: Option<CgroupSettings>,
+    open: Mutex<Option<Arc<Cgroups>>>,
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "for map_err")]
+fn failed(cause: CgroupError) -> HostError {
+    HostError::Groups { reason: super::chain(&cause) }
+}
+
+impl Groups {
+    pub(super) fn new(settings: CgroupSettings) -> Self {
+        Self { settings: Some(settings), open: Mutex::default() }
+    }
+
+    fn opened(&self) -> Result<Arc<Cgroups>, HostError> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = &*open {
+            return Ok(Arc::clone(open));
+        }
+        let opened = match &self.settings {
+            Some(settings) => Cgroups::open(settings).map_err(failed)?,
+            None => Cgroups::absent("control groups are switched off"),
+        };
+        Ok(Arc::clone(open.insert(Arc::new(opened))))
+    }
+
+    /// The open directory of the group in which a VMM is to be born.
+    pub(super) fn birthplace(
+        &self,
+        group: &InstanceGroup,
+    ) -> Result<Option<std::os::fd::OwnedFd>, HostError> {
+        self.opened()?.instance_dir_fd(group).map_err(failed)
+    }
+
+    /// Never in a thread that others wait for.
+    pub(super) fn perform(&self, operation: &Operation) -> Result<Outcome, HostError> {
+        let groups = self.opened()?;
+        match operation {
+            Operation::EnsureTenantGroup { tenant, limits } => {
+                groups.ensure_tenant(tenant, limits).map_err(failed)?;
+            }
+            Operation::RemoveTenantGroup { tenant } => {
+                groups.remove_tenant(tenant).map_err(failed)?;
+            }
+            Operation::EnsureGroup { group, limits } => {
+                groups.ensure_pool(&group.tenant, &group.pool).map_err(failed)?;
+                groups.ensure_instance(group, limits).map_err(failed)?;
+            }
+            Operation::RemoveGroup { group } => {
+                groups.remove_instance(group, GONE_WITHIN).map_err(failed)?;
+                match groups.remove_pool(&group.tenant, &group.pool) {
+                    Ok(_) | Err(CgroupError::InUse { .. }) => {}
+                    Err(cause) => return Err(failed(cause)),
+                }
+            }
+            Operation::LookAtGroups => {
+                let observed = groups.observe().map_err(failed)?;
+                return Ok(Outcome::Groups(GroupsFound { observed, missing: groups.missing() }));
+            }
+            other => return Err(HostError::Refused(format!("{other:?} is nothing that is done to groups"))),
+        }
+        Ok(Outcome::Done)
+    }
+}

@@ -1,0 +1,297 @@
+//! Where a jailed VMM lives: a directory that becomes its root, made anew for each start.
+//!
+//! What belongs to an instance stays in its run directory; the jail has second names for those files. So a jail can be
+//! removed at any time when no process lives in it, and nothing is lost.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use mvm_proto::InstanceId;
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::HostError;
+use super::files::{self, Dir, FILE_MODE, OpenHow, failed, refused};
+
+/// Beside the run directories: a file per jailed instance that says where its jail is. It is not in the run directory,
+/// which may be the VMM's to write to: nobody but the agent says which jail is whose.
+const RECORDS: &str = "jails";
+const RECORD_MODE: u32 = 0o644;
+/// No path is longer.
+const MAX_RECORD_BYTES: u64 = 4096;
+
+/// What leads to a jail is the agent's; the jail itself is its VMM's alone.
+const WAY_MODE: u32 = 0o755;
+const ROOT_MODE: u32 = 0o700;
+const ROOT: &str = "root";
+
+const CGROUP_ROOT: &str = "/sys/fs/cgroup";
+/// A jailer makes its groups below a parent, and that below each controller where there are several.
+const CGROUP_DEPTH: usize = 4;
+const READABLE_BY_ALL: u32 = 0o004;
+
+/// A jail: `<base>/<program>/<instance>/root`, by the jailer's rule.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Jail {
+    pub instance: InstanceId,
+    pub root: PathBuf,
+    /// Who the VMM runs as.
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// A file that a jailed VMM sees.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JailFile {
+    pub source: PathBuf,
+    /// In the jail's root; no `/`.
+    pub name: String,
+    /// The VMM's to write, and the very same file: it must be on one filesystem with the jail. One that is not there
+    /// is made. Without it the file may be a copy.
+    pub writable: bool,
+}
+
+/// The directory above the one that is the instance's alone, in which all may be removed.
+fn way_to(jail: &Jail) -> Result<&Path, HostError> {
+    let own = jail.root.parent().filter(|_| jail.root.ends_with(ROOT));
+    let named = own.filter(|own| own.file_name().is_some_and(|name| name == jail.instance.as_str()));
+    let plain = |path: &&Path| path.components().all(|part| !matches!(part, Component::ParentDir));
+    named.and_then(Path::parent).filter(plain).ok_or_else(|| {
+        HostError::Refused(format!("{} is not a jail of {}", jail.root.display(), jail.instance))
+    })
+}
+
+/// Opens that directory; with `make`, one that is missing is made. Below the run directory every step is taken by
+/// descriptor, for the names there may be a VMM's. Anything else was named by the operator.
+fn open_way(jail: &Jail, run_dir: &Path, make: bool) -> Result<Dir, HostError> {
+    let way = way_to(jail)?;
+    if let Ok(below) = way.strip_prefix(run_dir) {
+        let mut dir = Dir::open_run(run_dir)?;
+        for part in below.components() {
+            let name = part.as_os_str();
+            dir = if make { dir.make(name, WAY_MODE, None)? } else { dir.sub(name)? };
+        }
+        return Ok(dir);
+    }
+    if make {
+        fs::create_dir_all(way).map_err(failed("make", way))?;
+    }
+    Dir::open_root(way)
+}
+
+fn open_jail(jail: &Jail, run_dir: &Path) -> Result<Dir, HostError> {
+    open_way(jail, run_dir, false)?.sub(jail.instance.as_str())?.sub(ROOT)
+}
+
+/// An empty jail with these files, and a record of where it is.
+pub(super) fn make(jail: &Jail, run_dir: &Path, list: &[JailFile]) -> Result<(), HostError> {
+    remove(jail, run_dir)?;
+    let own = open_way(jail, run_dir, true)?.make(jail.instance.as_str(), WAY_MODE, None)?;
+    let root = own.make(ROOT, ROOT_MODE, None)?;
+    own_by(&root, jail, &jail.root)?;
+    let records = records_dir(run_dir)?;
+    fs::create_dir_all(&records).map_err(failed("make", &records))?;
+    let text = jail.root.to_str().ok_or_else(|| refused(&jail.root, "is no text"))?;
+    Dir::open_root(&records)?.replace(jail.instance.as_str(), text.as_bytes(), RECORD_MODE)?;
+    share(jail, run_dir, list)
+}
+
+/// A name in the jail's root itself: what is below may lead anywhere, for the root is the VMM's own.
+fn check_name(jail: &Jail, name: &str) -> Result<(), HostError> {
+    way_to(jail)?;
+    if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
+        return Err(HostError::Refused(format!("{name:?} is not a name in a jail")));
+    }
+    Ok(())
+}
+
+pub(super) fn unshare(jail: &Jail, run_dir: &Path, names: &[String]) -> Result<(), HostError> {
+    names.iter().try_for_each(|name| check_name(jail, name))?;
+    let root = match open_jail(jail, run_dir) {
+        Err(error) if error.is_not_found() => return Ok(()),
+        root => root?,
+    };
+    names.iter().try_for_each(|name| root.remove_tree(name))
+}
+
+pub(super) fn share(jail: &Jail, run_dir: &Path, list: &[JailFile]) -> Result<(), HostError> {
+    list.iter().try_for_each(|file| check_name(jail, &file.name))?;
+    let root = open_jail(jail, run_dir)?;
+    for file in list {
+        root.remove_tree(&file.name)?;
+        if file.writable {
+            let (dir, name) = in_run_dir(run_dir, &file.source)?;
+            let source = dir.open_or_make(&name, FILE_MODE)?;
+            own_by(&source, jail, &file.source)?;
+            root.link_shared(&source, &file.name)?;
+        } else {
+            lend(jail, run_dir, &file.source, &root, &file.name)?;
+        }
+    }
+    Ok(())
+}
+
+/// The open directory of a file in the instance's own run directory, and its name. Nothing else is given to a VMM.
+fn in_run_dir(run_dir: &Path, source: &Path) -> Result<(Dir, String), HostError> {
+    let below = source.strip_prefix(run_dir).ok().and_then(Path::to_str);
+    let below = below.ok_or_else(|| refused(source, "is not in the instance's run directory"))?;
+    let (dir, name) = Dir::open_run(run_dir)?.place(below)?;
+    Ok((dir, name.to_string_lossy().into_owned()))
+}
+
+/// A file to read: the instance's own, or one that the operator or the image store named. Never another instance's.
+fn open_to_lend(run_dir: &Path, source: &Path) -> Result<File, HostError> {
+    if source.starts_with(run_dir) {
+        let (dir, name) = in_run_dir(run_dir, source)?;
+        return dir.open_file(&name, OpenHow::Read);
+    }
+    let fault = |cause: Errno| failed("read", source)(cause.into());
+    let pin = rustix::fs::open(source, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(fault)?;
+    let stat = rustix::fs::fstat(&pin).map_err(fault)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(refused(source, "is no regular file"));
+    }
+    let real = fs::read_link(files::pin_path(&pin)).map_err(failed("read", source))?;
+    let vms_dir = run_dir.parent().and_then(|vms_dir| vms_dir.canonicalize().ok());
+    if vms_dir.is_some_and(|vms_dir| real.starts_with(vms_dir)) {
+        return Err(refused(source, "lies in a run directory that is not the instance's own"));
+    }
+    files::reopen(&pin, OFlags::RDONLY).map_err(fault)
+}
+
+/// A second name for a file if its mode lets the VMM read it, else a copy of its own. The owner of a shared file is
+/// never changed.
+fn lend(jail: &Jail, run_dir: &Path, source: &Path, root: &Dir, name: &str) -> Result<(), HostError> {
+    let file = open_to_lend(run_dir, source)?;
+    let meta = file.metadata().map_err(failed("read", source))?;
+    let readable = meta.mode() & READABLE_BY_ALL != 0 || meta.uid() == jail.uid;
+    if readable && root.link_shared(&file, name).is_ok() {
+        return Ok(());
+    }
+    let target = root.create_new(name, 0o400)?;
+    let copied = files::copy(&file, &target, meta.len()).map_err(failed("copy into the jail", source));
+    copied.and_then(|_| own_by(&target, jail, source)).inspect_err(|_| {
+        // The first error is the one to report.
+        let _ = root.remove(name);
+    })
+}
+
+/// Gives a file to the VMM's user. Without the right to do so there is nobody to give it to but oneself.
+fn own_by(file: impl std::os::fd::AsFd, jail: &Jail, path: &Path) -> Result<(), HostError> {
+    match files::give(file, (jail.uid, jail.gid)) {
+        Err(Errno::PERM | Errno::ACCESS) if !rustix::process::geteuid().is_root() => Ok(()),
+        done => done.map_err(|cause| failed("give away", path)(cause.into())),
+    }
+}
+
+/// The jail and the control groups that its jailer made; it leaves both behind.
+pub(super) fn remove(jail: &Jail, run_dir: &Path) -> Result<(), HostError> {
+    way_to(jail)?;
+    // The settings may name another place by now than where it was made.
+    let made = recorded_jail(run_dir).filter(|root| *root != jail.root);
+    for jail in made.map(|root| Jail { root, ..jail.clone() }).iter().chain([jail]) {
+        match open_way(jail, run_dir, false) {
+            Err(error) if error.is_not_found() => {}
+            way => way?.remove_tree(jail.instance.as_str())?,
+        }
+    }
+    forget(jail, run_dir)?;
+    for group in groups_of(&jail.instance, Path::new(CGROUP_ROOT), CGROUP_DEPTH) {
+        match fs::remove_dir(&group) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
+                return Err(failed("remove", &group)(cause));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Control groups that bear the instance's name. Its id is random, so nobody else's do.
+fn groups_of(instance: &InstanceId, dir: &Path, depth: usize) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let Ok(entries) = fs::read_dir(dir) else { return found };
+    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        if entry.file_name() == instance.as_str() {
+            found.push(entry.path());
+        } else if depth > 1 {
+            found.extend(groups_of(instance, &entry.path(), depth - 1));
+        }
+    }
+    found
+}
+
+/// Where it is written down which jail is whose: beside the directory of run directories.
+fn records_dir(run_dir: &Path) -> Result<PathBuf, HostError> {
+    let data_dir = run_dir.parent().and_then(Path::parent);
+    data_dir.map(|dir| dir.join(RECORDS)).ok_or_else(|| refused(run_dir, "is no run directory"))
+}
+
+fn forget(jail: &Jail, run_dir: &Path) -> Result<(), HostError> {
+    match Dir::open_root(&records_dir(run_dir)?) {
+        Err(error) if error.is_not_found() => Ok(()),
+        records => records?.remove(jail.instance.as_str()),
+    }
+}
+
+/// That jail, open.
+pub(super) fn open_recorded(run_dir: &Path) -> Result<Dir, HostError> {
+    let none = || failed("open the jail of", run_dir)(io::ErrorKind::NotFound.into());
+    let root = recorded_jail(run_dir).ok_or_else(none)?;
+    let instance = run_dir.file_name().and_then(|name| name.to_str()?.parse().ok()).ok_or_else(none)?;
+    open_jail(&Jail { instance, root, uid: 0, gid: 0 }, run_dir)
+}
+
+/// The root of the jail that the instance of a run directory was last given, if it has one.
+#[must_use]
+pub(super) fn recorded_jail(run_dir: &Path) -> Option<PathBuf> {
+    let instance: InstanceId = run_dir.file_name()?.to_str()?.parse().ok()?;
+    read_record(&Dir::open_root(&records_dir(run_dir).ok()?).ok()?, &instance)
+}
+
+fn read_record(records: &Dir, instance: &InstanceId) -> Option<PathBuf> {
+    let text = records.read(instance.as_str(), OpenHow::Read, MAX_RECORD_BYTES).ok()??;
+    let root = PathBuf::from(String::from_utf8(text).ok()?);
+    let jail = Jail { instance: instance.clone(), root, uid: 0, gid: 0 };
+    way_to(&jail).ok()?;
+    Some(jail.root)
+}
+
+/// Which instances have a jail, and which directory on which device it is: a jailed process has it as its root, under
+/// a name that means nothing outside.
+pub(super) fn roots(vms_dir: &Path) -> io::Result<Vec<((u64, u64), InstanceId)>> {
+    let Some(data_dir) = vms_dir.parent() else { return Ok(Vec::new()) };
+    let records = match Dir::open_root(&data_dir.join(RECORDS)) {
+        Err(error) if error.is_not_found() => return Ok(Vec::new()),
+        records => records?,
+    };
+    let mut found = Vec::new();
+    for name in records.list()? {
+        let Some(instance) = name.to_str().and_then(|name| name.parse::<InstanceId>().ok()) else { continue };
+        let Some(root) = read_record(&records, &instance) else { continue };
+        let jail = Jail { instance, root, uid: 0, gid: 0 };
+        let run_dir = vms_dir.join(jail.instance.as_str());
+        // One that is not there, or that is no directory any more, is nobody's root.
+        let Ok(root) = open_jail(&jail, &run_dir) else { continue };
+        let meta = File::from(std::os::fd::AsFd::as_fd(&root).try_clone_to_owned()?).metadata()?;
+        found.push(((meta.dev(), meta.ino()), jail.instance));
+    }
+    Ok(found)
+}
+
+/// The instance in whose jail a process lives. Its paths mean nothing outside; which directory its root is, does.
+pub(super) fn inmate(process: &Path, jails: &[((u64, u64), InstanceId)]) -> Option<InstanceId> {
+    if jails.is_empty() {
+        return None;
+    }
+    let meta = fs::metadata(process.join("root/.")).ok()?;
+    let root = (meta.dev(), meta.ino());
+    jails.iter().find(|(jail, _)| *jail == root).map(|(_, instance)| instance.clone())
+}
+
+#[cfg(test)]
+#[path = "jail_tests.rs"]
+mod tests;

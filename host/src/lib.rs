@@ -1,0 +1,338 @@
+//! Everything the agent does to the machine it runs on, as values.
+//!
+//! An [`Operation`] is serialisable and idempotent: a small privileged helper can carry it out for an agent that has
+//! no privileges, and doing it again after a crash does no harm. Nothing else in this crate starts or ends a process,
+//! or makes and removes what belongs to an instance. Talking to a VMM over its own socket is no operation.
+
+mod access;
+mod any;
+mod born;
+pub mod cgroup;
+#[cfg(feature = "network")]
+mod fabric;
+mod files;
+#[cfg(feature = "network")]
+pub mod firewall;
+mod groups;
+mod jail;
+#[cfg(feature = "network")]
+pub mod links;
+mod local;
+pub mod network;
+mod ownership;
+pub mod privileges;
+mod process;
+mod remote;
+pub mod sandbox;
+mod spawn;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::future::Future;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use mvm_proto::{InstanceId, TenantId};
+use serde::{Deserialize, Serialize};
+
+pub use access::{Access, JAIL};
+pub use any::AnyHost;
+pub use born::{Born, spawn_into};
+use cgroup::{InstanceGroup, InstanceLimits, TenantLimits};
+pub use files::{CloneKind, Dir, OpenHow, Owner, QuotaExceeded, SecretsDrive, SecretsPlace};
+pub use files::{clone_file, fits, free_space};
+pub use groups::GroupsFound;
+pub use jail::{Jail, JailFile};
+pub use local::LocalHost;
+use network::{NetworkFound, NetworkWanted, Port, Probe, TenantNet};
+pub use ownership::{Handover, hand_over};
+pub use process::boot_id;
+pub use remote::{HelperError, Policy, RemoteHost, VmmProgram, run_helper, serve_helper, start_helper};
+pub use sandbox::Confinement;
+
+/// Which process, beyond doubt: a pid is used again, a start time under one boot is not.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessIdentity {
+    pub pid: u32,
+    /// Field 22 of `/proc/PID/stat`: clock ticks since the boot.
+    pub start_time: u64,
+    pub boot_id: String,
+}
+
+/// The number under which a VMM finds the TAP that it was given.
+pub const TAP_FD: i32 = 3;
+
+/// What to run as an instance's VMM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpawnVmm {
+    pub instance: InstanceId,
+    pub program: PathBuf,
+    pub args: Vec<String>,
+    /// Its working directory is the instance's run directory; this file in it takes what it prints.
+    pub log: String,
+    /// The TAP of its port, which it gets as the open file [`TAP_FD`].
+    #[serde(default)]
+    pub tap: Option<String>,
+    /// The control group in which it is born.
+    #[serde(default)]
+    pub group: Option<InstanceGroup>,
+    /// How it is kept apart; absent for what confines itself, as a jailer does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confine: Option<Confinement>,
+}
+
+/// How to end a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EndSignal {
+    Terminate,
+    Kill,
+}
+
+/// One effect on the host. Names are of what lies in a run directory: `data.img`, `snapshot/memory`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "operation")]
+pub enum Operation {
+    /// The directory of an instance, with mode 0700. All of an instance's files lie in it.
+    MakeRunDir {
+        instance: InstanceId,
+    },
+    /// That directory and all in it. Never while a process of the instance lives.
+    RemoveRunDir {
+        instance: InstanceId,
+    },
+    /// One of its files, or a directory with all in it: a stale socket, a discarded snapshot.
+    RemoveFile {
+        instance: InstanceId,
+        name: String,
+    },
+    /// A small file in it, whole for whoever reads it; one that is there is replaced. Renaming makes it durable.
+    WriteFile {
+        instance: InstanceId,
+        name: String,
+        text: String,
+    },
+    /// A directory in it, empty: one that is there is emptied.
+    MakeDir {
+        instance: InstanceId,
+        name: String,
+    },
+    /// Gives a file or directory in it another name, in place of what had that name, once all of it is on disk. One
+    /// that already has the new name and not the old is done.
+    Rename {
+        instance: InstanceId,
+        from: String,
+        to: String,
+    },
+    /// Cuts a log that others append to once it is longer than `max_bytes`: its end is kept beside it, in `<name>.old`.
+    TrimLog {
+        instance: InstanceId,
+        name: String,
+        max_bytes: u64,
+    },
+    /// A symbolic link in it to a shared file; one that is there is replaced.
+    LinkFile {
+        instance: InstanceId,
+        source: PathBuf,
+        name: String,
+    },
+    /// A fresh jail with these files. Never while a process of the instance lives.
+    MakeJail {
+        jail: Jail,
+        files: Vec<JailFile>,
+    },
+    /// More files for a jail that is in use.
+    ShareWithJail {
+        jail: Jail,
+        files: Vec<JailFile>,
+    },
+    /// Takes names out of a jail that is in use; the files stay where they were shared from.
+    UnshareFromJail {
+        jail: Jail,
+        names: Vec<String>,
+    },
+    /// A jail with all in it, and the control groups that its jailer left. Never while a process of the instance lives.
+    RemoveJail {
+        jail: Jail,
+    },
+    /// A sparse file in it, formatted as ext4; one that is there stays as it is.
+    MakeDisk {
+        instance: InstanceId,
+        name: String,
+        size_mib: u64,
+    },
+    /// Lets a VMM that runs as this user work in the run directory: make files of its own there, write these, and take
+    /// away or replace none that is not its own.
+    AdmitVmm {
+        instance: InstanceId,
+        user: u32,
+        files: Vec<String>,
+    },
+    /// Starts a VMM that outlives the agent, unless the instance already has one.
+    SpawnVmm(SpawnVmm),
+    /// Signals exactly this process; one that is gone is done.
+    EndProcess {
+        process: ProcessIdentity,
+        signal: EndSignal,
+    },
+    /// A tenant's control group with the sums of its quotas.
+    EnsureTenantGroup {
+        tenant: TenantId,
+        limits: TenantLimits,
+    },
+    /// Gone afterwards. Never while an instance is left in it.
+    RemoveTenantGroup {
+        tenant: TenantId,
+    },
+    /// An instance's control group, in which its VMM is started.
+    EnsureGroup {
+        group: InstanceGroup,
+        limits: InstanceLimits,
+    },
+    /// Ends whatever is left in it, and removes it; its pool's too if that was the last.
+    RemoveGroup {
+        group: InstanceGroup,
+    },
+    /// What all groups have used, and which are there.
+    LookAtGroups,
+    /// A tenant's bridge, and the firewall's knowledge of it.
+    EnsureNet {
+        net: TenantNet,
+    },
+    /// Both are gone afterwards. Never while a port is left in it.
+    RemoveNet {
+        net: TenantNet,
+    },
+    /// An instance's TAP in its tenant's bridge, known to the firewall and shut: nothing passes until it is opened.
+    EnsurePort {
+        net: TenantNet,
+        port: Port,
+    },
+    /// From here on packets pass.
+    OpenPort {
+        port: Port,
+    },
+    RemovePort {
+        port: Port,
+    },
+    /// A bridge or TAP that bears our tag and that nobody wants.
+    RemoveLink {
+        name: String,
+    },
+    /// Sends packets as a hostile guest of the network would, from a port that is made for it and removed again.
+    ProbeNet {
+        net: TenantNet,
+        port: Port,
+        others: Vec<TenantNet>,
+    },
+    /// Looks at every link and rule of ours, and repairs what is not as it should be.
+    KeepNetwork {
+        wanted: NetworkWanted,
+    },
+}
+
+/// What came of an operation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    Done,
+    /// The VMM that runs now, whether it was just started or already there.
+    Process(ProcessIdentity),
+    /// What was found of the network, and what was repaired.
+    Network(NetworkFound),
+    Probed(Vec<Probe>),
+    /// What there is of control groups, and what can't be limited on this machine.
+    Groups(GroupsFound),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    #[error("could not {attempt}")]
+    Io {
+        attempt: String,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("{program} was not found; install it or name it by setting")]
+    ProgramMissing { program: PathBuf },
+    #[error("refused: {0}")]
+    Refused(String),
+    #[error("the network could not be changed: {reason}")]
+    Network { reason: String },
+    #[error("control groups could not be changed: {reason}")]
+    Groups { reason: String },
+}
+
+/// An error with all its causes, for a message that may cross to another process.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+/// A process that belongs to an instance of this data directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmmProcess {
+    pub instance: InstanceId,
+    pub process: ProcessIdentity,
+}
+
+/// How a VMM ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessEnd {
+    pub instance: InstanceId,
+    pub process: ProcessIdentity,
+    /// Known only for processes that this agent started itself.
+    pub exit_code: Option<i32>,
+    pub signal: Option<i32>,
+}
+
+/// Carries out operations on this machine and says what is there.
+pub trait Host: Send + Sync + 'static {
+    fn perform(&self, operation: &Operation) -> impl Future<Output = Result<Outcome, HostError>> + Send;
+
+    /// Every VMM of this data directory, whoever started it: found by working directory and instance name, not by a
+    /// file that a crash may have kept from being written.
+    fn vmms(&self) -> impl Future<Output = Result<Vec<VmmProcess>, HostError>> + Send;
+
+    /// Directories of instances, whether or not anything runs in them.
+    fn run_dirs(&self) -> impl Future<Output = Result<Vec<InstanceId>, HostError>> + Send;
+
+    fn run_dir(&self, instance: &InstanceId) -> PathBuf;
+
+    /// Waits for the end of this very process; returns at once when it is gone.
+    fn wait_end(&self, vmm: &VmmProcess) -> impl Future<Output = Result<ProcessEnd, HostError>> + Send;
+
+    /// A file in a run directory, or in the jail there (`jail/NAME`), by whoever may open it. To read: none when it is
+    /// not there. Links are not followed, and nothing but a regular file is opened.
+    fn open_file(
+        &self,
+        instance: &InstanceId,
+        name: &str,
+        access: Access,
+    ) -> impl Future<Output = Result<Option<File>, HostError>> + Send;
+
+    /// A connection, not blocking, to a socket that a VMM listens on in its run directory or jail. A VMM that has no
+    /// time for it now is [`io::ErrorKind::WouldBlock`].
+    fn connect(
+        &self,
+        instance: &InstanceId,
+        name: &str,
+    ) -> impl Future<Output = Result<UnixStream, HostError>> + Send;
+
+    /// What lies in a run directory, by name.
+    fn names(&self, instance: &InstanceId) -> impl Future<Output = Result<Vec<String>, HostError>> + Send;
+
+    /// Where the jail of an instance is, if it has one.
+    fn jail_root(
+        &self,
+        instance: &InstanceId,
+    ) -> impl Future<Output = Result<Option<PathBuf>, HostError>> + Send;
+}

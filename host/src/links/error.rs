@@ -1,0 +1,53 @@
+//! What can go wrong with a link, and what to do about it.
+
+use std::io;
+
+use super::Repair;
+
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    #[error("could not {attempt}")]
+    Io {
+        attempt: String,
+        #[source]
+        cause: io::Error,
+    },
+    #[error(
+        "{name} is not ours ({why}), so it was left as it is; rename or remove it, or give the tenant another network"
+    )]
+    Foreign { name: String, why: String },
+    #[error("{name} is {owner}'s; remove it before the name is given to {wanted}")]
+    Taken { name: String, owner: String, wanted: String },
+    #[error("there is no {name}; make it first")]
+    Missing { name: String },
+    #[error("{name} does not stay as it is set ({}); something else on this host changes it", list(.left))]
+    Unsettled { name: String, left: Vec<Repair> },
+    #[error("refused: {0}")]
+    Refused(String),
+}
+
+impl LinkError {
+    /// Whether this is what two writers of the same link do to each other, so that looking again helps.
+    pub(super) fn is_contention(&self) -> bool {
+        use rustix::io::Errno;
+        let Self::Io { cause, .. } = self else { return false };
+        let passing = [
+            Errno::EXIST,
+            Errno::NODEV,
+            Errno::BUSY,
+            Errno::NOENT,
+            Errno::NXIO,
+            Errno::ADDRNOTAVAIL,
+            Errno::AGAIN,
+        ];
+        cause.raw_os_error().is_some_and(|code| passing.iter().any(|errno| errno.raw_os_error() == code))
+    }
+
+    pub(super) fn has_errno(&self, errno: rustix::io::Errno) -> bool {
+        matches!(self, Self::Io { cause, .. } if cause.raw_os_error() == Some(errno.raw_os_error()))
+    }
+}
+
+fn list(repairs: &[Repair]) -> String {
+    repairs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,296 @@
+//! What the helper does for its agent, and what it refuses: decided here, from the limits that were set while the
+//! agent was still trusted. A compromised agent can ask for anything; it gets what an honest one could have asked for.
+//!
+//! [`Policy::admit`] looks at an operation's arguments alone (and at image files, which must be what they seem). That
+//! a process is a VMM of this data directory is found out by the helper itself, not here.
+
+use std::path::{Component, Path, PathBuf};
+
+use mvm_proto::InstanceId;
+use serde::{Deserialize, Serialize};
+
+use super::images;
+use super::vmm_args::{self, Line};
+use crate::cgroup::CgroupSettings;
+use crate::local::VMS_DIR;
+use crate::network::{MAX_NET_ID, Port, place_of_tap};
+use crate::{Confinement, HostError, Jail, JailFile, Operation, SpawnVmm};
+
+/// Records, configuration and manifests are a few KiB.
+const MAX_TEXT_BYTES: usize = 256 * 1024;
+
+/// No disk of a microVM is larger than 16 TiB.
+const MAX_DISK_MIB: u64 = 16 * 1024 * 1024;
+
+/// A name in a run directory; its longest is the name of a snapshot with its digest.
+const MAX_NAME_BYTES: usize = 128;
+
+/// Kernel, initial RAM disk, disks and snapshot of one VMM are a handful.
+const MAX_JAIL_FILES: usize = 32;
+
+/// As the kernel has it.
+const MAX_LINK_NAME_BYTES: usize = 15;
+
+/// A VMM's command line has some dozens.
+const MAX_ARGS: usize = 256;
+const MAX_ARG_BYTES: usize = 16 * 1024;
+
+/// What a program is, which says what it may be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VmmProgram {
+    Qemu,
+    Firecracker,
+    /// Starts a Firecracker of this list.
+    Jailer,
+}
+
+/// The limits of one helper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Policy {
+    pub data_dir: PathBuf,
+    /// Where images are; nothing else is shared with VMMs.
+    pub images_dir: PathBuf,
+    /// Every program that may be started as a VMM, by the very path that it is asked for by.
+    pub programs: Vec<(PathBuf, VmmProgram)>,
+    /// Where jails are, besides in run directories.
+    pub jail_base: Option<PathBuf>,
+    /// Who the agent runs as. Images are its own.
+    pub agent_uid: u32,
+    /// Who VMMs may run as, each from first to last: nobody who owns anything else on this machine.
+    pub vmm_ids: Vec<(u32, u32)>,
+    /// Whether QEMU must be confined.
+    pub confined: bool,
+    pub groups: Option<CgroupSettings>,
+}
+
+pub(super) fn refused<T>(reason: impl Into<String>) -> Result<T, HostError> {
+    Err(HostError::Refused(reason.into()))
+}
+
+/// A name that needs no second look: no `..`, nothing hidden, nothing that means anything to anyone.
+pub(super) fn is_plain(name: &str) -> bool {
+    let letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b':');
+    let fits = !name.is_empty() && name.len() <= MAX_NAME_BYTES;
+    fits && !name.starts_with(['.', '-']) && name.bytes().all(letter)
+}
+
+/// An absolute path without detours.
+pub(super) fn is_straight(path: &Path) -> bool {
+    let mut parts = path.components();
+    let rooted = parts.next() == Some(Component::RootDir);
+    // What was left out by reading it as components was there for no honest reason.
+    rooted
+        && parts.clone().all(|part| matches!(part, Component::Normal(_)))
+        && path.as_os_str().len() <= 4096
+        && path.components().collect::<PathBuf>().as_os_str() == path.as_os_str()
+}
+
+impl Policy {
+    pub(super) fn run_dir(&self, instance: &InstanceId) -> PathBuf {
+        self.data_dir.join(VMS_DIR).join(instance.as_str())
+    }
+
+    /// A name in a run directory, or in a directory in it.
+    pub(super) fn name(&self, name: &str) -> Result<(), HostError> {
+        if name.split('/').count() <= 2 && name.split('/').all(is_plain) {
+            return Ok(());
+        }
+        refused(format!("{name:?} is not a name in a run directory"))
+    }
+
+    /// Whether these arguments are any that an honest agent could have sent. Every operation is here by name.
+    pub fn admit(&self, operation: &Operation) -> Result<(), HostError> {
+        match operation {
+            Operation::MakeRunDir { instance: _ } | Operation::RemoveRunDir { instance: _ } => Ok(()),
+            Operation::RemoveFile { instance: _, name } | Operation::MakeDir { instance: _, name } => {
+                self.name(name)
+            }
+            Operation::WriteFile { instance: _, name, text } => {
+                self.name(name)?;
+                if text.len() > MAX_TEXT_BYTES {
+                    return refused(format!("a text of {} bytes is too long", text.len()));
+                }
+                Ok(())
+            }
+            Operation::Rename { instance: _, from, to } => {
+                self.name(from)?;
+                self.name(to)
+            }
+            Operation::TrimLog { instance: _, name, max_bytes: _ } => self.name(name),
+            Operation::LinkFile { instance: _, source, name } => {
+                self.name(name)?;
+                self.image(source)
+            }
+            Operation::MakeJail { jail, files } | Operation::ShareWithJail { jail, files } => {
+                self.jail(jail)?;
+                if files.len() > MAX_JAIL_FILES {
+                    return refused(format!("{} files are too many for a jail", files.len()));
+                }
+                files.iter().try_for_each(|file| self.jail_file(jail, file))
+            }
+            Operation::UnshareFromJail { jail, names } => {
+                self.jail(jail)?;
+                if names.len() > MAX_JAIL_FILES {
+                    return refused(format!("{} files are too many for a jail", names.len()));
+                }
+                names.iter().try_for_each(|name| jail_name(name))
+            }
+            Operation::RemoveJail { jail } => self.jail(jail),
+            Operation::MakeDisk { instance: _, name, size_mib } => {
+                self.name(name)?;
+                if *size_mib == 0 || *size_mib > MAX_DISK_MIB {
+                    return refused(format!("a disk of {size_mib} MiB is not to be had"));
+                }
+                Ok(())
+            }
+            Operation::SpawnVmm(spawn) => self.spawn(spawn),
+            // Whether the process is one of ours is found out where processes can be looked at.
+            Operation::EndProcess { process: _, signal: _ } => Ok(()),
+            Operation::AdmitVmm { instance: _, user, files } => {
+                self.vmm_id(*user)?;
+                files.iter().try_for_each(|name| self.name(name))
+            }
+            // Ids are all that they are made of, and limits of one's own tenants are the agent's to set.
+            Operation::EnsureTenantGroup { .. }
+            | Operation::RemoveTenantGroup { .. }
+            | Operation::EnsureGroup { .. }
+            | Operation::RemoveGroup { .. }
+            | Operation::LookAtGroups => Ok(()),
+            // What is whose in it is checked where it is put into the firewall.
+            Operation::EnsureNet { net } | Operation::RemoveNet { net } => net_id(net.net_id),
+            Operation::EnsurePort { net, port } => {
+                net_id(net.net_id)?;
+                self.port(port)
+            }
+            Operation::OpenPort { port } | Operation::RemovePort { port } => self.port(port),
+            Operation::RemoveLink { name } => link_name(name),
+            Operation::ProbeNet { net, port, others } => {
+                net_id(net.net_id)?;
+                others.iter().try_for_each(|other| net_id(other.net_id))?;
+                net_id(port.net_id)
+            }
+            Operation::KeepNetwork { wanted } => {
+                wanted.nets.iter().try_for_each(|net| net_id(net.net_id))?;
+                wanted.ports.iter().try_for_each(|port| self.port(port))?;
+                wanted.hands_off.iter().try_for_each(|name| link_name(name))
+            }
+        }
+    }
+
+    /// A file of the image store.
+    pub(super) fn image(&self, path: &Path) -> Result<(), HostError> {
+        images::check(&self.images_dir, path, self.agent_uid)
+    }
+
+    /// Whether VMMs may run as this user or group.
+    pub fn vmm_id(&self, id: u32) -> Result<(), HostError> {
+        let known = self.vmm_ids.iter().any(|(first, last)| (*first..=*last).contains(&id));
+        if id != 0 && id != self.agent_uid && known {
+            return Ok(());
+        }
+        refused(format!("VMMs do not run as user or group {id}"))
+    }
+
+    /// `<run directory or base>/<program>/<instance>/root`, owned by nobody in particular.
+    fn jail(&self, jail: &Jail) -> Result<(), HostError> {
+        self.vmm_id(jail.uid)?;
+        self.vmm_id(jail.gid)?;
+        let own = Path::new(jail.instance.as_str()).join("root");
+        let run_dir = self.run_dir(&jail.instance);
+        let below = |base: &Path| {
+            let rest = jail.root.strip_prefix(base).ok()?.strip_prefix(rest_head(base, &jail.root)?).ok()?;
+            (rest == own).then_some(())
+        };
+        let known = below(&run_dir).or_else(|| self.jail_base.as_deref().and_then(below));
+        if is_straight(&jail.root) && known.is_some() {
+            return Ok(());
+        }
+        refused(format!("{} is not a jail of {}", jail.root.display(), jail.instance))
+    }
+
+    fn jail_file(&self, jail: &Jail, file: &JailFile) -> Result<(), HostError> {
+        jail_name(&file.name)?;
+        if let Ok(own) = file.source.strip_prefix(self.run_dir(&jail.instance)) {
+            return self.name(own.to_str().unwrap_or_default());
+        }
+        if file.writable {
+            return refused(format!("{} is not the instance's to write", file.source.display()));
+        }
+        self.image(&file.source)
+    }
+
+    /// Nothing in it may be weaker than the usual, but for the filter and what a machine can't do.
+    fn confinement(&self, asked: &Confinement) -> Result<(), HostError> {
+        self.vmm_id(asked.uid)?;
+        let usual = Confinement::qemu(asked.uid, asked.uid);
+        let usual = Confinement {
+            images: asked.images.clone(),
+            kvm: asked.kvm,
+            filter: asked.filter,
+            demand: asked.demand,
+            ..usual
+        };
+        if *asked != usual {
+            return refused("a VMM is confined in the usual way or not started");
+        }
+        asked.images.iter().try_for_each(|image| self.image(image))
+    }
+
+    fn port(&self, port: &Port) -> Result<(), HostError> {
+        net_id(port.net_id)?;
+        self.vmm_id(port.owner_uid)
+    }
+
+    fn spawn(&self, spawn: &SpawnVmm) -> Result<(), HostError> {
+        self.name(&spawn.log)?;
+        if let Some(tap) = spawn.tap.as_deref().filter(|tap| place_of_tap(tap).is_none()) {
+            return refused(format!("{tap:?} is no TAP of an instance"));
+        }
+        let program =
+            self.programs.iter().find(|(program, _)| program.as_os_str() == spawn.program.as_os_str());
+        let Some((_, kind)) = program else {
+            return refused(format!("{} is no VMM that was named at start", spawn.program.display()));
+        };
+        match &spawn.confine {
+            Some(confine) => self.confinement(confine)?,
+            None if *kind == VmmProgram::Qemu && self.confined => {
+                return refused("QEMU is not started unconfined here");
+            }
+            None => {}
+        }
+        images::check_program(&spawn.program)?;
+        let long = spawn.args.iter().any(|arg| arg.len() > MAX_ARG_BYTES || arg.contains('\0'));
+        if long || spawn.args.len() > MAX_ARGS {
+            return refused("no VMM has such a command line");
+        }
+        vmm_args::check(*kind, &Line { policy: self, instance: &spawn.instance, args: &spawn.args })
+    }
+}
+
+fn net_id(id: u16) -> Result<(), HostError> {
+    if id <= MAX_NET_ID { Ok(()) } else { refused(format!("there is no network {id}")) }
+}
+
+/// A name that a link of ours may have or may have been given. Whether it is ours is its tag's word.
+fn link_name(name: &str) -> Result<(), HostError> {
+    if is_plain(name) && name.len() <= MAX_LINK_NAME_BYTES {
+        return Ok(());
+    }
+    refused(format!("{name:?} is no link"))
+}
+
+fn jail_name(name: &str) -> Result<(), HostError> {
+    if is_plain(name) { Ok(()) } else { refused(format!("{name:?} is not a name in a jail")) }
+}
+
+/// The directory that the jailer names after its program.
+fn rest_head<'a>(base: &Path, root: &'a Path) -> Option<&'a str> {
+    let head = root.strip_prefix(base).ok()?.components().next()?.as_os_str().to_str()?;
+    is_plain(head).then_some(head)
+}
+
+#[cfg(test)]
+#[path = "policy_tests.rs"]
+mod tests;

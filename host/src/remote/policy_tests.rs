@@ -1,0 +1,322 @@
+//! Each argument that a compromised agent might send, and what is said to it.
+
+use super::*;
+use crate::{EndSignal, ProcessIdentity};
+
+struct Site {
+    dir: tempfile::TempDir,
+    policy: Policy,
+}
+
+fn id() -> InstanceId {
+    InstanceId::from_bits(0x2a)
+}
+
+fn site() -> Site {
+    let dir = tempfile::tempdir().unwrap();
+    let images = dir.path().join("images");
+    std::fs::create_dir_all(images.join("a")).unwrap();
+    for name in ["a/kernel", "a/initrd", "a/rootfs"] {
+        std::fs::write(images.join(name), "image").unwrap();
+    }
+    std::fs::write(dir.path().join("secret"), "of the host").unwrap();
+    std::os::unix::fs::symlink(dir.path().join("secret"), images.join("a/link")).unwrap();
+    std::os::unix::fs::symlink(dir.path(), images.join("up")).unwrap();
+    let program = |name: &str| dir.path().join(name);
+    for name in ["qemu", "firecracker", "jailer", "anyones"] {
+        std::fs::write(program(name), "").unwrap();
+        let mode = if name == "anyones" { 0o777 } else { 0o755 };
+        use std::os::unix::fs::PermissionsExt as _;
+        std::fs::set_permissions(program(name), std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let policy = Policy {
+        data_dir: dir.path().to_owned(),
+        images_dir: images,
+        programs: vec![
+            (program("qemu"), VmmProgram::Qemu),
+            (program("firecracker"), VmmProgram::Firecracker),
+            (program("jailer"), VmmProgram::Jailer),
+            (program("anyones"), VmmProgram::Qemu),
+            (program("gone"), VmmProgram::Qemu),
+        ],
+        jail_base: Some("/srv/jails".into()),
+        agent_uid: rustix::process::geteuid().as_raw(),
+        vmm_ids: vec![(61_000, 61_010)],
+        confined: false,
+        groups: None,
+    };
+    Site { dir, policy }
+}
+
+impl Site {
+    fn admits(&self, operation: &Operation) {
+        let admitted = self.policy.admit(operation);
+        assert!(admitted.is_ok(), "{operation:?}: {admitted:?}");
+    }
+
+    fn refuses(&self, operation: &Operation) {
+        assert!(self.policy.admit(operation).is_err(), "{operation:?}");
+    }
+
+    fn spawn(&self, program: &str, args: &[&str]) -> Operation {
+        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let log = "vmm.log".to_owned();
+        Operation::SpawnVmm(SpawnVmm {
+            instance: id(),
+            program: self.dir.path().join(program),
+            args,
+            log,
+            tap: None,
+            group: None,
+            confine: None,
+        })
+    }
+
+    fn image(&self, name: &str) -> String {
+        self.policy.images_dir.join(name).display().to_string()
+    }
+
+    fn jail(&self) -> Jail {
+        let root = self.policy.run_dir(&id()).join("firecracker").join(id().as_str()).join("root");
+        Jail { instance: id(), root, uid: 61_000, gid: 61_000 }
+    }
+}
+
+#[test]
+fn names_are_plain_and_sizes_are_bounded() {
+    let site = site();
+    for name in ["data.img", "snapshot/memory", "snapshot-0123456789abcdef/mem", "jail/api.sock"] {
+        site.admits(&Operation::RemoveFile { instance: id(), name: name.to_owned() });
+    }
+    let long = "x".repeat(MAX_NAME_BYTES + 1);
+    for name in ["", ".", "..", "../x", "/x", "a/b/c", "a/../b", ".hidden", "-x", "a b", "a\0", "ä", &long] {
+        let name = name.to_owned();
+        site.refuses(&Operation::RemoveFile { instance: id(), name: name.clone() });
+        site.refuses(&Operation::MakeDir { instance: id(), name: name.clone() });
+        site.refuses(&Operation::WriteFile { instance: id(), name: name.clone(), text: String::new() });
+        site.refuses(&Operation::TrimLog { instance: id(), name: name.clone(), max_bytes: 1 });
+        site.refuses(&Operation::Rename { instance: id(), from: name.clone(), to: "a".to_owned() });
+        site.refuses(&Operation::Rename { instance: id(), from: "a".to_owned(), to: name.clone() });
+        site.refuses(&Operation::MakeDisk { instance: id(), name, size_mib: 16 });
+    }
+    let write =
+        |bytes| Operation::WriteFile { instance: id(), name: "vmm.json".to_owned(), text: "x".repeat(bytes) };
+    site.admits(&write(MAX_TEXT_BYTES));
+    site.refuses(&write(MAX_TEXT_BYTES + 1));
+    let disk = |size_mib| Operation::MakeDisk { instance: id(), name: "data.img".to_owned(), size_mib };
+    site.admits(&disk(MAX_DISK_MIB));
+    site.refuses(&disk(MAX_DISK_MIB + 1));
+    site.refuses(&disk(0));
+    // An instance's id is a type: what is no id is no operation.
+    let text = r#"{"operation":"make_run_dir","instance":"../../etc"}"#;
+    serde_json::from_str::<Operation>(text).unwrap_err();
+    let process = ProcessIdentity { pid: 1, start_time: 1, boot_id: String::new() };
+    site.admits(&Operation::EndProcess { process, signal: EndSignal::Kill });
+}
+
+#[test]
+fn nothing_but_images_is_linked_and_a_link_among_them_leads_nowhere() {
+    let site = site();
+    let link = |source: PathBuf| Operation::LinkFile { instance: id(), source, name: "rootfs".to_owned() };
+    site.admits(&link(site.policy.images_dir.join("a/kernel")));
+    let images = &site.policy.images_dir;
+    for source in [
+        site.dir.path().join("secret"),
+        images.clone(),
+        images.join("a"),
+        images.join("a/link"),
+        images.join("up/secret"),
+        images.join("a/../../secret"),
+        images.join("../secret"),
+        images.join("absent"),
+        "a/kernel".into(),
+        "/etc/passwd".into(),
+    ] {
+        site.refuses(&link(source));
+    }
+    // A file of someone else in the store is not an image of the agent's.
+    let other = Policy { agent_uid: 12_345, ..site.policy.clone() };
+    std::fs::hard_link(site.dir.path().join("secret"), images.join("second-name")).unwrap();
+    assert!(other.admit(&link(images.join("second-name"))).is_err());
+}
+
+#[test]
+fn a_jail_is_the_instances_own_and_of_a_user_that_owns_nothing_else() {
+    let site = site();
+    let make = |jail: Jail, files: Vec<JailFile>| Operation::MakeJail { jail, files };
+    let jail = site.jail();
+    site.admits(&make(jail.clone(), vec![]));
+    site.admits(&Operation::RemoveJail {
+        jail: Jail { root: format!("/srv/jails/firecracker/{}/root", id()).into(), ..jail.clone() },
+    });
+    for (uid, gid) in [(0, 61_000), (61_000, 0), (1000, 61_000), (61_011, 61_000), (61_000, 1000)] {
+        site.refuses(&make(Jail { uid, gid, ..jail.clone() }, vec![]));
+    }
+    let foreign = InstanceId::from_bits(0x2b);
+    for root in [
+        PathBuf::from("/"),
+        format!("/etc/firecracker/{}/root", id()).into(),
+        format!("/srv/jails/firecracker/{foreign}/root").into(),
+        format!("/srv/jails/{}/root", id()).into(),
+        format!("/srv/jails/../etc/firecracker/{}/root", id()).into(),
+        format!("/srv/jails/a/b/{}/root", id()).into(),
+        format!("/srv/jails/firecracker/{}/root/..", id()).into(),
+        site.policy.run_dir(&id()),
+    ] {
+        site.refuses(&Operation::RemoveJail { jail: Jail { root, ..jail.clone() } });
+    }
+    let file = |source: PathBuf, name: &str, writable| JailFile { source, name: name.to_owned(), writable };
+    let kernel = site.policy.images_dir.join("a/kernel");
+    let own = site.policy.run_dir(&id()).join("data.img");
+    site.admits(&make(
+        jail.clone(),
+        vec![file(kernel.clone(), "kernel", false), file(own, "data.img", true)],
+    ));
+    for bad in [
+        file(kernel.clone(), "kernel", true),
+        file(kernel.clone(), "a/kernel", false),
+        file(kernel, "..", false),
+        file(site.dir.path().join("secret"), "kernel", false),
+        file("/etc/shadow".into(), "data.img", true),
+        file(site.policy.run_dir(&foreign).join("data.img"), "data.img", true),
+        file(site.policy.run_dir(&id()).join("../../secret"), "data.img", true),
+    ] {
+        site.refuses(&make(jail.clone(), vec![bad.clone()]));
+        site.refuses(&Operation::ShareWithJail { jail: jail.clone(), files: vec![bad] });
+    }
+    let names = vec!["../x".to_owned()];
+    site.refuses(&Operation::UnshareFromJail { jail, names });
+}
+
+#[test]
+fn a_program_is_one_of_the_list_and_nobody_elses_to_change() {
+    let site = site();
+    let name = format!("mvm-{}", id());
+    site.admits(&site.spawn("qemu", &["-name", &name]));
+    site.refuses(&site.spawn("anyones", &["-name", &name]));
+    site.refuses(&site.spawn("gone", &["-name", &name]));
+    site.refuses(&site.spawn("./qemu", &["-name", &name]));
+    site.refuses(&site.spawn("/bin/sh", &["-name", &name]));
+    let Operation::SpawnVmm(spawn) = site.spawn("qemu", &["-name", &name]) else { unreachable!() };
+    site.refuses(&Operation::SpawnVmm(SpawnVmm { log: "../log".to_owned(), ..spawn.clone() }));
+    site.refuses(&Operation::SpawnVmm(SpawnVmm { args: vec![String::new(); MAX_ARGS + 1], ..spawn }));
+}
+
+#[test]
+fn qemu_is_told_what_our_driver_tells_it_and_nothing_else() {
+    let site = site();
+    let name = format!("mvm-{}", id());
+    let disk = |file: &str, read_only: bool| {
+        format!(
+            r#"{{"driver":"raw","node-name":"d","read-only":{read_only},
+                "file":{{"driver":"file","filename":"{file}","read-only":{read_only}}}}}"#
+        )
+    };
+    let (kernel, initrd) = (site.image("a/kernel"), site.image("a/initrd"));
+    let (rootfs, data) = (disk(&site.image("a/rootfs"), true), disk("data.img", false));
+    #[rustfmt::skip]
+    let honest = [
+        "-name", &name, "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+        "-chardev", "file,id=console,path=console.log,append=on", "-serial", "chardev:console",
+        "-qmp", "unix:qmp.sock,server=on,wait=off",
+        "-chardev", "socket,id=guest,path=guest.sock,server=on,wait=off",
+        "-kernel", &kernel, "-append", "console=ttyS0 root=/dev/vda, init=/sbin/init", "-initrd", &initrd,
+        "-blockdev", &rootfs, "-blockdev", &data,
+        "-M", "microvm,acpi=on", "-accel", "kvm", "-cpu", "host,-arch-capabilities", "-smp", "2", "-m", "128M",
+        "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+        "-global", "virtio-mmio.force-legacy=false",
+        "-device", "virtio-blk-device,drive=rootfs,serial=rootfs",
+        "-device", "virtserialport,bus=serial.0,id=guest,chardev=guest,name=mvm.guest",
+        "-netdev", "tap,id=net,fd=3",
+        "-device", "virtio-net-device,netdev=net,mac=02:4d:00:07:00:03",
+        "-incoming", "defer",
+    ];
+    site.admits(&site.spawn("qemu", &honest));
+    site.refuses(&site.spawn("qemu", &honest[2..]));
+    let writable_image = disk(&site.image("a/rootfs"), false);
+    let shadow = disk("/etc/shadow", true);
+    let link = site.image("a/link");
+    #[rustfmt::skip]
+    let dishonest = [
+        ["-name", "mvm-i-0000002b"], ["-name", "mvm-i-0000002a,debug-threads=on"],
+        ["-sandbox", "off"], ["-sandbox", "on"],
+        ["-kernel", "/etc/shadow"], ["-kernel", &link], ["-initrd", "kernel"],
+        ["-blockdev", &shadow], ["-blockdev", &writable_image], ["-blockdev", "driver=file,filename=/etc/shadow"],
+        ["-chardev", "file,id=c,path=/etc/cron.d/x"], ["-chardev", "socket,id=c,host=a,port=1"],
+        ["-chardev", "pipe,id=c,path=x"], ["-chardev", "file,id=c,path=x,input-path=y"],
+        ["-qmp", "tcp:0.0.0.0:1,server=on,wait=off"], ["-qmp", "unix:/run/x,server=on,wait=off"],
+        ["-serial", "file:/etc/passwd"], ["-monitor", "stdio"], ["-incoming", "exec:sh"],
+        ["-netdev", "tap,id=n"], ["-netdev", "tap,id=n,fd=4"], ["-netdev", "tap,id=n,ifname=eth0,script=no,downscript=no"],
+        ["-netdev", "tap,id=n,fd=3,script=/tmp/x"], ["-netdev", "tap,id=n,fd=3,fd=3"],
+        ["-netdev", "user,id=n"],
+        ["-netdev", "user,id=n,smb=/etc"], ["-device", "vfio-pci,host=01:00.0"],
+        ["-device", "virtio-net-device,netdev=n,romfile=/etc/shadow"],
+        ["-M", "pc"], ["-M", "microvm,dtb=/etc/shadow"], ["-accel", "xen"], ["-object", "rng-random,id=r"],
+        ["-fw_cfg", "name=opt/x,file=/etc/shadow"], ["-readconfig", "x"], ["-daemonize", ""], ["-runas", "root"],
+        ["-drive", "file=/etc/shadow"], ["-append", "x"], ["-unknown", ""],
+    ];
+    for words in dishonest {
+        // The guest's command line may be anything, and is what shows that this list would be let through else.
+        let line = ["-name", &name, words[0], words[1]];
+        if words[0] == "-append" {
+            site.admits(&site.spawn("qemu", &line));
+        } else {
+            site.refuses(&site.spawn("qemu", &line));
+        }
+    }
+}
+
+#[test]
+fn firecracker_and_its_jailer_are_told_what_our_driver_tells_them() {
+    let site = site();
+    let instance = id();
+    let plain = ["--id", instance.as_str(), "--api-sock", "api.sock"];
+    site.admits(&site.spawn("firecracker", &plain));
+    site.refuses(&site.spawn("firecracker", &["--id", "i-0000002b", "--api-sock", "api.sock"]));
+    site.refuses(&site.spawn("firecracker", &["--id", instance.as_str(), "--api-sock", "/run/x"]));
+    site.refuses(&site.spawn("firecracker", &["--api-sock", "api.sock"]));
+    site.refuses(&site.spawn("firecracker", &[&plain[..], &["--config-file", "x"]].concat()));
+    let program = site.dir.path().join("firecracker").display().to_string();
+    let base = site.policy.run_dir(&instance).display().to_string();
+    let line = |option: &'static str, value: &str| {
+        let mut words: Vec<String> = ["--id", instance.as_str(), "--exec-file", &program, "--uid", "61000"]
+            .into_iter()
+            .chain(["--gid", "61001", "--chroot-base-dir", &base, "--cgroup-version", "2"])
+            .map(str::to_owned)
+            .collect();
+        if let Some(at) = words.iter().position(|word| word == option) {
+            words[at + 1] = value.to_owned();
+        } else if !option.is_empty() {
+            words.extend([option.to_owned(), value.to_owned()]);
+        }
+        words.extend(["--", "--api-sock", "api.sock"].map(str::to_owned));
+        words
+    };
+    let jailer =
+        |words: Vec<String>| site.spawn("jailer", &words.iter().map(String::as_str).collect::<Vec<_>>());
+    site.admits(&jailer(line("", "")));
+    site.admits(&jailer(line("--chroot-base-dir", "/srv/jails")));
+    site.admits(&jailer(line("--netns", "/run/netns/a")));
+    site.admits(&jailer(line("--cgroup", "cpu.max=100 200")));
+    site.admits(&jailer(line("--parent-cgroup", "mvm/acme")));
+    for (option, value) in [
+        ("--id", "i-0000002b"),
+        ("--exec-file", "/bin/sh"),
+        ("--uid", "0"),
+        ("--gid", "0"),
+        ("--uid", "1000"),
+        ("--chroot-base-dir", "/"),
+        ("--netns", "/proc/1/ns/net"),
+        ("--netns", "/run/netns/../../proc/1/ns/net"),
+        ("--cgroup", "../x=1"),
+        ("--parent-cgroup", "../.."),
+        ("--parent-cgroup", "/"),
+        ("--bind", "/etc"),
+    ] {
+        site.refuses(&jailer(line(option, value)));
+    }
+    site.refuses(&jailer(line("", "").into_iter().filter(|word| word != "--").collect()));
+    let mut other = line("", "");
+    other.extend(["--config-file", "x"].map(str::to_owned));
+    site.refuses(&jailer(other));
+}

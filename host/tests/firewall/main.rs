@@ -1,0 +1,14 @@
+//! The firewall on a real kernel: who reaches whom, what is counted when not, and what happens when someone meddles.
+//!
+//! Everything happens in network namespaces that each test makes for itself.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr)] // A test may end at the first surprise, and says when it did not run.
+
+mod connections;
+mod drift;
+mod frames;
+mod lab;
+mod matrix;
+mod rebuilding;
+mod space;
+mod strangers;

@@ -1,0 +1,77 @@
+//! A network of its own for each test: nothing in it is seen by, or sees, the machine's own.
+//!
+//! The thread that runs the test moves into a new network namespace, which is gone with it. Programs and threads that it
+//! starts are in there with it.
+
+#![allow(dead_code)] // Each suite uses a part of it.
+
+use std::future::Future;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::sched::{CloneFlags, unshare};
+
+/// Far more than anything here takes, even on a busy machine: while the kernel takes down another test's namespace with a
+/// thousand links in it, all others wait.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs a test in its own network. Where that can't be made it says so and passes, unless it was required to run.
+#[allow(clippy::print_stderr)]
+pub(crate) fn in_own_network<F>(test: impl FnOnce() -> F + Send + 'static)
+where
+    F: Future<Output = ()>,
+{
+    let inside = move || {
+        if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
+            return Err(format!("no network namespace can be made ({error}); run as root"));
+        }
+        if !std::path::Path::new("/dev/net/tun").exists() {
+            return Err("there is no /dev/net/tun; load the module tun".to_owned());
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test());
+        Ok(())
+    };
+    match std::thread::spawn(inside).join() {
+        Ok(Ok(())) => {}
+        Ok(Err(why)) => {
+            let required =
+                ["CI", "MVM_REQUIRE_PRIVILEGED"].iter().any(|name| std::env::var_os(name).is_some());
+            assert!(!required, "{why}");
+            eprintln!("NOT RUN: {why}");
+        }
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// Runs a program in the test's network: `run("ip link set x up")`. What it printed.
+pub(crate) fn run(command: &str) -> String {
+    let mut words = command.split_whitespace();
+    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What `ip -d -j ...` or `bridge -d -j ...` says, as JSON; null when it says nothing.
+pub(crate) fn json(command: &str) -> serde_json::Value {
+    let said = run(command);
+    if said.trim().is_empty() { serde_json::Value::Null } else { serde_json::from_str(&said).unwrap() }
+}
+
+/// The names of all links in the test's network, in order.
+pub(crate) fn link_names() -> Vec<String> {
+    let links = json("ip -j link show");
+    let mut names: Vec<_> =
+        links.as_array().unwrap().iter().map(|link| link["ifname"].as_str().unwrap().to_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Looks again and again until the condition holds.
+pub(crate) async fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
