@@ -1,13 +1,15 @@
 # The commands of the project; README.md tells what each shows. Everything else is plain cargo.
 
-.PHONY: demo test bench check deny setup image clean
+.PHONY: demo test soak bench check deny setup image clean
 
 setup:
 	@scripts/setup
 
-# The guest program, and the image that tests, demo and benches boot; quick when both are there.
+# The guest program, the image that tests, demo and benches boot, and the program that tries control groups inside a
+# microVM; quick when all are there.
 image: setup
 	@scripts/build-test-image
+	@scripts/build-cgroup-guest >/dev/null
 
 # The main job end to end: enrol, sign, push, converge. Cleans up after itself.
 demo: image
@@ -16,6 +18,11 @@ demo: image
 # Every test. The suites that need root say so when they can't run.
 test: image
 	cargo nextest run --workspace --no-fail-fast
+
+# The same races and cycles as in the tests, many times over: hours on two cores, for before a release.
+soak: image
+	MVM_CYCLES=10000 MVM_SWAPPER_TRIES=100000 cargo nextest run --workspace --profile soak \
+	    -E 'binary(network) | binary(links_cycles) | (package(mvm-host) & binary(files))'
 
 # Figures as ratios against a peer in the same run; also written to target/bench/results.json.
 bench: image

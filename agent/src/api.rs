@@ -114,6 +114,7 @@ fn handler(rule: &Rule) -> MethodRouter<Api> {
         Endpoint::NodeEvents => get(events::node_events),
         Endpoint::NodeObservation => get(node::observation),
         Endpoint::NodeDesired => get(node::desired),
+        Endpoint::NetworkVerify => post(node::verify_network),
         Endpoint::Tenants => get(node::tenants),
         Endpoint::Tenant => get(node::tenant),
         Endpoint::Pool => get(node::pool),

@@ -9,6 +9,7 @@ pub mod fake;
 pub mod firecracker;
 pub mod probe;
 pub mod qemu;
+mod run_files;
 
 use std::fmt;
 use std::future::Future;
@@ -23,8 +24,10 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::broadcast;
 
-use crate::host::HostError;
 use crate::settings::VmmSettings;
+use mvm_host::cgroup::InstanceGroup;
+use mvm_host::sandbox::{Demand, Filter};
+use mvm_host::{AnyHost, HostError};
 
 pub use fake::FakeDriver;
 pub use firecracker::{FirecrackerDriver, FirecrackerSettings, FirecrackerUnavailable};
@@ -41,6 +44,38 @@ pub struct VmSpec {
     pub revision: Digest,
     pub resources: Resources,
     pub image: BootImage,
+    /// What the VM is kept within.
+    #[serde(default)]
+    pub bounds: Bounds,
+}
+
+/// What a VM is kept within, and its only ways out.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bounds {
+    /// Absent: it has no network card.
+    pub nic: Option<Nic>,
+    /// The control group that its VMM is born in; absent: the agent's own.
+    #[serde(default)]
+    pub group: Option<InstanceGroup>,
+    /// How its VMM is confined; absent: not at all, or by a jailer with settings of its own.
+    #[serde(default)]
+    pub jail: Option<VmmJail>,
+}
+
+/// Who a VMM runs as, and what is left to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmmJail {
+    /// A user, and a group of the same number, that nobody else on this machine has.
+    pub user: u32,
+    pub filter: Filter,
+    pub demand: Demand,
+}
+
+/// A network card, and the TAP behind it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nic {
+    pub tap: String,
+    pub mac: String,
 }
 
 /// What a guest boots from: files that are whole, verified when they were made or imported, and read-only since.
@@ -282,8 +317,8 @@ pub enum DriverUnavailable {
 #[derive(Debug)]
 pub enum AnyDriver {
     Fake(FakeDriver),
-    Qemu(QemuDriver),
-    Firecracker(FirecrackerDriver),
+    Qemu(QemuDriver<AnyHost>),
+    Firecracker(FirecrackerDriver<AnyHost>),
 }
 
 /// Where the fake driver keeps its VMs, below the data directory.
@@ -292,12 +327,13 @@ const FAKE_DIR: &str = "fake-vms";
 impl AnyDriver {
     /// Opens exactly the driver asked for, with its state under `data_dir`.
     pub fn open(kind: DriverKind, data_dir: &Path) -> Result<Self, DriverUnavailable> {
-        Self::open_with(kind, data_dir, &VmmSettings::default())
+        Self::open_on(kind, AnyHost::local(data_dir), data_dir, &VmmSettings::default())
     }
 
-    /// The same with programs that the operator named.
-    pub fn open_with(
+    /// The same with programs that the operator named, by whoever may do things to this machine.
+    pub fn open_on(
         kind: DriverKind,
+        host: AnyHost,
         data_dir: &Path,
         vmm: &VmmSettings,
     ) -> Result<Self, DriverUnavailable> {
@@ -306,14 +342,14 @@ impl AnyDriver {
                 tracing::warn!("the fake driver runs no guests: instances exist on paper only");
                 FakeDriver::open(&data_dir.join(FAKE_DIR)).map(Self::Fake)
             }
-            DriverKind::Qemu => Ok(Self::Qemu(QemuDriver::open(data_dir, QemuSettings::new(vmm)))),
-            DriverKind::Firecracker => Self::firecracker(data_dir, vmm),
+            DriverKind::Qemu => Ok(Self::Qemu(QemuDriver::on(host, data_dir, QemuSettings::new(vmm)))),
+            DriverKind::Firecracker => Self::firecracker(host, vmm),
         }
     }
 
-    fn firecracker(data_dir: &Path, vmm: &VmmSettings) -> Result<Self, DriverUnavailable> {
+    fn firecracker(host: AnyHost, vmm: &VmmSettings) -> Result<Self, DriverUnavailable> {
         let settings = FirecrackerSettings::with_programs(vmm);
-        Ok(Self::Firecracker(FirecrackerDriver::open(data_dir, settings)?))
+        Ok(Self::Firecracker(FirecrackerDriver::with_host(host, settings)?))
     }
 
     /// The same without touching the host: for a dry run, which must leave no trace.
@@ -321,8 +357,10 @@ impl AnyDriver {
         match kind {
             DriverKind::Fake => FakeDriver::peek(&data_dir.join(FAKE_DIR)).map(Self::Fake),
             // Looking at real VMs leaves no trace.
-            DriverKind::Qemu => Ok(Self::Qemu(QemuDriver::peek(data_dir, QemuSettings::new(vmm)))),
-            DriverKind::Firecracker => Self::firecracker(data_dir, vmm),
+            DriverKind::Qemu => {
+                Ok(Self::Qemu(QemuDriver::peek(AnyHost::local(data_dir), QemuSettings::new(vmm))))
+            }
+            DriverKind::Firecracker => Self::firecracker(AnyHost::local(data_dir), vmm),
         }
     }
 }
@@ -413,7 +451,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let kind = DriverKind::Firecracker;
         let vmm = VmmSettings { firecracker: Some(dir.path().join("firecracker")), ..VmmSettings::default() };
-        let error = AnyDriver::open_with(kind, dir.path(), &vmm).unwrap_err();
+        let error = AnyDriver::open_on(kind, AnyHost::local(dir.path()), dir.path(), &vmm).unwrap_err();
         assert!(error.to_string().contains(kind.as_str()), "{error}");
         assert!(error.to_string().contains("install"), "{error}");
         assert_eq!("qemuu".parse::<DriverKind>(), Err(UnknownDriver));

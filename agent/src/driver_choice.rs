@@ -14,7 +14,7 @@ use crate::driver::probe::{self, Probe};
 use crate::settings::{DriverChoice, VmmSettings};
 
 const QEMU: &str = "qemu-system-x86_64";
-const FIRECRACKER: &str = "firecracker";
+pub(crate) const FIRECRACKER: &str = "firecracker";
 /// Which driver a node was last run with, below its data directory.
 const DRIVER_FILE: &str = "driver";
 const VMS_DIR: &str = "vms";

@@ -16,8 +16,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mvm_host::HostError;
 use mvm_planner::Action;
-use mvm_proto::document::{Pool, Resources, RuntimePolicy, Subnet, Tenant};
+use mvm_proto::document::{Pool, Resources, RuntimePolicy, SeccompPolicy, Subnet, Tenant};
 use mvm_proto::instance::IllegalMove;
 use mvm_proto::status::Event;
 use mvm_proto::{Digest, InstanceId, Phase, ProfileId};
@@ -28,6 +29,7 @@ use crate::crash;
 use crate::driver::{Driver, DriverError, VmState};
 use crate::guest_link::{GuestLinks, LinkError};
 use crate::image::{ImageError, ImageRef, Images};
+use crate::isolation::Isolation;
 use crate::reconcile::Clock;
 use crate::record::Record;
 use crate::state::{Lease, Records, StateError};
@@ -48,6 +50,8 @@ pub enum StepError {
     Guest(#[from] LinkError),
     #[error(transparent)]
     Image(#[from] ImageError),
+    #[error("its bounds could not be made or removed")]
+    Bounds(#[from] HostError),
     #[error("its image is not there: {0}")]
     NoImage(String),
     #[error("its VM ended: {0}")]
@@ -76,6 +80,8 @@ pub struct PoolSpec {
     pub image_digest: Option<Digest>,
     /// Where its addresses come from.
     pub subnet: Subnet,
+    pub net_id: u16,
+    pub seccomp: SeccompPolicy,
     /// For a guest to shut down, and to finish its work before it is paused.
     pub grace: Duration,
     pub drain: Duration,
@@ -91,6 +97,8 @@ impl PoolSpec {
             profile: pool.profile.clone(),
             image_digest: pool.image_digest,
             subnet: tenant.network.ipv4_subnet,
+            net_id: tenant.network.tenant_net_id,
+            seccomp: pool.seccomp_policy,
             grace: Duration::from_secs(pool.runtime_policy.graceful_shutdown_seconds),
             drain: Duration::from_secs(pool.runtime_policy.drain_timeout_seconds),
         }
@@ -145,6 +153,7 @@ pub struct Executor<D> {
     pub clock: Clock,
     pub links: GuestLinks,
     pub images: Images,
+    pub isolation: Arc<Isolation>,
     /// From boot to ready.
     pub boot_deadline: Duration,
     /// Where what is worth knowing beside a step's outcome is told.
@@ -296,7 +305,10 @@ impl<D: Driver> Executor<D> {
             Err(_) => record.phase,
         };
         match vm {
-            Ok(None) => self.links.forget(id),
+            Ok(None) => {
+                self.links.forget(id);
+                self.let_go(&record).await;
+            }
             Ok(Some(VmState::Paused)) => self.links.pause(id),
             Ok(Some(VmState::Running)) => {
                 self.links.open(id);
@@ -313,6 +325,13 @@ impl<D: Driver> Executor<D> {
             self.records.set(record);
         }
         crash::point("failure.recorded");
+    }
+
+    /// Takes away the bounds of a VM that is gone. What is left of them is found and removed by the next look.
+    async fn let_go(&self, record: &Record) {
+        if let Err(error) = self.isolation.release(record).await {
+            tracing::warn!(id = %record.id, error = %chain(&error), "could not take away an instance's bounds");
+        }
     }
 
     /// The last line of a guest's console, as the end of a sentence; empty when it wrote none.

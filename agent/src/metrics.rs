@@ -1,8 +1,11 @@
 //! What Prometheus reads: names in base units, labels from closed sets only (a peer can't make new series).
 
+mod network;
+
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use mvm_host::network::NetworkFound;
 use mvm_proto::status::InstanceStatus;
 use mvm_proto::{Phase, Timestamp};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -13,6 +16,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+
+use network::NetworkCounters;
 
 /// The media type of the text that [`Metrics::render`] gives.
 pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -72,6 +77,7 @@ pub struct Metrics {
     certificate_expiry: Gauge,
     resident_memory: Gauge,
     session_dials: Family<ResultLabel, Counter>,
+    network: NetworkCounters,
 }
 
 impl Metrics {
@@ -110,6 +116,8 @@ impl Metrics {
         registry.register("process_resident_memory_bytes", help, resident_memory.clone());
         let help = "When this process started, in seconds since 1970";
         registry.register("process_start_time_seconds", help, start_time);
+        let network = NetworkCounters::default();
+        registry.register_collector(Box::new(network.clone()));
         let build = Info::new(BuildLabels { version: env!("CARGO_PKG_VERSION") });
         registry.register("mvm_build", "What was built", build);
 
@@ -123,6 +131,7 @@ impl Metrics {
             certificate_expiry,
             resident_memory,
             session_dials,
+            network,
         }
     }
 
@@ -150,6 +159,11 @@ impl Metrics {
 
     pub fn certificate(&self, not_after: Timestamp) {
         self.certificate_expiry.set(not_after.unix_secs());
+    }
+
+    /// What the last look at the network found.
+    pub fn network(&self, found: &NetworkFound) {
+        self.network.set(found);
     }
 
     /// Counts instances by phase; phases without any are shown as 0, so that a graph falls instead of ending.
@@ -186,7 +200,15 @@ fn resident_bytes() -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use mvm_host::network::{Dropped, Traffic};
+    use mvm_proto::InstanceId;
+
     use super::*;
+
+    fn traffic(instance: Option<InstanceId>) -> Traffic {
+        let tenant = "acme".parse().unwrap();
+        Traffic { tenant, instance, sent_packets: 1, sent_bytes: 7, received_packets: 2, received_bytes: 9 }
+    }
 
     #[test]
     fn the_names_that_dashboards_use_are_all_there() {
@@ -197,6 +219,11 @@ mod tests {
         metrics.reconciled(Duration::from_millis(3));
         metrics.certificate(Timestamp::from_unix_ms(99_000));
         metrics.count_instances(&[InstanceStatus { phase: "warm".to_owned(), ..InstanceStatus::default() }]);
+        metrics.network(&NetworkFound {
+            dropped: vec![Dropped { reason: "to-host".to_owned(), packets: 5, bytes: 300 }],
+            traffic: vec![traffic(None), traffic(Some("i-0000002a".parse().unwrap()))],
+            ..NetworkFound::default()
+        });
         let text = metrics.render();
         for line in [
             "mvm_agent_documents_total{result=\"refused\"} 1",
@@ -207,6 +234,9 @@ mod tests {
             "mvm_agent_session_dials_total{result=\"failed\"} 1",
             "mvm_agent_certificate_expiry_timestamp_seconds 99",
             "mvm_agent_reconcile_duration_seconds_count 1",
+            "mvm_tenant_network_bytes_total{tenant=\"acme\",direction=\"sent\"} 7",
+            "mvm_instance_network_bytes_total{tenant=\"acme\",instance=\"i-0000002a\",direction=\"received\"} 9",
+            "mvm_firewall_dropped_packets_total{reason=\"to-host\"} 5",
             "process_start_time_seconds 1.5",
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");

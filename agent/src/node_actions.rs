@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use mvm_host::HostError;
 pub use mvm_planner::MAX_OVERRIDE;
 use mvm_planner::{Action, Observation};
 use mvm_proto::status::InstanceStatus;
@@ -19,6 +20,7 @@ use crate::driver::{Driver, DriverError};
 use crate::execute::{Order, PoolSpec, StepError};
 use crate::export::{Export, export};
 use crate::guest_link::GuestLinks;
+use crate::isolation::NetworkReport;
 use crate::reconcile::Clock;
 use crate::reconcile::wake::{LEASE_PATIENCE, Waker, busy, shown};
 use crate::reconcile_task::NodeHandle;
@@ -314,7 +316,15 @@ impl NodeHandle {
         let mut observation = Observation { capacity: self.shared.capacity, ..Observation::default() };
         self.shared.records.for_each(|record, moving| observation.instances.push(record.observed(moving)));
         observation.blocked.clone_from(&self.shared.blocked.borrow());
+        observation.memory_pressure = *self.shared.pressed.borrow();
         observation
+    }
+
+    /// What holds of the tenants' networks, by looking and, if `deep`, by trying.
+    pub async fn verify_network(&self, deep: bool) -> Result<NetworkReport, HostError> {
+        let in_force = self.desired();
+        let desired = in_force.as_ref().map(|in_force| &in_force.desired);
+        self.shared.isolation.verify(desired, &self.shared.records, deep).await
     }
 
     /// A document that asks for what runs here.

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use mvm_host::AnyHost;
 use mvm_proto::status::Capacity;
 use mvm_proto::{NodeId, Timestamp};
 use mvm_store::{Settings, SledStore};
@@ -21,6 +22,7 @@ use crate::driver_choice;
 use crate::execute::StepError;
 use crate::execute::recover::{Hands, Recovered, recover};
 use crate::image::{ImageError, ImageSettings, Images, find_guest};
+use crate::isolation::IsolationSettings;
 use crate::settings::VmmSettings;
 use crate::state::{Records, StateError};
 
@@ -71,6 +73,8 @@ pub struct NodeSettings {
     pub node_id: NodeId,
     /// Records and driver state are kept below it.
     pub data_dir: PathBuf,
+    /// Who does things to this machine; absent: this process itself.
+    pub host: Option<AnyHost>,
     pub driver: DriverKind,
     pub vmm: VmmSettings,
     pub images_dir: PathBuf,
@@ -80,6 +84,7 @@ pub struct NodeSettings {
     /// How long a guest may take from boot to ready.
     pub boot_deadline: Duration,
     pub capacity: Capacity,
+    pub isolation: IsolationSettings,
     /// How often the node is compared with its desired state when nothing happens.
     pub interval: Duration,
     /// How many instances may be worked on at once.
@@ -91,6 +96,11 @@ pub struct NodeSettings {
 pub enum NodeError {
     #[error("the document is for node {document}, this is {node}")]
     OtherNode { document: NodeId, node: NodeId },
+    #[error(
+        "only root can keep tenants apart ({needs}); start the agent as root, or say that nothing does: --network none \
+         --cgroups none --jail none"
+    )]
+    NeedsRoot { needs: &'static str },
     #[error(transparent)]
     Driver(#[from] DriverUnavailable),
     #[error("could not open the node's state")]
@@ -116,17 +126,28 @@ pub(crate) fn planner_capacity(capacity: &Capacity) -> mvm_planner::Capacity {
     }
 }
 
+/// Refuses what could only fail later, and one instance at a time.
+pub(crate) fn check_rights(isolation: &IsolationSettings, host: Option<&AnyHost>) -> Result<(), NodeError> {
+    let privileged = nix::unistd::geteuid().is_root() || matches!(host, Some(AnyHost::Remote(_)));
+    match isolation.needs_root() {
+        Some(needs) if !privileged => Err(NodeError::NeedsRoot { needs }),
+        _ => Ok(()),
+    }
+}
+
 /// Opens driver and records in `data_dir`. The records first: their lock keeps a second agent away from the first
 /// one's VMs.
 pub(crate) async fn open(
     data_dir: &Path,
+    host: Option<AnyHost>,
     kind: DriverKind,
     vmm: &VmmSettings,
 ) -> Result<(Arc<AnyDriver>, Arc<Records>), NodeError> {
     mvm_pki::files::create_private_dir(data_dir)
         .map_err(|cause| NodeError::DataDir { path: data_dir.to_owned(), cause })?;
     let records = open_records(&data_dir.join(STATE_DIR)).await?;
-    let driver = Arc::new(AnyDriver::open_with(kind, data_dir, vmm)?);
+    let host = host.unwrap_or_else(|| AnyHost::local(data_dir));
+    let driver = Arc::new(AnyDriver::open_on(kind, host, data_dir, vmm)?);
     driver_choice::remember(kind, data_dir)
         .map_err(|cause| NodeError::DataDir { path: data_dir.to_owned(), cause })?;
     Ok((driver, records))

@@ -8,6 +8,8 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use mvm_host::AnyHost;
+use mvm_host::network::NetworkFound;
 use mvm_planner::Blocked;
 use mvm_proto::status::{Event, InstanceStatus, NodeStatus};
 use mvm_proto::{InstanceId, NodeId, PoolId, Problem, TenantId, Timestamp};
@@ -21,12 +23,15 @@ use crate::execute::Executor;
 use crate::execute::recover::{Hands, Recovered};
 use crate::guest_link::GuestLinks;
 use crate::image::Images;
+use crate::isolation::Isolation;
 use crate::ledger::InForce;
 use crate::node_actions::{Actor, Acts};
 use crate::reconcile::engine::{Engine, EngineSettings, Found, event_of};
 use crate::reconcile::status::{self, Facts};
 use crate::reconcile::wake::{Shown, Waker, Wakes, show, shown};
-use crate::reconcile::{Clock, NodeError, NodeSettings, adopt, open, open_images, planner_capacity};
+use crate::reconcile::{
+    Clock, NodeError, NodeSettings, adopt, check_rights, open, open_images, planner_capacity,
+};
 use crate::state::Records;
 use crate::text::chain;
 
@@ -65,7 +70,9 @@ pub struct Node<D = AnyDriver> {
 impl Node {
     /// Opens records and driver, adopts the VMs that live, and resolves what an earlier agent left half-done.
     pub async fn open(settings: NodeSettings) -> Result<(Node, NodeHandle), NodeError> {
-        let (driver, records) = open(&settings.data_dir, settings.driver, &settings.vmm).await?;
+        check_rights(&settings.isolation, settings.host.as_ref())?;
+        let (driver, records) =
+            open(&settings.data_dir, settings.host.clone(), settings.driver, &settings.vmm).await?;
         let images = open_images(settings.driver, &settings.data_dir, &settings.images_dir, &settings.vmm)?;
         Self::with_images(&settings, driver, records, images).await
     }
@@ -106,17 +113,21 @@ impl<D: Driver> Node<D> {
         let clock = settings.clock.clone();
         let capacity = planner_capacity(&settings.capacity);
         let events = broadcast::Sender::new(EVENTS_KEPT);
+        let host = settings.host.clone().unwrap_or_else(|| AnyHost::local(&settings.data_dir));
         let links = GuestLinks::new(Arc::clone(&driver), clock.clone());
+        let isolation = Arc::new(Isolation::new(host, settings.driver, settings.isolation));
         let executor = Arc::new(Executor {
             driver,
             records: Arc::clone(&records),
             clock: clock.clone(),
             links: links.clone(),
             images,
+            isolation: Arc::clone(&isolation),
             boot_deadline: settings.boot_deadline,
             events: events.clone(),
             audit: AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone()),
         });
+        let pressed = watch::Sender::new(false);
         let engine = Engine::new(
             Arc::clone(&executor),
             EngineSettings {
@@ -124,7 +135,9 @@ impl<D: Driver> Node<D> {
                 slots: settings.parallel_steps,
                 secrets_dir: &settings.secrets_dir,
                 sweep_after: settings.sweep_after,
+                interval: settings.interval,
                 recovered,
+                pressed: pressed.subscribe(),
             },
         );
         let in_force = Shown::default();
@@ -152,6 +165,9 @@ impl<D: Driver> Node<D> {
             waker: Box::new(waker),
             actor: Box::new(actor),
             guests: links,
+            network: engine.keeper.found.subscribe(),
+            pressed,
+            isolation,
             clock,
         };
         let handle = NodeHandle { shared: Arc::new(shared) };
@@ -179,6 +195,10 @@ pub(crate) struct Shared {
     waker: Box<dyn Wakes>,
     pub(crate) actor: Box<dyn Acts>,
     pub(crate) guests: GuestLinks,
+    network: watch::Receiver<NetworkFound>,
+    /// Whether memory is short on this machine.
+    pub(crate) pressed: watch::Sender<bool>,
+    pub(crate) isolation: Arc<Isolation>,
     pub(crate) clock: Clock,
 }
 
@@ -197,6 +217,12 @@ impl NodeHandle {
     #[must_use]
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.shared.events.subscribe()
+    }
+
+    /// What the last look at the tenants' networks found.
+    #[must_use]
+    pub fn network(&self) -> watch::Receiver<NetworkFound> {
+        self.shared.network.clone()
     }
 
     #[must_use]
@@ -392,6 +418,7 @@ fn tell<D: Driver>(
         driver_error,
         strangers: &found.strangers,
         needs: engine.needs.conditions(engine.clock.now()),
+        bounds: [engine.keeper.condition(engine.clock.now()), engine.groups.condition(engine.clock.now())],
         next_reconcile_at,
     };
     node.handle.shared.status.send_modify(|status| status::update(status, &facts));

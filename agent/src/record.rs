@@ -4,13 +4,13 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use mvm_planner::{Action, ObservedInstance};
-use mvm_proto::document::Resources;
+use mvm_proto::document::{Resources, SeccompPolicy, Subnet};
 use mvm_proto::instance::IllegalMove;
 use mvm_proto::status::InstanceStatus;
 use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::driver::{BootImage, SnapshotRef, VmSpec};
+use crate::driver::{BootImage, Bounds, SnapshotRef, VmSpec};
 use crate::node_actions::MAX_OVERRIDE;
 
 /// The first wait after a failure; each further failure doubles it.
@@ -28,6 +28,15 @@ pub struct Record {
     /// Its address's offset inside the tenant's subnet. Not given again while this record exists.
     pub offset: u32,
     pub address: Ipv4Addr,
+    /// The network that the address is in. Absent: it was made by an agent without networks.
+    #[serde(default)]
+    pub net: Option<Net>,
+    /// The number of its tenant's network when it last started, also where it has no card: its VMM's user follows.
+    #[serde(default)]
+    pub net_id: u16,
+    /// Which system calls its VMM is left.
+    #[serde(default)]
+    pub seccomp: SeccompPolicy,
     pub phase: Phase,
     pub since: Timestamp,
     pub reason: String,
@@ -56,6 +65,13 @@ pub struct Record {
     pub retry_not_before: Option<Timestamp>,
     /// An effect that was begun and whose outcome is not recorded yet.
     pub intent: Option<Intent>,
+}
+
+/// Which network of its tenant an instance is in: the document may say another by now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Net {
+    pub id: u16,
+    pub subnet: Subnet,
 }
 
 /// Written before an effect that can't simply be observed again.
@@ -101,8 +117,14 @@ impl Record {
     }
 
     #[must_use]
-    pub fn spec(&self, image: BootImage) -> VmSpec {
-        VmSpec { instance: self.id.clone(), revision: self.revision, resources: self.resources, image }
+    pub fn spec(&self, image: BootImage, bounds: Bounds) -> VmSpec {
+        VmSpec {
+            instance: self.id.clone(),
+            revision: self.revision,
+            resources: self.resources,
+            image,
+            bounds,
+        }
     }
 
     /// As the planner sees it. `moving_to`: a step is being carried out on it.

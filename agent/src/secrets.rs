@@ -3,12 +3,13 @@
 //! A bundle is hashed when its file changed since the last look, and never read for anything else here.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use mvm_host::{Dir, OpenHow};
 use mvm_proto::{Digest, TenantId};
+use zeroize::Zeroizing;
 
 /// No bundle of secrets is larger; hashing more would hold up the pass that asks.
 const MAX_BUNDLE_BYTES: u64 = 4 * 1024 * 1024;
@@ -37,9 +38,13 @@ impl Secrets {
     /// Whether the tenant's bundle is the one that the document means; if not, why, in words for a person.
     pub fn check(&mut self, tenant: &TenantId, expected: &Digest) -> Result<(), String> {
         let path = self.dir.join(tenant.as_str());
-        let found = self.digest(tenant, &path).map_err(|error| match error.kind() {
+        let found = self.digest(tenant).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => format!("there is no secrets bundle {}", path.display()),
-            _ => format!("could not read the secrets bundle {}: {error}", path.display()),
+            _ => format!(
+                "could not read the secrets bundle {}: {}",
+                path.display(),
+                crate::text::chain(&error)
+            ),
         })?;
         if found == *expected {
             return Ok(());
@@ -47,12 +52,9 @@ impl Secrets {
         Err(format!("the secrets bundle {} is {found}, not {expected}", path.display()))
     }
 
-    fn digest(&mut self, tenant: &TenantId, path: &Path) -> io::Result<Digest> {
-        let file = fs::File::open(path)?;
+    fn digest(&mut self, tenant: &TenantId) -> io::Result<Digest> {
+        let mut file = Dir::open_root(&self.dir)?.open_file(tenant.as_str(), OpenHow::Read)?;
         let meta = file.metadata()?;
-        if !meta.is_file() {
-            return Err(io::Error::other("not a regular file"));
-        }
         if meta.len() > MAX_BUNDLE_BYTES {
             return Err(io::Error::other(format!("longer than {MAX_BUNDLE_BYTES} bytes")));
         }
@@ -67,8 +69,9 @@ impl Secrets {
         {
             return Ok(*digest);
         }
-        let mut bytes = Vec::new();
-        file.take(MAX_BUNDLE_BYTES).read_to_end(&mut bytes)?;
+        // One buffer of the right size: one that grew would leave copies behind. It is wiped when it is dropped.
+        let mut bytes = Zeroizing::new(vec![0; usize::try_from(meta.len()).unwrap_or(0)]);
+        file.read_exact(&mut bytes)?;
         let digest = Digest::of(&bytes);
         self.known.insert(tenant.clone(), (version, digest));
         Ok(digest)
@@ -77,6 +80,8 @@ impl Secrets {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

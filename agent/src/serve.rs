@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use mvm_host::AnyHost;
 use mvm_pki::files;
 use mvm_proto::status::{Capacity, NodeInfo, PassedOver};
 use mvm_proto::{NodeId, Timestamp};
@@ -35,11 +36,14 @@ use crate::certs::CertsDir;
 use crate::driver::DriverKind;
 use crate::driver_choice;
 use crate::event_log::{EventLog, event_log_task};
+use crate::give_back_task::give_back_task;
 use crate::health::{self, Health, SourceHealth};
 use crate::image_gc_task::image_gc_task;
 use crate::ledger::LEDGER_FILE;
 use crate::metrics::Metrics;
 use crate::node_info;
+use crate::pressure_task::pressure_task;
+use crate::privileges::Privileges;
 use crate::reconcile::{Clock, NodeSettings};
 use crate::reconcile_task::{Node, NodeHandle, reconcile_task};
 use crate::session_task::{SessionContext, SessionState, session_task};
@@ -51,6 +55,9 @@ use doors::Doors;
 pub use error::AgentError;
 use member::{Member, choose_node_id, load_member};
 use tasks::Tasks;
+
+/// Ends when the helper is gone, and the agent with it.
+const HELPER_TASK: &str = "helper";
 
 /// Runs an agent until `shutdown`. Returns `Ok` after an orderly stop, also when something in flight was cut off.
 pub async fn serve(settings: AgentSettings, shutdown: CancellationToken) -> Result<(), AgentError> {
@@ -81,6 +88,8 @@ impl Agent {
         files::create_private_dir(data_dir)
             .map_err(|cause| AgentError::DataDir { path: data_dir.clone(), cause })?;
 
+        let host =
+            settings.privileges.host(data_dir, settings.isolation.groups()).map_err(AgentError::Helper)?;
         let certs = CertsDir::new(&settings.certs_dir);
         let member = load_member(&settings, &certs)?;
         let driver = driver_choice::decide(settings.driver, &settings.vmm, data_dir).await;
@@ -95,7 +104,8 @@ impl Agent {
         let (api_address, metrics_address) = doors.addresses();
 
         let capacity = info.capacity.unwrap_or_default();
-        let (node, handle) = open_node(&settings, driver, &node_id, capacity, clock.clone()).await?;
+        let (node, handle) =
+            open_node(&settings, host.clone(), driver, &node_id, capacity, clock.clone()).await?;
         let acceptor =
             member.as_ref().map(|_| open_acceptor(&settings, &certs, &node_id, clock.clone())).transpose()?;
         let intake = Intake::new(
@@ -107,6 +117,16 @@ impl Agent {
 
         let mut tasks = Tasks::new(&shutdown);
         let stop = tasks.stop_token();
+
+        if let AnyHost::Remote(helper) = host {
+            let stop = stop.clone();
+            tasks.spawn(HELPER_TASK, async move {
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    () = helper.gone() => {}
+                }
+            });
+        }
 
         let (file_state, file_watch) = watch::channel(FileState::default());
         let in_force = match (&settings.desired_file, &acceptor) {
@@ -142,6 +162,10 @@ impl Agent {
         });
         let passes = tasks::passes_task(handle.clone(), Arc::clone(&metrics), pass_sender, stop.clone());
         tasks.spawn("passes", passes);
+        if driver.uses_host_resources() {
+            tasks.spawn("pressure", pressure_task(handle.clone(), stop.clone()));
+        }
+        tasks.spawn("give_back", give_back_task(handle.passes(), stop.clone()));
         let images = node.images();
         tasks.spawn("image_gc", image_gc_task(images, Arc::clone(&handle.shared.records), stop.clone()));
         tasks.spawn("reconcile", reconcile_task(node, in_force, stop.clone()));
@@ -154,6 +178,7 @@ impl Agent {
             intake.clone(),
             Arc::clone(&health),
             dials.then_some(session_watch),
+            settings.privileges.clone(),
         );
         let events = Arc::new(EventLog::default());
         tasks.spawn("events", event_log_task(handle.events(), Arc::clone(&events), stop.clone()));
@@ -217,6 +242,7 @@ impl Agent {
                 info!("stopped; instances are left as they are");
                 Ok(())
             }
+            Some(HELPER_TASK) => Err(AgentError::HelperGone),
             Some(task) => Err(AgentError::TaskEnded { task }),
         }
     }
@@ -245,6 +271,7 @@ impl Agent {
 
 async fn open_node(
     settings: &AgentSettings,
+    host: AnyHost,
     driver: DriverKind,
     node_id: &NodeId,
     capacity: Capacity,
@@ -253,6 +280,7 @@ async fn open_node(
     let settings = NodeSettings {
         node_id: node_id.clone(),
         data_dir: settings.data_dir.clone(),
+        host: Some(host),
         driver,
         vmm: settings.vmm.clone(),
         images_dir: settings.images_dir.clone(),
@@ -260,6 +288,7 @@ async fn open_node(
         sweep_after: settings.sweep_after,
         boot_deadline: settings.boot_deadline,
         capacity,
+        isolation: settings.isolation.with(driver),
         interval: settings.interval,
         parallel_steps: settings.parallel_steps,
         clock,
@@ -298,6 +327,7 @@ fn describe(
     intake: Intake,
     health: Arc<Health>,
     session: Option<watch::Receiver<SessionState>>,
+    privileges: Privileges,
 ) -> Arc<dyn Fn() -> NodeInfo + Send + Sync> {
     Arc::new(move || {
         let mut info = fixed.clone();
@@ -310,6 +340,7 @@ fn describe(
         info.trust_root_version = intake.trust_versions().0;
         info.dev_cluster = intake.is_dev_cluster();
         info.conditions.push(health.condition());
+        info.conditions.extend(privileges.condition(health.clock.now()));
         if let Some(session) = &session {
             info.conditions.push(session.borrow().condition(health.clock.now()));
         }

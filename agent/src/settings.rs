@@ -13,6 +13,8 @@ use mvm_proto::NodeId;
 use mvm_transport::{Limits, Target};
 
 use crate::driver::DriverKind;
+use crate::isolation::IsolationFlags;
+use crate::privileges::Privileges;
 
 /// The agent's own HTTP/3 API.
 pub const DEFAULT_API_PORT: u16 = 4434;
@@ -117,6 +119,8 @@ pub struct AgentSettings {
     /// Desired state from this file instead of from a coordinator.
     pub desired_file: Option<PathBuf>,
     pub driver: DriverChoice,
+    /// What instances are kept within.
+    pub isolation: IsolationFlags,
     pub vmm: VmmSettings,
     /// Content-addressed images, shared read-only by all instances.
     pub images_dir: PathBuf,
@@ -133,6 +137,8 @@ pub struct AgentSettings {
     pub names: CsrNames,
     /// How many instances may be worked on at once.
     pub parallel_steps: usize,
+    /// What became of root's privileges before anything else began.
+    pub privileges: Privileges,
 }
 
 /// Enough to hide one slow boot behind others without starving the host's processors.
@@ -154,6 +160,7 @@ impl AgentSettings {
             interval: DEFAULT_INTERVAL,
             desired_file: None,
             driver: DriverChoice::default(),
+            isolation: IsolationFlags::default(),
             vmm: VmmSettings::default(),
             images_dir: default_images_dir(data_dir),
             secrets_dir: PathBuf::from(DEFAULT_SECRETS_DIR),
@@ -164,6 +171,7 @@ impl AgentSettings {
             capacity: CapacityCaps::default(),
             names: CsrNames::default(),
             parallel_steps: DEFAULT_PARALLEL_STEPS,
+            privileges: Privileges::default(),
         }
     }
 }

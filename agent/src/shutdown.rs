@@ -41,7 +41,7 @@ pub async fn watchdog_task(alive: impl Fn() -> bool, shutdown: CancellationToken
         if alive() {
             notify(&[NotifyState::Watchdog]);
         } else {
-            warn!("the reconcile loop is not alive; the watchdog is not fed");
+            warn!("the main loop is not alive; the watchdog is not fed");
         }
     }
 }

@@ -4,14 +4,16 @@
 //! [`Records::save`] is durable when it returns; [`Records::set`] is for what the driver can be asked again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use mvm_proto::document::Subnet;
 use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
 use mvm_store::{SledStore, Store, StoreError, Transaction};
 use tokio::sync::Notify;
 
 use crate::execute::PoolSpec;
-use crate::record::Record;
+use crate::record::{Net, Record};
 
 const PREFIX: &str = "instance/";
 
@@ -70,6 +72,17 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.records.lock().moving.remove(&self.id);
         self.records.released.notify_waiters();
+    }
+}
+
+impl Inner {
+    /// The first address of the subnet that no instance of the tenant has.
+    fn free_address(&self, tenant: &TenantId, subnet: &Subnet) -> Result<(u32, Ipv4Addr), StateError> {
+        let mine = self.records.values().filter(|record| record.tenant == *tenant);
+        let taken: BTreeSet<u32> = mine.map(|record| record.offset).collect();
+        let mut free = subnet.instance_offsets().filter(|offset| !taken.contains(offset));
+        let found = free.find_map(|offset| Some((offset, subnet.instance_address(offset)?)));
+        found.ok_or_else(|| StateError::NoAddress { tenant: tenant.clone(), subnet: subnet.to_string() })
     }
 }
 
@@ -158,21 +171,16 @@ impl Records {
         let free = |id: &InstanceId| !inner.records.contains_key(id);
         let id = (0..ID_TRIES).map(|_| InstanceId::from_bits(fastrand::u32(..))).find(free);
         let id = id.ok_or(StateError::NoId)?;
-        let subnet = &spec.subnet;
-        let mine = inner.records.values().filter(|record| record.tenant == *tenant);
-        let taken: BTreeSet<u32> = mine.map(|record| record.offset).collect();
-        let offset = subnet.instance_offsets().find(|offset| !taken.contains(offset));
-        let address = offset.and_then(|offset| Some((offset, subnet.instance_address(offset)?)));
-        let Some((offset, address)) = address else {
-            let (tenant, subnet) = (tenant.clone(), subnet.to_string());
-            return Err(StateError::NoAddress { tenant, subnet });
-        };
+        let (offset, address) = inner.free_address(tenant, &spec.subnet)?;
         let record = Record {
             tenant: tenant.clone(),
             pool: pool.clone(),
             id: id.clone(),
             offset,
             address,
+            net: None,
+            net_id: spec.net_id,
+            seccomp: spec.seccomp,
             phase: Phase::Created,
             since: now,
             reason: "created".to_owned(),
@@ -198,6 +206,21 @@ impl Records {
         inner.moving.insert(id.clone(), Phase::Running);
         drop(inner);
         Ok((record, Lease { records: Arc::clone(self), id }))
+    }
+
+    /// Puts an instance that is about to start into `net`: it keeps its address unless that lies elsewhere.
+    pub fn place(&self, record: &mut Record, spec: &PoolSpec, net: Option<Net>) -> Result<(), StateError> {
+        let mut inner = self.lock();
+        if spec.subnet.instance_address(record.offset) != Some(record.address) {
+            let (offset, address) = inner.free_address(&record.tenant, &spec.subnet)?;
+            (record.offset, record.address) = (offset, address);
+            // Taken from here on, whatever becomes of the step.
+            if let Some(kept) = inner.records.get_mut(&record.id) {
+                (kept.offset, kept.address) = (offset, address);
+            }
+        }
+        (record.net, record.net_id, record.seccomp) = (net, spec.net_id, spec.seccomp);
+        Ok(())
     }
 
     /// Makes `record` durable, then visible. On an error the last durable one stays visible.

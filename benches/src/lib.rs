@@ -11,6 +11,7 @@ pub mod bare;
 pub mod document;
 pub mod effort;
 pub mod fake_node;
+mod firewall_lab;
 pub mod machine;
 pub mod operator;
 pub mod report;

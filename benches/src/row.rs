@@ -18,6 +18,8 @@ pub enum Subject {
     Push,
     /// Pausing and resuming a real guest
     Pause,
+    /// Packets and new tenants through the firewall of many tenants
+    Firewall,
     /// Memory and CPU of an idle agent
     Idle,
     /// Coordinator's memory per connected node

@@ -1,6 +1,7 @@
 //! The measurements, one file for each subject.
 
 mod documents;
+mod firewall;
 mod fleet;
 mod handshakes;
 mod idle;
@@ -17,12 +18,13 @@ use crate::effort::Effort;
 use crate::row::{Row, Subject};
 
 /// Everything, in the order in which it is shown.
-pub const ALL: [Subject; 9] = [
+pub const ALL: [Subject; 10] = [
     Subject::Documents,
     Subject::Planner,
     Subject::Handshakes,
     Subject::Push,
     Subject::Pause,
+    Subject::Firewall,
     Subject::Idle,
     Subject::Sessions,
     Subject::Fanout,
@@ -45,6 +47,7 @@ pub fn measure(wanted: &[Subject], effort: Effort, mut progress: impl FnMut(Subj
             Subject::Handshakes => handshakes::measure(&effort),
             Subject::Push => push::measure(&effort),
             Subject::Pause => pause::measure(&effort),
+            Subject::Firewall => firewall::measure(&effort),
             Subject::Idle => idle::measure(&effort),
             Subject::Sessions | Subject::Fanout => fleet::measure(&effort),
             Subject::Startup => startup::measure(&effort),

@@ -88,6 +88,9 @@ pub(crate) enum Command {
     Doctor(commands::doctor::DoctorArgs),
     /// What happened lately
     Events(commands::events::EventsArgs),
+    /// Tenants' networks on a node
+    #[command(subcommand)]
+    Net(commands::net::NetCommand),
     /// Nodes of the cluster
     #[command(subcommand)]
     Node(commands::node::NodeCommand),

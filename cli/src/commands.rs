@@ -10,6 +10,7 @@ pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod image;
 pub(crate) mod instance;
+pub(crate) mod net;
 pub(crate) mod node;
 pub(crate) mod plan;
 pub(crate) mod push;
@@ -40,6 +41,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Tenant(command) => block_on(tenant::run(&global, command)),
         Command::Pool(command) => block_on(tenant::run_pool(&global, command)),
         Command::Instance(command) => block_on(instance::run(&global, command)),
+        Command::Net(command) => block_on(net::run(&global, command)),
         Command::Node(command) => block_on(node::run(&global, command)),
         Command::Plan(command) => plan::run(&global, command),
         Command::Push(args) => block_on(push::run(&global, args)),

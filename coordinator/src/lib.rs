@@ -45,6 +45,6 @@ pub use roots::{TrustedRoot, add_root, retire_root, switch_issuing, trusted_root
 pub use serve::serve;
 pub use settings::{
     Addresses, CoordinatorSettings, DEFAULT_METRICS_PORT, DEFAULT_PORT, DOCUMENT_LIFE, ENROL_BURST,
-    ENROL_PER_SECOND, HEARTBEAT, MAX_GRPC_CONNECTIONS, OnReady, SILENT_INTERVALS,
+    ENROL_PER_SECOND, HEARTBEAT, MAX_GRPC_CONNECTIONS, OnBeat, OnReady, SILENT_INTERVALS,
 };
 pub use tokens::{DEFAULT_TTL as TOKEN_DEFAULT_TTL, MAX_TTL as TOKEN_MAX_TTL};

@@ -28,6 +28,10 @@ pub const ENROL_BURST: f64 = 50.0;
 /// Called once with the bound addresses, so that tests and supervisors can use port 0.
 pub type OnReady = Arc<dyn Fn(&Addresses) + Send + Sync>;
 
+/// Called every few seconds for as long as the coordinator can read and write its store, so that a supervisor sees one
+/// that hangs.
+pub type OnBeat = Arc<dyn Fn() + Send + Sync>;
+
 /// Where a running coordinator listens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Addresses {
@@ -61,6 +65,7 @@ pub struct CoordinatorSettings {
     pub dns: Vec<String>,
     pub ips: Vec<IpAddr>,
     pub on_ready: Option<OnReady>,
+    pub on_beat: Option<OnBeat>,
 }
 
 impl CoordinatorSettings {
@@ -81,6 +86,7 @@ impl CoordinatorSettings {
             dns: Vec::new(),
             ips: Vec::new(),
             on_ready: None,
+            on_beat: None,
         }
     }
 }

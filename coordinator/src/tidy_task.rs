@@ -26,7 +26,12 @@ pub(crate) async fn tidy_task(state: Arc<State>) {
     loop {
         tokio::select! {
             () = state.shutdown.cancelled() => return,
-            _ = write.tick() => log(write_statuses(&state).await, "could not write what nodes said"),
+            _ = write.tick() => {
+                log(write_statuses(&state).await, "could not write what nodes said");
+                if let Some(on_beat) = &state.settings.on_beat {
+                    on_beat();
+                }
+            }
             _ = old_tokens.tick() => {
                 log(tokens::tidy(&state.store, now()).await.map(drop), "could not tidy up tokens");
             }

@@ -130,15 +130,17 @@ impl Probe {
         Self { what: what.to_owned(), holds: passed, detail: detail.to_owned() }
     }
 
-    /// It must have been dropped for this very reason, and nothing may have come back.
+    /// Nothing may have come back, and it must have been dropped for this very reason; or, if it would have had to be
+    /// routed, by a host that routes no such thing and has no need of a rule against it.
     #[cfg(feature = "network")]
-    pub(crate) fn forbidden(what: String, reason: &str, counted: bool, answered: bool) -> Self {
-        let detail = match (counted, answered) {
-            (_, true) => "an answer came back".to_owned(),
-            (true, false) => format!("dropped as {reason}"),
+    pub(crate) fn forbidden(what: String, reason: &str, counted: bool, answered: bool, routed: bool) -> Self {
+        let detail = match (answered, counted) {
+            (true, _) => "an answer came back".to_owned(),
+            (false, true) => format!("dropped as {reason}"),
+            (false, false) if routed => "not routed by this host".to_owned(),
             (false, false) => format!("not counted as {reason}"),
         };
-        Self { what, holds: counted && !answered, detail }
+        Self { what, holds: !answered && (counted || routed), detail }
     }
 }
 

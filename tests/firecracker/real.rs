@@ -45,6 +45,7 @@ async fn boots(driver: &FirecrackerDriver, subject: &Subject) -> Result<(), Stri
         revision: Digest::of(b"probe"),
         resources: subject.resources,
         image: subject.image.clone(),
+        bounds: mvm_agent::driver::Bounds::default(),
     };
     let booted = driver.boot(&spec).await.map_err(|error| format!("{error:?}"));
     let spoken = async {

@@ -84,6 +84,7 @@ impl Site {
             revision: Digest::of(b"revision"),
             resources,
             image,
+            bounds: mvm_agent::driver::Bounds::default(),
         }
     }
 

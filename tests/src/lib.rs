@@ -8,6 +8,7 @@ mod cluster;
 mod lone_agent;
 mod loopback;
 mod microvms;
+mod netns;
 mod process;
 pub mod stand_in;
 
@@ -16,6 +17,7 @@ pub use cluster::{AgentProcess, Cluster, ClusterSettings, free_port, path_text};
 pub use lone_agent::{Census, LoneAgent, nothing, small_pool};
 pub use loopback::{metric, ready};
 pub use microvms::{microvms_or_say_so, test_images};
+pub use netns::NetNs;
 pub use process::Process;
 
 use std::time::{Duration, Instant};

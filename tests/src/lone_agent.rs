@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{PATIENCE, Process, free_port, mvm_binary, path_text, ready, wait_until};
+use crate::{NetNs, PATIENCE, Process, free_port, mvm_binary, path_text, ready, wait_until};
 
 /// Instances of a node by phase, from `mvm agent observe`.
 pub type Census = BTreeMap<String, BTreeSet<String>>;
@@ -21,6 +21,8 @@ pub struct LoneAgent {
     /// More flags for `mvm agent serve`.
     flags: Vec<String>,
     port: u16,
+    /// Where its links are; absent: it makes none.
+    namespace: Option<NetNs>,
     process: Option<Process>,
 }
 
@@ -29,7 +31,19 @@ impl LoneAgent {
     pub fn new(driver: &str, flags: &[&str]) -> Self {
         let dir = TempDir::new().expect("a temporary folder can be made");
         let flags = flags.iter().map(ToString::to_string).collect();
-        Self { dir, driver: driver.to_owned(), flags, port: free_port(), process: None }
+        Self { dir, driver: driver.to_owned(), flags, port: free_port(), namespace: None, process: None }
+    }
+
+    /// The same with tenants' networks, in a network namespace of its own.
+    pub fn with_networks(driver: &str, flags: &[&str]) -> Self {
+        let mut agent = Self::new(driver, flags);
+        agent.namespace = Some(NetNs::new("node"));
+        agent
+    }
+
+    /// Where its links are.
+    pub fn namespace(&self) -> &NetNs {
+        self.namespace.as_ref().expect("the agent has networks")
     }
 
     pub fn data_dir(&self) -> PathBuf {
@@ -56,6 +70,9 @@ impl LoneAgent {
         let (data_dir, desired) = (self.data_dir(), self.desired());
         let metrics = format!("127.0.0.1:{}", self.port);
         let mut command = self.command(&["agent", "serve", "--node-id", "node-a", "--interval-secs", "1"]);
+        command.args(["--network", if self.namespace.is_some() { "bridges" } else { "none" }]);
+        // Machines that build and test this often have no cgroup v2; their own test brings one.
+        command.args(["--cgroups", "best-effort", "--jail", "best-effort"]);
         command.args(["--driver", &self.driver, "--data-dir", path_text(&data_dir)]);
         command.args(["--desired", path_text(&desired), "--metrics-listen", &metrics]);
         command.args(["--listen", "127.0.0.1:0"]).args(&self.flags);
@@ -66,8 +83,11 @@ impl LoneAgent {
     /// The same, and waits until it is ready.
     pub fn start_with(&mut self, environment: &[(&str, &str)]) {
         self.launch(environment);
-        let port = self.port;
-        wait_until("the agent to be ready", PATIENCE, || ready(port));
+        match self.namespace {
+            // Its loopback is not ours.
+            Some(_) => wait_until("the agent to answer", PATIENCE, || self.observe().is_some()),
+            None => wait_until("the agent to be ready", PATIENCE, || ready(self.port)),
+        }
     }
 
     pub fn process(&mut self) -> &mut Process {
@@ -84,7 +104,10 @@ impl LoneAgent {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(mvm_binary());
+        let mut command = match &self.namespace {
+            Some(namespace) => namespace.command(mvm_binary()),
+            None => Command::new(mvm_binary()),
+        };
         command.args(args).env_clear().env("NO_COLOR", "1").env("HOME", self.dir.path());
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command

@@ -1,17 +1,46 @@
 //! What the node is asked as a whole: its tenants and pools, what the planner is told, what runs as a document.
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, State};
 use axum::response::{IntoResponse, Response};
 use mvm_proto::document::{Pool, Tenant};
 use mvm_proto::status::{InstanceStatus, PoolStatus};
 use mvm_proto::{PoolId, Problem, TenantId};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Api;
-use super::input::{id, no_query, unreadable_path};
+use super::input::{id, no_query, object, unreadable_path};
 use super::problem::Refused;
+use crate::text::chain;
+
+/// What to look at, and how closely.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct VerifyBody {
+    /// Whether packets are sent that must and must not pass.
+    deep: bool,
+}
+
+pub(super) async fn verify_network(
+    State(api): State<Api>,
+    RawQuery(query): RawQuery,
+    body: Bytes,
+) -> Result<Response, Refused> {
+    no_query(query.as_deref())?;
+    let VerifyBody { deep } = object(&body)?;
+    let report = api.shared.node.verify_network(deep).await.map_err(|error| {
+        let detail = format!("the network could not be looked at: {}", chain(&error));
+        Problem::new(
+            503,
+            "network_unavailable",
+            detail,
+            "Look at NetworkReady in `mvm node info`, and at the agent's log.",
+        )
+    })?;
+    Ok(Json(report).into_response())
+}
 
 #[derive(Serialize)]
 struct TenantsBody {

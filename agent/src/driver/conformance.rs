@@ -56,6 +56,7 @@ fn spec(subject: &Subject, number: u32) -> VmSpec {
         revision: Digest::of(b"conformance"),
         resources: subject.resources,
         image: subject.image.clone(),
+        bounds: super::Bounds::default(),
     }
 }
 

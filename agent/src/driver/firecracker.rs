@@ -15,7 +15,6 @@ mod place;
 pub mod request;
 pub mod settings;
 mod snapshot_file;
-mod socket;
 pub mod version;
 mod vmm;
 mod vmm_file;
@@ -30,19 +29,21 @@ use mvm_proto::InstanceId;
 use tokio::sync::broadcast;
 
 use self::launch::Origin;
-use self::logs::{METRICS_TAIL_BYTES, console_tail, tail};
+use self::logs::METRICS_TAIL_BYTES;
 use self::metrics::Metrics;
-use self::place::{API_SOCKET, METRICS, VSOCK_SOCKET};
+use self::place::{CONSOLE, METRICS, VSOCK_SOCKET};
 use self::request::Action;
 pub use self::settings::{
     CgroupVersion, FirecrackerSettings, FirecrackerUnavailable, JailerSettings, Limits,
 };
 use self::snapshot_file::Manifest;
 use self::version::Version;
-use self::vmm::{Live, Vmms, api_error, bad_request, io_error, same_revision};
+use self::vmm::{Live, Vmms, api_error, bad_request, host_error, io_error, same_revision};
 use self::vsock::GuestConnection;
-use super::{Driver, DriverError, DriverKind, GuestStream, SnapshotRef, Vm, VmExit, VmSpec, VmState};
-use crate::host::{Host, LocalHost, Operation};
+use super::{
+    Driver, DriverError, DriverKind, GuestStream, SnapshotRef, Vm, VmExit, VmSpec, VmState, run_files,
+};
+use mvm_host::{Host, JAIL, LocalHost, Operation};
 
 /// A follower that is further behind looks at the whole list anyway.
 const EXITS_KEPT: usize = 1024;
@@ -81,7 +82,9 @@ impl<H: Host> FirecrackerDriver<H> {
         let flush = Action::FlushMetrics.request().map_err(|error| bad_request(instance, &error))?;
         let sent = client.send(&flush, self.vmms.settings.limits.call).await;
         sent.map_err(|error| api_error(instance, ACTION, error))?;
-        let bytes = tail(&live.place.dir().join(METRICS), METRICS_TAIL_BYTES)
+        let name = live.place.inside(METRICS);
+        let bytes = run_files::tail(&*self.vmms.host, instance, &name, METRICS_TAIL_BYTES)
+            .await
             .map_err(|cause| io_error(instance, ACTION, cause))?;
         Ok(Metrics::newest(&String::from_utf8_lossy(&bytes)))
     }
@@ -108,7 +111,7 @@ impl<H: Host> FirecrackerDriver<H> {
             Ok(Some(vm)) => return same_revision(&spec.instance, vm.revision, spec.revision).map(|()| true),
             Ok(None) => true,
             // Started, and ended or killed before its socket was there.
-            Err(DriverError::Io { .. }) => !live.place.dir().join(API_SOCKET).exists(),
+            Err(DriverError::Io { cause, .. }) => cause.kind() == std::io::ErrorKind::NotFound,
             Err(error) => return Err(error),
         };
         if silent {
@@ -193,14 +196,13 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
             return Ok(());
         }
         let fault = |cause| io_error(instance, ACTION, cause);
-        let run_dir = self.vmms.host.run_dir(instance);
-        let manifest = Manifest::read(&run_dir).map_err(fault)?;
+        let host = &*self.vmms.host;
+        let manifest = Manifest::read(host, instance).await.map_err(fault)?;
         let Some(manifest) = manifest.filter(|manifest| manifest.reference() == *snapshot) else {
             return Err(DriverError::NoSnapshot { instance: instance.clone(), digest: snapshot.digest });
         };
-        let (checked, whole) = (manifest.clone(), self.vmms.settings.verify_memory);
-        let damage = tokio::task::spawn_blocking(move || checked.damage(&run_dir, whole)).await;
-        if let Some(reason) = damage.map_err(std::io::Error::other).map_err(fault)?.map_err(fault)? {
+        let damage = manifest.damage(host, self.vmms.settings.verify_memory).await;
+        if let Some(reason) = damage.map_err(fault)? {
             return Err(DriverError::Vmm { instance: instance.clone(), reason });
         }
         self.vmms.launch(spec, &Origin::Snapshot(&manifest), ACTION).await
@@ -224,8 +226,11 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
     async fn kill(&self, instance: &InstanceId) -> Result<(), DriverError> {
         match self.vmms.find(instance, "kill").await? {
             Some(live) => self.vmms.end(&live, "kill").await,
-            None if self.vmms.host.run_dir(instance).is_dir() => self.vmms.sweep(instance, "kill").await,
-            None => Ok(()),
+            None => {
+                let kept = self.vmms.host.run_dirs().await;
+                let kept = kept.map_err(|cause| host_error(instance, "kill", cause))?;
+                if kept.contains(instance) { self.vmms.sweep(instance, "kill").await } else { Ok(()) }
+            }
         }
     }
 
@@ -238,8 +243,8 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
     async fn guest(&self, instance: &InstanceId) -> Result<GuestStream, DriverError> {
         let none = || DriverError::NoVm { instance: instance.clone(), action: "reach" };
         let live = self.vmms.find(instance, "reach").await?.ok_or_else(none)?;
-        let dir = live.place.dir().to_owned();
-        Ok(Box::new(GuestConnection::new(dir, VSOCK_SOCKET, mvm_proto::guest::VSOCK_PORT)))
+        let vsock = self.vmms.dial(&live, VSOCK_SOCKET);
+        Ok(Box::new(GuestConnection::new(vsock, mvm_proto::guest::VSOCK_PORT)))
     }
 
     fn exits(&self) -> broadcast::Receiver<VmExit> {
@@ -247,9 +252,9 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
     }
 
     async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, DriverError> {
-        let place = self.vmms.place(instance);
         let daemon = self.vmms.settings.jailer.as_ref().is_some_and(|jailer| jailer.daemonize);
-        let dir = if daemon { place.dir() } else { &place.run_dir };
-        console_tail(dir, max_bytes).map_err(|cause| io_error(instance, "read the console of", cause))
+        let name = if daemon { format!("{JAIL}/{CONSOLE}") } else { CONSOLE.to_owned() };
+        let read = run_files::log_tail(&*self.vmms.host, instance, &name, max_bytes).await;
+        read.map_err(|cause| io_error(instance, "read the console of", cause))
     }
 }

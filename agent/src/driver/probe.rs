@@ -100,7 +100,7 @@ impl Key {
         let meta = std::fs::metadata(program).ok()?;
         let modified = meta.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
         Some(Self {
-            boot_id: crate::host::boot_id().ok()?.to_owned(),
+            boot_id: mvm_host::boot_id().ok()?.to_owned(),
             program: program.to_owned(),
             modified_ns: modified.as_nanos(),
             bytes: meta.len(),

@@ -19,7 +19,7 @@ mod tsc;
 mod watch;
 
 use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,15 +29,17 @@ use serde_json::Value;
 use tokio::sync::broadcast;
 
 use super::probe::Probe;
+use super::run_files::Dial;
 use super::{
     Driver, DriverError, DriverKind, GENERATIONS, GuestStream, SnapshotRef, Vm, VmExit, VmSpec, VmState,
+    run_files,
 };
-use crate::host::{EndSignal, Host, LocalHost, Operation, Outcome, VmmProcess};
 pub use args::Accelerator;
 pub(crate) use binary::Binary;
-use live::{Dir, Live, Record};
+use live::{Live, Record};
+use mvm_host::{EndSignal, Host, LocalHost, Operation, Outcome, VmmProcess};
 pub use settings::{AcceleratorChoice, QemuSettings};
-use watch::{VMM_LOG, tail, watch_vmm};
+use watch::{VMM_LOG, watch_vmm};
 
 /// A follower that is further behind looks at the whole list anyway.
 const EXITS_KEPT: usize = 1024;
@@ -78,19 +80,25 @@ impl QemuDriver<LocalHost> {
     /// VMs below `data_dir` on this machine.
     #[must_use]
     pub fn open(data_dir: &Path, settings: QemuSettings) -> Self {
-        let probed = settings.accelerator == AcceleratorChoice::Probed;
-        let probe = probed.then(|| Probe::start(data_dir, &settings.program));
-        Self::with_host(Arc::new(LocalHost::new(data_dir)), settings, probe)
-    }
-
-    /// VMs below `data_dir`, to be looked at: without a probe, which leaves a trace.
-    #[must_use]
-    pub fn peek(data_dir: &Path, settings: QemuSettings) -> Self {
-        Self::with_host(Arc::new(LocalHost::new(data_dir)), settings, None)
+        Self::on(LocalHost::new(data_dir), data_dir, settings)
     }
 }
 
 impl<H: Host> QemuDriver<H> {
+    /// VMs below `data_dir`, by whoever may start and end them.
+    #[must_use]
+    pub fn on(host: H, data_dir: &Path, settings: QemuSettings) -> Self {
+        let probed = settings.accelerator == AcceleratorChoice::Probed;
+        let probe = probed.then(|| Probe::start(data_dir, &settings.program));
+        Self::with_host(Arc::new(host), settings, probe)
+    }
+
+    /// VMs to be looked at: without a probe, which leaves a trace.
+    #[must_use]
+    pub fn peek(host: H, settings: QemuSettings) -> Self {
+        Self::with_host(Arc::new(host), settings, None)
+    }
+
     #[must_use]
     pub fn with_host(host: Arc<H>, settings: QemuSettings, probe: Option<Probe>) -> Self {
         let exits = broadcast::Sender::new(EXITS_KEPT);
@@ -117,10 +125,6 @@ impl<H: Host> QemuDriver<H> {
 
     fn answer_within(&self) -> Duration {
         self.inner.settings.answer_within
-    }
-
-    fn run_dir(&self, instance: &InstanceId) -> PathBuf {
-        self.inner.host.run_dir(instance)
     }
 
     async fn perform(
@@ -165,7 +169,7 @@ impl<H: Host> QemuDriver<H> {
             return Ok(Some(live));
         }
         let Some(vmm) = self.processes(instance, action).await?.into_iter().next() else { return Ok(None) };
-        let live = self.register(&vmm);
+        let live = self.register(&vmm).await;
         if self.was_left_loading(&live, &live.run(LOOK_WITHIN).await) {
             self.end_processes(instance, action).await?;
             return Ok(None);
@@ -183,20 +187,28 @@ impl<H: Host> QemuDriver<H> {
     }
 
     /// Remembers a process and waits for its end.
-    fn register(&self, vmm: &VmmProcess) -> Arc<Live> {
+    async fn register(&self, vmm: &VmmProcess) -> Arc<Live> {
+        if let Some(known) = self.known(vmm) {
+            return known;
+        }
+        let host = &self.inner.host;
+        let record = Record::read(&**host, &vmm.instance).await;
         let mut lives = lock(&self.inner.lives);
+        // Someone else may have been quicker.
         if let Some(known) = lives.get(&vmm.instance).filter(|known| known.vmm == *vmm) {
             return Arc::clone(known);
         }
-        let run_dir = self.run_dir(&vmm.instance);
         let (tell, ended) = tokio::sync::watch::channel(None);
         let weak = Arc::downgrade(&self.inner);
-        let host = Arc::clone(&self.inner.host);
-        let watcher = tokio::spawn(watch_vmm(weak, host, vmm.clone(), tell)).abort_handle();
-        let record = Record::read(&run_dir);
-        let live = Arc::new(Live::new(vmm.clone(), record, run_dir, ended, watcher));
+        let watcher = tokio::spawn(watch_vmm(weak, Arc::clone(host), vmm.clone(), tell)).abort_handle();
+        let control = Dial::through(host, &vmm.instance, args::QMP_SOCKET);
+        let live = Arc::new(Live::new(vmm.clone(), record, control, ended, watcher));
         lives.insert(vmm.instance.clone(), Arc::clone(&live));
         live
+    }
+
+    fn known(&self, vmm: &VmmProcess) -> Option<Arc<Live>> {
+        lock(&self.inner.lives).get(&vmm.instance).filter(|known| known.vmm == *vmm).cloned()
     }
 
     /// One command on an instance's control connection.
@@ -223,7 +235,7 @@ impl<H: Host> QemuDriver<H> {
                 break;
             }
             for vmm in left {
-                let live = self.register(&vmm);
+                let live = self.register(&vmm).await;
                 self.signal(&vmm, EndSignal::Kill, action).await?;
                 self.gone(&live, GONE_WITHIN, action).await?;
             }
@@ -268,7 +280,7 @@ impl<H: Host> Driver for QemuDriver<H> {
 
     async fn list(&self) -> Result<Vec<Vm>, DriverError> {
         let vmms = self.inner.host.vmms().await.map_err(|cause| DriverError::List { cause })?;
-        let lives: Vec<_> = vmms.iter().map(|vmm| self.register(vmm)).collect();
+        let lives = join_all(vmms.iter().map(|vmm| self.register(vmm))).await;
         let runs = join_all(lives.iter().map(|live| live.run(LOOK_WITHIN))).await;
         let mut found = Vec::with_capacity(lives.len());
         for (live, run) in lives.iter().zip(runs) {
@@ -354,11 +366,7 @@ impl<H: Host> Driver for QemuDriver<H> {
     async fn guest(&self, instance: &InstanceId) -> Result<GuestStream, DriverError> {
         const ACTION: &str = "reach";
         let live = self.living(instance, ACTION).await?;
-        let connect = async {
-            let dir = Dir::open(&self.run_dir(instance))?;
-            tokio::net::UnixStream::connect(dir.join(args::GUEST_SOCKET)).await
-        };
-        match connect.await {
+        match Dial::through(&self.inner.host, instance, args::GUEST_SOCKET).connect().await {
             Ok(stream) => Ok(Box::new(stream)),
             Err(cause) => Err(live.explain(ACTION, cause.into()).await),
         }
@@ -369,18 +377,8 @@ impl<H: Host> Driver for QemuDriver<H> {
     }
 
     async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, DriverError> {
-        let run_dir = self.run_dir(instance);
-        let read = || {
-            let mut text = tail(&run_dir.join(args::CONSOLE), max_bytes)?;
-            if text.len() < max_bytes {
-                let old = run_dir.join(format!("{}.old", args::CONSOLE));
-                let mut whole = tail(&old, max_bytes - text.len())?;
-                whole.append(&mut text);
-                text = whole;
-            }
-            Ok(text)
-        };
-        read().map_err(|cause| DriverError::Io {
+        let read = run_files::log_tail(&*self.inner.host, instance, args::CONSOLE, max_bytes).await;
+        read.map_err(|cause| DriverError::Io {
             instance: instance.clone(),
             action: "read the console of",
             cause,

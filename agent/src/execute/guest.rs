@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use mvm_host::network::Mac;
 use mvm_proto::guest::{Mount, Reborn};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
@@ -38,6 +39,7 @@ impl<D: Driver> Executor<D> {
 
     fn identity(&self, record: &mut Record, start_workload: bool) -> Reborn {
         let now = self.clock.now();
+        let net = record.net;
         let disk = Mount {
             serial: DATA_DISK_SERIAL.to_owned(),
             path: DATA_DISK_PATH.to_owned(),
@@ -52,10 +54,10 @@ impl<D: Driver> Executor<D> {
         Reborn {
             instance_id: record.id.to_string(),
             hostname: record.id.to_string(),
-            // There is no network card yet: its address is the record's alone.
-            address: String::new(),
-            gateway: String::new(),
-            mac: String::new(),
+            address: net
+                .map_or_else(String::new, |net| format!("{}/{}", record.address, net.subnet.prefix())),
+            gateway: net.map_or_else(String::new, |net| net.subnet.gateway().to_string()),
+            mac: net.map_or_else(String::new, |net| Mac::of(net.id, record.offset).to_string()),
             dns: Vec::new(),
             entropy: Vec::new(),
             unix_ms: u64::try_from(now.unix_ms()).unwrap_or(0),
@@ -88,6 +90,7 @@ impl<D: Driver> Executor<D> {
                 self.note("GuestOutdated", record, message);
             }
             crash::point(points[0]);
+            self.isolation.open(record).await?;
             self.links.ready(&id, deadline).await?;
             crash::point(points[1]);
             Ok(())

@@ -36,7 +36,10 @@ impl<D: Driver> Executor<D> {
     pub(super) async fn wake_up(&self, mut record: Record, reason: &str) -> Result<(), StepError> {
         let exits = self.driver.exits();
         if let Some(snapshot) = record.snapshot.clone() {
-            self.driver.restore(&record.spec(self.boot_image(&record)?), &snapshot).await?;
+            let image = self.boot_image(&record)?;
+            let bounds = self.isolation.prepare(&record).await?;
+            crash::point("wake.bounded");
+            self.driver.restore(&record.spec(image, bounds), &snapshot).await?;
             crash::point("wake.restored");
             record.snapshot = None;
             // Paused and without a snapshot it is warm, whatever comes next.
@@ -167,6 +170,8 @@ impl<D: Driver> Executor<D> {
         self.driver.kill(&record.id).await?;
         self.links.forget(&record.id);
         crash::point("sleep.killed");
+        self.let_go(&record).await;
+        crash::point("sleep.released");
         Ok(())
     }
 }

@@ -59,6 +59,7 @@ impl<D: Driver> Executor<D> {
                 return Err(StepError::NoImage(message));
             }
         };
+        self.records.place(&mut record, spec, self.isolation.net_of(spec.net_id, spec.subnet))?;
         record.revision = spec.revision;
         record.resources = spec.resources;
         record.flake_ref.clone_from(&spec.flake_ref);
@@ -85,7 +86,10 @@ impl<D: Driver> Executor<D> {
         record.idle_since = None;
         let exits = self.driver.exits();
         self.links.forget(&record.id);
-        self.driver.boot(&record.spec(self.boot_image(&record)?)).await?;
+        let image = self.boot_image(&record)?;
+        let bounds = self.isolation.prepare(&record).await?;
+        crash::point("start.bounded");
+        self.driver.boot(&record.spec(image, bounds)).await?;
         crash::point("start.booted");
         self.bring_to_life(&mut record, true, exits, ["start.reborn", "start.ready"]).await?;
         self.conclude_running(&mut record, reason).await?;
@@ -111,6 +115,8 @@ impl<D: Driver> Executor<D> {
         self.driver.stop(&record.id, left).await?;
         self.links.forget(&record.id);
         crash::point("stop.stopped");
+        self.let_go(&record).await;
+        crash::point("stop.released");
         record.snapshot = None;
         record.idle_since = None;
         // A stand-in stays marked: nothing of it is worth keeping.
@@ -129,6 +135,8 @@ impl<D: Driver> Executor<D> {
         self.driver.remove(&record.id).await?;
         self.links.forget(&record.id);
         crash::point("destroy.removed");
+        self.isolation.release(&record).await?;
+        crash::point("destroy.released");
         self.records.delete(&record.id).await?;
         crash::point("destroy.deleted");
         Ok(())

@@ -40,6 +40,7 @@ async fn boot(driver: &FakeDriver, number: u32) -> InstanceId {
         revision: Digest::of(b"links"),
         resources: Resources { vcpus: 1, mem_mib: 64, data_disk_mib: 0 },
         image: BootImage::imagined("builtin:busybox"),
+        bounds: crate::driver::Bounds::default(),
     };
     driver.boot(&spec).await.unwrap();
     id(number)

@@ -8,6 +8,7 @@ use std::time::Duration;
 use mvm_planner::{Action, Blocked, Capacity, NodePlan, Observation, plan_node};
 use mvm_proto::status::Event;
 use mvm_proto::{InstanceId, Phase, PoolId, TenantId, Timestamp};
+use tokio::sync::watch;
 
 use super::Clock;
 use super::gate::Gate;
@@ -16,6 +17,7 @@ use crate::driver::{Driver, DriverError};
 use crate::execute::Executor;
 use crate::execute::recover::{Hands, Recovered, Resolved, recover_one};
 use crate::execute::runner::{Done, Runner};
+use crate::isolation::{GroupKeeper, Keeper};
 use crate::ledger::InForce;
 use crate::observe::observe;
 use crate::state::{Lease, Records};
@@ -39,6 +41,10 @@ pub(crate) struct Engine<D> {
     pub(crate) gate: Arc<Gate>,
     pub(crate) ends: Ends,
     pub(crate) needs: Needs,
+    pub(crate) keeper: Keeper,
+    pub(crate) groups: GroupKeeper,
+    /// Whether memory is short on this machine.
+    pub(crate) pressed: watch::Receiver<bool>,
     sweeper: Sweeper,
     /// What an earlier agent began; handed to the runner at the first pass.
     unfinished: Vec<InstanceId>,
@@ -56,7 +62,10 @@ pub(crate) struct EngineSettings<'a> {
     pub(crate) slots: usize,
     pub(crate) secrets_dir: &'a Path,
     pub(crate) sweep_after: Duration,
+    /// How often what instances share is looked at.
+    pub(crate) interval: Duration,
     pub(crate) recovered: Recovered,
+    pub(crate) pressed: watch::Receiver<bool>,
 }
 
 #[derive(Debug)]
@@ -93,7 +102,22 @@ impl<D: Driver> Engine<D> {
             gate,
             ends: Ends::default(),
             needs: Needs::new(executor.images.clone(), settings.secrets_dir),
+            keeper: Keeper::new(
+                Arc::clone(&executor.isolation),
+                settings.interval,
+                settings.sweep_after,
+                executor.events.clone(),
+                clock.clone(),
+            ),
+            groups: GroupKeeper::new(
+                Arc::clone(&executor.isolation),
+                settings.interval,
+                settings.sweep_after,
+                executor.events.clone(),
+                clock.clone(),
+            ),
             sweeper: Sweeper::new(settings.sweep_after, executor.events.clone(), clock.clone()),
+            pressed: settings.pressed,
             unfinished: settings.recovered.unfinished,
             unresolved,
             waiting_pools: BTreeMap::new(),
@@ -118,6 +142,7 @@ impl<D: Driver> Engine<D> {
         let strangers = self.strangers(seen.strangers).await?;
         self.sweeper.sweep(&self.driver, &self.records, &strangers);
         let mut observation = seen.observation;
+        observation.memory_pressure = *self.pressed.borrow();
         self.waiting_pools.retain(|_, (until, _)| *until > now);
         let waiting = self.waiting_pools.iter().map(|((tenant, pool), (_, reason))| Blocked {
             tenant: tenant.clone(),
@@ -125,6 +150,9 @@ impl<D: Driver> Engine<D> {
             reason: reason.clone(),
         });
         observation.blocked = waiting.collect();
+        let desired = in_force.map(|in_force| &in_force.desired);
+        observation.blocked.extend(self.keeper.keep(desired, &self.records).await);
+        self.groups.keep(desired, &self.records).await;
         if let Some(in_force) = in_force {
             self.follow_policies(in_force);
             observation.blocked.extend(self.needs.look(&in_force.desired));

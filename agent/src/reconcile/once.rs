@@ -4,21 +4,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use mvm_host::AnyHost;
+use mvm_host::cgroup::CgroupSettings;
 use mvm_planner::{Deferred, Observation, Step};
 use mvm_proto::{DesiredState, NodeId, Timestamp};
 use serde::Serialize;
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 
 use super::engine::{Engine, EngineSettings, event_of};
-use super::{Clock, NodeError, STATE_DIR, adopt, open, open_images, open_records, planner_capacity};
+use super::{
+    Clock, NodeError, STATE_DIR, adopt, check_rights, open, open_images, open_records, planner_capacity,
+};
 use crate::audit::{AuditLog, AuditSettings};
 use crate::driver::{AnyDriver, DriverKind};
 use crate::execute::Executor;
 use crate::execute::recover::Hands;
 use crate::guest_link::GuestLinks;
+use crate::isolation::{Isolation, IsolationSettings};
 use crate::ledger::InForce;
 use crate::node_info;
-use crate::settings::{CapacityCaps, DEFAULT_PARALLEL_STEPS, VmmSettings};
+use crate::settings::{CapacityCaps, DEFAULT_INTERVAL, DEFAULT_PARALLEL_STEPS, VmmSettings};
 use crate::state::Records;
 use crate::text::chain;
 
@@ -39,6 +44,8 @@ pub struct OnceSettings {
     /// How long a guest may take from boot to ready.
     pub boot_deadline: Duration,
     pub capacity: CapacityCaps,
+    pub isolation: IsolationSettings,
+    pub groups: CgroupSettings,
     /// Plan one round and touch nothing.
     pub dry_run: bool,
 }
@@ -76,7 +83,10 @@ pub async fn reconcile_once(
         let (steps, deferred) = (plan.steps, plan.deferred);
         return Ok(Report { converged, dry_run: true, rounds: 1, steps, deferred, errors: Vec::new() });
     }
-    let (driver, records) = open(&settings.data_dir, settings.driver, &settings.vmm).await?;
+    check_rights(&settings.isolation, None)?;
+    let host = AnyHost::local_with_groups(&settings.data_dir, settings.groups.clone());
+    let (driver, records) =
+        open(&settings.data_dir, Some(host.clone()), settings.driver, &settings.vmm).await?;
     let recovered = adopt(&*driver, &records, Hands::On, now).await;
     let images = open_images(settings.driver, &settings.data_dir, &settings.images_dir, &settings.vmm)?;
     let audit = AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone());
@@ -86,6 +96,7 @@ pub async fn reconcile_once(
         records: Arc::clone(&records),
         clock,
         images,
+        isolation: Arc::new(Isolation::new(host, settings.driver, settings.isolation)),
         boot_deadline: settings.boot_deadline,
         events: broadcast::Sender::new(1),
         audit: audit.clone(),
@@ -95,7 +106,9 @@ pub async fn reconcile_once(
         slots: DEFAULT_PARALLEL_STEPS,
         secrets_dir: &settings.secrets_dir,
         sweep_after: settings.sweep_after,
+        interval: DEFAULT_INTERVAL,
         recovered,
+        pressed: watch::Sender::new(false).subscribe(),
     };
     let mut engine = Engine::new(executor, engine);
     let report = run(&mut engine, &InForce::local(desired)).await;

@@ -25,6 +25,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) strangers: &'a [InstanceId],
     /// Whether images and secrets are there.
     pub(crate) needs: [Condition; 2],
+    /// Whether the tenants' networks and limits are as they should be.
+    pub(crate) bounds: [Condition; 2],
     pub(crate) next_reconcile_at: Timestamp,
 }
 
@@ -39,7 +41,7 @@ pub(crate) fn update(status: &mut NodeStatus, facts: &Facts<'_>) {
         status.converged.clone_from(&status.accepted);
     }
     let own = [converged(facts), current(facts), disk(facts), driver(facts), accounted(facts)];
-    for condition in own.into_iter().chain(facts.needs.clone()) {
+    for condition in own.into_iter().chain(facts.needs.clone()).chain(facts.bounds.clone()) {
         set_condition(&mut status.conditions, condition);
     }
     status.usage = Some(usage(facts.records));

@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use mvm_host::HostError;
 use mvm_pki::{Identity, TlsError};
 use mvm_proto::{NodeId, Problem};
 use mvm_transport::BindError;
@@ -52,6 +53,16 @@ pub enum AgentError {
     Node(#[source] Box<NodeError>),
     #[error("the task `{task}` ended although nobody asked it to")]
     TaskEnded { task: &'static str },
+    #[error("this agent was not started as root, so it can't go on as {user}")]
+    NotRoot { user: String },
+    #[error("there is no user {user}")]
+    NoUser { user: String },
+    #[error("could not give up root's privileges")]
+    Privileges(#[source] HostError),
+    #[error("could not start the privileged helper")]
+    Helper(#[source] io::Error),
+    #[error("the privileged helper is gone: nothing can be done to this machine without it")]
+    HelperGone,
 }
 
 impl AgentError {
@@ -79,6 +90,15 @@ impl AgentError {
             Self::TaskEnded { .. } => {
                 "Start the agent again and report the log; instances still run.".to_owned()
             }
+            Self::NotRoot { .. } => "Leave --user out, or start the agent as root.".to_owned(),
+            Self::NoUser { user } => {
+                format!("Make one (`useradd --system {user}`), or name another by --user.")
+            }
+            Self::Privileges(_) => {
+                "The cause above says what was attempted. `--user root` keeps everything.".to_owned()
+            }
+            Self::Helper(_) => "Check that this program can be started again, by its own path.".to_owned(),
+            Self::HelperGone => "Start the agent again, which starts both; instances still run.".to_owned(),
         }
     }
 }

@@ -110,5 +110,6 @@ pub(super) async fn passes_task(
         last_pass.send_replace(Instant::now());
         metrics.reconciled(took);
         metrics.count_instances(&node.instances(None));
+        metrics.network(&node.network().borrow());
     }
 }

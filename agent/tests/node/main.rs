@@ -6,6 +6,7 @@ mod acceptance;
 mod cluster;
 mod crash;
 mod documents;
+mod failures;
 mod full_disk;
 mod once;
 mod task;

@@ -4,8 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use mvm_agent::driver::DriverKind;
+use mvm_agent::isolation::IsolationSettings;
 use mvm_agent::reconcile::{NodeError, OnceSettings, reconcile_once};
 use mvm_agent::settings::{CapacityCaps, VmmSettings};
+use mvm_host::cgroup::CgroupSettings;
 use mvm_proto::DesiredState;
 use serde_json::json;
 
@@ -23,6 +25,8 @@ fn settings(dir: &Path) -> OnceSettings {
         sweep_after: Duration::from_secs(60),
         boot_deadline: Duration::from_secs(90),
         capacity: CapacityCaps::default(),
+        isolation: IsolationSettings::NONE,
+        groups: CgroupSettings::default(),
         dry_run: false,
     }
 }

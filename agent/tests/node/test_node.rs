@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_agent::driver::{Driver, FakeDriver};
+use mvm_agent::isolation::IsolationSettings;
 use mvm_agent::ledger::InForce;
 use mvm_agent::reconcile::{Clock, NodeSettings};
 use mvm_agent::reconcile_task::{Node, NodeHandle, reconcile_task};
@@ -34,6 +35,7 @@ pub(crate) fn settings(dir: &Path) -> NodeSettings {
     NodeSettings {
         node_id: NODE.parse().unwrap(),
         data_dir: dir.to_owned(),
+        host: None,
         driver: mvm_agent::driver::DriverKind::Fake,
         vmm: VmmSettings::default(),
         images_dir: dir.join("images"),
@@ -41,6 +43,7 @@ pub(crate) fn settings(dir: &Path) -> NodeSettings {
         sweep_after: Duration::from_secs(60),
         boot_deadline: Duration::from_secs(90),
         capacity: Capacity { vcpus: 64, mem_mib: 65_536, disk_mib: 1_000_000, max_instances: 100 },
+        isolation: IsolationSettings::NONE,
         interval: Duration::from_secs(30),
         parallel_steps: 4,
         clock: Clock::starting_at(at(0)),
@@ -48,7 +51,7 @@ pub(crate) fn settings(dir: &Path) -> NodeSettings {
 }
 
 /// Opens the records, waiting for an earlier owner's writer to let go.
-async fn records(dir: &Path) -> Arc<Records> {
+pub(crate) async fn records(dir: &Path) -> Arc<Records> {
     loop {
         match SledStore::open(dir.join("state"), Settings::default()).await {
             Ok(store) => return Records::open(store).await.unwrap(),

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use mvm_agent::driver::{Driver as _, VmState};
+use mvm_agent::reconcile::NodeSettings;
 use mvm_proto::{InstanceId, Problem};
 use serde_json::json;
 
 use crate::documents::{document, parse, pool, simple, tenant};
-use crate::test_node::{TestNode, condition};
+use crate::test_node::{TestNode, condition, settings};
 
 #[tokio::test(start_paused = true)]
 async fn a_pool_scales_from_zero_and_back_without_a_sixth_sleeper() {
@@ -106,6 +107,34 @@ async fn a_wake_under_way_is_finished_before_an_orderly_stop_and_keeps_its_memor
     drop((node.driver, node.handle));
     let next = TestNode::start(dir.path()).await;
     assert_eq!(next.ids("running"), [id]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_that_waits_for_its_turn_does_not_take_the_room_that_a_wake_was_given() {
+    let dir = tempfile::tempdir().unwrap();
+    // One step at a time, so that the second start waits for the first.
+    let settings = NodeSettings { parallel_steps: 1, ..settings(dir.path()) };
+    let node = TestNode::start_with(dir.path(), settings).await;
+    let want = |running| {
+        let mut small = tenant("acme", 3, &[pool("workers", running, 0, 0), pool("rest", 0, 0, 1)]);
+        small["quotas"]["max_running"] = json!(2);
+        node.want(parse(&document(&[small])));
+    };
+    want(0);
+    node.until(|status| condition(status, "Converged") == "True").await;
+    let asleep = node.ids("sleeping")[0].clone();
+
+    node.driver.faults.set_latency(Duration::from_millis(500));
+    want(2);
+    while node.handle.instances(None).len() == 1 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // The first start is under way, the second one waits: there is room for one more, which the wake is given.
+    node.handle.wake(&"acme".parse().unwrap(), &"rest".parse().unwrap(), &asleep).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let running = node.ids("running");
+    assert!(running.contains(&asleep));
+    assert_eq!((running.len(), node.vms().await), (2, 2), "max_running is 2");
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,9 +15,9 @@ use std::time::Duration;
 use mvm_agent::driver::conformance::Subject;
 use mvm_agent::driver::qemu::Accelerator;
 use mvm_agent::driver::{BootImage, QemuDriver, QemuSettings, VmSpec};
-use mvm_agent::host::{EndSignal, Host as _, LocalHost, Operation};
 use mvm_agent::image::Store;
 use mvm_agent::settings::VmmSettings;
+use mvm_host::{EndSignal, Host as _, LocalHost, Operation};
 use mvm_proto::{Digest, InstanceId};
 
 /// What tests boot, or nothing where they can't run.
@@ -67,6 +67,7 @@ fn spec(subject: &Subject, number: u32) -> VmSpec {
         revision: Digest::of(b"faults"),
         resources: subject.resources,
         image: subject.image.clone(),
+        bounds: mvm_agent::driver::Bounds::default(),
     }
 }
 

@@ -87,6 +87,7 @@ impl Guest {
             revision: Digest::of(b"bench"),
             resources: RESOURCES,
             image: image.clone(),
+            bounds: mvm_agent::driver::Bounds::default(),
         };
         runtime()?.block_on(guest.driver().boot(&spec))?;
         Ok(guest)

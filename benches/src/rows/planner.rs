@@ -129,7 +129,8 @@ impl Node {
             disk_mib: u64::MAX / 2,
             max_instances: u32::MAX,
         };
-        let observed = Observation { capacity, instances: instances(&desired, now)?, blocked: Vec::new() };
+        let observed =
+            Observation { capacity, instances: instances(&desired, now)?, ..Observation::default() };
         Ok(Self { desired, observed })
     }
 }

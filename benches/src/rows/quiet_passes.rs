@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use mvm_agent::driver::DriverKind;
+use mvm_agent::isolation::IsolationSettings;
 use mvm_agent::ledger::InForce;
 use mvm_agent::reconcile::{Clock, NodeSettings};
 use mvm_agent::reconcile_task::{Node, NodeHandle, reconcile_task};
@@ -27,6 +28,7 @@ pub(super) fn measure() -> Result<Row> {
     let settings = NodeSettings {
         node_id: NODE.parse()?,
         data_dir: dir.path().to_owned(),
+        host: None,
         driver: DriverKind::Fake,
         vmm: VmmSettings::default(),
         images_dir: dir.path().join("images"),
@@ -34,6 +36,7 @@ pub(super) fn measure() -> Result<Row> {
         sweep_after: Duration::from_secs(60),
         boot_deadline: Duration::from_secs(90),
         capacity: Capacity { vcpus: 1000, mem_mib: 1 << 20, disk_mib: 1 << 30, max_instances: 1000 },
+        isolation: IsolationSettings::NONE,
         interval: Duration::from_secs(3600),
         parallel_steps: 8,
         clock: Clock::system(),

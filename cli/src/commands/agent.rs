@@ -1,14 +1,17 @@
 //! `mvm agent`: run the node daemon, or make one document true once.
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow};
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use mvm_agent::driver::DriverKind;
 use mvm_agent::driver_choice;
+use mvm_agent::isolation::{Effort, IsolationFlags, NetworkMode};
+use mvm_agent::privileges::{give_up, run_helper};
 use mvm_agent::reconcile::{OnceSettings, Report, peek, reconcile_once};
 use mvm_agent::settings::{
     CapacityCaps, DEFAULT_SECRETS_DIR, DriverChoice, VmmSettings, default_certs_dir, default_images_dir,
@@ -44,6 +47,9 @@ pub(crate) enum AgentCommand {
     /// The node's certificates
     #[command(subcommand)]
     Certs(CertsCommand),
+    /// What an agent that was started as root keeps for what needs root; it starts this itself
+    #[command(hide = true)]
+    Helper,
 }
 
 /// Programs that a node runs, where they are not to be looked for.
@@ -74,6 +80,29 @@ impl ProgramArgs {
     }
 }
 
+/// What instances are kept within. Real guests get all of it unless told otherwise here.
+#[derive(Debug, Args)]
+struct IsolationArgs {
+    /// How instances are connected: bridges (one per tenant, behind a firewall) or none (no network card)
+    /// [default: bridges, none with the fake driver]
+    #[arg(long, value_name = "MODE")]
+    network: Option<NetworkMode>,
+    /// Limits on memory, processors and processes by cgroup v2: required, best-effort or none
+    /// [default: required, none with the fake driver]
+    #[arg(long, value_name = "EFFORT")]
+    cgroups: Option<Effort>,
+    /// A user, namespaces, a root and filters of its own for each VMM: required, best-effort or none
+    /// [default: required, none with the fake driver]
+    #[arg(long, value_name = "EFFORT")]
+    jail: Option<Effort>,
+}
+
+impl IsolationArgs {
+    fn flags(&self) -> IsolationFlags {
+        IsolationFlags { network: self.network, cgroups: self.cgroups, jail: self.jail }
+    }
+}
+
 /// Settings that all agent commands share.
 #[derive(Debug, Args)]
 pub(crate) struct NodeArgs {
@@ -86,6 +115,8 @@ pub(crate) struct NodeArgs {
     /// What runs the microVMs: auto (the strongest that works here), firecracker, qemu, or fake (runs no guest)
     #[arg(long, value_name = "DRIVER", default_value = "auto", value_parser = parse_driver)]
     driver: DriverChoice,
+    #[command(flatten)]
+    isolation: IsolationArgs,
     #[command(flatten)]
     programs: ProgramArgs,
     /// Folder with images [default: images/ in the data folder]
@@ -158,6 +189,10 @@ pub(crate) struct ServeArgs {
     /// Folder with certificates [default: certs/ in the data folder]
     #[arg(long, value_name = "DIR")]
     certs_dir: Option<PathBuf>,
+    /// Started as root, go on as this user and keep a helper for what needs root; `root` keeps everything [default:
+    /// mvm, where there is such a user]
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
     /// How often the node is compared with its desired state when nothing happens
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     interval_secs: u64,
@@ -201,9 +236,13 @@ pub(crate) struct DesiredArgs {
     endpoint: EndpointArgs,
 }
 
-/// A path that means the same in any directory: VMMs are not started in this process's.
+/// A path that means the same in any directory: VMMs are not started in this process's, and one that is confined sees
+/// it by this very name. What is there is named without detours.
 pub(crate) fn absolute_path() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(std::path::absolute)
+    PathBufValueParser::new().try_map(|path| {
+        let path = std::path::absolute(path)?;
+        Ok::<_, std::io::Error>(path.canonicalize().unwrap_or(path))
+    })
 }
 
 fn parse_driver(text: &str) -> Result<DriverChoice, String> {
@@ -212,15 +251,16 @@ fn parse_driver(text: &str) -> Result<DriverChoice, String> {
 
 pub(crate) fn run(global: &Global, command: AgentCommand) -> Run {
     match command {
-        AgentCommand::Serve(args) => block_on(serve(*args)),
+        AgentCommand::Serve(args) => serve(global, *args),
         AgentCommand::Reconcile(args) => block_on(reconcile(global, args)),
         AgentCommand::Observe(args) => block_on(observe(global, *args)),
         AgentCommand::Desired(args) => block_on(desired(global, args)),
         AgentCommand::Certs(command) => certs::run(global, command),
+        AgentCommand::Helper => helper(),
     }
 }
 
-async fn serve(args: ServeArgs) -> Run {
+fn serve(global: &Global, args: ServeArgs) -> Run {
     let mut settings = AgentSettings::new(&args.node.data_dir);
     settings.capacity = args.node.caps();
     settings.vmm = args.node.vmm();
@@ -230,6 +270,7 @@ async fn serve(args: ServeArgs) -> Run {
     settings.sweep_after = args.node.sweep_after;
     settings.node_id = args.node.node_id;
     settings.driver = args.node.driver;
+    settings.isolation = args.node.isolation.flags();
     settings.coordinator = args.coordinator;
     settings.session = !args.no_session;
     settings.desired_file = args.desired;
@@ -245,10 +286,41 @@ async fn serve(args: ServeArgs) -> Run {
     }
     let (dns, ips) = split_names(args.sans);
     settings.names = CsrNames { dns, ips };
-    let shutdown = shutdown_on_signals()?;
-    mvm_agent::serve(settings, shutdown).await.map_err(anyhow::Error::new)?;
-    Ok(())
+    // Before there is a runtime: privileges are a thread's own.
+    let helper = ["agent", "helper", "--log-level", &global.log_level];
+    give_up(&mut settings, args.user.as_deref(), &helper).map_err(anyhow::Error::new)?;
+    block_on(async {
+        let shutdown = shutdown_on_signals()?;
+        mvm_agent::serve(settings, shutdown).await.map_err(anyhow::Error::new)?;
+        Ok(())
+    })
 }
+
+/// Serves the agent at the other end of standard input until it is gone.
+fn helper() -> Run {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned();
+    let socket = socket.context("could not use standard input")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(HELPER_THREADS)
+        .build()
+        .context("could not start the runtime")?;
+    let ended = runtime.block_on(async {
+        // Whoever ends the agent's whole group must not end what it needs for an orderly stop.
+        use tokio::signal::unix::{SignalKind, signal};
+        let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+        let deaf: Result<Vec<_>, _> = kinds.into_iter().map(signal).collect();
+        deaf.context("could not listen for signals")?;
+        run_helper(socket).await.map_err(anyhow::Error::new)
+    });
+    // What is under way can be asked for again; a disk that hangs must not keep a helper without an agent.
+    runtime.shutdown_timeout(HELPER_LEAVES_WITHIN);
+    Ok(ended?)
+}
+
+/// Most operations wait for a disk; more threads would only wait for the same one.
+const HELPER_THREADS: usize = 16;
+const HELPER_LEAVES_WITHIN: Duration = Duration::from_secs(5);
 
 async fn reconcile(global: &Global, args: ReconcileArgs) -> Run {
     let bytes = read_document(&args.desired)?;
@@ -293,6 +365,8 @@ impl NodeArgs {
             sweep_after: self.sweep_after,
             boot_deadline: self.boot_deadline,
             capacity: self.caps(),
+            isolation: self.isolation.flags().with(driver),
+            groups: self.isolation.flags().groups(),
             dry_run,
         }
     }

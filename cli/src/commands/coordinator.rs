@@ -3,13 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use mvm_agent::shutdown::{notify_ready, notify_stopping};
+use mvm_agent::shutdown::{notify_ready, notify_stopping, watchdog_task};
 use mvm_coordinator::{CoordinatorSettings, InitSettings};
 use mvm_proto::{ClusterId, Timestamp};
+use tokio::sync::watch;
 
 use crate::args::Global;
 use crate::commands::root::{self, RootCommand};
@@ -132,6 +133,9 @@ fn init(global: &Global, args: InitArgs) -> Run {
     Ok(())
 }
 
+/// Ten times what lies between two beats: a disk may be slow, and starting takes a moment.
+const BEATS_WITHIN: Duration = Duration::from_secs(20);
+
 fn serve(args: ServeArgs) -> Run {
     let (dns, ips) = split_names(args.sans);
     let mut settings = CoordinatorSettings::new(args.data_dir);
@@ -143,12 +147,18 @@ fn serve(args: ServeArgs) -> Run {
     settings.dns = dns;
     settings.ips = ips;
     settings.on_ready = Some(Arc::new(|_| notify_ready("the coordinator is ready")));
+    let (beat, beats) = watch::channel(Instant::now());
+    settings.on_beat = Some(Arc::new(move || {
+        beat.send_replace(Instant::now());
+    }));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("could not start the runtime")?;
     runtime.block_on(async {
         let shutdown = shutdown_on_signals()?;
+        let alive = move || beats.borrow().elapsed() < BEATS_WITHIN;
+        tokio::spawn(watchdog_task(alive, shutdown.clone()));
         let stopping = shutdown.clone();
         tokio::spawn(async move {
             stopping.cancelled().await;

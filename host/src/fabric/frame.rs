@@ -80,6 +80,13 @@ pub(super) fn is_from(frame: &[u8], address: Ipv4Addr) -> bool {
     frame.get(12..14) == Some(&IPV4.to_be_bytes()) && frame.get(26..30) == Some(&address.octets())
 }
 
+/// Whether this frame is an IPv4 packet that answers anything: all but the word that something can't be reached.
+pub(super) fn is_answer(frame: &[u8]) -> bool {
+    let ipv4 = frame.get(12..14) == Some(&IPV4.to_be_bytes());
+    let unreachable = frame.get(23) == Some(&1) && frame.get(34) == Some(&3);
+    ipv4 && !unreachable
+}
+
 pub(super) fn ipv6(from: Mac) -> Vec<u8> {
     let mut packet = vec![0x60, 0, 0, 0, 0, 0, 59, 64];
     packet.extend([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
@@ -133,6 +140,15 @@ mod tests {
         let header =
             [0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0, 0, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8, 0, 0xc7];
         assert_eq!(checksum(&header), 0xb861);
+    }
+
+    #[test]
+    fn that_something_can_not_be_reached_is_no_answer() {
+        let from = Sender { mac: Mac::of(7, 1), address: Ipv4Addr::new(10, 7, 0, 1) };
+        let mut packet = ipv4(from, Mac::of(7, 3), Ipv4Addr::new(10, 7, 0, 3), Carries::Echo);
+        assert!(is_answer(&packet));
+        packet[34] = 3;
+        assert!(!is_answer(&packet) && !is_answer(&arp_request(from, from.address)));
     }
 
     #[test]

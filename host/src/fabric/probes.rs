@@ -101,10 +101,11 @@ impl Open {
         for (what, frame, reason) in forbidden(net, own, via, others) {
             let before = self.dropped(reason)?;
             wire.send(&frame).map_err(io)?;
-            let answer = |seen: &[u8]| (seen.get(12..14) == Some(&[8, 0])).then_some(());
+            let answer = |seen: &[u8]| frame::is_answer(seen).then_some(());
             let answered = wire.receive(SILENT_FOR, answer).map_err(io)?.is_some();
             let counted = self.dropped(reason)? > before;
-            probes.push(Probe::forbidden(what, reason.name(), counted, answered));
+            let routed = matches!(reason, Reason::CrossTenant | Reason::DeniedRange | Reason::Egress);
+            probes.push(Probe::forbidden(what, reason.name(), counted, answered, routed));
         }
         Ok(probes)
     }

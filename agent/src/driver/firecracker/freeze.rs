@@ -5,7 +5,6 @@
 //! does not matter (11 to 31 ms and under 1 MB, where a full one of 128 MiB takes 296 to 505 ms). It comes with the
 //! pause and not with the resume, because a resume is what someone waits for.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use mvm_proto::InstanceId;
@@ -18,10 +17,10 @@ use super::snapshot_file::{
     whole_digest,
 };
 use super::version::Version;
-use super::vmm::{Live, Vmms, api_error, bad_request, io_error, stuck};
+use super::vmm::{Live, Vmms, api_error, bad_request, host_error, io_error, stuck};
 use super::vsock::{self, VsockError};
-use crate::driver::{DriverError, SnapshotRef, VmState};
-use crate::host::{Host, JailFile, Operation};
+use crate::driver::{DriverError, SnapshotRef, VmState, run_files};
+use mvm_host::{Host, JailFile, Operation};
 
 /// Nobody listens here in any guest of ours: a guest that can be reached refuses, one that can't says nothing. Asking
 /// the guest's own port would take it away from whoever speaks to it.
@@ -86,7 +85,7 @@ impl<H: Host> Vmms<H> {
 
     /// Whether the guest's kernel answers a connection, if only by refusing it.
     async fn reaches_guest(&self, live: &Live, limit: std::time::Duration) -> bool {
-        let answer = vsock::connect(live.place.dir(), VSOCK_SOCKET, PROBE_PORT, limit).await;
+        let answer = vsock::connect(&self.dial(live, VSOCK_SOCKET), PROBE_PORT, limit).await;
         matches!(answer, Ok(_) | Err(VsockError::Closed(_)))
     }
 
@@ -197,11 +196,12 @@ impl<H: Host> Vmms<H> {
         const ACTION: &str = "keep the snapshot of";
         let instance = &live.vmm.instance;
         let fault = |cause| io_error(instance, ACTION, cause);
-        let dir = live.place.run_dir.join(NEW_DIR);
-        let measured = tokio::task::spawn_blocking(move || {
-            Ok((measure(&dir.join(MEMORY), true)?, measure(&dir.join(STATE), true)?))
-        });
-        let (memory, state) = measured.await.map_err(std::io::Error::other).map_err(fault)?.map_err(fault)?;
+        let measured = async |name: &str| {
+            let file = run_files::open(&*self.host, instance, &format!("{NEW_DIR}/{name}")).await?;
+            measure(file.ok_or(std::io::ErrorKind::NotFound)?, true).await
+        };
+        let memory = measured(MEMORY).await.map_err(fault)?;
+        let state = measured(STATE).await.map_err(fault)?;
         let hex = whole_digest(&memory, &state).hex();
         let directory = format!("snapshot-{}", &hex[..16]);
         let made_on = MadeOn::here(version).map_err(fault)?;
@@ -232,8 +232,7 @@ impl<H: Host> Vmms<H> {
         but: Option<&str>,
         action: &'static str,
     ) -> Result<(), DriverError> {
-        let names =
-            names_in(&self.host.run_dir(instance)).map_err(|cause| io_error(instance, action, cause))?;
+        let names = self.host.names(instance).await.map_err(|cause| host_error(instance, action, cause))?;
         for name in names.iter().filter(|name| is_snapshot_name(name) && Some(name.as_str()) != but) {
             self.remove_name(instance, name, action).await?;
         }
@@ -249,13 +248,4 @@ impl<H: Host> Vmms<H> {
         let operation = Operation::RemoveFile { instance: instance.clone(), name: name.to_owned() };
         self.perform(instance, action, operation).await.map(|_| ())
     }
-}
-
-fn names_in(dir: &Path) -> std::io::Result<Vec<String>> {
-    let entries = match std::fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(cause) => return Err(cause),
-    };
-    entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }

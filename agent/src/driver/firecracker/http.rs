@@ -4,7 +4,6 @@
 //! announced. Whatever is longer, cut off or late is an error, for at the other end may be a process gone mad.
 
 use std::io;
-use std::path::Path;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -12,7 +11,7 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::request::Request;
-use super::socket;
+use crate::driver::run_files::Dial;
 
 /// The longest answer is that to `GET /vm/config`; a few KiB.
 const MAX_BODY_BYTES: usize = 256 * 1024;
@@ -71,16 +70,16 @@ pub struct ApiClient {
 
 impl ApiClient {
     /// Connects to a process that has been up for a while.
-    pub async fn connect(dir: &Path, name: &str) -> Result<Self, ApiError> {
-        socket::connect(dir, name).await.map(|stream| Self { stream }).map_err(ApiError::Connect)
+    pub async fn connect(api: &Dial) -> Result<Self, ApiError> {
+        api.connect().await.map(|stream| Self { stream }).map_err(ApiError::Connect)
     }
 
     /// Connects to one that was just started: its socket may not be there, or be there and not be listened on.
-    pub async fn connect_when_up(dir: &Path, name: &str, limit: Duration) -> Result<Self, ApiError> {
+    pub async fn connect_when_up(api: &Dial, limit: Duration) -> Result<Self, ApiError> {
         let deadline = Instant::now() + limit;
         let mut pause = FIRST_RETRY;
         loop {
-            match Self::connect(dir, name).await {
+            match Self::connect(api).await {
                 Err(ApiError::Connect(cause)) if not_up_yet(&cause) => {}
                 answer => return answer,
             }

@@ -17,7 +17,7 @@ async fn answered(bytes: Vec<u8>) -> Result<Vec<u8>, ApiError> {
         // The client may have gone by then: that is its right.
         let _ = stream.write_all(&bytes).await;
     });
-    let mut client = ApiClient::connect(dir.path(), "api.sock").await.unwrap();
+    let mut client = ApiClient::connect(&Dial::directly(dir.path(), "api.sock")).await.unwrap();
     let answer = client.send(&Request::version(), SOON).await;
     server.await.unwrap();
     answer
@@ -65,7 +65,7 @@ async fn nonsense_is_refused_and_never_waited_for() {
 async fn a_server_that_says_nothing_is_given_up_on() {
     let dir = tempfile::tempdir().unwrap();
     let _listener = UnixListener::bind(dir.path().join("api.sock")).unwrap();
-    let mut client = ApiClient::connect(dir.path(), "api.sock").await.unwrap();
+    let mut client = ApiClient::connect(&Dial::directly(dir.path(), "api.sock")).await.unwrap();
     let error = client.send(&Request::describe(), SOON).await.unwrap_err();
     assert!(matches!(error, ApiError::TimedOut { .. }), "{error:?}");
 }
@@ -73,15 +73,14 @@ async fn a_server_that_says_nothing_is_given_up_on() {
 #[tokio::test(start_paused = true)]
 async fn a_socket_that_is_not_there_or_not_listened_on_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
-    let error = ApiClient::connect_when_up(dir.path(), "api.sock", SOON).await.unwrap_err();
+    let error = ApiClient::connect_when_up(&Dial::directly(dir.path(), "api.sock"), SOON).await.unwrap_err();
     assert!(matches!(error, ApiError::NoSocket(_)), "{error:?}");
     // Bound and closed again: the file stays, and a connection is refused.
     let path = dir.path().join("api.sock");
     drop(UnixListener::bind(&path).unwrap());
-    let waiting =
-        tokio::spawn(
-            async move { ApiClient::connect_when_up(dir.path(), "api.sock", SOON).await.map(|_| dir) },
-        );
+    let waiting = tokio::spawn(async move {
+        ApiClient::connect_when_up(&Dial::directly(dir.path(), "api.sock"), SOON).await.map(|_| dir)
+    });
     tokio::time::sleep(FIRST_RETRY).await;
     std::fs::remove_file(&path).unwrap();
     let _listener = UnixListener::bind(&path).unwrap();

@@ -10,21 +10,21 @@ use mvm_proto::InstanceId;
 use tokio::time::{Instant, sleep};
 
 use super::http::ApiClient;
-use super::logs::{explain, tail};
+use super::logs::explain;
 use super::place::{
     API_SOCKET, CONSOLE, DATA_DISK, INITRD, KERNEL, METRICS, ROOTFS, VMM_LOG, VSOCK_SOCKET, jailer_args,
     vmm_args,
 };
 use super::request::{
-    Action, BadRequest, BootSource, Drive, LogLevel, Logger, MachineConfig, Request, SnapshotLoad, Vsock,
-    entropy, metrics, serial,
+    Action, BadRequest, BootSource, Drive, LogLevel, Logger, MachineConfig, NIC, NetworkInterface,
+    NetworkOverride, Request, SnapshotLoad, Vsock, entropy, metrics, serial,
 };
 use super::snapshot_file::{MEMORY, Manifest, STATE};
 use super::version::{OLDEST, Version};
 use super::vmm::{Live, Vmms, api_error, bad_request, host_error, stuck};
 use super::vmm_file::{VMM_FILE, VmmFile};
-use crate::driver::{DriverError, VmSpec, VmState};
-use crate::host::{Host, JailFile, Operation, Outcome, SpawnVmm, VmmProcess};
+use crate::driver::{DriverError, VmSpec, VmState, run_files};
+use mvm_host::{Host, JailFile, Operation, Outcome, SpawnVmm, VmmProcess};
 
 /// The guest's address on its own vsock; every VM has one to itself.
 const GUEST_CID: u32 = 3;
@@ -85,7 +85,11 @@ impl<H: Host> Vmms<H> {
         self.perform(instance, action, Operation::MakeRunDir { instance: instance.clone() }).await?;
         self.sweep(instance, action).await?;
         // Only now: an older jail may have had another place.
-        let place = self.place(instance);
+        let place = self
+            .place(instance)
+            .await
+            .map_err(|cause| host_error(instance, action, cause))?
+            .run_as(user_of(spec));
         for name in [METRICS, VMM_LOG] {
             let remove = Operation::RemoveFile { instance: instance.clone(), name: name.to_owned() };
             self.perform(instance, action, remove).await?;
@@ -111,8 +115,9 @@ impl<H: Host> Vmms<H> {
             }
         }
         // The console goes on for as long as there is the instance.
-        let console_from = std::fs::metadata(place.run_dir.join(CONSOLE)).map_or(0, |meta| meta.len());
-        let file = VmmFile::new(spec.revision, spec.resources, console_from);
+        let console = run_files::open(&*self.host, instance, CONSOLE).await.ok().flatten();
+        let console_from = console.and_then(|file| file.metadata().ok()).map_or(0, |meta| meta.len());
+        let file = VmmFile::new(spec.revision, spec.resources, console_from, user_of(spec));
         let text = serde_json::to_string(&file)
             .map_err(|error| DriverError::Vmm { instance: instance.clone(), reason: error.to_string() })?;
         let write = Operation::WriteFile { instance: instance.clone(), name: VMM_FILE.to_owned(), text };
@@ -122,13 +127,26 @@ impl<H: Host> Vmms<H> {
 
     async fn spawn(&self, spec: &VmSpec, file: VmmFile, action: &'static str) -> Result<Live, DriverError> {
         let instance = &spec.instance;
-        let place = self.place(instance);
+        let place = self
+            .place(instance)
+            .await
+            .map_err(|cause| host_error(instance, action, cause))?
+            .run_as(user_of(spec));
         let (program, args) = match &self.settings.jailer {
-            Some(jailer) => (&jailer.program, jailer_args(instance, &place.run_dir, &self.program, jailer)),
+            Some(jailer) => {
+                (&jailer.program, jailer_args(instance, &place.run_dir, &self.program, jailer, user_of(spec)))
+            }
             None => (&self.program, vmm_args(instance)),
         };
-        let spawn =
-            SpawnVmm { instance: instance.clone(), program: program.clone(), args, log: CONSOLE.to_owned() };
+        let spawn = SpawnVmm {
+            instance: instance.clone(),
+            program: program.clone(),
+            args,
+            log: CONSOLE.to_owned(),
+            tap: None,
+            group: spec.bounds.group.clone(),
+            confine: None,
+        };
         let outcome = self.perform(instance, action, Operation::SpawnVmm(spawn)).await?;
         let Outcome::Process(process) = outcome else {
             let reason = "the host started its VMM and does not say which it is".to_owned();
@@ -145,11 +163,12 @@ impl<H: Host> Vmms<H> {
     async fn forked(&self, live: &Live, action: &'static str) -> Result<VmmProcess, DriverError> {
         let instance = &live.vmm.instance;
         let name = self.program.file_name().unwrap_or_default().to_string_lossy();
-        let pid_file = live.place.dir().join(format!("{name}.pid"));
+        let pid_file = live.place.inside(&format!("{name}.pid"));
         let limit = self.settings.limits.socket;
         let deadline = Instant::now() + limit;
         loop {
-            let written = tail(&pid_file, PID_FILE_BYTES).ok().and_then(|text| String::from_utf8(text).ok());
+            let written = run_files::tail(&*self.host, instance, &pid_file, PID_FILE_BYTES).await;
+            let written = written.ok().and_then(|text| String::from_utf8(text).ok());
             let pid = written.and_then(|text| text.trim().parse::<u32>().ok());
             let found = self.host.vmms().await.map_err(|cause| host_error(instance, action, cause))?;
             let mut ours = found.into_iter().filter(|vmm| vmm.instance == *instance);
@@ -174,12 +193,13 @@ impl<H: Host> Vmms<H> {
         let instance = &spec.instance;
         let limits = &self.settings.limits;
         let fault = |error| api_error(instance, action, error);
-        let connecting = ApiClient::connect_when_up(live.place.dir(), API_SOCKET, limits.socket);
+        let api = self.dial(live, API_SOCKET);
+        let connecting = ApiClient::connect_when_up(&api, limits.socket);
         let mut client = tokio::select! {
             connected = connecting => connected.map_err(fault)?,
             end = self.host.wait_end(&live.vmm) => {
                 let end = end.map_err(|cause| host_error(instance, action, cause))?;
-                let reason = format!("its VMM did not come up: {}", explain(&end, live));
+                let reason = format!("its VMM did not come up: {}", explain(&*self.host, &end, live).await);
                 return Err(DriverError::Vmm { instance: instance.clone(), reason });
             }
         };
@@ -213,7 +233,15 @@ impl<H: Host> Vmms<H> {
                 let name =
                     |file| if jailed { file_in_jail(file) } else { format!("{}/{file}", manifest.directory) };
                 let track = described.version.loses_vsock_after_a_bare_resume();
-                let load = SnapshotLoad::paused(&name(STATE), &name(MEMORY), track).request().map_err(bad)?;
+                let mut load = SnapshotLoad::paused(&name(STATE), &name(MEMORY), track);
+                // Said again although it is the same: a snapshot would take whatever TAP it was made with.
+                load.network_overrides.extend(
+                    spec.bounds.nic.as_ref().map(|nic| NetworkOverride {
+                        iface_id: NIC.to_owned(),
+                        host_dev_name: nic.tap.clone(),
+                    }),
+                );
+                let load = load.request().map_err(bad)?;
                 if let Err(error) = client.send(&load, limits.start).await {
                     if error.ends_the_process() {
                         // It ends by itself, and so says more in its log than one that is killed.
@@ -234,7 +262,8 @@ impl<H: Host> Vmms<H> {
         }
         let ended = tokio::time::timeout(self.settings.limits.call, self.host.wait_end(&live.vmm)).await;
         let Ok(Ok(end)) = ended else { return error };
-        let reason = format!("its VMM ended while it was brought up: {}", explain(&end, live));
+        let reason =
+            format!("its VMM ended while it was brought up: {}", explain(&*self.host, &end, live).await);
         DriverError::Vmm { instance: live.vmm.instance.clone(), reason }
     }
 }
@@ -283,6 +312,11 @@ fn observing(daemon: bool) -> Result<Vec<Request>, BadRequest> {
     Ok(calls)
 }
 
+/// Who the VMM runs as, where that is not the settings' word.
+fn user_of(spec: &VmSpec) -> Option<u32> {
+    spec.bounds.jail.as_ref().map(|jail| jail.user)
+}
+
 /// The machine, in the order in which it is told.
 fn configuring(spec: &VmSpec, version: Version, jailed: bool) -> Result<Vec<Request>, BadRequest> {
     let image = &spec.image;
@@ -312,6 +346,10 @@ fn configuring(spec: &VmSpec, version: Version, jailed: bool) -> Result<Vec<Requ
     }
     if spec.resources.data_disk_mib > 0 {
         calls.push(drive("data", DATA_DISK, false).request()?);
+    }
+    if let Some(nic) = &spec.bounds.nic {
+        let interface = NetworkInterface { host_dev_name: nic.tap.clone(), guest_mac: nic.mac.clone() };
+        calls.push(interface.request()?);
     }
     calls.push(Vsock { guest_cid: GUEST_CID, uds_path: VSOCK_SOCKET.to_owned() }.request()?);
     calls.push(entropy()?);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use mvm_proto::InstanceId;
 
 use super::settings::JailerSettings;
-use crate::host::{JAIL, Jail};
+use mvm_host::{JAIL, Jail};
 
 pub(super) const API_SOCKET: &str = "api.sock";
 pub(super) const VSOCK_SOCKET: &str = "v.sock";
@@ -31,10 +31,11 @@ impl Place {
         run_dir: PathBuf,
         program: &Path,
         jailer: Option<&JailerSettings>,
+        there: Option<PathBuf>,
     ) -> Self {
         let jail = jailer.map(|jailer| Jail {
             instance: instance.clone(),
-            root: jail_there(&run_dir, jailer)
+            root: still_used(there, &run_dir, jailer)
                 .unwrap_or_else(|| jail_root(instance, &run_dir, program, jailer)),
             uid: jailer.uid,
             gid: jailer.gid,
@@ -42,16 +43,29 @@ impl Place {
         Self { run_dir, jail }
     }
 
-    /// What the VMM sees as its working directory.
-    pub(super) fn dir(&self) -> &Path {
+    /// The same for a VMM that has a user of its own, which goes before the settings'.
+    pub(super) fn run_as(mut self, user: Option<u32>) -> Self {
+        if let (Some(jail), Some(user)) = (&mut self.jail, user) {
+            (jail.uid, jail.gid) = (user, user);
+        }
+        self
+    }
+
+    /// A name in what the VMM sees as its working directory, as it is said from the run directory.
+    pub(super) fn inside(&self, name: &str) -> String {
+        if self.jail.is_some() { format!("{JAIL}/{name}") } else { name.to_owned() }
+    }
+
+    #[cfg(test)]
+    fn dir(&self) -> &Path {
         self.jail.as_ref().map_or(&self.run_dir, |jail| &jail.root)
     }
 }
 
 /// A jail that is there was named after the program of its time, which may have another name by now.
-fn jail_there(run_dir: &Path, jailer: &JailerSettings) -> Option<PathBuf> {
+fn still_used(there: Option<PathBuf>, run_dir: &Path, jailer: &JailerSettings) -> Option<PathBuf> {
     let base = jailer.chroot_base.as_deref().unwrap_or(run_dir);
-    std::fs::read_link(run_dir.join(JAIL)).ok().filter(|root| root.starts_with(base))
+    there.filter(|root| root.starts_with(base))
 }
 
 /// `<base>/<program>/<id>/root`: the jailer's own rule.
@@ -72,14 +86,15 @@ pub(super) fn jailer_args(
     run_dir: &Path,
     program: &Path,
     jailer: &JailerSettings,
+    user: Option<u32>,
 ) -> Vec<String> {
     let text = |path: &Path| path.display().to_string();
     let base = jailer.chroot_base.as_deref().unwrap_or(run_dir);
     let mut args: Vec<String> = vec!["--id".into(), instance.as_str().to_owned()];
     let mut option = |name: &str, value: String| args.extend([name.to_owned(), value]);
     option("--exec-file", text(program));
-    option("--uid", jailer.uid.to_string());
-    option("--gid", jailer.gid.to_string());
+    option("--uid", user.unwrap_or(jailer.uid).to_string());
+    option("--gid", user.unwrap_or(jailer.gid).to_string());
     option("--chroot-base-dir", text(base));
     option("--cgroup-version", jailer.cgroup_version.as_str().to_owned());
     if let Some(netns) = &jailer.netns {
@@ -114,9 +129,9 @@ mod tests {
         let id: InstanceId = "i-0000002a".parse().unwrap();
         let (run_dir, program) = (Path::new("/data/vms/i-0000002a"), Path::new("/usr/bin/firecracker"));
         let plain = JailerSettings::new("/usr/bin/jailer".into(), 1000, 1001);
-        let place = Place::new(&id, run_dir.to_owned(), program, Some(&plain));
+        let place = Place::new(&id, run_dir.to_owned(), program, Some(&plain), None);
         assert_eq!(place.dir(), Path::new("/data/vms/i-0000002a/firecracker/i-0000002a/root"));
-        let said = jailer_args(&id, run_dir, program, &plain).join(" ");
+        let said = jailer_args(&id, run_dir, program, &plain, None).join(" ");
         assert_eq!(
             said,
             "--id i-0000002a --exec-file /usr/bin/firecracker --uid 1000 --gid 1001 --chroot-base-dir \
@@ -134,10 +149,10 @@ mod tests {
             ..plain
         };
         assert_eq!(
-            Place::new(&id, run_dir.to_owned(), program, Some(&full)).dir(),
+            Place::new(&id, run_dir.to_owned(), program, Some(&full), None).dir(),
             Path::new("/srv/jailer/firecracker/i-0000002a/root")
         );
-        let said = jailer_args(&id, run_dir, program, &full).join(" ");
+        let said = jailer_args(&id, run_dir, program, &full, None).join(" ");
         assert!(
             said.contains("--chroot-base-dir /srv/jailer --cgroup-version 1 --netns /run/netns/a"),
             "{said}"

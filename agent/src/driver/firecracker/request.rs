@@ -127,6 +127,27 @@ impl Drive {
     }
 }
 
+/// The only network card that a guest has.
+pub const NIC: &str = "eth0";
+
+/// `PUT /network-interfaces/eth0`; the TAP is opened at once, by name, by whoever owns it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NetworkInterface {
+    pub host_dev_name: String,
+    pub guest_mac: String,
+}
+
+impl NetworkInterface {
+    pub fn request(&self) -> Result<Request, BadRequest> {
+        let body = serde_json::json!({
+            "iface_id": NIC,
+            "host_dev_name": self.host_dev_name,
+            "guest_mac": self.guest_mac,
+        });
+        Request::with(Method::Put, &format!("/network-interfaces/{NIC}"), &body)
+    }
+}
+
 /// `PUT /vsock`; the socket appears at once, before the guest runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Vsock {

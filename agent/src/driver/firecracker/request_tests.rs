@@ -87,6 +87,13 @@ fn actions_and_states_are_the_words_of_the_api() {
 }
 
 #[test]
+fn a_network_card_names_its_tap_and_its_hardware_address() {
+    let nic = NetworkInterface { host_dev_name: "tn7i3".into(), guest_mac: "02:4d:00:07:00:03".into() };
+    let body = json!({"iface_id": "eth0", "host_dev_name": "tn7i3", "guest_mac": "02:4d:00:07:00:03"});
+    assert_eq!(sent(nic.request()), ("PUT /network-interfaces/eth0".into(), body));
+}
+
+#[test]
 fn a_snapshot_is_created_and_loaded_with_its_overrides() {
     let create = SnapshotCreate {
         snapshot_type: SnapshotType::Diff,

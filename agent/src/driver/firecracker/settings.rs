@@ -31,7 +31,7 @@ impl Default for FirecrackerSettings {
 }
 
 /// Who a jailed VMM runs as unless told otherwise: outside of what distributions give to people and services.
-const DEFAULT_JAIL_USER: u32 = 61_000;
+pub(crate) const DEFAULT_JAIL_USER: u32 = 61_000;
 
 impl FirecrackerSettings {
     /// With the programs that the operator named. A jailer that is not named is taken from `PATH` where it can work,

@@ -5,14 +5,14 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
 
+use mvm_host::Host;
 use mvm_proto::{Digest, InstanceId};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::version::Version;
-use crate::driver::SnapshotRef;
+use crate::driver::{SnapshotRef, run_files};
 
 pub(super) const MANIFEST: &str = "snapshot.json";
 /// What is being written.
@@ -75,11 +75,10 @@ pub(super) struct Manifest {
 }
 
 impl Manifest {
-    pub(super) fn read(run_dir: &Path) -> io::Result<Option<Self>> {
-        match std::fs::read(run_dir.join(MANIFEST)) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(io::Error::other),
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(cause) => Err(cause),
+    pub(super) async fn read(host: &impl Host, instance: &InstanceId) -> io::Result<Option<Self>> {
+        match run_files::read(host, instance, MANIFEST).await? {
+            Some(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(io::Error::other),
+            None => Ok(None),
         }
     }
 
@@ -89,24 +88,20 @@ impl Manifest {
     }
 
     /// What is wrong with the files, if anything: then they are no snapshot any more.
-    pub(super) fn damage(&self, run_dir: &Path, whole_memory: bool) -> io::Result<Option<String>> {
-        let dir = run_dir.join(&self.directory);
+    pub(super) async fn damage(&self, host: &impl Host, whole_memory: bool) -> io::Result<Option<String>> {
         for (name, part, hashed) in [(STATE, &self.state, true), (MEMORY, &self.memory, whole_memory)] {
-            let path = dir.join(name);
-            let found = match std::fs::metadata(&path) {
-                Ok(found) => found.len(),
-                Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
-                    return Ok(Some(format!("the snapshot's {name} is gone")));
-                }
-                Err(cause) => return Err(cause),
+            let path = format!("{}/{name}", self.directory);
+            let Some(file) = run_files::open(host, &self.instance, &path).await? else {
+                return Ok(Some(format!("the snapshot's {name} is gone")));
             };
+            let found = file.metadata()?.len();
             if found != part.bytes {
                 return Ok(Some(format!(
                     "the snapshot's {name} has {found} bytes instead of {}",
                     part.bytes
                 )));
             }
-            if hashed && measure(&path, false)? != *part {
+            if hashed && measure(file, false).await? != *part {
                 return Ok(Some(format!("the snapshot's {name} is not what was written")));
             }
         }
@@ -120,8 +115,11 @@ pub(super) fn whole_digest(memory: &Part, state: &Part) -> Digest {
 }
 
 /// A file's length and digest; with `sync`, it is on the disk afterwards.
-pub(super) fn measure(path: &Path, sync: bool) -> io::Result<Part> {
-    let mut file = File::open(path)?;
+pub(super) async fn measure(file: File, sync: bool) -> io::Result<Part> {
+    tokio::task::spawn_blocking(move || read_whole(file, sync)).await.map_err(io::Error::other)?
+}
+
+fn read_whole(mut file: File, sync: bool) -> io::Result<Part> {
     let mut hash = Sha256::new();
     let mut buffer = vec![0; READ_BYTES];
     let mut bytes = 0;

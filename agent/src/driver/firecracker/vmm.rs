@@ -18,8 +18,9 @@ use super::request::{BadRequest, Request};
 use super::settings::FirecrackerSettings;
 use super::version::Version;
 use super::vmm_file::VmmFile;
+use crate::driver::run_files::Dial;
 use crate::driver::{DriverError, GENERATIONS, SnapshotRef, VmExit, VmState};
-use crate::host::{EndSignal, Host, HostError, Operation, ProcessIdentity, VmmProcess};
+use mvm_host::{EndSignal, Host, HostError, Operation, ProcessIdentity, VmmProcess};
 
 /// A killed process is gone within milliseconds, unless the kernel waits for a disk.
 const DEATH_LIMIT: Duration = Duration::from_secs(30);
@@ -27,7 +28,7 @@ const DEATH_LIMIT: Duration = Duration::from_secs(30);
 /// What this driver holds for its caller.
 #[derive(Debug)]
 pub(super) struct Vmms<H> {
-    pub(super) host: H,
+    pub(super) host: Arc<H>,
     pub(super) settings: FirecrackerSettings,
     pub(super) program: PathBuf,
     pub(super) exits: broadcast::Sender<VmExit>,
@@ -106,12 +107,19 @@ impl<H: Host> Vmms<H> {
         program: PathBuf,
         exits: broadcast::Sender<VmExit>,
     ) -> Self {
-        Self { host, settings, program, exits, known: Mutex::default() }
+        Self { host: Arc::new(host), settings, program, exits, known: Mutex::default() }
     }
 
-    pub(super) fn place(&self, instance: &InstanceId) -> Place {
+    pub(super) async fn place(&self, instance: &InstanceId) -> Result<Place, HostError> {
         let run_dir = self.host.run_dir(instance);
-        Place::new(instance, run_dir, &self.program, self.settings.jailer.as_ref())
+        let jailer = self.settings.jailer.as_ref();
+        let there = if jailer.is_some() { self.host.jail_root(instance).await? } else { None };
+        Ok(Place::new(instance, run_dir, &self.program, jailer, there))
+    }
+
+    /// The way to a socket of a live VMM.
+    pub(super) fn dial(&self, live: &Live, name: &str) -> Dial {
+        Dial::through(&self.host, &live.vmm.instance, &live.place.inside(name))
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<InstanceId, Known>> {
@@ -155,7 +163,7 @@ impl<H: Host> Vmms<H> {
         instance: &InstanceId,
         action: &'static str,
         operation: Operation,
-    ) -> Result<crate::host::Outcome, DriverError> {
+    ) -> Result<mvm_host::Outcome, DriverError> {
         self.host.perform(&operation).await.map_err(|cause| host_error(instance, action, cause))
     }
 
@@ -164,10 +172,8 @@ impl<H: Host> Vmms<H> {
         let found = self.host.vmms().await?;
         let mut all = Vec::new();
         for vmm in found {
-            let attempt = format!("read what {} runs", vmm.instance);
             // Left out it would pass for one that ended.
-            let live = self.ours(vmm).map_err(|cause| HostError::Io { attempt, cause })?;
-            all.extend(live);
+            all.extend(self.ours(vmm).await?);
         }
         for live in &all {
             self.follow(live);
@@ -175,10 +181,15 @@ impl<H: Host> Vmms<H> {
         Ok(all)
     }
 
-    fn ours(&self, vmm: VmmProcess) -> io::Result<Option<Live>> {
-        let place = self.place(&vmm.instance);
-        let file = VmmFile::read(&place.run_dir)?;
-        Ok(file.map(|file| Live { vmm, file, place }))
+    async fn ours(&self, vmm: VmmProcess) -> Result<Option<Live>, HostError> {
+        let attempt = format!("read what {} runs", vmm.instance);
+        let place = self.place(&vmm.instance).await?;
+        let file = VmmFile::read(&*self.host, &vmm.instance).await;
+        let file = file.map_err(|cause| HostError::Io { attempt, cause })?;
+        Ok(file.map(|file| {
+            let place = place.run_as(file.user);
+            Live { vmm, file, place }
+        }))
     }
 
     /// The instance's VMM, if it lives and is ours.
@@ -190,7 +201,7 @@ impl<H: Host> Vmms<H> {
         let found = self.host.vmms().await.map_err(|cause| host_error(instance, action, cause))?;
         let Some(vmm) = found.into_iter().find(|vmm| vmm.instance == *instance) else { return Ok(None) };
         let pid = vmm.process.pid;
-        let Some(live) = self.ours(vmm).map_err(|cause| io_error(instance, action, cause))? else {
+        let Some(live) = self.ours(vmm).await.map_err(|cause| host_error(instance, action, cause))? else {
             let reason = format!("process {pid} runs it, and is no Firecracker of this driver");
             return Err(DriverError::Vmm { instance: instance.clone(), reason });
         };
@@ -200,7 +211,8 @@ impl<H: Host> Vmms<H> {
 
     /// A connection to a VMM that should have been up for a while.
     pub(super) async fn connect(&self, live: &Live, action: &'static str) -> Result<ApiClient, DriverError> {
-        let connecting = ApiClient::connect(live.place.dir(), API_SOCKET);
+        let api = self.dial(live, API_SOCKET);
+        let connecting = ApiClient::connect(&api);
         let limit = self.settings.limits.call;
         let stuck = || stuck(&live.vmm.instance, action, limit);
         let connected = timeout(limit, connecting).await.map_err(|_| stuck())?;
@@ -264,7 +276,7 @@ impl<H: Host> Vmms<H> {
                     known.remove(&live.vmm.instance);
                 }
             }
-            let detail = explain(&end, &live);
+            let detail = explain(&*vmms.host, &end, &live).await;
             // Nobody may be listening, and then it shows in the list.
             let _ = vmms.exits.send(VmExit { instance: live.vmm.instance, detail });
         });
@@ -292,7 +304,8 @@ impl<H: Host> Vmms<H> {
             let operation = Operation::RemoveFile { instance: instance.clone(), name: name.to_owned() };
             self.perform(instance, action, operation).await?;
         }
-        if let Some(jail) = self.place(instance).jail {
+        let place = self.place(instance).await.map_err(|cause| host_error(instance, action, cause))?;
+        if let Some(jail) = place.jail {
             self.perform(instance, action, Operation::RemoveJail { jail }).await?;
         }
         Ok(())

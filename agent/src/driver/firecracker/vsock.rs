@@ -6,7 +6,6 @@
 
 use std::future::Future;
 use std::io;
-use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker, ready};
@@ -16,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 
-use super::socket;
+use crate::driver::run_files::Dial;
 
 /// `OK 4294967295\n`.
 const LONGEST_ANSWER: usize = 14;
@@ -41,9 +40,9 @@ pub enum VsockError {
     Nonsense(u32),
 }
 
-/// One attempt: connects to `port` of the guest whose socket is `dir/name`.
-pub async fn connect(dir: &Path, name: &str, port: u32, limit: Duration) -> Result<UnixStream, VsockError> {
-    let mut stream = socket::connect(dir, name).await.map_err(VsockError::Connect)?;
+/// One attempt: connects to `port` of the guest behind this socket.
+pub async fn connect(vsock: &Dial, port: u32, limit: Duration) -> Result<UnixStream, VsockError> {
+    let mut stream = vsock.connect().await.map_err(VsockError::Connect)?;
     let answered = timeout(limit, handshake(&mut stream, port)).await;
     answered.map_err(|_| VsockError::Silent { port, waited: limit })??;
     Ok(stream)
@@ -67,9 +66,9 @@ async fn handshake(stream: &mut UnixStream, port: u32) -> Result<(), VsockError>
 }
 
 /// Attempts until the guest takes the connection. Ends with an error only when the VMM is gone.
-async fn connect_when_listening(dir: PathBuf, name: &'static str, port: u32) -> io::Result<UnixStream> {
+async fn connect_when_listening(vsock: Dial, port: u32) -> io::Result<UnixStream> {
     loop {
-        match connect(&dir, name, port, ANSWER_LIMIT).await {
+        match connect(&vsock, port, ANSWER_LIMIT).await {
             Ok(stream) => return Ok(stream),
             Err(VsockError::Connect(cause)) => return Err(cause),
             Err(VsockError::Closed(_) | VsockError::Silent { .. }) => sleep(RETRY).await,
@@ -114,8 +113,8 @@ impl Wake for Waiting {
 
 impl GuestConnection {
     #[must_use]
-    pub fn new(dir: PathBuf, name: &'static str, port: u32) -> Self {
-        let connecting = Box::pin(connect_when_listening(dir, name, port));
+    pub fn new(vsock: Dial, port: u32) -> Self {
+        let connecting = Box::pin(connect_when_listening(vsock, port));
         Self { state: State::Connecting(connecting), waiting: Arc::default() }
     }
 

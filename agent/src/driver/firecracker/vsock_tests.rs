@@ -21,8 +21,9 @@ async fn serve_one(listener: &UnixListener, answer: &[u8]) -> UnixStream {
 async fn what_follows_the_answer_belongs_to_the_guest() {
     let dir = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(dir.path().join(NAME)).unwrap();
+    let dial = Dial::directly(dir.path(), NAME);
     let (connected, _far) =
-        tokio::join!(connect(dir.path(), NAME, 5252, SOON), serve_one(&listener, b"OK 1073741824\nhello"));
+        tokio::join!(connect(&dial, 5252, SOON), serve_one(&listener, b"OK 1073741824\nhello"));
     let mut bytes = [0; 5];
     connected.unwrap().read_exact(&mut bytes).await.unwrap();
     assert_eq!(&bytes, b"hello");
@@ -35,8 +36,9 @@ async fn any_other_answer_is_nonsense() {
     {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join(NAME)).unwrap();
+        let dial = Dial::directly(dir.path(), NAME);
         let (connected, _far) =
-            tokio::join!(connect(dir.path(), NAME, 5252, SOON), serve_one(&listener, answer.as_bytes()));
+            tokio::join!(connect(&dial, 5252, SOON), serve_one(&listener, answer.as_bytes()));
         assert!(matches!(connected, Err(VsockError::Nonsense(_))), "{answer}: {connected:?}");
     }
 }
@@ -45,7 +47,7 @@ async fn any_other_answer_is_nonsense() {
 async fn reader_and_writer_both_wait_for_a_guest_that_is_not_up_yet() {
     let dir = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(dir.path().join(NAME)).unwrap();
-    let guest = GuestConnection::new(dir.path().to_owned(), NAME, 5252);
+    let guest = GuestConnection::new(Dial::directly(dir.path(), NAME), 5252);
     let (mut reader, mut writer) = tokio::io::split(guest);
     let reading = tokio::spawn(async move {
         let mut bytes = [0; 4];
@@ -67,11 +69,11 @@ async fn reader_and_writer_both_wait_for_a_guest_that_is_not_up_yet() {
 #[tokio::test]
 async fn a_vmm_that_is_gone_ends_the_waiting() {
     let dir = tempfile::tempdir().unwrap();
-    let mut guest = GuestConnection::new(dir.path().to_owned(), NAME, 5252);
+    let mut guest = GuestConnection::new(Dial::directly(dir.path(), NAME), 5252);
     let error = guest.write_all(b"ping").await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::NotFound);
     drop(UnixListener::bind(dir.path().join(NAME)).unwrap());
-    let mut guest = GuestConnection::new(dir.path().to_owned(), NAME, 5252);
+    let mut guest = GuestConnection::new(Dial::directly(dir.path(), NAME), 5252);
     let error = guest.read_u8().await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
 }

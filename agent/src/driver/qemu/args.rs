@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use mvm_host::TAP_FD;
 use mvm_proto::Digest;
 use mvm_proto::guest::SERIAL_PORT;
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,14 @@ impl Accelerator {
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Tcg => "tcg",
+            Self::Kvm { .. } => "kvm",
+        }
+    }
+
+    /// With a bound on what emulation keeps of translated code: left alone it grows to a gibibyte.
+    fn option(&self) -> &'static str {
+        match self {
+            Self::Tcg => "tcg,tb-size=64",
             Self::Kvm { .. } => "kvm",
         }
     }
@@ -90,6 +99,10 @@ pub(super) fn command_line(spec: &VmSpec, setup: &Setup) -> Vec<String> {
     if spec.resources.data_disk_mib > 0 {
         push(&["-blockdev", &disk("data", Path::new(DATA_DISK), false)]);
     }
+    if spec.bounds.nic.is_some() {
+        // Opened for it by whoever starts it: it needs no right to do so, and can open no other.
+        push(&["-netdev", &format!("tap,id=net,fd={TAP_FD}")]);
+    }
     args.extend(hardware(spec, &setup.accelerator));
     if setup.begin == Begin::Incoming {
         args.extend(["-incoming", "defer"].map(str::to_owned));
@@ -101,7 +114,7 @@ pub(super) fn command_line(spec: &VmSpec, setup: &Setup) -> Vec<String> {
 fn hardware(spec: &VmSpec, accelerator: &Accelerator) -> Vec<String> {
     let mut args = Vec::new();
     let mut push = |items: &[&str]| args.extend(items.iter().map(|item| (*item).to_owned()));
-    push(&["-M", "microvm,acpi=on", "-accel", accelerator.as_str(), "-cpu", accelerator.cpu()]);
+    push(&["-M", "microvm,acpi=on", "-accel", accelerator.option(), "-cpu", accelerator.cpu()]);
     push(&["-smp", &spec.resources.vcpus.to_string(), "-m", &format!("{}M", spec.resources.mem_mib)]);
     push(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
     push(&["-global", "virtio-mmio.force-legacy=false"]);
@@ -111,6 +124,9 @@ fn hardware(spec: &VmSpec, accelerator: &Accelerator) -> Vec<String> {
     }
     if spec.resources.data_disk_mib > 0 {
         push(&["-device", "virtio-blk-device,drive=data,serial=data,werror=report,rerror=report"]);
+    }
+    if let Some(nic) = &spec.bounds.nic {
+        push(&["-device", &format!("virtio-net-device,netdev=net,mac={}", nic.mac)]);
     }
     push(&["-device", "virtio-serial-device,id=serial"]);
     // Without an id QEMU tells no one when the guest opens it.
@@ -153,7 +169,7 @@ mod tests {
     use mvm_proto::document::Resources;
 
     use super::*;
-    use crate::driver::BootImage;
+    use crate::driver::{BootImage, Bounds, Nic};
 
     fn spec(rootfs: Option<&str>, data_disk_mib: u64) -> VmSpec {
         VmSpec {
@@ -167,6 +183,7 @@ mod tests {
                 rootfs: rootfs.map(Into::into),
                 cmdline: "quiet root=/dev/vda".to_owned(),
             },
+            bounds: Bounds::default(),
         }
     }
 
@@ -188,7 +205,7 @@ mod tests {
              -kernel /images/kernel -append console=ttyS0 reboot=t panic=-1 no_timer_check \
              tsc_early_khz=2400000 tsc=reliable mitigations=off quiet root=/dev/vda \
              -initrd /images/initrd \
-             -M microvm,acpi=on -accel tcg -cpu max -smp 2 -m 128M \
+             -M microvm,acpi=on -accel tcg,tb-size=64 -cpu max -smp 2 -m 128M \
              -nodefaults -no-user-config -display none -no-reboot \
              -global virtio-mmio.force-legacy=false \
              -device virtio-serial-device,id=serial \
@@ -211,6 +228,18 @@ mod tests {
         assert_eq!(disks[0]["file"]["filename"], "/images/a,b \"c\"/rootfs");
         assert_eq!((&disks[0]["read-only"], &disks[1]["read-only"]), (&json!(true), &json!(false)));
         assert!(args.ends_with(&["-incoming".to_owned(), "defer".to_owned()]));
+    }
+
+    #[test]
+    fn a_network_card_is_the_taps_and_part_of_the_machine() {
+        let mut connected = spec(None, 0);
+        let plain = hardware_digest(&connected, &Accelerator::Tcg);
+        let nic = Nic { tap: "tn7i3".to_owned(), mac: "02:4d:00:07:00:03".to_owned() };
+        connected.bounds.nic = Some(nic);
+        let line = command_line(&connected, &setup(Accelerator::Tcg, Begin::Boot)).join(" ");
+        assert!(line.contains("-netdev tap,id=net,fd=3 "), "{line}");
+        assert!(line.contains("-device virtio-net-device,netdev=net,mac=02:4d:00:07:00:03 "), "{line}");
+        assert_ne!(plain, hardware_digest(&connected, &Accelerator::Tcg));
     }
 
     #[test]

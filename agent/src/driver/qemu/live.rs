@@ -1,23 +1,19 @@
 //! A VMM that lives: its process, its spec as far as known, and its control connection.
 
-use std::fs::File;
-use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_proto::{Digest, InstanceId};
-use rustix::fs::{CWD, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::args::{Accelerator, QMP_SOCKET};
+use super::args::Accelerator;
 use super::qmp::{Qmp, QmpError};
+use crate::driver::run_files::{self, Dial};
 use crate::driver::{DriverError, Vm, VmSpec, VmState};
-use crate::host::VmmProcess;
+use mvm_host::{Host, VmmProcess};
 
 /// Written before the VMM is started, so that whoever finds the process knows what it is.
 pub(super) const RECORD: &str = "vmm.json";
@@ -35,23 +31,9 @@ pub(super) struct Record {
 
 impl Record {
     /// None when it is missing or damaged: the process is there all the same.
-    pub(super) fn read(run_dir: &Path) -> Option<Self> {
-        serde_json::from_reader(io::BufReader::new(File::open(run_dir.join(RECORD)).ok()?)).ok()
-    }
-}
-
-/// A directory held open, so that what is in it has a short path however long its own is.
-#[derive(Debug)]
-pub(super) struct Dir(OwnedFd);
-
-impl Dir {
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self(rustix::fs::openat(CWD, path, flags, Mode::empty())?))
-    }
-
-    pub(super) fn join(&self, name: &str) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()))
+    pub(super) async fn read(host: &impl Host, instance: &InstanceId) -> Option<Self> {
+        let bytes = run_files::read(host, instance, RECORD).await.ok()??;
+        serde_json::from_slice(&bytes).ok()
     }
 }
 
@@ -59,7 +41,7 @@ impl Dir {
 pub(super) struct Live {
     pub(super) vmm: VmmProcess,
     pub(super) record: Option<Record>,
-    run_dir: PathBuf,
+    control: Dial,
     connection: tokio::sync::Mutex<Connection>,
     /// How the process ended, once it has.
     pub(super) ended: watch::Receiver<Option<String>>,
@@ -83,11 +65,11 @@ impl Live {
     pub(super) fn new(
         vmm: VmmProcess,
         record: Option<Record>,
-        run_dir: PathBuf,
+        control: Dial,
         ended: watch::Receiver<Option<String>>,
         watcher: AbortHandle,
     ) -> Self {
-        Self { vmm, record, run_dir, connection: tokio::sync::Mutex::default(), ended, watcher }
+        Self { vmm, record, control, connection: tokio::sync::Mutex::default(), ended, watcher }
     }
 
     pub(super) fn instance(&self) -> &InstanceId {
@@ -114,8 +96,7 @@ impl Live {
         if let Some(qmp) = connection.qmp.as_ref().filter(|qmp| !qmp.is_closed()) {
             return Ok(Arc::clone(qmp));
         }
-        let dir = Dir::open(&self.run_dir)?;
-        match Qmp::connect(&dir.join(QMP_SOCKET), deadline).await {
+        match Qmp::connect(&self.control, deadline).await {
             Ok(qmp) => {
                 let qmp = Arc::new(qmp);
                 *connection = Connection { qmp: Some(Arc::clone(&qmp)), silent: None };

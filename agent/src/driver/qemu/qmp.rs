@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,6 +18,8 @@ use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
+
+use crate::driver::run_files::Dial;
 
 /// The longest line that is read; real answers are below a few KiB. Whoever sends more is not QEMU any more.
 const MAX_LINE_BYTES: usize = 1024 * 1024;
@@ -72,15 +73,15 @@ impl Drop for Qmp {
 }
 
 impl Qmp {
-    /// Connects to the socket at `path` as soon as someone listens there, and agrees on the protocol.
-    pub(super) async fn connect(path: &Path, deadline: Duration) -> Result<Self, QmpError> {
+    /// Connects as soon as someone listens, and agrees on the protocol.
+    pub(super) async fn connect(control: &Dial, deadline: Duration) -> Result<Self, QmpError> {
         let silent = |_| QmpError::Silent { command: "a connection", waited: deadline };
-        timeout(deadline, Self::connect_at_last(path)).await.map_err(silent)?
+        timeout(deadline, Self::connect_at_last(control)).await.map_err(silent)?
     }
 
-    async fn connect_at_last(path: &Path) -> Result<Self, QmpError> {
+    async fn connect_at_last(control: &Dial) -> Result<Self, QmpError> {
         let stream = loop {
-            match UnixStream::connect(path).await {
+            match control.connect().await {
                 Ok(stream) => break stream,
                 Err(cause) => match cause.kind() {
                     io::ErrorKind::NotFound

@@ -3,10 +3,9 @@
 //! QEMU writes into a file that it is handed. Its run state tells the rest: `postmigrate` means that it was saved and
 //! has not run since, so that whoever asks again, even after a crash in between, gets what was written then.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,8 +18,8 @@ use super::live::{Live, Record, vm_state};
 use super::qmp::{Qmp, QmpError};
 use super::snapshot::{self, DiskStamp, MANIFEST, MEMORY, Manifest, OWNER, SNAPSHOT, UNFINISHED};
 use super::start::SLOWEST_MIB_PER_SECOND;
-use crate::driver::{DriverError, SnapshotRef, VmState};
-use crate::host::{Host, Operation, ProcessIdentity};
+use crate::driver::{DriverError, SnapshotRef, VmState, run_files};
+use mvm_host::{Access, Host, Operation, ProcessIdentity};
 
 const ACTION: &str = "snapshot";
 const SAVE_BASE: Duration = Duration::from_secs(30);
@@ -56,14 +55,14 @@ impl<H: Host> QemuDriver<H> {
         if run != "postmigrate" {
             return Ok(None);
         }
-        let run_dir = self.run_dir(instance);
+        let host = &*self.inner.host;
         let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
-        let finished = Manifest::read(&run_dir, SNAPSHOT).map_err(io)?;
+        let finished = Manifest::read(host, instance).await.map_err(io)?;
         if let Some(manifest) = finished.filter(|manifest| manifest.process == live.vmm.process) {
             return Ok(Some(manifest));
         }
         if let Some(record) = &live.record
-            && owner(&run_dir.join(UNFINISHED).join(OWNER)).as_ref() == Some(&live.vmm.process)
+            && owner(host, instance).await.as_ref() == Some(&live.vmm.process)
         {
             return self.finish(live, record).await.map(Some);
         }
@@ -103,8 +102,10 @@ impl<H: Host> QemuDriver<H> {
         self.perform(instance, ACTION, Operation::MakeDir { instance: instance.clone(), name }).await?;
         let owner = owner.map_err(|cause| io(cause.into()))?;
         self.write_file(instance, &format!("{UNFINISHED}/{OWNER}"), owner).await?;
-        let path = self.run_dir(instance).join(UNFINISHED).join(MEMORY);
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(io)?;
+        let name = format!("{UNFINISHED}/{MEMORY}");
+        let file = self.inner.host.open_file(instance, &name, Access::Create).await;
+        let file = file.map_err(run_files::io_cause).map_err(io)?;
+        let file = file.ok_or_else(|| io(io::ErrorKind::NotFound.into()))?;
         let mib = record.spec.resources.mem_mib;
         let within = SAVE_BASE + Duration::from_secs(mib / SLOWEST_MIB_PER_SECOND);
         let saved = async {
@@ -121,13 +122,13 @@ impl<H: Host> QemuDriver<H> {
     async fn finish(&self, live: &Live, record: &Record) -> Result<Manifest, DriverError> {
         let instance = live.instance();
         let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
-        let run_dir = self.run_dir(instance);
-        let sealed = tokio::task::spawn_blocking(move || {
-            let (memory, bytes) = snapshot::digest_of(File::open(run_dir.join(UNFINISHED).join(MEMORY))?)?;
-            Ok((memory, bytes, DiskStamp::take(&run_dir)?))
-        });
-        let (memory, memory_bytes, disk) =
+        let host = &*self.inner.host;
+        let written = run_files::open(host, instance, &format!("{UNFINISHED}/{MEMORY}")).await.map_err(io)?;
+        let written = written.ok_or_else(|| io(io::ErrorKind::NotFound.into()))?;
+        let sealed = tokio::task::spawn_blocking(move || snapshot::digest_of(written));
+        let (memory, memory_bytes) =
             sealed.await.map_err(io::Error::other).and_then(|sealed| sealed).map_err(io)?;
+        let disk = DiskStamp::take(host, instance).await.map_err(io)?;
         let manifest = Manifest {
             revision: record.spec.revision,
             image: record.spec.image.digest,
@@ -152,8 +153,9 @@ impl<H: Host> QemuDriver<H> {
     }
 }
 
-fn owner(path: &std::path::Path) -> Option<ProcessIdentity> {
-    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+async fn owner(host: &impl Host, instance: &InstanceId) -> Option<ProcessIdentity> {
+    let text = run_files::read(host, instance, &format!("{UNFINISHED}/{OWNER}")).await.ok()??;
+    serde_json::from_slice(&text).ok()
 }
 
 /// Has the paused VMM write its state into `file`.

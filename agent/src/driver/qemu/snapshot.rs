@@ -4,17 +4,16 @@
 //! and what it fits: revision, QEMU, machine, and the data disk as it was. The directory gets its name once all of it
 //! is on disk, so that a snapshot is whole or absent.
 
-use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
 
-use mvm_proto::Digest;
+use mvm_proto::{Digest, InstanceId};
 use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
 use super::args::{Accelerator, DATA_DISK};
-use crate::host::ProcessIdentity;
+use crate::driver::run_files;
+use mvm_host::{Host, ProcessIdentity};
 
 pub(super) const SNAPSHOT: &str = "snapshot";
 pub(super) const UNFINISHED: &str = "snapshot.tmp";
@@ -49,21 +48,20 @@ pub(super) struct DiskStamp {
 }
 
 impl DiskStamp {
-    /// Of the data disk in `run_dir`, if there is one, with what was written to it made durable.
-    pub(super) fn take(run_dir: &Path) -> io::Result<Option<Self>> {
-        let file = match File::open(run_dir.join(DATA_DISK)) {
-            Ok(file) => file,
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(cause) => return Err(cause),
-        };
-        file.sync_all()?;
-        let meta = file.metadata()?;
-        Ok(Some(Self {
-            bytes: meta.len(),
-            inode: meta.ino(),
-            modified_s: meta.mtime(),
-            modified_ns: meta.mtime_nsec(),
-        }))
+    /// Of an instance's data disk, if there is one, with what was written to it made durable.
+    pub(super) async fn take(host: &impl Host, instance: &InstanceId) -> io::Result<Option<Self>> {
+        let Some(file) = run_files::open(host, instance, DATA_DISK).await? else { return Ok(None) };
+        let taken = tokio::task::spawn_blocking(move || {
+            file.sync_all()?;
+            let meta = file.metadata()?;
+            Ok(Some(Self {
+                bytes: meta.len(),
+                inode: meta.ino(),
+                modified_s: meta.mtime(),
+                modified_ns: meta.mtime_nsec(),
+            }))
+        });
+        taken.await.map_err(io::Error::other)?
     }
 }
 
@@ -77,12 +75,11 @@ pub(super) struct Fit<'a> {
 }
 
 impl Manifest {
-    /// The manifest of the finished snapshot in `run_dir`, or of another directory in it.
-    pub(super) fn read(run_dir: &Path, directory: &str) -> io::Result<Option<Self>> {
-        match fs::read(run_dir.join(directory).join(MANIFEST)) {
-            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(io::Error::from),
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(cause) => Err(cause),
+    /// The manifest of an instance's finished snapshot.
+    pub(super) async fn read(host: &impl Host, instance: &InstanceId) -> io::Result<Option<Self>> {
+        match run_files::read(host, instance, &format!("{SNAPSHOT}/{MANIFEST}")).await? {
+            Some(text) => serde_json::from_slice(&text).map(Some).map_err(io::Error::from),
+            None => Ok(None),
         }
     }
 

@@ -15,8 +15,8 @@ use super::live::{Live, RECORD, Record};
 use super::qmp::{Qmp, QmpError};
 use super::snapshot::{self, DiskStamp, Fit, MEMORY, Manifest, SNAPSHOT};
 use super::{Binary, QemuDriver, VMM_LOG, lock, tsc};
-use crate::driver::{DriverError, DriverKind, SnapshotRef, VmSpec};
-use crate::host::{Host, Operation, Outcome, SpawnVmm, VmmProcess};
+use crate::driver::{DriverError, DriverKind, SnapshotRef, VmSpec, run_files};
+use mvm_host::{Confinement, Host, Operation, Outcome, SpawnVmm, VmmProcess};
 
 /// For loading memory: what any disk can do, and some time to begin.
 const LOAD_BASE: Duration = Duration::from_secs(30);
@@ -119,8 +119,8 @@ impl<H: Host> QemuDriver<H> {
         let io =
             |cause| DriverError::Io { instance: instance.clone(), action: "read the snapshot of", cause };
         let wrong = |reason: String| DriverError::Vmm { instance: instance.clone(), reason };
-        let run_dir = self.run_dir(instance);
-        let manifest = Manifest::read(&run_dir, SNAPSHOT).map_err(io)?;
+        let host = &*self.inner.host;
+        let manifest = Manifest::read(host, instance).await.map_err(io)?;
         let Some(manifest) = manifest.filter(|manifest| manifest.memory == wanted.digest) else {
             return Err(DriverError::NoSnapshot { instance: instance.clone(), digest: wanted.digest });
         };
@@ -128,12 +128,13 @@ impl<H: Host> QemuDriver<H> {
             image: spec.image.digest,
             qemu: &binary.version,
             hardware: args::hardware_digest(spec, &manifest.accelerator),
-            disk: DiskStamp::take(&run_dir).map_err(io)?,
+            disk: DiskStamp::take(host, instance).await.map_err(io)?,
         };
         if let Some(reason) = manifest.misfit(&here) {
             return Err(wrong(reason));
         }
-        let memory = File::open(run_dir.join(SNAPSHOT).join(MEMORY)).map_err(io)?;
+        let memory = run_files::open(host, instance, &format!("{SNAPSHOT}/{MEMORY}")).await.map_err(io)?;
+        let memory = memory.ok_or_else(|| io(io::ErrorKind::NotFound.into()))?;
         let hashed = tokio::task::spawn_blocking(move || {
             let (found, _) = snapshot::digest_of(&memory)?;
             // QEMU reads on from where this descriptor stands.
@@ -181,17 +182,26 @@ impl<H: Host> QemuDriver<H> {
         })?;
         let write = Operation::WriteFile { instance: instance.clone(), name: RECORD.to_owned(), text };
         self.perform(instance, action, write).await?;
+        let confine = confinement(spec, &setup.accelerator);
+        if let Some(confine) = &confine {
+            let files = [args::DATA_DISK, args::CONSOLE].map(str::to_owned).to_vec();
+            let admit = Operation::AdmitVmm { instance: instance.clone(), user: confine.uid, files };
+            self.perform(instance, action, admit).await?;
+        }
         let spawn = Operation::SpawnVmm(SpawnVmm {
             instance: instance.clone(),
             program: binary.program.clone(),
             args: args::command_line(spec, &setup),
             log: VMM_LOG.to_owned(),
+            tap: spec.bounds.nic.as_ref().map(|nic| nic.tap.clone()),
+            group: spec.bounds.group.clone(),
+            confine,
         });
         let Outcome::Process(process) = self.perform(instance, action, spawn).await? else {
             let reason = "the host started no process".to_owned();
             return Err(DriverError::Vmm { instance: instance.clone(), reason });
         };
-        let live = self.register(&VmmProcess { instance: instance.clone(), process });
+        let live = self.register(&VmmProcess { instance: instance.clone(), process }).await;
         match self.first_answer(&live, begin).await {
             Ok(qmp) => Ok((live, qmp)),
             Err(cause) => {
@@ -221,6 +231,23 @@ impl<H: Host> QemuDriver<H> {
         }
         Ok(qmp)
     }
+}
+
+/// What the VMM may see and do: its image to read, its run directory to work in, and nothing else.
+fn confinement(spec: &VmSpec, accelerator: &Accelerator) -> Option<Confinement> {
+    let jail = spec.bounds.jail.as_ref()?;
+    let image = &spec.image;
+    Some(Confinement {
+        images: [Some(&image.kernel), image.initrd.as_ref(), image.rootfs.as_ref()]
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect(),
+        kvm: matches!(accelerator, Accelerator::Kvm { .. }),
+        filter: jail.filter,
+        demand: jail.demand,
+        ..Confinement::qemu(jail.user, jail.user)
+    })
 }
 
 /// Tells a waiting VMM to load memory from this file, and waits until it has.

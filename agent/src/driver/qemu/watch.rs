@@ -1,7 +1,5 @@
 //! One task per VMM: waits for its end, tells it, and keeps its logs short meanwhile.
 
-use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -9,8 +7,8 @@ use mvm_proto::InstanceId;
 use tokio::sync::watch;
 
 use super::{Inner, args, lock};
-use crate::driver::VmExit;
-use crate::host::{Host, Operation, ProcessEnd, VmmProcess};
+use crate::driver::{VmExit, run_files};
+use mvm_host::{Host, Operation, ProcessEnd, VmmProcess};
 
 pub(super) const VMM_LOG: &str = "vmm.log";
 /// A console or VMM log is cut when it is longer; a guest can't fill the host's disk by talking.
@@ -36,7 +34,7 @@ pub(super) async fn watch_vmm<H: Host>(
         }
     };
     let detail = match &end {
-        Ok(end) => how_it_ended(end, &host.run_dir(&vmm.instance)),
+        Ok(end) => how_it_ended(end, &*host).await,
         Err(cause) => format!("its end could not be awaited: {}", crate::text::chain(cause)),
     };
     if let Some(inner) = weak.upgrade() {
@@ -60,27 +58,13 @@ async fn trim_logs<H: Host>(host: &H, instance: &InstanceId) {
 }
 
 /// For people: the exit code or signal as far as known, and what the VMM last said.
-fn how_it_ended(end: &ProcessEnd, run_dir: &Path) -> String {
+async fn how_it_ended(end: &ProcessEnd, host: &impl Host) -> String {
     let how = match (end.exit_code, end.signal) {
         (Some(code), _) => format!("QEMU ended with exit code {code}"),
         (None, Some(signal)) => format!("QEMU was ended by signal {signal}"),
         (None, None) => "QEMU ended".to_owned(),
     };
-    let said = tail(&run_dir.join(VMM_LOG), SAID_BYTES).unwrap_or_default();
+    let said = run_files::tail(host, &end.instance, VMM_LOG, SAID_BYTES).await.unwrap_or_default();
     let said = String::from_utf8_lossy(&said).trim().replace('\n', "; ");
     if said.is_empty() { how } else { format!("{how}: {said}") }
-}
-
-/// The end of a file; nothing of one that is not there.
-pub(super) fn tail(path: &Path, max_bytes: usize) -> io::Result<Vec<u8>> {
-    let mut file = match std::fs::File::open(path) {
-        Ok(file) => file,
-        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(cause) => return Err(cause),
-    };
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(max_bytes as u64)))?;
-    let mut end = Vec::new();
-    file.take(max_bytes as u64).read_to_end(&mut end)?;
-    Ok(end)
 }

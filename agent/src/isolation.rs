@@ -1,0 +1,175 @@
+//! What keeps instances apart: each one's bounds are made before its VM starts and taken away after it ended.
+//!
+//! Nothing passes a port before its guest knows who it is: [`Isolation::prepare`] makes it shut, [`Isolation::open`]
+//! opens it once the guest has acknowledged its identity. [`keep`] looks at everything once per interval, repairs what
+//! was changed behind our back, and removes what nobody wants.
+
+mod groups;
+mod keep;
+mod settings;
+mod verify;
+mod wanted;
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use mvm_host::cgroup::{InstanceGroup, InstanceLimits, TenantLimits, VmmCost, VmmKind};
+use mvm_host::network::{DEFAULT_MTU, Port, TenantNet, vmm_user};
+use mvm_host::sandbox::{Demand, Filter};
+use mvm_host::{AnyHost, Host as _, HostError, Operation};
+use mvm_proto::TenantId;
+use mvm_proto::document::{EgressMode, SeccompPolicy, Subnet, Tenant};
+
+use crate::driver::{Bounds, DriverKind, Nic, VmmJail};
+use crate::record::{Net, Record};
+
+pub(crate) use groups::GroupKeeper;
+pub(crate) use keep::Keeper;
+pub use settings::{Effort, IsolationFlags, IsolationSettings, NetworkMode, UnknownMode};
+pub use verify::{NetworkReport, TenantNetworkReport};
+
+/// Makes and removes what instances are kept within.
+#[derive(Debug)]
+pub struct Isolation {
+    host: AnyHost,
+    settings: IsolationSettings,
+    driver: DriverKind,
+    /// The networks as the last look wanted them, by number.
+    nets: Mutex<BTreeMap<u16, TenantNet>>,
+    /// What tenants may take together, as the last document said.
+    tenants: Mutex<BTreeMap<TenantId, TenantLimits>>,
+}
+
+impl Isolation {
+    #[must_use]
+    pub fn new(host: AnyHost, driver: DriverKind, settings: IsolationSettings) -> Self {
+        Self { host, settings, driver, nets: Mutex::default(), tenants: Mutex::default() }
+    }
+
+    fn nets(&self) -> MutexGuard<'_, BTreeMap<u16, TenantNet>> {
+        self.nets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The network that a new instance of this pool is in; absent when instances have none.
+    #[must_use]
+    pub fn net_of(&self, id: u16, subnet: Subnet) -> Option<Net> {
+        (self.settings.network == NetworkMode::Bridges).then_some(Net { id, subnet })
+    }
+
+    /// The bounds of an instance whose VM is about to start. Asked again, they are the same.
+    pub async fn prepare(&self, record: &Record) -> Result<Bounds, HostError> {
+        let mut bounds = Bounds { jail: self.jail(record), ..Bounds::default() };
+        if self.settings.cgroups != Effort::None {
+            let (group, limits) = (group_of(record), self.limits(record));
+            let tenant_limits = self.tenant_limits(&record.tenant);
+            let tenant = record.tenant.clone();
+            self.host.perform(&Operation::EnsureTenantGroup { tenant, limits: tenant_limits }).await?;
+            self.host.perform(&Operation::EnsureGroup { group: group.clone(), limits }).await?;
+            bounds.group = Some(group);
+        }
+        if let Some((net, port)) = self.place(record) {
+            bounds.nic = Some(Nic { tap: port.tap(), mac: port.mac().to_string() });
+            self.host.perform(&Operation::EnsureNet { net: net.clone() }).await?;
+            self.host.perform(&Operation::EnsurePort { net, port }).await?;
+        }
+        Ok(bounds)
+    }
+
+    /// Lets packets pass, now that the guest has its own name and addresses.
+    pub async fn open(&self, record: &Record) -> Result<(), HostError> {
+        let Some((_, port)) = self.place(record) else { return Ok(()) };
+        self.host.perform(&Operation::OpenPort { port }).await.map(|_| ())
+    }
+
+    /// Takes the bounds away, now that the VM is gone.
+    pub async fn release(&self, record: &Record) -> Result<(), HostError> {
+        if let Some((_, port)) = self.place(record) {
+            self.host.perform(&Operation::RemovePort { port }).await?;
+        }
+        if self.settings.cgroups != Effort::None {
+            self.host.perform(&Operation::RemoveGroup { group: group_of(record) }).await?;
+        }
+        Ok(())
+    }
+
+    fn place(&self, record: &Record) -> Option<(TenantNet, Port)> {
+        let net = record.net.filter(|_| self.settings.network == NetworkMode::Bridges)?;
+        // One that the document does not name any more is connected to nothing but its own.
+        let known = self.nets().get(&net.id).filter(|known| known.subnet == net.subnet).cloned();
+        let tenant_net = known.unwrap_or_else(|| closed_net(record, net));
+        Some((tenant_net, port_of(record, net)))
+    }
+
+    /// Its user follows from its place in its tenant's network, which no other instance has.
+    fn jail(&self, record: &Record) -> Option<VmmJail> {
+        let demand = match self.settings.jail {
+            Effort::None => return None,
+            Effort::BestEffort => Demand::BestEffort,
+            Effort::Required => Demand::All,
+        };
+        let filter = match record.seccomp {
+            SeccompPolicy::Baseline => Filter::Baseline,
+            SeccompPolicy::Strict => Filter::Strict,
+        };
+        Some(VmmJail { user: vmm_user(record.net_id, record.offset), filter, demand })
+    }
+
+    fn tenants(&self) -> MutexGuard<'_, BTreeMap<TenantId, TenantLimits>> {
+        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a tenant may take together. One that the document does not name any more is held by its instances' limits.
+    fn tenant_limits(&self, tenant: &TenantId) -> TenantLimits {
+        let unlimited = || TenantLimits::new(u32::MAX, u64::MAX, u32::MAX, self.vmm_cost(0));
+        self.tenants().get(tenant).copied().unwrap_or_else(unlimited)
+    }
+
+    /// The sums of a tenant's quotas, and what the VMMs of as many instances take.
+    fn limits_of(&self, tenant: &Tenant) -> TenantLimits {
+        let quotas = &tenant.quotas;
+        let largest = tenant.pools.iter().map(|pool| pool.instance_resources.mem_mib).max().unwrap_or(0);
+        let in_memory = quotas.max_running.saturating_add(quotas.max_warm);
+        TenantLimits::new(quotas.max_vcpus, quotas.max_mem_mib, in_memory, self.vmm_cost(largest))
+    }
+
+    fn limits(&self, record: &Record) -> InstanceLimits {
+        let size = record.resources;
+        InstanceLimits::new(size.vcpus, size.mem_mib, self.vmm_cost(size.mem_mib))
+    }
+
+    /// What a VMM takes beside a guest of this size. Of QEMU's two ways to run one, the dearer.
+    fn vmm_cost(&self, mem_mib: u64) -> VmmCost {
+        let kind = match self.driver {
+            DriverKind::Firecracker => VmmKind::Firecracker,
+            DriverKind::Qemu | DriverKind::Fake => VmmKind::QemuTcg,
+        };
+        kind.cost(mem_mib)
+    }
+}
+
+fn group_of(record: &Record) -> InstanceGroup {
+    InstanceGroup { tenant: record.tenant.clone(), pool: record.pool.clone(), instance: record.id.clone() }
+}
+
+fn port_of(record: &Record, net: Net) -> Port {
+    Port {
+        tenant: record.tenant.clone(),
+        instance: record.id.clone(),
+        net_id: net.id,
+        offset: record.offset,
+        address: record.address,
+        owner_uid: vmm_user(net.id, record.offset),
+    }
+}
+
+fn closed_net(record: &Record, net: Net) -> TenantNet {
+    TenantNet {
+        tenant: record.tenant.clone(),
+        net_id: net.id,
+        subnet: net.subnet,
+        egress: EgressMode::None,
+        dns: false,
+        isolate_ports: false,
+        mtu: DEFAULT_MTU,
+    }
+}

@@ -1,0 +1,210 @@
+//! Once per interval, and whenever the wanted networks change: everything is looked at and put right.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mvm_host::network::{NetworkFound, NetworkWanted, StrangerLink, TenantNet};
+use mvm_host::{Host as _, HostError, Operation, Outcome};
+use mvm_planner::Blocked;
+use mvm_proto::status::{Condition, Event};
+use mvm_proto::{DesiredState, InstanceId, Timestamp};
+use tokio::sync::{broadcast, watch};
+use tokio::time::Instant;
+
+use super::wanted::wanted;
+use super::{Isolation, NetworkMode};
+use crate::reconcile::Clock;
+use crate::state::Records;
+use crate::text::chain;
+
+/// How many repairs or instances a condition or event names.
+const NAMED: usize = 3;
+
+/// Looks after what all instances share.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    isolation: Arc<Isolation>,
+    interval: Duration,
+    grace: Duration,
+    events: broadcast::Sender<Event>,
+    clock: Clock,
+    /// What the last look was for, and when it was.
+    last: Option<(Instant, Vec<TenantNet>)>,
+    /// When links that nobody wants may be removed, by name.
+    due: BTreeMap<String, Instant>,
+    conflicts: Vec<String>,
+    /// Whose TAP was deleted under a VM, and since when that VM runs: one that was started since has a new one.
+    cut_off: BTreeMap<InstanceId, Timestamp>,
+    error: Option<String>,
+    pub(crate) found: watch::Sender<NetworkFound>,
+}
+
+impl Keeper {
+    pub(crate) fn new(
+        isolation: Arc<Isolation>,
+        interval: Duration,
+        grace: Duration,
+        events: broadcast::Sender<Event>,
+        clock: Clock,
+    ) -> Self {
+        Self {
+            isolation,
+            interval,
+            grace,
+            events,
+            clock,
+            last: None,
+            due: BTreeMap::new(),
+            conflicts: Vec::new(),
+            cut_off: BTreeMap::new(),
+            error: None,
+            found: watch::Sender::default(),
+        }
+    }
+
+    /// Looks if it is time to, and answers which tenants can't be given their network now.
+    pub(crate) async fn keep(&mut self, desired: Option<&DesiredState>, records: &Records) -> Vec<Blocked> {
+        if self.isolation.settings.network == NetworkMode::None {
+            return Vec::new();
+        }
+        let mut all = Vec::new();
+        records.for_each(|record, moving| all.push((record.clone(), moving.is_some())));
+        let wanted = wanted(desired, all.iter().map(|(record, moving)| (record, *moving)));
+        let blocked = wanted.conflicts.iter().map(|(tenant, why)| Blocked {
+            tenant: tenant.clone(),
+            pool: None,
+            reason: format!("NetworkReady=False: {why}"),
+        });
+        let blocked = blocked.collect();
+        self.conflicts = wanted.conflicts.iter().map(|(tenant, why)| format!("{tenant}: {why}")).collect();
+        self.cut_off.retain(|id, since| records.get(id).is_some_and(|record| record.since == *since));
+        let now = Instant::now();
+        let is_due = self.last.as_ref().is_none_or(|(at, nets)| {
+            now.duration_since(*at) >= self.interval || *nets != wanted.network.nets
+        });
+        if is_due {
+            let nets = wanted.network.nets.clone();
+            self.look(wanted.network, desired.is_some(), records).await;
+            self.last = Some((now, nets));
+        }
+        blocked
+    }
+
+    async fn look(&mut self, wanted: NetworkWanted, removes: bool, records: &Records) {
+        let gone: Vec<TenantNet> = {
+            let mut nets = self.isolation.nets();
+            let before = std::mem::replace(
+                &mut *nets,
+                wanted.nets.iter().map(|net| (net.net_id, net.clone())).collect(),
+            );
+            before.into_values().filter(|net| !nets.contains_key(&net.net_id)).collect()
+        };
+        self.error = match self.put_right(wanted, gone, removes, records).await {
+            Ok(()) => None,
+            Err(error) => {
+                tracing::error!(error = %chain(&error), "could not put the tenants' networks right");
+                Some(chain(&error))
+            }
+        };
+    }
+
+    async fn put_right(
+        &mut self,
+        wanted: NetworkWanted,
+        gone: Vec<TenantNet>,
+        removes: bool,
+        records: &Records,
+    ) -> Result<(), HostError> {
+        let host = self.isolation.host.clone();
+        for net in gone {
+            host.perform(&Operation::RemoveNet { net }).await?;
+        }
+        let Outcome::Network(found) = host.perform(&Operation::KeepNetwork { wanted }).await? else {
+            return Err(HostError::Refused("the host did not look at the network".to_owned()));
+        };
+        if !found.repairs.is_empty() {
+            self.tell("NetworkRepaired", &few(&found.repairs));
+        }
+        let cut_off: Vec<String> = found.cut_off.iter().map(ToString::to_string).collect();
+        if !cut_off.is_empty() {
+            self.tell("NetworkLost", &format!("the TAP was deleted under {}", few(&cut_off)));
+        }
+        let since = |id: &InstanceId| Some((id.clone(), records.get(id)?.since));
+        self.cut_off.extend(found.cut_off.iter().filter_map(since));
+        if removes {
+            self.sweep(&found.strangers, records).await?;
+        }
+        self.found.send_replace(found);
+        Ok(())
+    }
+
+    /// Removes links of ours that nobody has wanted for long enough; ports first, for a bridge goes last.
+    async fn sweep(&mut self, strangers: &[StrangerLink], records: &Records) -> Result<(), HostError> {
+        let now = Instant::now();
+        self.due.retain(|name, _| strangers.iter().any(|stranger| stranger.name == *name));
+        for stranger in strangers {
+            let name = stranger.name.clone();
+            let instance = stranger.owner.split_once('/').and_then(|(_, id)| id.parse().ok());
+            // One that rests, or whose VM died: who owns it is known, and that it is not in use.
+            if instance.is_some_and(|id| records.get(&id).is_some()) {
+                self.isolation.host.perform(&Operation::RemoveLink { name }).await?;
+                continue;
+            }
+            match self.due.get(&name) {
+                None => {
+                    let message = format!(
+                        "nobody wants {name} of {}; it is removed in {} s",
+                        stranger.owner,
+                        self.grace.as_secs()
+                    );
+                    self.tell("StrangerFound", &message);
+                    self.due.insert(name, now + self.grace);
+                }
+                Some(due) if *due > now => {}
+                Some(_) => {
+                    let remove = Operation::RemoveLink { name: name.clone() };
+                    self.isolation.host.perform(&remove).await?;
+                    self.tell("StrangerRemoved", &format!("nobody wanted {name}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn tell(&self, kind: &str, message: &str) {
+        tracing::warn!(kind, message);
+        let (at, kind, message) = (self.clock.now().to_string(), kind.to_owned(), message.to_owned());
+        // Nobody listening is no error.
+        let _ = self.events.send(Event { at, kind, subject: "network".to_owned(), message });
+    }
+
+    pub(crate) fn condition(&self, now: Timestamp) -> Condition {
+        let new =
+            |holds, reason, message: String| Condition::new("NetworkReady", holds, reason, message, now);
+        if self.isolation.settings.network == NetworkMode::None {
+            return new(true, "Disabled", "instances have no network card (--network none)".to_owned());
+        }
+        let foreign = self.found.borrow().foreign.clone();
+        let cut_off: Vec<String> = self.cut_off.keys().map(ToString::to_string).collect();
+        match (&self.error, self.conflicts.as_slice(), cut_off.as_slice(), foreign.as_slice()) {
+            (Some(error), ..) => new(false, "Failed", error.clone()),
+            (None, [_, ..], ..) => new(false, "Conflict", few(&self.conflicts)),
+            (None, [], [_, ..], _) => {
+                let message = format!("the TAP was deleted under {}: stop and start them", few(&cut_off));
+                new(false, "CutOff", message)
+            }
+            (None, [], [], [_, ..]) => {
+                let message = format!("{} have names of ours and are not ours", few(&foreign));
+                new(false, "ForeignLinks", message)
+            }
+            (None, [], [], []) => new(true, "InPlace", String::new()),
+        }
+    }
+}
+
+fn few(items: &[String]) -> String {
+    let more = items.len().saturating_sub(NAMED);
+    let rest = if more > 0 { format!(" (and {more} more)") } else { String::new() };
+    format!("{}{rest}", items[..items.len().min(NAMED)].join("; "))
+}

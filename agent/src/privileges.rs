@@ -1,0 +1,150 @@
+//! Who the agent runs as. Started as root, it keeps one small helper for what needs root and gives up the rest.
+//!
+//! [`give_up`] runs before there is a runtime, or any second thread: the helper is started first, then everything is
+//! dropped. What that leaves is told to whoever asks about the node. See `docs/privileges.md`.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub use mvm_host::run_helper;
+
+use mvm_host::cgroup::CgroupSettings;
+use mvm_host::network::VMM_USERS;
+use mvm_host::privileges::{Account, drop_to};
+use mvm_host::{AnyHost, Handover, Policy, RemoteHost, VmmProgram, hand_over, start_helper};
+use mvm_proto::Timestamp;
+use mvm_proto::status::Condition;
+use tracing::{info, warn};
+
+use crate::driver::FirecrackerSettings;
+use crate::driver::firecracker::settings::DEFAULT_JAIL_USER;
+use crate::driver_choice;
+use crate::isolation::Effort;
+use crate::serve::AgentError;
+use crate::settings::AgentSettings;
+
+/// Who an agent goes on as where this machine has such a user and nobody was named.
+pub const DEFAULT_USER: &str = "mvm";
+
+const ROOT: &str = "root";
+
+/// What became of root's privileges.
+#[derive(Debug, Clone, Default)]
+pub enum Privileges {
+    /// There were none: this process does what its user may.
+    #[default]
+    None,
+    /// They are still there, in the process that speaks to the network.
+    Kept { meant: bool },
+    /// A helper has them, at the other end of this socket.
+    Dropped { helper: Arc<OwnedFd>, user: String },
+}
+
+impl Privileges {
+    /// For `node info`; nothing where there was nothing to drop.
+    #[must_use]
+    pub fn condition(&self, now: Timestamp) -> Option<Condition> {
+        let condition = |dropped, reason: &str, message| {
+            Some(Condition::new("PrivilegesDropped", dropped, reason, message, now))
+        };
+        match self {
+            Self::None => None,
+            Self::Kept { meant: true } => condition(false, "AsAsked", "started with --user root".to_owned()),
+            Self::Kept { meant: false } => {
+                let message = format!(
+                    "there is no user {DEFAULT_USER}; the process that speaks to the network is root"
+                );
+                condition(false, "NoUser", message)
+            }
+            Self::Dropped { user, .. } => condition(true, "Helper", format!("runs as {user}, with a helper")),
+        }
+    }
+
+    /// Whoever does things to this machine for this agent. Needs a runtime.
+    pub(crate) fn host(&self, data_dir: &std::path::Path, groups: CgroupSettings) -> io::Result<AnyHost> {
+        match self {
+            Self::None | Self::Kept { .. } => Ok(AnyHost::local_with_groups(data_dir, groups)),
+            Self::Dropped { helper, .. } => {
+                let host = RemoteHost::new(helper.try_clone()?, data_dir)?;
+                Ok(AnyHost::Remote(Arc::new(host)))
+            }
+        }
+    }
+}
+
+/// Starts the helper and makes this process an ordinary one, if it is root's. `helper_args` are what this very program
+/// takes to be the helper. Must come before any thread.
+pub fn give_up(
+    settings: &mut AgentSettings,
+    user: Option<&str>,
+    helper_args: &[&str],
+) -> Result<(), AgentError> {
+    settings.privileges = match (nix::unistd::geteuid().is_root(), user) {
+        (false, None) => Privileges::None,
+        (false, Some(user)) => return Err(AgentError::NotRoot { user: user.to_owned() }),
+        (true, Some(ROOT)) => Privileges::Kept { meant: true },
+        (true, _) => {
+            let name = user.unwrap_or(DEFAULT_USER);
+            let account = Account::find(name).map_err(AgentError::Privileges)?;
+            match (account, user) {
+                (Some(account), _) => drop_with_helper(settings, &account, helper_args)?,
+                (None, Some(user)) => return Err(AgentError::NoUser { user: user.to_owned() }),
+                (None, None) => {
+                    warn!(
+                        "there is no user {DEFAULT_USER}: this agent stays root; make one, or name one by --user (root \
+                         to stay so without this warning)"
+                    );
+                    Privileges::Kept { meant: false }
+                }
+            }
+        }
+    };
+    Ok(())
+}
+
+fn drop_with_helper(
+    settings: &mut AgentSettings,
+    account: &Account,
+    helper_args: &[&str],
+) -> Result<Privileges, AgentError> {
+    let mut own = vec![settings.certs_dir.clone(), settings.images_dir.clone()];
+    // A directory for the socket alone is made; one that is there is its owner's to open.
+    own.extend(settings.socket.parent().filter(|dir| !dir.exists()).map(PathBuf::from));
+    hand_over(&Handover { data_dir: &settings.data_dir, own }, account).map_err(AgentError::Privileges)?;
+    let policy = policy(settings, account);
+    let program = std::env::current_exe().map_err(AgentError::Helper)?;
+    let (child, socket) = start_helper(&program, helper_args, &policy).map_err(AgentError::Helper)?;
+    drop_to(account).map_err(AgentError::Privileges)?;
+    info!(user = account.name, helper = child.id(), "gave up all privileges");
+    Ok(Privileges::Dropped { helper: Arc::new(socket), user: account.name.clone() })
+}
+
+/// The helper's limits. Programs are found now, while it is sure who looks, and named for the rest of this life.
+fn policy(settings: &mut AgentSettings, account: &Account) -> Policy {
+    let vmm = &mut settings.vmm;
+    let path = std::env::var_os("PATH");
+    let find = |named: &Option<PathBuf>, name| {
+        driver_choice::find_program(named.as_deref(), name, path.as_deref()).ok()
+    };
+    let qemu = driver_choice::qemu_program(vmm).ok();
+    let firecracker = find(&vmm.firecracker, driver_choice::FIRECRACKER);
+    let jailer = FirecrackerSettings::with_programs(vmm).jailer;
+    vmm.jailer = jailer.as_ref().map(|jailer| jailer.program.clone());
+    let programs = [
+        (qemu, VmmProgram::Qemu),
+        (firecracker, VmmProgram::Firecracker),
+        (vmm.jailer.clone(), VmmProgram::Jailer),
+    ];
+    Policy {
+        data_dir: settings.data_dir.clone(),
+        images_dir: settings.images_dir.clone(),
+        programs: programs.into_iter().filter_map(|(path, kind)| Some((path?, kind))).collect(),
+        jail_base: jailer.and_then(|jailer| jailer.chroot_base),
+        agent_uid: account.uid,
+        vmm_ids: vec![(DEFAULT_JAIL_USER, DEFAULT_JAIL_USER), VMM_USERS],
+        confined: settings.isolation.jail != Some(Effort::None),
+        groups: Some(settings.isolation.groups()),
+    }
+}

@@ -1,0 +1,65 @@
+//! `mvm net`: what holds of the tenants' networks on a node.
+
+use anyhow::anyhow;
+use clap::{Args, Subcommand};
+use comfy_table::Table;
+use mvm_agent::isolation::NetworkReport;
+use serde_json::json;
+
+use crate::args::Global;
+use crate::endpoint::EndpointArgs;
+use crate::exit::{Outcome, Run};
+use crate::output;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum NetCommand {
+    /// Look at every tenant's bridge, ports and rules; mend what is wrong, and say what holds
+    Verify(VerifyArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArgs {
+    /// Also try: send packets that must and must not pass, as a hostile guest of each tenant would
+    #[arg(long)]
+    deep: bool,
+    #[command(flatten)]
+    endpoint: EndpointArgs,
+}
+
+pub(crate) async fn run(global: &Global, command: NetCommand) -> Run {
+    let NetCommand::Verify(args) = command;
+    let agent = args.endpoint.open_agent(global, "looking at networks").await?;
+    let (_, body) = agent.post("/v1/node/network/verify", &json!({ "deep": args.deep })).await?;
+    let report: NetworkReport = serde_json::from_slice(&body)
+        .map_err(|error| anyhow!("could not read the agent's answer: {error}"))?;
+    output::show(global.output, &report, |_| table(&report))?;
+    if !report.enabled {
+        return Err(Outcome::Failed(anyhow!("instances have no networks on this node (--network none)")));
+    }
+    if !report.repaired.is_empty() {
+        return Err(Outcome::Failed(anyhow!("mended just now:\n  {}", report.repaired.join("\n  "))));
+    }
+    if !report.holds {
+        return Err(Outcome::Failed(anyhow!("not everything holds; what does not is marked above")));
+    }
+    Ok(())
+}
+
+fn table(report: &NetworkReport) -> Table {
+    let mut table = output::table(["TENANT", "BRIDGE", "SUBNET", "EGRESS", "CHECK", "HOLDS", "DETAIL"]);
+    for tenant in &report.tenants {
+        for check in &tenant.checks {
+            let holds = if check.holds { "yes" } else { "NO" };
+            table.add_row([
+                tenant.tenant.as_str(),
+                &tenant.bridge,
+                &tenant.subnet,
+                &tenant.egress,
+                &check.what,
+                holds,
+                &check.detail,
+            ]);
+        }
+    }
+    table
+}
