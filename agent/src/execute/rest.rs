@@ -46,6 +46,9 @@ impl<D: Driver> Executor<D> {
             record.enter(Phase::Warm, self.clock.now(), reason);
             self.intend(&mut record, Action::Wake).await?;
             crash::point("wake.given_up");
+        } else {
+            // An earlier agent restored it: its port is known to that one's firewall, and to this one's from here on.
+            self.isolation.prepare(&record).await?;
         }
         self.driver.resume(&record.id).await?;
         crash::point("wake.resumed");

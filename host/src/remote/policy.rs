@@ -169,7 +169,7 @@ impl Policy {
             Operation::ProbeNet { net, port, others } => {
                 net_id(net.net_id)?;
                 others.iter().try_for_each(|other| net_id(other.net_id))?;
-                net_id(port.net_id)
+                self.port(port)
             }
             Operation::KeepNetwork { wanted } => {
                 wanted.nets.iter().try_for_each(|net| net_id(net.net_id))?;
