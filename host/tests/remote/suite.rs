@@ -83,6 +83,15 @@ pub(crate) async fn end(host: &impl Host, vmm: &VmmProcess) -> ProcessEnd {
     tokio::time::timeout(PATIENCE, host.wait_end(vmm)).await.unwrap().unwrap()
 }
 
+async fn exists(path: &Path) {
+    let there = async {
+        while !path.exists() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, there).await.unwrap();
+}
+
 fn vmm(process: &ProcessIdentity) -> VmmProcess {
     VmmProcess { instance: id(), process: process.clone() }
 }
@@ -126,10 +135,7 @@ async fn starting_twice_is_one_process_that_is_found_ended_once_and_no_zombie(
 async fn what_a_vmm_forks_is_no_second_vmm_but_does_not_outlive_it_unseen(host: &impl Host, site: &Site) {
     // The shell in brackets has the command line of the first.
     let process = spawned(host, site.spawn(&id(), "(: > forked; read line < never); :")).await;
-    let forked = host.run_dir(&id()).join("forked");
-    while !forked.exists() {
-        tokio::task::yield_now().await;
-    }
+    exists(&host.run_dir(&id()).join("forked")).await;
     assert_eq!(host.vmms().await.unwrap(), [vmm(&process)]);
     end(host, &vmm(&process)).await;
     let left = host.vmms().await.unwrap();
@@ -162,7 +168,9 @@ async fn what_is_started_is_private_leads_its_own_session_and_inherits_nothing(
     host: &impl Host,
     site: &Site,
 ) {
-    let process = patient(site, host, &id()).await;
+    let process = spawned(host, site.spawn(&id(), &format!(": > began; read line < {NEVER}"))).await;
+    // Until it runs its script, its loader has libraries open.
+    exists(&host.run_dir(&id()).join("began")).await;
     let proc = PathBuf::from(format!("/proc/{}", process.pid));
     let stat = std::fs::read_to_string(proc.join("stat")).unwrap();
     let session: u32 = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(3).unwrap().parse().unwrap();
