@@ -1,23 +1,25 @@
 //! What one node does next.
 //!
 //! [`plan_node`] sorts the observed instances into the document's pools and leaves those alone that are as they should
-//! be (see [`members`]). Over a [`view`] of each other pool it makes its passes: [`raise`] fills the running counts, pools in the order of their roles; [`settle`] and [`policy`] put to rest what is spare, in the
-//! reverse order; [`pressure`] puts to sleep what is idle when the node is short of memory; [`stage`], [`replace`] and [`retain`] make what the other counts lack, renew what is outdated and
-//! clear away what was kept long enough; [`prune`] deals with what the document does not name. All passes spend
-//! from one [`budget`], so that running counts come first everywhere, and all respect the same [`hold`]s.
+//! be (see [`members`]). Over a [`view`] of each other pool it makes its passes: [`raise`] fills the running counts,
+//! pools in the order of their roles; [`sleep`] puts back what a request woke and [`settle`] what is spare, in the
+//! reverse order; [`pressure`] puts to sleep what is idle when the node is short of memory; [`stage`], [`replace`] and
+//! [`retain`] make what the other counts lack, renew what is outdated and clear away what was kept long enough;
+//! [`prune`] deals with what the document does not name. All passes spend from one [`budget`], so that running counts
+//! come first everywhere, and all respect the same [`hold`]s.
 
 mod budget;
 mod draft;
 mod hold;
 mod index;
 mod members;
-mod policy;
 mod pressure;
 mod prune;
 mod raise;
 mod replace;
 mod retain;
 mod settle;
+mod sleep;
 mod stage;
 mod view;
 
@@ -70,7 +72,7 @@ fn plan_pools(
         raise::raise(&mut draft, view);
     }
     for view in views.iter_mut().rev() {
-        policy::put_back_idle(&mut draft, view);
+        sleep::put_back_idle(&mut draft, view);
         settle::settle(&mut draft, view);
     }
     if under_pressure {

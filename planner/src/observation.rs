@@ -5,10 +5,12 @@
 mod decode;
 pub mod schema;
 
-use mvm_proto::document::Resources;
+use mvm_proto::document::{Pool, Resources, Tenant};
 use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::revision::revision_of;
 
 pub use decode::{MAX_OBSERVATION_BYTES, ObservationErrors};
 
@@ -92,6 +94,30 @@ pub struct ObservedInstance {
 }
 
 impl ObservedInstance {
+    /// One of the pool as it would boot now, of which nothing else is known.
+    #[must_use]
+    pub fn of(tenant: &Tenant, pool: &Pool, id: InstanceId, phase: Phase, since: Timestamp) -> Self {
+        Self {
+            tenant: tenant.tenant_id.clone(),
+            pool: pool.pool_id.clone(),
+            id,
+            phase,
+            since,
+            revision: revision_of(tenant, pool),
+            resources: pool.instance_resources,
+            last_used_at: None,
+            idle_since: None,
+            override_until: None,
+            claimed: false,
+            on_demand: false,
+            home: None,
+            staging: None,
+            moving_to: None,
+            retry_not_before: None,
+            failures: 0,
+        }
+    }
+
     /// Only a replacement ends in the phase where it began, and nothing else goes from a boot straight to rest.
     ///
     /// Of a running one this tells only until it is stopped: from there on it looks like any other start.

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use mvm_planner::{Capacity, Observation, ObservedInstance, plan_node, revision_of};
+use mvm_planner::{Capacity, Observation, ObservedInstance, plan_node};
 use mvm_proto::document::Pool;
 use mvm_proto::{DesiredState, InstanceId, Phase, Timestamp};
 use serde_json::{Value, json};
@@ -161,28 +161,11 @@ fn instances(desired: &DesiredState, now: Timestamp) -> Result<Vec<ObservedInsta
     let (running, warm, sleeping) = COUNTS;
     let an_hour_ago = now - Duration::from_secs(3600);
     for (tenant, pool) in desired.pools() {
-        let revision = revision_of(tenant, pool);
         for (phase, count) in [(Phase::Running, running), (Phase::Warm, warm), (Phase::Sleeping, sleeping)] {
             for _ in 0..count {
-                instances.push(ObservedInstance {
-                    tenant: tenant.tenant_id.clone(),
-                    pool: pool.pool_id.clone(),
-                    id: InstanceId::from_bits(u32::try_from(instances.len())?),
-                    phase,
-                    since: an_hour_ago,
-                    revision,
-                    resources: pool.instance_resources,
-                    last_used_at: Some(an_hour_ago),
-                    idle_since: None,
-                    override_until: None,
-                    claimed: false,
-                    on_demand: false,
-                    home: None,
-                    staging: None,
-                    moving_to: None,
-                    retry_not_before: None,
-                    failures: 0,
-                });
+                let id = InstanceId::from_bits(u32::try_from(instances.len())?);
+                let instance = ObservedInstance::of(tenant, pool, id, phase, an_hour_ago);
+                instances.push(ObservedInstance { last_used_at: Some(an_hour_ago), ..instance });
             }
         }
     }

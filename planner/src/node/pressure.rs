@@ -11,7 +11,7 @@ use mvm_proto::{Phase, Timestamp};
 use super::budget::Usage;
 use super::draft::Draft;
 use super::hold::{Hold, hold};
-use super::policy::idle_from;
+use super::sleep::idle_from;
 use super::view::{PoolView, remove};
 use crate::observation::ObservedInstance;
 use crate::plan::Action;

@@ -128,23 +128,5 @@ pub(crate) fn booted(
     staging: Option<Phase>,
     now: Timestamp,
 ) -> ObservedInstance {
-    ObservedInstance {
-        tenant: tenant.tenant_id.clone(),
-        pool: pool.pool_id.clone(),
-        id,
-        phase: Phase::Running,
-        since: now,
-        revision: revision_of(tenant, pool),
-        resources: pool.instance_resources,
-        last_used_at: None,
-        idle_since: None,
-        override_until: None,
-        claimed: false,
-        on_demand: false,
-        home: None,
-        staging,
-        moving_to: None,
-        retry_not_before: None,
-        failures: 0,
-    }
+    ObservedInstance { staging, ..ObservedInstance::of(tenant, pool, id, Phase::Running, now) }
 }

@@ -1,6 +1,6 @@
 //! One tenant with one pool, and instances of it in given phases: what the examples start from.
 
-use mvm_planner::{Action, NodePlan, Observation, ObservedInstance, revision_of};
+use mvm_planner::{Action, NodePlan, Observation, ObservedInstance};
 use mvm_proto::document::{Pool, Tenant};
 use mvm_proto::{DesiredState, InstanceId, Phase, Timestamp};
 use serde_json::json;
@@ -38,24 +38,9 @@ pub(crate) fn workers(desired: &DesiredState) -> (&Tenant, &Pool) {
 /// Instances of `workers` in these phases, numbered from 1, each `age` seconds in its phase.
 pub(crate) fn observed(desired: &DesiredState, phases: &[(Phase, u64)]) -> Observation {
     let (tenant, pool) = workers(desired);
-    let instance = |(index, (phase, age)): (usize, &(Phase, u64))| ObservedInstance {
-        tenant: tenant.tenant_id.clone(),
-        pool: pool.pool_id.clone(),
-        id: InstanceId::from_bits(u32::try_from(index).unwrap() + 1),
-        phase: *phase,
-        since: now() - std::time::Duration::from_secs(*age),
-        revision: revision_of(tenant, pool),
-        resources: pool.instance_resources,
-        last_used_at: None,
-        idle_since: None,
-        override_until: None,
-        claimed: false,
-        on_demand: false,
-        home: None,
-        staging: None,
-        moving_to: None,
-        retry_not_before: None,
-        failures: 0,
+    let instance = |(index, (phase, age)): (usize, &(Phase, u64))| {
+        let id = InstanceId::from_bits(u32::try_from(index).unwrap() + 1);
+        ObservedInstance::of(tenant, pool, id, *phase, now() - std::time::Duration::from_secs(*age))
     };
     let instances = phases.iter().enumerate().map(instance).collect();
     Observation { capacity: AMPLE_CAPACITY, instances, ..Observation::default() }
