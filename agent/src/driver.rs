@@ -243,6 +243,9 @@ pub trait Driver: Send + Sync + 'static {
     /// Tells every VM's end, as it happens. One that is missed shows in [`Driver::list`].
     fn exits(&self) -> broadcast::Receiver<VmExit>;
 
+    /// Processor time that the VMM of `instance` has taken since it was started; absent: it has none, or it is not known.
+    fn cpu_time(&self, instance: &InstanceId) -> Option<Duration>;
+
     /// The end of what the guest wrote to its console, at most `max_bytes`.
     fn console(
         &self,
@@ -435,6 +438,10 @@ impl Driver for AnyDriver {
 
     fn exits(&self) -> broadcast::Receiver<VmExit> {
         each!(self, driver => driver.exits())
+    }
+
+    fn cpu_time(&self, instance: &InstanceId) -> Option<Duration> {
+        each!(self, driver => driver.cpu_time(instance))
     }
 
     async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, DriverError> {

@@ -10,7 +10,9 @@ mod call;
 mod error;
 mod exec;
 mod files;
+mod idle;
 mod link;
+mod load;
 mod relay;
 mod task;
 #[cfg(test)]
@@ -37,6 +39,7 @@ use link::{Link, Mode};
 pub use error::LinkError;
 pub use exec::{ExecEvent, ExecHandle, ExecRequest};
 pub use files::READ_PIECE_BYTES;
+pub(crate) use load::LOOK_EVERY;
 pub use view::GuestView;
 
 /// A guest that is up answers at once; one that does not within this long is stuck.
@@ -170,6 +173,22 @@ impl GuestLinks {
                 view.cpu_idle_percent = percent;
                 view.settle(self.inner.clock.now());
             });
+        }
+    }
+
+    /// Processor time that the instance's VMM has taken since it was started, as seen at `at`.
+    pub(crate) fn hear_vmm_cpu(&self, instance: &InstanceId, taken: Duration, vcpus: u32, at: Instant) {
+        if let Ok(link) = self.link(instance) {
+            link.modify_view(|view| view.hear_vmm_cpu(taken, vcpus, at, self.inner.clock.now()));
+        }
+    }
+
+    /// Bytes that the instance has sent and received since its port was made, as seen at `at`.
+    pub(crate) fn hear_bytes(&self, instance: &InstanceId, total: u64, at: Instant) {
+        if let Ok(link) = self.link(instance)
+            && link.mode() == Mode::Running
+        {
+            link.modify_view(|view| view.hear_bytes(total, at, self.inner.clock.now()));
         }
     }
 

@@ -195,7 +195,13 @@ impl<D: Driver> Actor<D> {
         let Manual { tenant, pool, instance: id, action, .. } = manual;
         let to = action.leads_to();
         self.waker.find(tenant, pool, id)?;
-        let lease = self.waker.records.wait_lease(id, to);
+        let on_demand = *action == ManualAction::Wake;
+        let lease = async {
+            match on_demand {
+                true => self.waker.records.wait_lease_on_demand(id).await,
+                false => self.waker.records.wait_lease(id, to).await,
+            }
+        };
         let lease = tokio::time::timeout(LEASE_PATIENCE, lease).await.map_err(|_| busy(id))?;
         // What was waited for may have changed it, or ended it.
         let phase = self.waker.find(tenant, pool, id)?;
@@ -209,7 +215,6 @@ impl<D: Driver> Actor<D> {
         }
         let before = self.override_it(manual).await?;
         let Some(step) = step else { return Ok(phase) };
-        let on_demand = *action == ManualAction::Wake;
         let reason = format!("{action} by hand, asked by {}", manual.by);
         let asked_by = Some(manual.by.clone());
         let order = Order { action: step, staging: None, reason, spec, on_demand, asked_by };
@@ -313,11 +318,12 @@ impl NodeHandle {
     /// What the planner would be told now.
     #[must_use]
     pub fn observation(&self) -> Observation {
-        let mut observation = Observation { capacity: self.shared.capacity, ..Observation::default() };
-        self.shared.records.for_each(|record, moving| observation.instances.push(record.observed(moving)));
-        observation.blocked.clone_from(&self.shared.blocked.borrow());
-        observation.memory_pressure = *self.shared.pressed.borrow();
-        observation
+        Observation {
+            capacity: self.shared.capacity,
+            instances: self.shared.records.observed(),
+            blocked: self.shared.blocked.borrow().clone(),
+            memory_pressure: *self.shared.pressed.borrow(),
+        }
     }
 
     /// What holds of the tenants' networks, by looking and, if `deep`, by trying.

@@ -91,7 +91,7 @@ pub async fn observe<D: Driver>(
     ends.clear();
     let observation = &mut seen.observation;
     observation.capacity = capacity;
-    records.for_each(|record, moving| observation.instances.push(record.observed(moving)));
+    observation.instances = records.observed();
     Ok(seen)
 }
 

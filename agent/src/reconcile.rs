@@ -6,6 +6,7 @@ mod needs;
 mod once;
 pub(crate) mod status;
 pub(crate) mod wake;
+mod work;
 
 use std::fmt;
 use std::path::{Path, PathBuf};

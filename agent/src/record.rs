@@ -151,13 +151,14 @@ impl Record {
         }
     }
 
-    /// A guest that runs says itself whether it has something to do; one that rests has not.
+    /// A guest that runs is idle where it was seen to be; one that rests has nothing to do. A request that was let in
+    /// is work, even if nothing else shows it.
     fn idle(&self) -> Option<Timestamp> {
-        let rests = Some(self.last_used_at.map_or(self.since, |used| used.max(self.since)));
+        let after_use = |since: Timestamp| self.last_used_at.map_or(since, |used| used.max(since));
         match self.phase {
-            Phase::Running => self.idle_since,
-            Phase::Warm => self.idle_since.or(rests),
-            _ => rests,
+            Phase::Running => self.idle_since.map(after_use),
+            Phase::Warm => Some(after_use(self.idle_since.unwrap_or(self.since))),
+            _ => Some(after_use(self.since)),
         }
     }
 

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use mvm_planner::ObservedInstance;
 use mvm_proto::document::Subnet;
 use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
 use mvm_store::{SledStore, Store, StoreError, Transaction};
@@ -46,12 +47,20 @@ pub struct Records {
 #[derive(Debug, Default)]
 struct Inner {
     records: BTreeMap<InstanceId, Record>,
-    /// What is being worked on, and the phase that it ends in.
-    moving: BTreeMap<InstanceId, Phase>,
+    /// What is being worked on.
+    moving: BTreeMap<InstanceId, Moving>,
     /// Why the last write failed; absent: it did not.
     write_error: Option<String>,
     /// Nobody begins anything any more.
     closing: bool,
+}
+
+/// What becomes of an instance that is being worked on.
+#[derive(Debug, Clone, Copy)]
+struct Moving {
+    to: Phase,
+    /// A request wants it: from here on it is no count's, also before its record says so.
+    on_demand: bool,
 }
 
 /// The right to act on one instance. Ends when dropped.
@@ -119,8 +128,24 @@ impl Records {
     pub fn for_each(&self, mut each: impl FnMut(&Record, Option<Phase>)) {
         let inner = self.lock();
         for (id, record) in &inner.records {
-            each(record, inner.moving.get(id).copied());
+            each(record, inner.moving.get(id).map(|moving| moving.to));
         }
+    }
+
+    /// Every instance as the planner sees it, in the order of ids.
+    #[must_use]
+    pub fn observed(&self) -> Vec<ObservedInstance> {
+        let inner = self.lock();
+        let observed = inner.records.iter().map(|(id, record)| {
+            let moving = inner.moving.get(id);
+            let mut observed = record.observed(moving.map(|moving| moving.to));
+            if moving.is_some_and(|moving| moving.on_demand) {
+                observed.on_demand = true;
+                observed.home.get_or_insert(record.phase);
+            }
+            observed
+        });
+        observed.collect()
     }
 
     #[must_use]
@@ -136,22 +161,35 @@ impl Records {
     /// The right to act on `id`, unless someone else has it.
     #[must_use]
     pub fn lease(self: &Arc<Self>, id: &InstanceId, moving_to: Phase) -> Option<Lease> {
+        self.lease_as(id, Moving { to: moving_to, on_demand: false })
+    }
+
+    fn lease_as(self: &Arc<Self>, id: &InstanceId, moving: Moving) -> Option<Lease> {
         let mut inner = self.lock();
         if inner.closing || inner.moving.contains_key(id) {
             return None;
         }
-        inner.moving.insert(id.clone(), moving_to);
+        inner.moving.insert(id.clone(), moving);
         Some(Lease { records: Arc::clone(self), id: id.clone() })
     }
 
     /// Waits for the right to act on `id`.
     pub async fn wait_lease(self: &Arc<Self>, id: &InstanceId, moving_to: Phase) -> Lease {
+        self.wait_lease_as(id, Moving { to: moving_to, on_demand: false }).await
+    }
+
+    /// Waits for the right to bring `id` up for a request.
+    pub async fn wait_lease_on_demand(self: &Arc<Self>, id: &InstanceId) -> Lease {
+        self.wait_lease_as(id, Moving { to: Phase::Running, on_demand: true }).await
+    }
+
+    async fn wait_lease_as(self: &Arc<Self>, id: &InstanceId, moving: Moving) -> Lease {
         loop {
             let released = self.released.notified();
             tokio::pin!(released);
             // Registered before looking, so that a release in between is not missed.
             released.as_mut().enable();
-            if let Some(lease) = self.lease(id, moving_to) {
+            if let Some(lease) = self.lease_as(id, moving) {
                 return lease;
             }
             released.await;
@@ -203,7 +241,7 @@ impl Records {
             intent: None,
         };
         inner.records.insert(id.clone(), record.clone());
-        inner.moving.insert(id.clone(), Phase::Running);
+        inner.moving.insert(id.clone(), Moving { to: Phase::Running, on_demand: false });
         drop(inner);
         Ok((record, Lease { records: Arc::clone(self), id }))
     }

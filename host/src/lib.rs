@@ -33,6 +33,7 @@ use std::future::Future;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use mvm_proto::{InstanceId, TenantId};
 use serde::{Deserialize, Serialize};
@@ -301,6 +302,12 @@ pub trait Host: Send + Sync + 'static {
     /// Every VMM of this data directory, whoever started it: found by working directory and instance name, not by a
     /// file that a crash may have kept from being written.
     fn vmms(&self) -> impl Future<Output = Result<Vec<VmmProcess>, HostError>> + Send;
+
+    /// Processor time that exactly this process has taken; none: it is gone. Everyone may see that, and no helper is
+    /// asked for it.
+    fn cpu_time(&self, process: &ProcessIdentity) -> Option<Duration> {
+        process::cpu_time(process)
+    }
 
     /// Directories of instances, whether or not anything runs in them.
     fn run_dirs(&self) -> impl Future<Output = Result<Vec<InstanceId>, HostError>> + Send;

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use mvm_proto::InstanceId;
 use rustix::io::Errno;
@@ -21,6 +22,8 @@ const REMOVED: &[u8] = b" (deleted)";
 
 /// Fields of a line of `/proc/PID/stat`, counted from one as its manual does.
 const PARENT: usize = 4;
+const USER_TIME: usize = 14;
+const SYSTEM_TIME: usize = 15;
 const START_TIME: usize = 22;
 
 /// The second field is a name that may contain anything, in brackets; only what follows it is asked for.
@@ -58,6 +61,16 @@ pub(super) fn identify(pid: u32) -> io::Result<Option<ProcessIdentity>> {
     let start_time =
         field(&stat, START_TIME).ok_or_else(|| io::Error::other("/proc/PID/stat has no start time"))?;
     Ok(Some(ProcessIdentity { pid, start_time, boot_id: boot_id()?.to_owned() }))
+}
+
+/// Processor time that exactly this process has taken, all its threads together; none: it is gone.
+pub(super) fn cpu_time(process: &ProcessIdentity) -> Option<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", process.pid)).ok()?;
+    let is_it = field(&stat, START_TIME)? == process.start_time && boot_id().ok()? == process.boot_id;
+    let ticks = field(&stat, USER_TIME)?.saturating_add(field(&stat, SYSTEM_TIME)?);
+    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok()??;
+    let per_second = u64::try_from(per_second).ok().filter(|ticks| *ticks > 0)?;
+    is_it.then(|| Duration::from_millis(ticks.saturating_mul(1000) / per_second))
 }
 
 fn is_gone(cause: &io::Error) -> bool {

@@ -88,7 +88,8 @@ pub async fn suite<D: Driver>(driver: &D, subject: &Subject) -> Held {
     stopping_and_killing_what_is_gone_is_done(driver, &spec(7)).await?;
     what_has_no_vm_can_not_be_paused(driver, &spec(8)).await?;
     removing_leaves_nothing(driver, &spec(9)).await?;
-    the_console_can_be_read_in_part(driver, &spec(10)).await
+    the_console_can_be_read_in_part(driver, &spec(10)).await?;
+    processor_time_is_known_of_what_lives_and_only_grows(driver, &spec(11)).await
 }
 
 async fn booting_twice_is_one_vm<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
@@ -210,6 +211,17 @@ async fn the_console_can_be_read_in_part<D: Driver>(driver: &D, spec: &VmSpec) -
     let end = done(LAW, driver.console(&spec.instance, 3).await)?;
     same(LAW, end.len() == all.len().min(3) && all.ends_with(&end), true)?;
     done(LAW, driver.remove(&spec.instance).await)
+}
+
+async fn processor_time_is_known_of_what_lives_and_only_grows<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
+    const LAW: &str = "processor time is known of what lives, and only grows";
+    same(LAW, driver.cpu_time(&spec.instance), None)?;
+    done(LAW, driver.boot(spec).await)?;
+    let first = driver.cpu_time(&spec.instance);
+    let second = driver.cpu_time(&spec.instance);
+    same(LAW, first.is_some() && first <= second, true)?;
+    done(LAW, driver.remove(&spec.instance).await)?;
+    same(LAW, driver.cpu_time(&spec.instance), None)
 }
 
 /// VMs outlive their driver: `open` opens it anew, as a restarted agent does.

@@ -10,14 +10,16 @@ mod guest;
 mod life;
 mod world;
 
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mvm_proto::guest::Readiness;
 use mvm_proto::{Digest, InstanceId};
 
 use tokio::sync::broadcast;
+use tokio::time::Instant;
 
 use super::{
     Driver, DriverError, DriverKind, DriverUnavailable, GuestStream, SnapshotRef, Vm, VmExit, VmSpec, VmState,
@@ -34,6 +36,8 @@ const STREAM_BYTES: usize = 4096;
 pub struct FakeDriver {
     host: Arc<Host>,
     pub faults: Arc<Faults>,
+    /// What tests make VMMs burn: since when, and which share of a core.
+    burning: Mutex<BTreeMap<InstanceId, (Instant, u32)>>,
 }
 
 impl FakeDriver {
@@ -57,7 +61,7 @@ impl FakeDriver {
     }
 
     fn with(world: World) -> Self {
-        Self { host: Arc::new(Host::new(world)), faults: Arc::default() }
+        Self { host: Arc::new(Host::new(world)), faults: Arc::default(), burning: Mutex::default() }
     }
 
     /// Ends a VM as a crash would: its snapshot and disk stay.
@@ -68,6 +72,15 @@ impl FakeDriver {
     /// Makes a guest say that it is idle, busy or has failed.
     pub fn guest_says(&self, instance: &InstanceId, readiness: Readiness) {
         self.host.signal(instance, readiness);
+    }
+
+    /// Makes the VMM of an instance take this share of a core from now on, as if it had just been started.
+    pub fn vmm_burns(&self, instance: &InstanceId, percent: u32) {
+        self.burning().insert(instance.clone(), (Instant::now(), percent));
+    }
+
+    fn burning(&self) -> MutexGuard<'_, BTreeMap<InstanceId, (Instant, u32)>> {
+        self.burning.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many times a VM was really booted or restored: asking twice must not count twice.
@@ -260,6 +273,12 @@ impl Driver for FakeDriver {
 
     fn exits(&self) -> broadcast::Receiver<VmExit> {
         self.host.exits()
+    }
+
+    fn cpu_time(&self, instance: &InstanceId) -> Option<Duration> {
+        self.host.world().get(instance)?.vm?;
+        let burnt = |(since, percent): &(Instant, u32)| since.elapsed() * *percent / 100;
+        Some(self.burning().get(instance).map(burnt).unwrap_or_default())
     }
 
     async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, DriverError> {

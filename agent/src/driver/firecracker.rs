@@ -251,6 +251,10 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
         self.vmms.exits.subscribe()
     }
 
+    fn cpu_time(&self, instance: &InstanceId) -> Option<Duration> {
+        self.vmms.cpu_time(instance)
+    }
+
     async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, DriverError> {
         let daemon = self.vmms.settings.jailer.as_ref().is_some_and(|jailer| jailer.daemonize);
         let name = if daemon { format!("{JAIL}/{CONSOLE}") } else { CONSOLE.to_owned() };

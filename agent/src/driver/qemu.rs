@@ -376,6 +376,11 @@ impl<H: Host> Driver for QemuDriver<H> {
         self.inner.exits.subscribe()
     }
 
+    fn cpu_time(&self, instance: &InstanceId) -> Option<Duration> {
+        let live = lock(&self.inner.lives).get(instance).cloned()?;
+        self.inner.host.cpu_time(&live.vmm.process)
+    }
+
     async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, DriverError> {
         let read = run_files::log_tail(&*self.inner.host, instance, args::CONSOLE, max_bytes).await;
         read.map_err(|cause| DriverError::Io {

@@ -155,6 +155,7 @@ impl Link {
         if inner.mode == mode || inner.mode == Mode::Closed {
             return;
         }
+        let resumed = inner.mode == Mode::Paused && mode == Mode::Running;
         inner.mode = mode;
         if mode == Mode::Closed {
             for pending in std::mem::take(&mut inner.pending).into_values() {
@@ -166,6 +167,9 @@ impl Link {
         drop(inner);
         if mode == Mode::Closed {
             self.modify_view(|view| *view = GuestView::default());
+        }
+        if resumed {
+            self.modify_view(|view| view.resumed(self.clock.now()));
         }
         self.work.notify_one();
         self.room.notify_waiters();

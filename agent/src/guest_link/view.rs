@@ -1,12 +1,13 @@
-//! What is known of a guest from what it said last.
+//! What is known of a guest: what it said last, and what the host sees of it.
 
 use std::time::Duration;
 
 use mvm_proto::Timestamp;
 use mvm_proto::guest::{GuestHello, Heartbeat, Readiness, State};
+use tokio::time::Instant;
 
-/// A guest that used to send heartbeats and sent none for this long is not known to be idle.
-const HEARTBEAT_STALE: Duration = Duration::from_secs(90);
+use super::idle::Signs;
+use super::load::HostLoad;
 
 /// What a guest says of itself is kept to this many bytes.
 const MAX_TEXT_BYTES: usize = 256;
@@ -44,6 +45,7 @@ pub struct GuestView {
     /// Above this share of its processors a guest works.
     pub cpu_idle_percent: u32,
     last_cpu: Option<(u64, u64)>,
+    host: HostLoad,
 }
 
 impl Default for GuestView {
@@ -67,6 +69,7 @@ impl Default for GuestView {
             asked_work: 0,
             cpu_idle_percent: 100,
             last_cpu: None,
+            host: HostLoad::default(),
         }
     }
 }
@@ -74,23 +77,49 @@ impl Default for GuestView {
 impl GuestView {
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.connected && matches!(self.readiness, Readiness::Ready | Readiness::Idle | Readiness::Busy)
+        self.signs().is_ready()
     }
 
-    /// Whether it works: it says so, or something runs in it that was asked for.
+    /// Whether it works: it says so, something was asked of it, or the host sees it work.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        let cpu = self.cpu_percent.is_some_and(|percent| percent > self.cpu_idle_percent);
-        // A guest that says that it is idle knows better than a processor's share.
-        let cpu = cpu && self.readiness != Readiness::Idle;
-        self.readiness == Readiness::Busy || self.open_work > 0 || self.asked_work > 0 || cpu
+        self.signs().is_busy()
     }
 
     /// Since when it has nothing to do, unless it has not been heard of for long.
     #[must_use]
     pub fn idle_at(&self, now: Timestamp) -> Option<Timestamp> {
-        let stale = self.last_heartbeat.is_some_and(|at| now.since(at) > HEARTBEAT_STALE);
-        self.idle_since.filter(|_| self.connected && !stale)
+        self.idle_since.and_then(|_| self.signs().idle_since(self.idle_since, now))
+    }
+
+    fn signs(&self) -> Signs {
+        Signs {
+            connected: self.connected,
+            says: self.readiness,
+            last_heartbeat: self.last_heartbeat,
+            has_open_work: self.open_work > 0 || self.asked_work > 0,
+            moves_bytes: self.host.moves_bytes,
+            guest_cpu_percent: self.cpu_percent.map(u64::from),
+            host_cpu_percent: self.host.cpu_percent(),
+            cpu_idle_percent: self.cpu_idle_percent,
+        }
+    }
+
+    pub(super) fn hear_vmm_cpu(&mut self, taken: Duration, vcpus: u32, at: Instant, now: Timestamp) {
+        self.host.hear_cpu(taken, vcpus, at);
+        self.settle(now);
+    }
+
+    pub(super) fn hear_bytes(&mut self, total: u64, at: Instant, now: Timestamp) {
+        self.host.hear_bytes(total, at);
+        self.settle(now);
+    }
+
+    /// Its VM runs again after a pause: whoever resumed it wants something, and what was counted before is no measure.
+    pub(super) fn resumed(&mut self, now: Timestamp) {
+        (self.idle_since, self.cpu_percent, self.last_cpu) = (None, None, None);
+        self.host = HostLoad::default();
+        self.settle(now);
     }
 
     pub(super) fn greet(&mut self, hello: &GuestHello, now: Timestamp) {
@@ -131,13 +160,7 @@ impl GuestView {
 
     /// Begins or ends the idle time.
     pub(super) fn settle(&mut self, now: Timestamp) {
-        let idle = self.is_ready() && !self.is_busy();
-        self.idle_since = match self.idle_since {
-            _ if !idle => None,
-            // A clock that was set back must not keep a guest from ever being idle.
-            Some(since) if since <= now => Some(since),
-            _ => Some(now),
-        };
+        self.idle_since = self.signs().idle_since(self.idle_since, now);
     }
 
     /// What a planner would decide by; anything else is only for people.

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use super::Clock;
 use super::gate::Gate;
 use super::needs::Needs;
+use super::work::WorkWatch;
 use crate::driver::{Driver, DriverError};
 use crate::execute::Executor;
 use crate::execute::recover::{Hands, Recovered, Resolved, recover_one};
@@ -43,6 +44,7 @@ pub(crate) struct Engine<D> {
     pub(crate) needs: Needs,
     pub(crate) keeper: Keeper,
     pub(crate) groups: GroupKeeper,
+    work: WorkWatch,
     /// Whether memory is short on this machine.
     pub(crate) pressed: watch::Receiver<bool>,
     sweeper: Sweeper,
@@ -94,6 +96,13 @@ impl<D: Driver> Engine<D> {
             records.lease(id, phase)
         });
         let unresolved = unresolved.collect();
+        let keeper = Keeper::new(
+            Arc::clone(&executor.isolation),
+            settings.interval,
+            settings.sweep_after,
+            executor.events.clone(),
+            clock.clone(),
+        );
         Self {
             driver: Arc::clone(&executor.driver),
             records,
@@ -102,13 +111,8 @@ impl<D: Driver> Engine<D> {
             gate,
             ends: Ends::default(),
             needs: Needs::new(executor.images.clone(), settings.secrets_dir),
-            keeper: Keeper::new(
-                Arc::clone(&executor.isolation),
-                settings.interval,
-                settings.sweep_after,
-                executor.events.clone(),
-                clock.clone(),
-            ),
+            work: WorkWatch::new(keeper.found.subscribe()),
+            keeper,
             groups: GroupKeeper::new(
                 Arc::clone(&executor.isolation),
                 settings.interval,
@@ -136,6 +140,7 @@ impl<D: Driver> Engine<D> {
         self.resolve_again(now).await;
         self.runner.finish(std::mem::take(&mut self.unfinished));
         let links = &self.executor.links;
+        self.work.look_at_processors(&*self.driver, &self.records, links);
         let mut ends = std::mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner));
         let seen = observe(&*self.driver, &self.records, Some(links), self.capacity, &mut ends, now).await?;
         self.end_leftovers(&seen.beside_snapshot);
@@ -152,6 +157,7 @@ impl<D: Driver> Engine<D> {
         observation.blocked = waiting.collect();
         let desired = in_force.map(|in_force| &in_force.desired);
         observation.blocked.extend(self.keeper.keep(desired, &self.records).await);
+        self.work.look_at_ports(&self.executor.links);
         self.groups.keep(desired, &self.records).await;
         if let Some(in_force) = in_force {
             self.follow_policies(in_force);

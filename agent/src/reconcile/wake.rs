@@ -79,7 +79,7 @@ impl<D: Driver> Wakes for Waker<D> {
 impl<D: Driver> Waker<D> {
     async fn bring_up(&self, tenant: &TenantId, pool: &PoolId, id: &InstanceId) -> Result<(), Problem> {
         self.find(tenant, pool, id)?;
-        let lease = self.records.wait_lease(id, Phase::Running);
+        let lease = self.records.wait_lease_on_demand(id);
         let lease = tokio::time::timeout(LEASE_PATIENCE, lease).await.map_err(|_| busy(id))?;
         // What was waited for may have changed it, or ended it.
         let phase = self.find(tenant, pool, id)?;
@@ -110,8 +110,9 @@ impl<D: Driver> Waker<D> {
         let Some(in_force) = shown(&self.in_force) else { return Ok(()) };
         let gate = self.gate.close().await;
         let blocked = self.blocked.borrow().clone();
-        let mut observation = Observation { capacity: self.capacity, blocked, ..Observation::default() };
-        self.records.for_each(|record, moving| observation.instances.push(record.observed(moving)));
+        let instances = self.records.observed();
+        let observation =
+            Observation { capacity: self.capacity, blocked, instances, ..Observation::default() };
         check_move(&in_force.desired, &observation, lease.id(), to).map_err(|reason| {
             Problem::new(
                 409,

@@ -30,6 +30,77 @@ async fn a_pool_scales_from_zero_and_back_without_a_sixth_sleeper() {
     assert_eq!(node.handle.instances(None).len(), 5);
 }
 
+/// A pool of one sleeper, and that one woken.
+async fn one_woken(dir: &std::path::Path) -> (TestNode, InstanceId) {
+    let node = TestNode::start(dir).await;
+    node.want(simple(0, 0, 1));
+    node.until_counts(0, 0, 1).await;
+    let id = node.ids("sleeping")[0].clone();
+    wake_beside(&node, &id).await.unwrap().unwrap();
+    node.until_counts(1, 0, 0).await;
+    (node, id)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guest_that_says_nothing_is_not_put_back_while_its_vmm_burns_processor_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, id) = one_woken(dir.path()).await;
+    node.driver.vmm_burns(&id, 50);
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(node.ids("running"), std::slice::from_ref(&id), "it works");
+    node.driver.vmm_burns(&id, 0);
+    tokio::time::sleep(Duration::from_secs(250)).await;
+    assert_eq!(node.ids("running"), std::slice::from_ref(&id), "idle, but not for long");
+    node.until_counts(0, 1, 0).await;
+    node.until_counts(0, 0, 1).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vmms_own_load_keeps_nothing_running() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, id) = one_woken(dir.path()).await;
+    node.driver.vmm_burns(&id, 1);
+    tokio::time::sleep(Duration::from_secs(400)).await;
+    node.until_counts(0, 1, 0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_begins_the_idle_time_anew_whether_it_finds_the_instance_warm_or_running() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, id) = one_woken(dir.path()).await;
+    node.until_counts(0, 1, 0).await;
+    for _ in 0..3 {
+        wake_beside(&node, &id).await.unwrap().unwrap();
+        tokio::time::sleep(Duration::from_secs(250)).await;
+        assert_eq!(node.ids("running"), std::slice::from_ref(&id), "used 250 s ago");
+    }
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    node.until_counts(0, 1, 0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wake_under_way_is_taken_for_a_requests_and_puts_no_running_instance_to_rest() {
+    for (warm, sleeping, resting) in [(1, 0, "warm"), (0, 1, "sleeping")] {
+        let dir = tempfile::tempdir().unwrap();
+        let node = TestNode::start(dir.path()).await;
+        node.want(simple(1, warm, sleeping));
+        node.until_counts(1, warm, sleeping).await;
+        // Long enough that no minimum runtime keeps the running one from being put down.
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        let mut events = node.handle.events();
+        node.driver.faults.set_latency(Duration::from_secs(1));
+        let wake = wake_beside(&node, &node.ids(resting)[0]);
+        while !wake.is_finished() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            node.handle.trigger();
+        }
+        wake.await.unwrap().unwrap();
+        node.until_counts(2, 0, 0).await;
+        let kinds: Vec<_> = std::iter::from_fn(|| events.try_recv().ok()).map(|event| event.kind).collect();
+        assert_eq!(kinds, ["InstanceWoken"], "{resting}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_can_not_be_woken_is_refused_with_its_reason() {
     let dir = tempfile::tempdir().unwrap();

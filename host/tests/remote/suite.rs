@@ -100,6 +100,7 @@ fn vmm(process: &ProcessIdentity) -> VmmProcess {
 pub(crate) async fn run<H: Host>(host: H, other: H, site: &Site) {
     starting_twice_is_one_process_that_is_found_ended_once_and_no_zombie(&host, &other, site).await;
     what_a_vmm_forks_is_no_second_vmm_but_does_not_outlive_it_unseen(&host, site).await;
+    processor_time_is_that_of_exactly_this_process(&host, site).await;
     how_a_vmm_ended_is_told_to_whoever_started_it(&host, site).await;
     a_stranger_with_a_used_pid_is_never_signalled(&host, site).await;
     what_is_started_is_private_leads_its_own_session_and_inherits_nothing(&host, site).await;
@@ -142,6 +143,20 @@ async fn what_a_vmm_forks_is_no_second_vmm_but_does_not_outlive_it_unseen(host: 
     assert_eq!(left.len(), 1);
     end(host, &left[0]).await;
     assert_eq!(host.vmms().await.unwrap(), []);
+}
+
+async fn processor_time_is_that_of_exactly_this_process(host: &impl Host, site: &Site) {
+    let busy = spawned(host, site.spawn(&id(), "while :; do :; done")).await;
+    let spent = async {
+        while host.cpu_time(&busy).unwrap() < Duration::from_millis(50) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, spent).await.unwrap();
+    let earlier = ProcessIdentity { start_time: busy.start_time - 1, ..busy.clone() };
+    assert_eq!(host.cpu_time(&earlier), None);
+    end(host, &vmm(&busy)).await;
+    assert_eq!(host.cpu_time(&busy), None);
 }
 
 async fn how_a_vmm_ended_is_told_to_whoever_started_it(host: &impl Host, site: &Site) {

@@ -131,6 +131,11 @@ impl<H: Host> Vmms<H> {
         known.unwrap_or_else(|| Known::nothing_of(&vmm.process))
     }
 
+    pub(super) fn cpu_time(&self, instance: &InstanceId) -> Option<Duration> {
+        let process = self.known().get(instance)?.process.clone();
+        self.host.cpu_time(&process)
+    }
+
     pub(super) fn remember(&self, vmm: &VmmProcess, change: impl FnOnce(&mut Known)) {
         let mut recalled = self.recall(vmm);
         change(&mut recalled);
