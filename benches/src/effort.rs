@@ -7,6 +7,8 @@ use std::time::Duration;
 pub struct Effort {
     /// A/B pairs of a ratio.
     pub pairs: usize,
+    /// Days that are played, one seed each.
+    pub days: u64,
     /// How long each half of a document pair runs.
     pub document_batch: Duration,
     /// Handshakes in each half of a pair.
@@ -29,6 +31,7 @@ impl Effort {
     pub fn full() -> Self {
         Self {
             pairs: 21,
+            days: 5,
             document_batch: Duration::from_millis(200),
             handshakes: 256,
             pushes: 200,
@@ -45,6 +48,7 @@ impl Effort {
     pub fn quick() -> Self {
         Self {
             pairs: 3,
+            days: 1,
             document_batch: Duration::from_millis(20),
             handshakes: 32,
             pushes: 10,

@@ -12,6 +12,8 @@ pub enum Subject {
     Documents,
     /// A node's plan
     Planner,
+    /// A day of requests through the planner on virtual time
+    Day,
     /// Full mutual-TLS handshakes
     Handshakes,
     /// From a push to the agent's word that it is durable
@@ -45,6 +47,8 @@ pub enum Unit {
     Kibibytes,
     #[serde(rename = "% of a core")]
     PercentOfCore,
+    #[serde(rename = "%")]
+    Percent,
     #[serde(rename = "")]
     Times,
 }

@@ -1,5 +1,6 @@
 //! The measurements, one file for each subject.
 
+mod day;
 mod documents;
 mod firewall;
 mod fleet;
@@ -18,9 +19,10 @@ use crate::effort::Effort;
 use crate::row::{Row, Subject};
 
 /// Everything, in the order in which it is shown.
-pub const ALL: [Subject; 10] = [
+pub const ALL: [Subject; 11] = [
     Subject::Documents,
     Subject::Planner,
+    Subject::Day,
     Subject::Handshakes,
     Subject::Push,
     Subject::Pause,
@@ -44,6 +46,7 @@ pub fn measure(wanted: &[Subject], effort: Effort, mut progress: impl FnMut(Subj
             Subject::Documents => documents::measure(&effort),
             Subject::Planner => planner::measure(&effort)
                 .and_then(|rows| Ok(rows.into_iter().chain([quiet_passes::measure()?]).collect())),
+            Subject::Day => day::measure(&effort),
             Subject::Handshakes => handshakes::measure(&effort),
             Subject::Push => push::measure(&effort),
             Subject::Pause => pause::measure(&effort),

@@ -45,6 +45,7 @@ fn unit_text(unit: Unit) -> &'static str {
         Unit::Mebibytes => "MiB",
         Unit::Kibibytes => "KiB",
         Unit::PercentOfCore => "% core",
+        Unit::Percent => "%",
         Unit::Times => "times",
     }
 }

@@ -1,10 +1,12 @@
 //! What tests that span processes share: a cluster of real `mvm` processes on loopback, and waiting for conditions.
 //!
 //! [`Cluster`] owns a temporary folder, one coordinator and any number of agents. Everything is killed and removed
-//! when it goes out of scope. Nothing here sleeps for a fixed time: [`wait_until`] polls a condition.
+//! when it goes out of scope. Nothing here sleeps for a fixed time: [`wait_until`] polls a condition. [`day`] needs no
+//! process at all.
 
 mod binary;
 mod cluster;
+pub mod day;
 mod lone_agent;
 mod loopback;
 mod microvms;
