@@ -37,18 +37,25 @@ enum Before {
     Stranger,
     /// What the driver keeps of the instances can't be written: every step fails.
     Unwritable,
+    /// What they remember is gone.
+    SnapshotsLost,
+    /// The pool was never there.
+    NoTemplate,
 }
 
 /// How the point is passed: from which counts to which.
 fn case(point: &str) -> (Counts, Counts, Before) {
-    use Before::{CrashAt, Nothing, Stranger, Unwritable, VmsLost};
+    use Before::{CrashAt, NoTemplate, Nothing, SnapshotsLost, Stranger, Unwritable, VmsLost};
     match point {
+        "template.dropped" => (NONE, UP, CrashAt("template.booted")),
+        "wake.forgotten" => (ASLEEP, UP, SnapshotsLost),
         "start.cleared" | "observe.recorded" => (UP, UP, VmsLost),
         "recover.removed" => (UP, NONE, CrashAt("destroy.intended")),
         "recover.saved" | "recover.done" => (WARM, ASLEEP, CrashAt("sleep.intended")),
         "sweep.removed" => (UP, UP, Stranger),
         "failure.cleared" | "failure.recorded" => (ASLEEP, UP, Unwritable),
         _ => match point.split_once('.').map(|(step, _)| step) {
+            Some("template") => (NONE, UP, NoTemplate),
             Some("start") => (NONE, UP, Nothing),
             Some("warm") => (UP, WARM, Nothing),
             Some("resume") => (WARM, UP, Nothing),
@@ -97,6 +104,21 @@ impl Matrix {
 
     /// What the driver has of each instance.
     fn vms(&self) -> BTreeMap<String, Value> {
+        let mut all = self.kept();
+        all.retain(|_, entry| entry["template"] != true);
+        all
+    }
+
+    /// Every template is saved and has no VM.
+    fn templates_rest(&self, most: usize) -> bool {
+        let mut templates = self.kept();
+        templates.retain(|_, entry| entry["template"] == true);
+        let rests = |entry: &Value| entry["vm"].is_null() && !entry["snapshot"].is_null();
+        templates.len() <= most && templates.values().all(rests)
+    }
+
+    /// What the driver has, of instances and of templates.
+    fn kept(&self) -> BTreeMap<String, Value> {
         let files = std::fs::read_dir(self.world()).expect("the driver's folder is there");
         let mut vms = BTreeMap::new();
         for file in files {
@@ -130,7 +152,7 @@ impl Matrix {
                 _ => vm.is_null() && snapshot,
             }
         });
-        (counts && same && fits)
+        (counts && same && fits && self.templates_rest(1))
             .then(|| instances.into_iter().map(|(id, (_, address))| (id, address)).collect())
     }
 
@@ -164,7 +186,15 @@ impl Matrix {
     fn prepare(&mut self, before: Before) {
         let files: Vec<_> = self.vms().into_keys().collect();
         match before {
-            Before::Nothing => {}
+            Before::Nothing | Before::NoTemplate => {}
+            Before::SnapshotsLost => {
+                for id in files {
+                    let path = self.world().join(format!("{id}.json"));
+                    let mut entry = self.vms()[&id].clone();
+                    (entry["snapshot"], entry["asleep"]) = (Value::Null, Value::Null);
+                    std::fs::write(path, entry.to_string()).expect("a snapshot can be taken away");
+                }
+            }
             Before::CrashAt(point) => self.die_at(point),
             Before::VmsLost => {
                 for id in files {
@@ -190,6 +220,9 @@ impl Matrix {
 
     fn run(&mut self, point: &'static str, passing: u32) {
         let (from, to, before) = case(point);
+        if before == Before::NoTemplate || before == Before::CrashAt("template.booted") {
+            self.clear(point);
+        }
         self.declare(from);
         self.agent.launch(&[]);
         let ids = self.settle(point, from);
@@ -209,13 +242,20 @@ impl Matrix {
         self.agent.kill();
     }
 
+    /// Has an agent make it so that nothing is there, not even a template.
+    fn clear(&mut self, point: &str) {
+        self.agent.declare(&nothing());
+        self.agent.launch(&[]);
+        self.settle(point, NONE);
+        wait_for("the templates to be gone", PATIENCE, || self.templates_rest(0).then_some(()));
+        self.agent.kill();
+    }
+
     fn run_all(&mut self, passing: u32) {
         for point in crash::ALL {
             self.run(point, passing);
         }
-        self.agent.declare(&nothing());
-        self.agent.launch(&[]);
-        self.settle("the end", NONE);
+        self.clear("the end");
     }
 }
 

@@ -9,7 +9,7 @@ pub mod fake;
 pub mod firecracker;
 pub mod probe;
 pub mod qemu;
-mod run_files;
+pub mod run_files;
 
 use std::fmt;
 use std::future::Future;
@@ -47,6 +47,19 @@ pub struct VmSpec {
     /// What the VM is kept within.
     #[serde(default)]
     pub bounds: Bounds,
+    #[serde(default)]
+    pub purpose: Purpose,
+}
+
+/// What a VM is for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Purpose {
+    /// To live.
+    #[default]
+    Instance,
+    /// To be saved once and forked from: it is no one, and never runs after that.
+    Template,
 }
 
 /// What a VM is kept within, and its only ways out.
@@ -143,7 +156,7 @@ pub struct Vm {
 pub struct SnapshotRef {
     pub instance: InstanceId,
     pub revision: Digest,
-    /// What the memory and device state hashed to when they were written.
+    /// Of this snapshot and no other, not even one of the same memory.
     pub digest: Digest,
 }
 
@@ -157,6 +170,9 @@ pub enum DriverError {
     OtherRevision { instance: InstanceId, running: Digest, asked: Digest },
     #[error("{instance} has no snapshot {digest}")]
     NoSnapshot { instance: InstanceId, digest: Digest },
+    /// It is there, and never will be of use here: damaged, or made for something else.
+    #[error("the snapshot of {instance} can't be used: {reason}")]
+    Unusable { instance: InstanceId, reason: String },
     #[error("could not {action} {instance}")]
     Io {
         instance: InstanceId,
@@ -218,6 +234,21 @@ pub trait Driver: Send + Sync + 'static {
         spec: &VmSpec,
         snapshot: &SnapshotRef,
     ) -> impl Future<Output = Result<(), DriverError>> + Send;
+
+    /// Whether VMs can be forked. Then every instance is.
+    fn can_fork(&self) -> bool;
+
+    /// A paused VM of `spec` made from another's snapshot, the template's: it shares the template's memory until it
+    /// writes to it. The template's snapshot stays; once this is there it may go.
+    fn fork(
+        &self,
+        spec: &VmSpec,
+        template: &SnapshotRef,
+    ) -> impl Future<Output = Result<(), DriverError>> + Send;
+
+    /// Notes what an instance's snapshot hashes to, in the time it takes and unless it was noted before. Ends early,
+    /// and does no harm, when the snapshot is used or discarded meanwhile.
+    fn seal_snapshot(&self, instance: &InstanceId) -> impl Future<Output = Result<(), DriverError>> + Send;
 
     /// Deletes the instance's snapshot, if there is one.
     fn discard_snapshot(&self, instance: &InstanceId)
@@ -343,7 +374,7 @@ impl AnyDriver {
         match kind {
             DriverKind::Fake => {
                 tracing::warn!("the fake driver runs no guests: instances exist on paper only");
-                FakeDriver::open(&data_dir.join(FAKE_DIR)).map(Self::Fake)
+                FakeDriver::open(&data_dir.join(FAKE_DIR)).map(|fake| Self::Fake(fake.with_forks()))
             }
             DriverKind::Qemu => Ok(Self::Qemu(QemuDriver::on(host, data_dir, QemuSettings::new(vmm)))),
             DriverKind::Firecracker => Self::firecracker(host, vmm),
@@ -414,6 +445,18 @@ impl Driver for AnyDriver {
 
     async fn restore(&self, spec: &VmSpec, snapshot: &SnapshotRef) -> Result<(), DriverError> {
         each!(self, driver => driver.restore(spec, snapshot).await)
+    }
+
+    fn can_fork(&self) -> bool {
+        each!(self, driver => driver.can_fork())
+    }
+
+    async fn fork(&self, spec: &VmSpec, template: &SnapshotRef) -> Result<(), DriverError> {
+        each!(self, driver => driver.fork(spec, template).await)
+    }
+
+    async fn seal_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        each!(self, driver => driver.seal_snapshot(instance).await)
     }
 
     async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {

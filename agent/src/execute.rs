@@ -6,6 +6,7 @@
 //! earlier agent began. A guest is drained while it runs, told who it is before it counts as running, and asked to
 //! end before it is ended.
 
+mod fork;
 mod guest;
 pub mod recover;
 mod rest;
@@ -22,7 +23,7 @@ use mvm_proto::document::{Pool, Resources, RuntimePolicy, SeccompPolicy, Subnet,
 use mvm_proto::instance::IllegalMove;
 use mvm_proto::status::Event;
 use mvm_proto::{Digest, InstanceId, Phase, ProfileId};
-use tokio::sync::broadcast;
+use tokio::sync::{Semaphore, broadcast};
 
 use crate::audit::{AuditLog, Entry};
 use crate::crash;
@@ -56,6 +57,8 @@ pub enum StepError {
     NoImage(String),
     #[error("its VM ended: {0}")]
     Died(String),
+    #[error("its guest speaks version 1 of the guest protocol, and can't be given an identity")]
+    NoRebirth,
     #[error("the step was not begun, for its intent could not be recorded")]
     State(#[from] StateError),
     #[error(transparent)]
@@ -154,6 +157,8 @@ pub struct Executor<D> {
     pub links: GuestLinks,
     pub images: Images,
     pub isolation: Arc<Isolation>,
+    /// Turns for what nobody waits for.
+    pub background: Arc<Semaphore>,
     /// From boot to ready.
     pub boot_deadline: Duration,
     /// Where what is worth knowing beside a step's outcome is told.
@@ -230,7 +235,8 @@ impl<D: Driver> Executor<D> {
         patience: Patience,
         work: impl Future<Output = Result<Phase, StepError>>,
     ) -> Result<Phase, StepError> {
-        let deadline = STEP_DEADLINE + self.boot_deadline + patience.grace + patience.drain;
+        // The pool's template boots first, if there is none yet.
+        let deadline = STEP_DEADLINE + 2 * self.boot_deadline + patience.grace + patience.drain;
         let result = match tokio::time::timeout(deadline, work).await {
             Ok(result) => result,
             Err(_) => Err(StepError::TimedOut(deadline)),

@@ -44,6 +44,7 @@ pub mod shutdown;
 pub mod source;
 pub mod state;
 mod sweep;
+pub mod template;
 mod text;
 
 pub use serve::{Agent, AgentError, serve};

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use mvm_host::cgroup::{NODE_MEMORY_PRESSURE, PressureWatch};
+use mvm_host::cgroup::{NODE_MEMORY_PRESSURE, PressureWatch, read_pressure};
 use tokio_util::sync::CancellationToken;
 
 use crate::reconcile_task::NodeHandle;
@@ -17,6 +17,18 @@ const OF: Duration = Duration::from_secs(2);
 
 /// How long it must be quiet before it is over.
 const OVER_AFTER: Duration = Duration::from_secs(30);
+
+/// Per cent of the last ten seconds that were lost, when so much of so long was.
+const SHARE_OF_TEN_SECONDS: f64 = 1.0;
+
+/// Whether the kernel's averages say so too. Some kernels count from the machine's start when they are first asked to
+/// tell, and so tell of what was long ago.
+async fn is_real() -> bool {
+    // The averages are made anew every two seconds.
+    tokio::time::sleep(OF).await;
+    let said = read_pressure(Path::new(NODE_MEMORY_PRESSURE));
+    said.map_or(true, |pressure| pressure.some.avg10 >= SHARE_OF_TEN_SECONDS)
+}
 
 /// Runs until `stop`. A machine that does not tell has none.
 pub(crate) async fn pressure_task(node: NodeHandle, stop: CancellationToken) {
@@ -34,7 +46,10 @@ pub(crate) async fn pressure_task(node: NodeHandle, stop: CancellationToken) {
         let is_pressed = *pressed.borrow();
         let told = tokio::select! {
             () = stop.cancelled() => return,
-            told = watch.pressed() => told.map(|()| true),
+            told = watch.pressed() => match told {
+                Ok(()) if !is_real().await => continue,
+                told => told.map(|()| true),
+            },
             () = tokio::time::sleep(OVER_AFTER), if is_pressed => Ok(false),
         };
         match told {

@@ -123,6 +123,7 @@ impl<D: Driver> Node<D> {
             links: links.clone(),
             images,
             isolation: Arc::clone(&isolation),
+            background: Arc::new(tokio::sync::Semaphore::new(1)),
             boot_deadline: settings.boot_deadline,
             events: events.clone(),
             audit: AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone()),

@@ -10,7 +10,7 @@ use mvm_proto::status::InstanceStatus;
 use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::driver::{BootImage, Bounds, SnapshotRef, VmSpec};
+use crate::driver::{BootImage, Bounds, Purpose, SnapshotRef, VmSpec};
 use crate::node_actions::MAX_OVERRIDE;
 
 /// The first wait after a failure; each further failure doubles it.
@@ -124,6 +124,7 @@ impl Record {
             resources: self.resources,
             image,
             bounds,
+            purpose: Purpose::Instance,
         }
     }
 

@@ -3,6 +3,8 @@
 //! A record is changed only by whoever holds the instance's [`Lease`], so no instance is acted on twice at once.
 //! [`Records::save`] is durable when it returns; [`Records::set`] is for what the driver can be asked again.
 
+pub(crate) mod templates;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,10 +13,12 @@ use mvm_planner::ObservedInstance;
 use mvm_proto::document::Subnet;
 use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
 use mvm_store::{SledStore, Store, StoreError, Transaction};
+use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
 use crate::execute::PoolSpec;
 use crate::record::{Net, Record};
+use crate::template::Template;
 
 const PREFIX: &str = "instance/";
 
@@ -49,6 +53,8 @@ struct Inner {
     records: BTreeMap<InstanceId, Record>,
     /// What is being worked on.
     moving: BTreeMap<InstanceId, Moving>,
+    templates: BTreeMap<(TenantId, PoolId), Template>,
+    template_turns: BTreeMap<(TenantId, PoolId), Arc<tokio::sync::Mutex<()>>>,
     /// Why the last write failed; absent: it did not.
     write_error: Option<String>,
     /// Nobody begins anything any more.
@@ -98,14 +104,12 @@ impl Inner {
 impl Records {
     /// Reads every record. One that can't be read is an error: forgetting it would leak its VM.
     pub async fn open(store: SledStore) -> Result<Arc<Self>, StateError> {
-        let listing = store.list(PREFIX).await?;
-        let mut records = BTreeMap::new();
-        for entry in listing.entries {
-            let record: Record = serde_json::from_slice(&entry.value)
-                .map_err(|cause| StateError::Damaged { key: entry.key.clone(), cause })?;
-            records.insert(record.id.clone(), record);
-        }
-        let inner = Mutex::new(Inner { records, ..Inner::default() });
+        let records = read_all(&store, PREFIX).await?;
+        let records = records.into_iter().map(|record: Record| (record.id.clone(), record)).collect();
+        let templates = read_all(&store, templates::PREFIX).await?;
+        let place = |template: &Template| (template.tenant.clone(), template.pool.clone());
+        let templates = templates.into_iter().map(|template| (place(&template), template)).collect();
+        let inner = Mutex::new(Inner { records, templates, ..Inner::default() });
         Ok(Arc::new(Self { store: Some(store), inner, released: Notify::new() }))
     }
 
@@ -206,7 +210,8 @@ impl Records {
         now: Timestamp,
     ) -> Result<(Record, Lease), StateError> {
         let mut inner = self.lock();
-        let free = |id: &InstanceId| !inner.records.contains_key(id);
+        let templates: BTreeSet<_> = inner.templates.values().map(|template| template.id.clone()).collect();
+        let free = |id: &InstanceId| !inner.records.contains_key(id) && !templates.contains(id);
         let id = (0..ID_TRIES).map(|_| InstanceId::from_bits(fastrand::u32(..))).find(free);
         let id = id.ok_or(StateError::NoId)?;
         let (offset, address) = inner.free_address(tenant, &spec.subnet)?;
@@ -283,10 +288,12 @@ impl Records {
         self.lock().moving.contains_key(id)
     }
 
-    /// Every image that an instance here was booted from.
+    /// Every image that an instance or a template here was booted from.
     #[must_use]
     pub fn images(&self) -> BTreeSet<Digest> {
-        self.lock().records.values().filter_map(|record| record.image).collect()
+        let mut images = self.template_images();
+        images.extend(self.lock().records.values().filter_map(|record| record.image));
+        images
     }
 
     /// Makes `record` visible only.
@@ -351,6 +358,14 @@ impl Records {
             store.close().await;
         }
     }
+}
+
+async fn read_all<T: DeserializeOwned>(store: &SledStore, prefix: &str) -> Result<Vec<T>, StateError> {
+    let listing = store.list(prefix).await?;
+    let read = listing.entries.into_iter().map(|entry| {
+        serde_json::from_slice(&entry.value).map_err(|cause| StateError::Damaged { key: entry.key, cause })
+    });
+    read.collect()
 }
 
 fn key(id: &InstanceId) -> String {

@@ -8,6 +8,7 @@
 
 pub mod authority;
 pub mod bare;
+pub mod bare_qemu;
 pub mod document;
 pub mod effort;
 pub mod fake_node;

@@ -20,6 +20,8 @@ pub enum Subject {
     Push,
     /// Pausing and resuming a real guest
     Pause,
+    /// Sleeping, waking, forking and resuming a real guest
+    Rest,
     /// Packets and new tenants through the firewall of many tenants
     Firewall,
     /// Memory and CPU of an idle agent

@@ -10,6 +10,7 @@ mod pause;
 mod planner;
 mod push;
 mod quiet_passes;
+mod rest;
 mod startup;
 
 use anyhow::Result;
@@ -26,6 +27,7 @@ pub const ALL: [Subject; 11] = [
     Subject::Handshakes,
     Subject::Push,
     Subject::Pause,
+    Subject::Rest,
     Subject::Firewall,
     Subject::Idle,
     Subject::Sessions,
@@ -50,6 +52,7 @@ pub fn measure(wanted: &[Subject], effort: Effort, mut progress: impl FnMut(Subj
             Subject::Handshakes => handshakes::measure(&effort),
             Subject::Push => push::measure(&effort),
             Subject::Pause => pause::measure(&effort),
+            Subject::Rest => rest::measure(&effort),
             Subject::Firewall => firewall::measure(&effort),
             Subject::Idle => idle::measure(&effort),
             Subject::Sessions | Subject::Fanout => fleet::measure(&effort),

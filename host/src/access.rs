@@ -22,6 +22,8 @@ pub const JAIL: &str = "jail";
 #[serde(rename_all = "lowercase")]
 pub enum Access {
     Read,
+    /// One that may have names elsewhere, as a template's memory has.
+    ReadShared,
     /// To write a new one: a name that is taken is an error.
     Create,
 }
@@ -43,6 +45,7 @@ pub(super) fn open(run_dir: &Path, name: &str, access: Access) -> Result<Option<
     };
     let opened = place(run_dir, name).and_then(|(dir, name)| match access {
         Access::Read => dir.open_file(name, how),
+        Access::ReadShared => dir.open_file(name, OpenHow::ReadShared),
         // Made to be written: whoever gets it can't read what others wrote to it.
         Access::Create => {
             let made = dir.create_new(name, FILE_MODE)?;
@@ -50,7 +53,7 @@ pub(super) fn open(run_dir: &Path, name: &str, access: Access) -> Result<Option<
         }
     });
     match opened {
-        Err(error) if error.is_not_found() && access == Access::Read => Ok(None),
+        Err(error) if error.is_not_found() && access != Access::Create => Ok(None),
         opened => opened.map(Some),
     }
 }

@@ -13,6 +13,7 @@ mod change;
 mod clone;
 mod dir;
 mod disk;
+mod holes;
 mod name;
 pub(super) mod run;
 mod secrets;

@@ -164,6 +164,19 @@ pub enum Operation {
         name: String,
         size_mib: u64,
     },
+    /// Gives back to the disk what is nothing but zeros in a file of it.
+    DigHoles {
+        instance: InstanceId,
+        name: String,
+    },
+    /// The memory of a template, under a second name in the run directory of an instance that is to be forked from it.
+    /// From here on no one VMM owns it.
+    ShareMemory {
+        instance: InstanceId,
+        template: InstanceId,
+        memory: String,
+        name: String,
+    },
     /// Lets a VMM that runs as this user work in the run directory: make files of its own there, write these, and take
     /// away or replace none that is not its own.
     AdmitVmm {

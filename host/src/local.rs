@@ -263,6 +263,16 @@ impl Host for LocalHost {
                 let (name, size_mib) = (name.clone(), *size_mib);
                 self.in_run_dir(instance, move |dir| files::run::make_disk(dir, &name, size_mib)).await?;
             }
+            Operation::DigHoles { instance, name } => {
+                let name = name.clone();
+                self.in_run_dir(instance, move |dir| files::run::dig_holes(dir, &name)).await?;
+            }
+            Operation::ShareMemory { instance, template, memory, name } => {
+                let template = self.open_run_dir(template)?;
+                let (memory, name) = (memory.clone(), name.clone());
+                let share = move |dir: &Dir| files::run::share_memory(dir, &template, &memory, &name);
+                self.in_run_dir(instance, share).await?;
+            }
             Operation::AdmitVmm { instance, user, files } => {
                 let (user, files) = (*user, files.clone());
                 self.in_run_dir(instance, move |dir| files::run::admit(dir, user, &files)).await?;

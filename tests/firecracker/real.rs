@@ -46,6 +46,7 @@ async fn boots(driver: &FirecrackerDriver, subject: &Subject) -> Result<(), Stri
         resources: subject.resources,
         image: subject.image.clone(),
         bounds: mvm_agent::driver::Bounds::default(),
+        purpose: mvm_agent::driver::Purpose::default(),
     };
     let booted = driver.boot(&spec).await.map_err(|error| format!("{error:?}"));
     let spoken = async {

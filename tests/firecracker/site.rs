@@ -85,6 +85,7 @@ impl Site {
             resources,
             image,
             bounds: mvm_agent::driver::Bounds::default(),
+            purpose: mvm_agent::driver::Purpose::default(),
         }
     }
 

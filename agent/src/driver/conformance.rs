@@ -12,8 +12,9 @@ use std::time::Duration;
 use mvm_proto::document::Resources;
 use mvm_proto::{Digest, InstanceId};
 
-use super::{BootImage, Driver, DriverError, Vm, VmSpec, VmState};
+use super::{BootImage, Driver, DriverError, Purpose, SnapshotRef, Vm, VmSpec, VmState};
 
+pub use client::Client;
 pub use guests::{guest_suite, refusals, sudden_ends};
 
 /// Which law does not hold, and what was seen instead.
@@ -57,6 +58,7 @@ fn spec(subject: &Subject, number: u32) -> VmSpec {
         resources: subject.resources,
         image: subject.image.clone(),
         bounds: super::Bounds::default(),
+        purpose: super::Purpose::default(),
     }
 }
 
@@ -89,7 +91,50 @@ pub async fn suite<D: Driver>(driver: &D, subject: &Subject) -> Held {
     what_has_no_vm_can_not_be_paused(driver, &spec(8)).await?;
     removing_leaves_nothing(driver, &spec(9)).await?;
     the_console_can_be_read_in_part(driver, &spec(10)).await?;
-    processor_time_is_known_of_what_lives_and_only_grows(driver, &spec(11)).await
+    processor_time_is_known_of_what_lives_and_only_grows(driver, &spec(14)).await?;
+    if driver.can_fork() {
+        forks_are_vms_of_their_own(driver, [spec(11), spec(12), spec(13)]).await?;
+    }
+    Ok(())
+}
+
+/// A template that was saved and ended.
+async fn template<D: Driver>(law: &'static str, driver: &D, spec: &VmSpec) -> Result<SnapshotRef, Broken> {
+    let spec = VmSpec { purpose: Purpose::Template, ..spec.clone() };
+    done(law, driver.boot(&spec).await)?;
+    done(law, driver.pause(&spec.instance).await)?;
+    let saved = done(law, driver.snapshot(&spec.instance).await)?;
+    done(law, driver.kill(&spec.instance).await)?;
+    Ok(saved)
+}
+
+async fn forks_are_vms_of_their_own<D: Driver>(driver: &D, specs: [VmSpec; 3]) -> Held {
+    const LAW: &str = "forks are VMs of their own, and outlive their template";
+    let [base, one, two] = specs;
+    let saved = template(LAW, driver, &base).await?;
+    for fork in [&one, &two, &one] {
+        done(LAW, driver.fork(fork, &saved).await)?;
+        same(LAW, state(LAW, driver, fork).await?, Some(VmState::Paused))?;
+    }
+    same(LAW, state(LAW, driver, &base).await?, None)?;
+    let other = VmSpec { revision: Digest::of(b"another revision"), ..two.clone() };
+    same(LAW, matches!(driver.fork(&other, &saved).await, Err(DriverError::OtherRevision { .. })), true)?;
+    done(LAW, driver.remove(&base.instance).await)?;
+    done(LAW, driver.remove(&two.instance).await)?;
+    let late = driver.fork(&two, &saved).await;
+    same(LAW, matches!(late, Err(DriverError::NoSnapshot { .. })), true)?;
+    done(LAW, driver.remove(&two.instance).await)?;
+    done(LAW, driver.resume(&one.instance).await)?;
+    same(LAW, state(LAW, driver, &one).await?, Some(VmState::Running))?;
+    // And what ran is saved and restored like any other.
+    done(LAW, driver.pause(&one.instance).await)?;
+    let own = done(LAW, driver.snapshot(&one.instance).await)?;
+    done(LAW, driver.kill(&one.instance).await)?;
+    done(LAW, driver.seal_snapshot(&one.instance).await)?;
+    done(LAW, driver.restore(&one, &own).await)?;
+    done(LAW, driver.resume(&one.instance).await)?;
+    same(LAW, state(LAW, driver, &one).await?, Some(VmState::Running))?;
+    done(LAW, driver.remove(&one.instance).await)
 }
 
 async fn booting_twice_is_one_vm<D: Driver>(driver: &D, spec: &VmSpec) -> Held {

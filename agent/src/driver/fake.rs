@@ -22,7 +22,8 @@ use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 use super::{
-    Driver, DriverError, DriverKind, DriverUnavailable, GuestStream, SnapshotRef, Vm, VmExit, VmSpec, VmState,
+    Driver, DriverError, DriverKind, DriverUnavailable, GuestStream, Purpose, SnapshotRef, Vm, VmExit,
+    VmSpec, VmState,
 };
 pub use faults::{Fault, Faults, Manner};
 use life::Host;
@@ -36,6 +37,7 @@ const STREAM_BYTES: usize = 4096;
 pub struct FakeDriver {
     host: Arc<Host>,
     pub faults: Arc<Faults>,
+    forks: bool,
     /// What tests make VMMs burn: since when, and which share of a core.
     burning: Mutex<BTreeMap<InstanceId, (Instant, u32)>>,
 }
@@ -61,7 +63,13 @@ impl FakeDriver {
     }
 
     fn with(world: World) -> Self {
-        Self { host: Arc::new(Host::new(world)), faults: Arc::default(), burning: Mutex::default() }
+        Self { host: Arc::new(Host::new(world)), faults: Arc::default(), forks: false, burning: Mutex::default() }
+    }
+
+    /// The same with forks, as real ones have them.
+    #[must_use]
+    pub fn with_forks(self) -> Self {
+        Self { forks: true, ..self }
     }
 
     /// Ends a VM as a crash would: its snapshot and disk stay.
@@ -163,6 +171,7 @@ impl Driver for FakeDriver {
                     reborn: false,
                     generation: 0,
                 });
+                entry.template = spec.purpose == Purpose::Template;
                 entry.console.push_str("booted\n");
                 Ok(())
             }
@@ -224,6 +233,35 @@ impl Driver for FakeDriver {
             Ok(())
         })
         .await
+    }
+
+    fn can_fork(&self) -> bool {
+        self.forks
+    }
+
+    async fn fork(&self, spec: &VmSpec, template: &SnapshotRef) -> Result<(), DriverError> {
+        let instance = &spec.instance;
+        let of_template = self.host.world().get(&template.instance);
+        self.change(instance, "fork", |entry, boots| {
+            same_revision(instance, template.revision, spec.revision)?;
+            if let Some(vm) = &entry.vm {
+                return same_revision(instance, vm.revision, spec.revision);
+            }
+            let saved = of_template.filter(|saved| saved.snapshot.as_ref() == Some(template));
+            let Some(vm) = saved.and_then(|saved| saved.asleep) else {
+                let (instance, digest) = (template.instance.clone(), template.digest);
+                return Err(DriverError::NoSnapshot { instance, digest });
+            };
+            *boots += 1;
+            entry.vm = Some(FakeVm { reborn: false, ..vm });
+            entry.console.push_str("forked\n");
+            Ok(())
+        })
+        .await
+    }
+
+    async fn seal_snapshot(&self, _instance: &InstanceId) -> Result<(), DriverError> {
+        Ok(())
     }
 
     async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
@@ -310,7 +348,8 @@ mod tests {
 
     #[tokio::test]
     async fn the_fake_in_memory_passes_the_suite() {
-        conformance::suite(&FakeDriver::in_memory(), &conformance::Subject::imagined()).await.unwrap();
+        let driver = FakeDriver::in_memory().with_forks();
+        conformance::suite(&driver, &conformance::Subject::imagined()).await.unwrap();
     }
 
     #[tokio::test]

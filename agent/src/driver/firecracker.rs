@@ -119,6 +119,30 @@ impl<H: Host> FirecrackerDriver<H> {
         }
         Ok(false)
     }
+    /// A paused VM from a snapshot: its own, or a template's. Firecracker maps memory privately either way.
+    async fn load(
+        &self,
+        spec: &VmSpec,
+        snapshot: &SnapshotRef,
+        action: &'static str,
+    ) -> Result<(), DriverError> {
+        let (instance, saved) = (&spec.instance, &snapshot.instance);
+        same_revision(instance, snapshot.revision, spec.revision)?;
+        if self.already_there(spec, action).await? {
+            return Ok(());
+        }
+        let fault = |cause| io_error(saved, action, cause);
+        let host = &*self.vmms.host;
+        let manifest = Manifest::read(host, saved).await.map_err(fault)?;
+        let Some(manifest) = manifest.filter(|manifest| manifest.reference() == *snapshot) else {
+            return Err(DriverError::NoSnapshot { instance: saved.clone(), digest: snapshot.digest });
+        };
+        let damage = manifest.damage(host, self.vmms.settings.verify_memory).await;
+        if let Some(reason) = damage.map_err(fault)? {
+            return Err(DriverError::Unusable { instance: saved.clone(), reason });
+        }
+        self.vmms.launch(spec, &Origin::Snapshot(&manifest), action).await
+    }
 }
 
 fn running(live: &Live, state: VmState) -> Vm {
@@ -189,23 +213,20 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
     }
 
     async fn restore(&self, spec: &VmSpec, snapshot: &SnapshotRef) -> Result<(), DriverError> {
-        const ACTION: &str = "restore";
-        let instance = &spec.instance;
-        same_revision(instance, snapshot.revision, spec.revision)?;
-        if self.already_there(spec, ACTION).await? {
-            return Ok(());
-        }
-        let fault = |cause| io_error(instance, ACTION, cause);
-        let host = &*self.vmms.host;
-        let manifest = Manifest::read(host, instance).await.map_err(fault)?;
-        let Some(manifest) = manifest.filter(|manifest| manifest.reference() == *snapshot) else {
-            return Err(DriverError::NoSnapshot { instance: instance.clone(), digest: snapshot.digest });
-        };
-        let damage = manifest.damage(host, self.vmms.settings.verify_memory).await;
-        if let Some(reason) = damage.map_err(fault)? {
-            return Err(DriverError::Vmm { instance: instance.clone(), reason });
-        }
-        self.vmms.launch(spec, &Origin::Snapshot(&manifest), ACTION).await
+        self.load(spec, snapshot, "restore").await
+    }
+
+    fn can_fork(&self) -> bool {
+        true
+    }
+
+    async fn fork(&self, spec: &VmSpec, template: &SnapshotRef) -> Result<(), DriverError> {
+        self.load(spec, template, "fork").await
+    }
+
+    async fn seal_snapshot(&self, _instance: &InstanceId) -> Result<(), DriverError> {
+        // Its digest is in its name from the beginning.
+        Ok(())
     }
 
     async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {

@@ -10,8 +10,9 @@
 mod args;
 mod binary;
 mod live;
-mod qmp;
+pub mod qmp;
 mod save;
+mod seal;
 mod settings;
 mod snapshot;
 mod start;
@@ -20,6 +21,7 @@ mod watch;
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -69,6 +71,8 @@ struct Inner<H: Host> {
     lives: Mutex<HashMap<InstanceId, Arc<Live>>>,
     /// Those that this driver is starting now: what they look like is not to be judged by others.
     starting: Mutex<HashSet<InstanceId>>,
+    /// Whose snapshots are being hashed, each with the word to stop.
+    sealing: Mutex<HashMap<InstanceId, Arc<AtomicBool>>>,
     exits: broadcast::Sender<VmExit>,
 }
 
@@ -109,6 +113,7 @@ impl<H: Host> QemuDriver<H> {
             binary: tokio::sync::Mutex::default(),
             lives: Mutex::default(),
             starting: Mutex::default(),
+            sealing: Mutex::default(),
             exits,
         };
         Self { inner: Arc::new(inner) }
@@ -170,7 +175,7 @@ impl<H: Host> QemuDriver<H> {
         }
         let Some(vmm) = self.processes(instance, action).await?.into_iter().next() else { return Ok(None) };
         let live = self.register(&vmm).await;
-        if self.was_left_loading(&live, &live.run(LOOK_WITHIN).await) {
+        if self.was_left_loading(&live, &live.run(LOOK_WITHIN).await).await {
             self.end_processes(instance, action).await?;
             return Ok(None);
         }
@@ -182,8 +187,15 @@ impl<H: Host> QemuDriver<H> {
         live.ok_or_else(|| DriverError::NoVm { instance: instance.clone(), action })
     }
 
-    fn was_left_loading(&self, live: &Live, run: &str) -> bool {
-        run == "inmigrate" && !lock(&self.inner.starting).contains(live.instance())
+    /// Asked again once nobody is starting it: what was heard before may have been of a load that is over by now.
+    async fn was_left_loading(&self, live: &Live, run: &str) -> bool {
+        const LOADING: &str = "inmigrate";
+        let nobody_starts = || !lock(&self.inner.starting).contains(live.instance());
+        if run != LOADING || !nobody_starts() {
+            return false;
+        }
+        let again = async { live.qmp(LOOK_WITHIN).await?.query_run(LOOK_WITHIN).await };
+        again.await.is_ok_and(|run| run == LOADING) && nobody_starts()
     }
 
     /// Remembers a process and waits for its end.
@@ -284,7 +296,7 @@ impl<H: Host> Driver for QemuDriver<H> {
         let runs = join_all(lives.iter().map(|live| live.run(LOOK_WITHIN))).await;
         let mut found = Vec::with_capacity(lives.len());
         for (live, run) in lives.iter().zip(runs) {
-            if self.was_left_loading(live, &run) {
+            if self.was_left_loading(live, &run).await {
                 self.end_processes(live.instance(), "end the unfinished restore of").await?;
             } else if !live.has_ended() {
                 found.push(live.as_vm(&run));
@@ -330,7 +342,24 @@ impl<H: Host> Driver for QemuDriver<H> {
         }
     }
 
+    fn can_fork(&self) -> bool {
+        true
+    }
+
+    async fn fork(&self, spec: &VmSpec, template: &SnapshotRef) -> Result<(), DriverError> {
+        same_revision(&spec.instance, template.revision, spec.revision)?;
+        match self.live(&spec.instance, "fork").await? {
+            Some(live) => same_revision(&spec.instance, live.revision(), spec.revision),
+            None => self.start_forking(spec, template).await,
+        }
+    }
+
+    async fn seal_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.seal(instance).await
+    }
+
     async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.stop_sealing(instance);
         for name in [snapshot::SNAPSHOT, snapshot::UNFINISHED] {
             self.remove_file(instance, "discard the snapshot of", name).await?;
         }

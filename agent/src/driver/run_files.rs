@@ -29,6 +29,15 @@ pub(super) async fn open(host: &impl Host, instance: &InstanceId, name: &str) ->
     host.open_file(instance, name, Access::Read).await.map_err(io_cause)
 }
 
+/// The same of a file that may have names elsewhere.
+pub(super) async fn open_shared(
+    host: &impl Host,
+    instance: &InstanceId,
+    name: &str,
+) -> io::Result<Option<File>> {
+    host.open_file(instance, name, Access::ReadShared).await.map_err(io_cause)
+}
+
 /// All of a small file; none when it is not there.
 pub(super) async fn read(host: &impl Host, instance: &InstanceId, name: &str) -> io::Result<Option<Vec<u8>>> {
     let Some(file) = open(host, instance, name).await? else { return Ok(None) };

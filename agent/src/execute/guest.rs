@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mvm_host::network::Mac;
+use mvm_proto::InstanceId;
 use mvm_proto::guest::{Mount, Reborn};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
@@ -95,18 +96,9 @@ impl<D: Driver> Executor<D> {
             crash::point(points[1]);
             Ok(())
         };
-        let died = async {
-            loop {
-                match exits.recv().await {
-                    Ok(exit) if exit.instance == id => return exit.detail,
-                    Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
-                    Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
-                }
-            }
-        };
         tokio::select! {
             lived = life => lived,
-            detail = died => Err(StepError::Died(detail)),
+            detail = ended(&mut exits, &id) => Err(StepError::Died(detail)),
         }
     }
 
@@ -169,5 +161,16 @@ impl<D: Driver> Executor<D> {
             self.note("GuestKilled", record, &format!("did not shut down within {grace:?}"));
         }
         Duration::ZERO
+    }
+}
+
+/// How the VM of `id` ended, once it has.
+pub(super) async fn ended(exits: &mut broadcast::Receiver<VmExit>, id: &InstanceId) -> String {
+    loop {
+        match exits.recv().await {
+            Ok(exit) if exit.instance == *id => return exit.detail,
+            Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
+            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+        }
     }
 }

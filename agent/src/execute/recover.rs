@@ -15,6 +15,7 @@ use crate::crash;
 use crate::driver::{Driver, VmState};
 use crate::record::Record;
 use crate::state::Records;
+use crate::template::TemplateState;
 use crate::text::chain;
 
 /// What was found at start.
@@ -72,6 +73,9 @@ pub async fn recover<D: Driver>(
     now: Timestamp,
 ) -> Recovered {
     let mut recovered = Recovered::default();
+    if hands == Hands::On {
+        end_begun_templates(driver, records).await;
+    }
     for record in records.all() {
         let id = record.id.clone();
         match recover_one(driver, records, hands, now, record).await {
@@ -85,6 +89,24 @@ pub async fn recover<D: Driver>(
         }
     }
     recovered
+}
+
+/// A template that an earlier agent was making has a VM in the bounds of an instance: it is made anew when one is
+/// needed. One that can't be ended now is ended then.
+async fn end_begun_templates<D: Driver>(driver: &D, records: &Arc<Records>) {
+    for template in records.templates() {
+        if template.state != TemplateState::Begun {
+            continue;
+        }
+        let ended = async {
+            driver.remove(&template.id).await?;
+            crash::point("template.dropped");
+            Ok::<_, StepError>(records.delete_template(&template.tenant, &template.pool).await?)
+        };
+        if let Err(error) = ended.await {
+            tracing::warn!(id = %template.id, error = %chain(&error), "could not end a template");
+        }
+    }
 }
 
 /// The same for one record.

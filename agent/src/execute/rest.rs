@@ -1,15 +1,17 @@
 //! Steps between running, warm and sleeping.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_planner::Action;
-use mvm_proto::Phase;
+use mvm_proto::{InstanceId, Phase};
 
 use super::guest::Drain;
 use super::{Executor, StepError};
 use crate::crash;
-use crate::driver::Driver;
+use crate::driver::{Driver, DriverError};
 use crate::record::Record;
+use crate::text::chain;
 
 impl<D: Driver> Executor<D> {
     /// The snapshot is given up before the guest runs: a disk that moved on never meets old memory.
@@ -39,7 +41,12 @@ impl<D: Driver> Executor<D> {
             let image = self.boot_image(&record)?;
             let bounds = self.isolation.prepare(&record).await?;
             crash::point("wake.bounded");
-            self.driver.restore(&record.spec(image, bounds), &snapshot).await?;
+            match self.driver.restore(&record.spec(image, bounds), &snapshot).await {
+                Err(error @ (DriverError::Unusable { .. } | DriverError::NoSnapshot { .. })) => {
+                    return self.start_over(record, &error, reason).await;
+                }
+                restored => restored?,
+            }
             crash::point("wake.restored");
             record.snapshot = None;
             // Paused and without a snapshot it is warm, whatever comes next.
@@ -58,6 +65,38 @@ impl<D: Driver> Executor<D> {
         self.driver.discard_snapshot(&record.id).await?;
         crash::point("wake.discarded");
         Ok(())
+    }
+
+    /// What it remembered can't be had back: it starts as one that was stopped, with its disk. Who it was woken for, and
+    /// why it should run, stays as it is.
+    async fn start_over(
+        &self,
+        mut record: Record,
+        cause: &DriverError,
+        reason: &str,
+    ) -> Result<(), StepError> {
+        let message = format!("starts from the beginning, for what it remembered is lost: {}", chain(cause));
+        self.note("SnapshotUnusable", &record, &message);
+        let (on_demand, home) = (record.on_demand, record.home);
+        record.snapshot = None;
+        record.enter(Phase::Stopped, self.clock.now(), reason);
+        (record.on_demand, record.home) = (on_demand, home);
+        self.intend(&mut record, Action::Start).await?;
+        crash::point("wake.forgotten");
+        self.driver.discard_snapshot(&record.id).await?;
+        self.boot_up(record, reason).await
+    }
+
+    /// Has a snapshot hashed when there is time for it.
+    pub(crate) fn seal_later(&self, id: &InstanceId) {
+        let (driver, turn, id) = (Arc::clone(&self.driver), Arc::clone(&self.background), id.clone());
+        tokio::spawn(async move {
+            // Closed never: it lives as long as whoever holds it.
+            let Ok(_turn) = turn.acquire().await else { return };
+            if let Err(error) = driver.seal_snapshot(&id).await {
+                tracing::warn!(%id, error = %chain(&error), "could not seal a snapshot");
+            }
+        });
     }
 
     /// Marks an instance as a request's, with its place in the count that it came from.
@@ -175,6 +214,7 @@ impl<D: Driver> Executor<D> {
         crash::point("sleep.killed");
         self.let_go(&record).await;
         crash::point("sleep.released");
+        self.seal_later(&record.id);
         Ok(())
     }
 }

@@ -89,7 +89,10 @@ impl<D: Driver> Executor<D> {
         let image = self.boot_image(&record)?;
         let bounds = self.isolation.prepare(&record).await?;
         crash::point("start.bounded");
-        self.driver.boot(&record.spec(image, bounds)).await?;
+        self.begin_vm(&record, image, bounds).await?;
+        crash::point("start.begun");
+        // A fork begins paused.
+        self.driver.resume(&record.id).await?;
         crash::point("start.booted");
         self.bring_to_life(&mut record, true, exits, ["start.reborn", "start.ready"]).await?;
         self.conclude_running(&mut record, reason).await?;

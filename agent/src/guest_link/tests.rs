@@ -41,6 +41,7 @@ async fn boot(driver: &FakeDriver, number: u32) -> InstanceId {
         resources: Resources { vcpus: 1, mem_mib: 64, data_disk_mib: 0 },
         image: BootImage::imagined("builtin:busybox"),
         bounds: crate::driver::Bounds::default(),
+        purpose: crate::driver::Purpose::default(),
     };
     driver.boot(&spec).await.unwrap();
     id(number)

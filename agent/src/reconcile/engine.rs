@@ -23,6 +23,7 @@ use crate::ledger::InForce;
 use crate::observe::observe;
 use crate::state::{Lease, Records};
 use crate::sweep::Sweeper;
+use crate::template::Template;
 use crate::text::chain;
 
 /// How long a pool waits that could not even be given an id and an address.
@@ -96,6 +97,12 @@ impl<D: Driver> Engine<D> {
             records.lease(id, phase)
         });
         let unresolved = unresolved.collect();
+        // What an earlier agent had no time for.
+        records.for_each(|record, _| {
+            if record.snapshot.is_some() {
+                executor.seal_later(&record.id);
+            }
+        });
         let keeper = Keeper::new(
             Arc::clone(&executor.isolation),
             settings.interval,
@@ -167,12 +174,26 @@ impl<D: Driver> Engine<D> {
                 self.plans += 1;
                 self.runner.submit(&in_force.desired, &plan.steps, now);
                 self.last = Some(Last { in_force: Arc::clone(in_force), observation, plan });
+                self.drop_templates(in_force).await;
             }
         }
         if let Err(error) = self.executor.images.set_in_use(&self.records.images()) {
             tracing::warn!(error = %chain(&error), "could not note which images are in use");
         }
         Ok(Found { died: seen.died, strangers })
+    }
+
+    /// Templates of pools that are neither wanted nor there go. One that can't goes at the next change.
+    async fn drop_templates(&self, in_force: &InForce) {
+        for Template { tenant, pool, .. } in self.records.templates() {
+            let named = in_force.desired.pools().any(|(t, p)| (&t.tenant_id, &p.pool_id) == (&tenant, &pool));
+            if named || self.records.count(&tenant, &pool) > 0 {
+                continue;
+            }
+            if let Err(error) = self.executor.drop_template(&tenant, &pool).await {
+                tracing::warn!(%tenant, %pool, error = %chain(&error), "could not remove a template");
+            }
+        }
     }
 
     /// Looks again at what could not be looked at when this agent started.
@@ -214,7 +235,7 @@ impl<D: Driver> Engine<D> {
         let mut found: BTreeSet<InstanceId> = vms.into_iter().collect();
         found.extend(self.driver.kept().await?);
         // Looked up now, not when the VMs were listed: a step may have begun with one since.
-        found.retain(|id| self.records.get(id).is_none());
+        found.retain(|id| self.records.get(id).is_none() && !self.records.is_template(id));
         Ok(found.into_iter().collect())
     }
 

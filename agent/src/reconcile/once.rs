@@ -97,6 +97,7 @@ pub async fn reconcile_once(
         clock,
         images,
         isolation: Arc::new(Isolation::new(host, settings.driver, settings.isolation)),
+        background: Arc::new(tokio::sync::Semaphore::new(1)),
         boot_deadline: settings.boot_deadline,
         events: broadcast::Sender::new(1),
         audit: audit.clone(),

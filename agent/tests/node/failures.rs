@@ -53,6 +53,7 @@ impl Subject {
                 DriverKind::Fake,
                 IsolationSettings::NONE,
             )),
+            background: Arc::new(tokio::sync::Semaphore::new(1)),
             boot_deadline: Duration::from_secs(90),
             events: broadcast::Sender::new(16),
         };

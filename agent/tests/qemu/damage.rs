@@ -30,8 +30,8 @@ async fn a_snapshot_that_is_damaged_or_does_not_fit_is_refused_and_a_good_one_is
     driver.kill(instance).await.unwrap();
 
     let run_dir = dir.path().join("vms").join(instance.as_str());
-    let [memory, manifest, disk] =
-        ["snapshot/memory", "snapshot/manifest.json", "data.img"].map(|name| run_dir.join(name));
+    let [state, manifest, disk] =
+        ["snapshot/state", "snapshot/manifest.json", "data.img"].map(|name| run_dir.join(name));
     let refused = async |what: &str| {
         let error = driver.restore(&spec, &snapshot).await.unwrap_err();
         let text = format!("{error}: {:?}", std::error::Error::source(&error).map(ToString::to_string));
@@ -40,16 +40,36 @@ async fn a_snapshot_that_is_damaged_or_does_not_fit_is_refused_and_a_good_one_is
         assert!(pids(dir.path(), instance).await.is_empty());
     };
 
-    let whole = fs::read(&memory).unwrap();
-    overwrite(&memory, whole.len() as u64 / 2, whole[whole.len() / 2] ^ 1);
+    let whole = fs::read(&state).unwrap();
+    fs::write(&state, &whole).unwrap();
+    refused("touched before anyone knew what it hashes to").await;
+    driver.kill(instance).await.unwrap();
+    driver.boot(&spec).await.unwrap();
+    driver.pause(instance).await.unwrap();
+    let snapshot = driver.snapshot(instance).await.unwrap();
+    driver.kill(instance).await.unwrap();
+    driver.seal_snapshot(instance).await.unwrap();
+    let refused = async |what: &str| {
+        let error = driver.restore(&spec, &snapshot).await.unwrap_err();
+        let text = format!("{error}: {:?}", std::error::Error::source(&error).map(ToString::to_string));
+        assert!(text.contains(what), "{text}");
+        assert_eq!(driver.adopt(instance).await.unwrap(), None);
+        assert!(pids(dir.path(), instance).await.is_empty());
+    };
+
+    let whole = fs::read(&state).unwrap();
+    overwrite(&state, whole.len() as u64 / 2, whole[whole.len() / 2] ^ 1);
     refused("damaged").await;
-    fs::write(&memory, &whole[..whole.len() / 2]).unwrap();
-    refused("damaged").await;
-    fs::write(&memory, &whole).unwrap();
+    fs::write(&state, &whole[..whole.len() / 2]).unwrap();
+    refused("bytes, not").await;
+    // Touched, and still what was saved: it was put back from a copy.
+    fs::write(&state, &whole).unwrap();
 
     let text = fs::read_to_string(&manifest).unwrap();
     fs::write(&manifest, text.replace("\"qemu\": \"", "\"qemu\": \"0.")).unwrap();
-    refused("was made by QEMU 0.").await;
+    refused("has no snapshot").await;
+    fs::write(&manifest, text.replace("\"format\": 2", "\"format\": 1")).unwrap();
+    refused("of format 1").await;
     fs::write(&manifest, &text[..text.len() / 2]).unwrap();
     refused("EOF").await;
     fs::write(&manifest, &text).unwrap();

@@ -68,6 +68,7 @@ fn spec(subject: &Subject, number: u32) -> VmSpec {
         resources: subject.resources,
         image: subject.image.clone(),
         bounds: mvm_agent::driver::Bounds::default(),
+        purpose: mvm_agent::driver::Purpose::default(),
     }
 }
 

@@ -88,6 +88,7 @@ impl Guest {
             resources: RESOURCES,
             image: image.clone(),
             bounds: mvm_agent::driver::Bounds::default(),
+            purpose: mvm_agent::driver::Purpose::default(),
         };
         runtime()?.block_on(guest.driver().boot(&spec))?;
         Ok(guest)

@@ -33,8 +33,12 @@ pub(super) fn configure(
     prefix: u8,
     gateway: Option<Ipv4Addr>,
 ) -> io::Result<()> {
-    let Some(card) = find_card(mac) else { return Ok(()) };
+    let Some((card, its_mac)) = find_card(mac) else { return Ok(()) };
     let netlink = Netlink::open()?;
+    if let Some(mac) = parse_mac(mac).filter(|_| its_mac != mac.to_lowercase()) {
+        // A fork has the hardware address of what it was forked from.
+        set_mac(&netlink, card, mac)?;
+    }
     set_up(&netlink, card)?;
     // A guest that woke as another instance has another's address still. The kernel's table says which.
     for (old, old_prefix) in addresses_of(card) {
@@ -49,7 +53,7 @@ pub(super) fn configure(
     }
 }
 
-fn find_card(mac: &str) -> Option<u32> {
+fn find_card(mac: &str) -> Option<(u32, String)> {
     let mut cards: Vec<(u32, String)> = Vec::new();
     for entry in fs::read_dir("/sys/class/net").ok()?.flatten() {
         let read = |name: &str| fs::read_to_string(entry.path().join(name)).unwrap_or_default();
@@ -60,8 +64,17 @@ fn find_card(mac: &str) -> Option<u32> {
         }
     }
     cards.sort();
-    let by_mac = cards.iter().find(|(_, found)| !mac.is_empty() && *found == mac.to_lowercase());
-    by_mac.or(if mac.is_empty() { cards.first() } else { None }).map(|(index, _)| *index)
+    let by_mac = cards.iter().find(|(_, found)| *found == mac.to_lowercase());
+    by_mac.or(cards.first()).cloned()
+}
+
+fn parse_mac(text: &str) -> Option<[u8; 6]> {
+    let mut mac = [0; 6];
+    let mut parts = text.split(':');
+    for byte in &mut mac {
+        *byte = u8::from_str_radix(parts.next()?, 16).ok()?;
+    }
+    parts.next().is_none().then_some(mac)
 }
 
 /// The addresses that a card has, asked by a dump of them all.
@@ -108,12 +121,26 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 fn set_up(netlink: &Netlink, card: u32) -> io::Result<()> {
-    // family, type; index; flags; which of them.
+    netlink.ask(NEW_LINK, ACK, &link_message(card, UP))
+}
+
+/// While the card is down: not every driver takes another address while it is up.
+fn set_mac(netlink: &Netlink, card: u32, mac: [u8; 6]) -> io::Result<()> {
+    let mut message = link_message(card, 0);
+    message.extend(10u16.to_ne_bytes());
+    message.extend(1u16.to_ne_bytes());
+    message.extend(mac);
+    message.extend([0; 2]);
+    netlink.ask(NEW_LINK, ACK, &message)
+}
+
+/// family, type; index; flags; which of them.
+fn link_message(card: u32, up: u32) -> Vec<u8> {
     let mut message = vec![0; 4];
     message.extend(card.to_ne_bytes());
+    message.extend(up.to_ne_bytes());
     message.extend(UP.to_ne_bytes());
-    message.extend(UP.to_ne_bytes());
-    netlink.ask(NEW_LINK, ACK, &message)
+    message
 }
 
 fn address_message(card: u32, address: Ipv4Addr, prefix: u8) -> Vec<u8> {
@@ -174,6 +201,19 @@ impl Netlink {
             Some(0) => Ok(()),
             Some(error) => Err(io::Error::from_raw_os_error(-error)),
             None => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hardware_address_has_six_bytes() {
+        assert_eq!(parse_mac("02:4d:00:07:00:0f"), Some([2, 0x4d, 0, 7, 0, 15]));
+        for bad in ["", "02:4d:00:07:00", "02:4d:00:07:00:0f:01", "02:4d:00:07:00:xy"] {
+            assert_eq!(parse_mac(bad), None);
         }
     }
 }

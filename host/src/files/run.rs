@@ -7,7 +7,9 @@ use std::path::Path;
 
 use mvm_proto::InstanceId;
 
-use super::{Dir, FILE_MODE, RUN_DIR_MODE, failed};
+use rustix::fs::Mode;
+
+use super::{Dir, FILE_MODE, OpenHow, RUN_DIR_MODE, failed, holes};
 use crate::HostError;
 
 /// A directory that nobody but its owner looks into, with those above it that are missing.
@@ -90,6 +92,33 @@ pub(crate) fn admit(run_dir: &Dir, user: u32, files: &[String]) -> Result<(), Ho
         }
     }
     Ok(())
+}
+
+/// Whoever may look into a run directory that it lies in may map it; only the directories keep others away.
+const SHARED_MEMORY_MODE: u32 = 0o666;
+
+/// A second name for the memory of a template. QEMU opens it to write although its guest's writes stay its own.
+pub(crate) fn share_memory(run_dir: &Dir, template: &Dir, memory: &str, name: &str) -> Result<(), HostError> {
+    let (from, memory) = template.place(memory)?;
+    let file = from.open_file(memory, OpenHow::ReadShared)?;
+    let path = from.path().join(memory);
+    let share = || {
+        // The VMM that made it is gone; its user may be another's by the time this one is used.
+        if rustix::process::geteuid().is_root() {
+            super::dir::give(&file, (0, 0))?;
+        }
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(SHARED_MEMORY_MODE))
+    };
+    share().map_err(|errno| failed("share", &path)(errno.into()))?;
+    let (dir, name) = run_dir.place(name)?;
+    dir.remove_tree(name)?;
+    dir.link_shared(&file, name)
+}
+
+pub(crate) fn dig_holes(run_dir: &Dir, name: &str) -> Result<(), HostError> {
+    let (dir, name) = run_dir.place(name)?;
+    let file = dir.open_file(name, OpenHow::Write)?;
+    holes::dig(&file).map_err(failed("dig holes in", &dir.path().join(name)))
 }
 
 pub(crate) fn trim_log(run_dir: &Dir, name: &str, max_bytes: u64) -> Result<(), HostError> {

@@ -145,6 +145,15 @@ impl Policy {
                 }
                 Ok(())
             }
+            Operation::DigHoles { instance: _, name } => self.name(name),
+            // Whose template it is, is the agent's to know: it could read and write either one itself.
+            Operation::ShareMemory { instance, template, memory, name } => {
+                if instance == template {
+                    return refused("an instance is not its own template");
+                }
+                self.name(memory)?;
+                self.name(name)
+            }
             Operation::SpawnVmm(spawn) => self.spawn(spawn),
             // Whether the process is one of ours is found out where processes can be looked at.
             Operation::EndProcess { process: _, signal: _ } => Ok(()),
@@ -217,6 +226,15 @@ impl Policy {
         }
         if file.writable {
             return refused(format!("{} is not the instance's to write", file.source.display()));
+        }
+        if let Ok(saved) = file.source.strip_prefix(self.data_dir.join(VMS_DIR)) {
+            // A template's: an instance, and a file of its snapshot.
+            let name = saved.to_str().and_then(|saved| saved.split_once('/'));
+            let is_instance = |id: &str| id.parse::<InstanceId>().is_ok();
+            return match name.filter(|(id, _)| is_instance(id)) {
+                Some((_, name)) => self.name(name),
+                None => refused(format!("{} is no file of a template", file.source.display())),
+            };
         }
         self.image(&file.source)
     }

@@ -101,6 +101,7 @@ fn qemu(line: &Line<'_>) -> Result<(), HostError> {
             "-display" => value == "none",
             "-global" => value == "virtio-mmio.force-legacy=false",
             "-device" => device(value),
+            "-object" => memory(value),
             "-netdev" => netdev(value),
             "-incoming" => value == "defer",
             _ => false,
@@ -147,7 +148,19 @@ fn device(value: &str) -> bool {
     DEVICES.contains(&kind) && parts.iter().all(|(key, value)| DEVICE_WORDS.contains(key) && is_bare(value))
 }
 
-/// A TAP that is there, by one of our names: made by nobody on the way, and no script is run for it.
+/// The guest's memory: its own, or a file in its run directory.
+fn memory(value: &str) -> bool {
+    let Some((kind, parts)) = parts(value) else { return false };
+    let in_file = kind == "memory-backend-file";
+    (in_file || kind == "memory-backend-ram")
+        && parts.iter().all(|(key, value)| match *key {
+            "id" | "size" => is_plain(value),
+            "mem-path" => in_file && is_plain(value),
+            "share" => in_file && matches!(*value, "on" | "off"),
+            _ => false,
+        })
+}
+
 /// The TAP that the VMM was started with, and no other: it opens none by name.
 fn netdev(value: &str) -> bool {
     let Some(("tap", parts)) = parts(value) else { return false };

@@ -19,15 +19,22 @@ const GREETED_WITHIN: Duration = Duration::from_secs(60);
 const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
 
 /// A guest that was greeted.
-pub(super) struct Client {
+pub struct Client {
     stream: GuestStream,
     deframer: Deframer,
     nonce: u64,
     next: u64,
 }
 
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").finish_non_exhaustive()
+    }
+}
+
 impl Client {
-    pub(super) async fn greet(stream: GuestStream) -> Result<Self, String> {
+    /// Sends openings until the guest answers one.
+    pub async fn greet(stream: GuestStream) -> Result<Self, String> {
         // Any number will do that the guest has not seen on this boot.
         let nonce = u64::from_le_bytes(random());
         let mut client = Self { stream, deframer: Deframer::default(), nonce, next: nonce | 1 };

@@ -19,6 +19,9 @@ pub(super) struct Entry {
     #[serde(default)]
     pub(super) asleep: Option<FakeVm>,
     pub(super) console: String,
+    /// Others are forked from it.
+    #[serde(default)]
+    pub(super) template: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 //! Everything that can be refused is refused before the spawn; whatever fails after it takes the process with it, so
 //! that a VMM either runs a guest or is not there.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mvm_proto::InstanceId;
@@ -101,7 +101,7 @@ impl<H: Host> Vmms<H> {
         }
         match &place.jail {
             Some(jail) => {
-                let files = jail_files(spec, origin, &place.run_dir);
+                let files = jail_files(spec, origin, &place.run_dir, |saved| self.host.run_dir(saved));
                 let operation = Operation::MakeJail { jail: jail.clone(), files };
                 self.perform(instance, action, operation).await?;
             }
@@ -222,7 +222,7 @@ impl<H: Host> Vmms<H> {
             }
             Origin::Snapshot(manifest) => {
                 if let Some(reason) = self.unlike(manifest, described.version, instance)? {
-                    return Err(DriverError::Vmm { instance: instance.clone(), reason });
+                    return Err(DriverError::Unusable { instance: manifest.instance.clone(), reason });
                 }
                 // A snapshot carries neither log nor metrics; they are the only calls allowed before a load. The
                 // console is this process's own output either way.
@@ -230,8 +230,10 @@ impl<H: Host> Vmms<H> {
                     client.send(call, limits.call).await.map_err(fault)?;
                 }
                 let jailed = live.place.jail.is_some();
-                let name =
-                    |file| if jailed { file_in_jail(file) } else { format!("{}/{file}", manifest.directory) };
+                let directory = self.host.run_dir(&manifest.instance).join(&manifest.directory);
+                let name = |file| {
+                    if jailed { file_in_jail(file) } else { directory.join(file).display().to_string() }
+                };
                 let track = described.version.loses_vsock_after_a_bare_resume();
                 let mut load = SnapshotLoad::paused(&name(STATE), &name(MEMORY), track);
                 // Said again although it is the same: a snapshot would take whatever TAP it was made with.
@@ -273,7 +275,12 @@ fn file_in_jail(file: &str) -> String {
     format!("snapshot.{file}")
 }
 
-fn jail_files(spec: &VmSpec, origin: &Origin<'_>, run_dir: &Path) -> Vec<JailFile> {
+fn jail_files(
+    spec: &VmSpec,
+    origin: &Origin<'_>,
+    run_dir: &Path,
+    run_dir_of: impl Fn(&InstanceId) -> PathBuf,
+) -> Vec<JailFile> {
     let read_only = |source: &Path, name: &str| JailFile {
         source: source.to_owned(),
         name: name.to_owned(),
@@ -286,7 +293,7 @@ fn jail_files(spec: &VmSpec, origin: &Origin<'_>, run_dir: &Path) -> Vec<JailFil
             files.extend(spec.image.initrd.iter().map(|initrd| read_only(initrd, INITRD)));
         }
         Origin::Snapshot(manifest) => {
-            let dir = run_dir.join(&manifest.directory);
+            let dir = run_dir_of(&manifest.instance).join(&manifest.directory);
             files.extend([MEMORY, STATE].map(|file| read_only(&dir.join(file), &file_in_jail(file))));
         }
     }

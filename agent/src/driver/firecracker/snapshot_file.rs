@@ -91,7 +91,8 @@ impl Manifest {
     pub(super) async fn damage(&self, host: &impl Host, whole_memory: bool) -> io::Result<Option<String>> {
         for (name, part, hashed) in [(STATE, &self.state, true), (MEMORY, &self.memory, whole_memory)] {
             let path = format!("{}/{name}", self.directory);
-            let Some(file) = run_files::open(host, &self.instance, &path).await? else {
+            // The jails that use it have second names for it.
+            let Some(file) = run_files::open_shared(host, &self.instance, &path).await? else {
                 return Ok(Some(format!("the snapshot's {name} is gone")));
             };
             let found = file.metadata()?.len();

@@ -18,6 +18,10 @@ pub(super) const QMP_SOCKET: &str = "qmp.sock";
 pub(super) const GUEST_SOCKET: &str = "guest.sock";
 pub(super) const CONSOLE: &str = "console.log";
 pub(super) const DATA_DISK: &str = "data.img";
+/// The memory of a template while it runs.
+pub(super) const TEMPLATE_MEMORY: &str = "memory";
+/// A template's memory by the name that it has for its fork.
+pub(super) const BASE_MEMORY: &str = "base";
 
 /// No new privileges, no children, no obsolete calls: what reaches QEMU from a guest can't do much.
 pub(super) const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
@@ -70,6 +74,17 @@ pub(super) enum Begin {
     Incoming,
 }
 
+/// Where the guest's memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// Nowhere but in memory.
+    Anonymous,
+    /// In a file that others will fork from: what the guest writes is in it.
+    Template,
+    /// A template's, until the guest writes to it: what it writes is its own.
+    Fork,
+}
+
 /// All that the command line depends on besides the spec.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Setup {
@@ -78,6 +93,7 @@ pub(super) struct Setup {
     pub(super) tsc_khz: Option<u64>,
     pub(super) sandbox: bool,
     pub(super) begin: Begin,
+    pub(super) memory: Memory,
 }
 
 pub(super) fn command_line(spec: &VmSpec, setup: &Setup) -> Vec<String> {
@@ -103,18 +119,37 @@ pub(super) fn command_line(spec: &VmSpec, setup: &Setup) -> Vec<String> {
         // Opened for it by whoever starts it: it needs no right to do so, and can open no other.
         push(&["-netdev", &format!("tap,id=net,fd={TAP_FD}")]);
     }
-    args.extend(hardware(spec, &setup.accelerator));
+    push(&["-object", &memory(spec, setup.memory)]);
+    let mac = spec.bounds.nic.as_ref().map_or("", |nic| &nic.mac);
+    args.extend(hardware(spec, &setup.accelerator, mac));
     if setup.begin == Begin::Incoming {
         args.extend(["-incoming", "defer"].map(str::to_owned));
     }
     args
 }
 
+/// The guest's memory, under one name whatever it is: saved memory is found again by its name.
+fn memory(spec: &VmSpec, memory: Memory) -> String {
+    let size = format!("id=memory,size={}M", spec.resources.mem_mib);
+    match memory {
+        Memory::Anonymous => format!("memory-backend-ram,{size}"),
+        Memory::Template => format!("memory-backend-file,{size},mem-path={TEMPLATE_MEMORY},share=on"),
+        Memory::Fork => format!("memory-backend-file,{size},mem-path={BASE_MEMORY},share=off"),
+    }
+}
+
 /// What the guest sees of the machine. Saved memory fits only where all of this is the same.
-fn hardware(spec: &VmSpec, accelerator: &Accelerator) -> Vec<String> {
+fn hardware(spec: &VmSpec, accelerator: &Accelerator, mac: &str) -> Vec<String> {
     let mut args = Vec::new();
     let mut push = |items: &[&str]| args.extend(items.iter().map(|item| (*item).to_owned()));
-    push(&["-M", "microvm,acpi=on", "-accel", accelerator.option(), "-cpu", accelerator.cpu()]);
+    push(&[
+        "-M",
+        "microvm,acpi=on,memory-backend=memory",
+        "-accel",
+        accelerator.option(),
+        "-cpu",
+        accelerator.cpu(),
+    ]);
     push(&["-smp", &spec.resources.vcpus.to_string(), "-m", &format!("{}M", spec.resources.mem_mib)]);
     push(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
     push(&["-global", "virtio-mmio.force-legacy=false"]);
@@ -125,8 +160,8 @@ fn hardware(spec: &VmSpec, accelerator: &Accelerator) -> Vec<String> {
     if spec.resources.data_disk_mib > 0 {
         push(&["-device", "virtio-blk-device,drive=data,serial=data,werror=report,rerror=report"]);
     }
-    if let Some(nic) = &spec.bounds.nic {
-        push(&["-device", &format!("virtio-net-device,netdev=net,mac={}", nic.mac)]);
+    if spec.bounds.nic.is_some() {
+        push(&["-device", &format!("virtio-net-device,netdev=net,mac={mac}")]);
     }
     push(&["-device", "virtio-serial-device,id=serial"]);
     // Without an id QEMU tells no one when the guest opens it.
@@ -135,9 +170,9 @@ fn hardware(spec: &VmSpec, accelerator: &Accelerator) -> Vec<String> {
     args
 }
 
-/// Names what the guest sees of the machine.
+/// Names what the guest sees of the machine, but for the card's address, which each fork is told anew.
 pub(super) fn hardware_digest(spec: &VmSpec, accelerator: &Accelerator) -> Digest {
-    Digest::of(hardware(spec, accelerator).join("\n").as_bytes())
+    Digest::of(hardware(spec, accelerator, "").join("\n").as_bytes())
 }
 
 fn kernel_command_line(spec: &VmSpec, tsc_khz: Option<u64>) -> String {
@@ -169,7 +204,7 @@ mod tests {
     use mvm_proto::document::Resources;
 
     use super::*;
-    use crate::driver::{BootImage, Bounds, Nic};
+    use crate::driver::{BootImage, Bounds, Nic, Purpose};
 
     fn spec(rootfs: Option<&str>, data_disk_mib: u64) -> VmSpec {
         VmSpec {
@@ -184,12 +219,13 @@ mod tests {
                 cmdline: "quiet root=/dev/vda".to_owned(),
             },
             bounds: Bounds::default(),
+            purpose: Purpose::default(),
         }
     }
 
     fn setup(accelerator: Accelerator, begin: Begin) -> Setup {
         let tsc_khz = (accelerator == Accelerator::Tcg).then_some(2_400_000);
-        Setup { accelerator, tsc_khz, sandbox: true, begin }
+        Setup { accelerator, tsc_khz, sandbox: true, begin, memory: Memory::Anonymous }
     }
 
     #[test]
@@ -205,7 +241,8 @@ mod tests {
              -kernel /images/kernel -append console=ttyS0 reboot=t panic=-1 no_timer_check \
              tsc_early_khz=2400000 tsc=reliable mitigations=off quiet root=/dev/vda \
              -initrd /images/initrd \
-             -M microvm,acpi=on -accel tcg,tb-size=64 -cpu max -smp 2 -m 128M \
+             -object memory-backend-ram,id=memory,size=128M \
+             -M microvm,acpi=on,memory-backend=memory -accel tcg,tb-size=64 -cpu max -smp 2 -m 128M \
              -nodefaults -no-user-config -display none -no-reboot \
              -global virtio-mmio.force-legacy=false \
              -device virtio-serial-device,id=serial \
@@ -231,6 +268,17 @@ mod tests {
     }
 
     #[test]
+    fn a_template_writes_its_memory_file_and_a_fork_never_does() {
+        let line = |memory| {
+            let setup = Setup { memory, ..setup(Accelerator::Tcg, Begin::Boot) };
+            command_line(&spec(None, 0), &setup).join(" ")
+        };
+        let file = "-object memory-backend-file,id=memory,size=128M";
+        assert!(line(Memory::Template).contains(&format!("{file},mem-path=memory,share=on ")));
+        assert!(line(Memory::Fork).contains(&format!("{file},mem-path=base,share=off ")));
+    }
+
+    #[test]
     fn a_network_card_is_the_taps_and_part_of_the_machine() {
         let mut connected = spec(None, 0);
         let plain = hardware_digest(&connected, &Accelerator::Tcg);
@@ -239,7 +287,10 @@ mod tests {
         let line = command_line(&connected, &setup(Accelerator::Tcg, Begin::Boot)).join(" ");
         assert!(line.contains("-netdev tap,id=net,fd=3 "), "{line}");
         assert!(line.contains("-device virtio-net-device,netdev=net,mac=02:4d:00:07:00:03 "), "{line}");
-        assert_ne!(plain, hardware_digest(&connected, &Accelerator::Tcg));
+        let one = hardware_digest(&connected, &Accelerator::Tcg);
+        assert_ne!(plain, one);
+        connected.bounds.nic = Some(Nic { tap: "tn7i4".to_owned(), mac: "02:4d:00:07:00:04".to_owned() });
+        assert_eq!(one, hardware_digest(&connected, &Accelerator::Tcg), "a fork has an address of its own");
     }
 
     #[test]

@@ -28,7 +28,7 @@ const MAX_LINE_BYTES: usize = 1024 * 1024;
 const CONNECT_EVERY: Duration = Duration::from_millis(2);
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum QmpError {
+pub enum QmpError {
     #[error("the control socket was closed")]
     Closed,
     #[error("no answer to {command} within {waited:?}")]
@@ -58,7 +58,7 @@ impl Shared {
 }
 
 #[derive(Debug)]
-pub(super) struct Qmp {
+pub struct Qmp {
     shared: Arc<Shared>,
     /// One command is written at a time, whole.
     writing: tokio::sync::Mutex<()>,
@@ -74,7 +74,7 @@ impl Drop for Qmp {
 
 impl Qmp {
     /// Connects as soon as someone listens, and agrees on the protocol.
-    pub(super) async fn connect(control: &Dial, deadline: Duration) -> Result<Self, QmpError> {
+    pub async fn connect(control: &Dial, deadline: Duration) -> Result<Self, QmpError> {
         let silent = |_| QmpError::Silent { command: "a connection", waited: deadline };
         timeout(deadline, Self::connect_at_last(control)).await.map_err(silent)?
     }
@@ -108,17 +108,17 @@ impl Qmp {
         Ok(qmp)
     }
 
-    pub(super) fn is_closed(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         self.shared.answers().is_none()
     }
 
     /// The run state as last heard: `running`, `paused`, `postmigrate`, `inmigrate` and others.
-    pub(super) fn run(&self) -> String {
+    pub fn run(&self) -> String {
         self.shared.run.borrow().clone()
     }
 
     /// Asks for the run state.
-    pub(super) async fn query_run(&self, deadline: Duration) -> Result<String, QmpError> {
+    pub async fn query_run(&self, deadline: Duration) -> Result<String, QmpError> {
         let answer = self.command("query-status", Value::Null, deadline).await?;
         let run = answer["status"].as_str().unwrap_or_default().to_owned();
         self.shared.run.send_replace(run.clone());
@@ -126,13 +126,13 @@ impl Qmp {
     }
 
     /// Follows migration, from which what was heard before is forgotten.
-    pub(super) fn migration(&self) -> watch::Receiver<String> {
+    pub fn migration(&self) -> watch::Receiver<String> {
         self.shared.migration.send_replace(String::new());
         self.shared.migration.subscribe()
     }
 
     /// Carries out one command. Null stands for no arguments.
-    pub(super) async fn command(
+    pub async fn command(
         &self,
         command: &'static str,
         arguments: Value,
@@ -142,12 +142,7 @@ impl Qmp {
     }
 
     /// Hands an open file to the VMM, which knows it by `name` from then on.
-    pub(super) async fn give(
-        &self,
-        name: &str,
-        file: BorrowedFd<'_>,
-        deadline: Duration,
-    ) -> Result<(), QmpError> {
+    pub async fn give(&self, name: &str, file: BorrowedFd<'_>, deadline: Duration) -> Result<(), QmpError> {
         self.ask("getfd", json!({ "fdname": name }), Some(file), deadline).await.map(|_| ())
     }
 

@@ -13,12 +13,14 @@ use mvm_proto::InstanceId;
 use serde_json::{Value, json};
 
 use super::QemuDriver;
-use super::args;
+use super::args::{self, TEMPLATE_MEMORY};
 use super::live::{Live, Record, vm_state};
 use super::qmp::{Qmp, QmpError};
-use super::snapshot::{self, DiskStamp, MANIFEST, MEMORY, Manifest, OWNER, SNAPSHOT, UNFINISHED};
+use super::snapshot::{
+    FORMAT, FileStamp, Found, MANIFEST, MEMORY, MadeOn, Manifest, OWNER, SNAPSHOT, STATE, UNFINISHED,
+};
 use super::start::SLOWEST_MIB_PER_SECOND;
-use crate::driver::{DriverError, SnapshotRef, VmState, run_files};
+use crate::driver::{DriverError, Purpose, SnapshotRef, VmState, run_files};
 use mvm_host::{Access, Host, Operation, ProcessIdentity};
 
 const ACTION: &str = "snapshot";
@@ -34,15 +36,15 @@ impl<H: Host> QemuDriver<H> {
             let reason = "nothing is written of what it was booted from; it can't be saved".to_owned();
             return Err(DriverError::Vmm { instance: instance.clone(), reason });
         };
-        let manifest = match self.written_already(&live).await? {
-            Some(manifest) => manifest,
+        let Found { manifest, digest } = match self.written_already(&live).await? {
+            Some(found) => found,
             None => self.write_anew(&live, record).await?,
         };
-        Ok(SnapshotRef { instance: instance.clone(), revision: manifest.revision, digest: manifest.memory })
+        Ok(SnapshotRef { instance: instance.clone(), revision: manifest.revision, digest })
     }
 
     /// The snapshot of exactly this state, if it was written before; fails when the guest is not paused.
-    async fn written_already(&self, live: &Arc<Live>) -> Result<Option<Manifest>, DriverError> {
+    async fn written_already(&self, live: &Arc<Live>) -> Result<Option<Found>, DriverError> {
         let instance = live.instance();
         let run = match self.settle(live).await {
             Ok(run) => run,
@@ -57,9 +59,9 @@ impl<H: Host> QemuDriver<H> {
         }
         let host = &*self.inner.host;
         let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
-        let finished = Manifest::read(host, instance).await.map_err(io)?;
-        if let Some(manifest) = finished.filter(|manifest| manifest.process == live.vmm.process) {
-            return Ok(Some(manifest));
+        let finished = Found::read(host, instance).await.map_err(io)?.and_then(Result::ok);
+        if let Some(found) = finished.filter(|found| found.manifest.process == live.vmm.process) {
+            return Ok(Some(found));
         }
         if let Some(record) = &live.record
             && owner(host, instance).await.as_ref() == Some(&live.vmm.process)
@@ -85,8 +87,8 @@ impl<H: Host> QemuDriver<H> {
     }
 
     /// Writes a new snapshot; one that fails leaves nothing of itself.
-    async fn write_anew(&self, live: &Arc<Live>, record: &Record) -> Result<Manifest, DriverError> {
-        let written = self.write_memory(live, record).await;
+    async fn write_anew(&self, live: &Arc<Live>, record: &Record) -> Result<Found, DriverError> {
+        let written = self.write_state(live, record).await;
         if written.is_err()
             && let Err(cause) = self.remove_file(live.instance(), ACTION, UNFINISHED).await
         {
@@ -95,22 +97,23 @@ impl<H: Host> QemuDriver<H> {
         written
     }
 
-    async fn write_memory(&self, live: &Arc<Live>, record: &Record) -> Result<Manifest, DriverError> {
+    async fn write_state(&self, live: &Arc<Live>, record: &Record) -> Result<Found, DriverError> {
         let instance = live.instance();
         let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
         let (name, owner) = (UNFINISHED.to_owned(), serde_json::to_string(&live.vmm.process));
         self.perform(instance, ACTION, Operation::MakeDir { instance: instance.clone(), name }).await?;
         let owner = owner.map_err(|cause| io(cause.into()))?;
         self.write_file(instance, &format!("{UNFINISHED}/{OWNER}"), owner).await?;
-        let name = format!("{UNFINISHED}/{MEMORY}");
+        let name = format!("{UNFINISHED}/{STATE}");
         let file = self.inner.host.open_file(instance, &name, Access::Create).await;
         let file = file.map_err(run_files::io_cause).map_err(io)?;
         let file = file.ok_or_else(|| io(io::ErrorKind::NotFound.into()))?;
         let mib = record.spec.resources.mem_mib;
         let within = SAVE_BASE + Duration::from_secs(mib / SLOWEST_MIB_PER_SECOND);
+        let memory_apart = record.spec.purpose == Purpose::Template;
         let saved = async {
             let qmp = live.qmp(self.answer_within()).await?;
-            migrate(&qmp, &file, self.answer_within(), within).await
+            migrate(&qmp, &file, memory_apart, self.answer_within(), within).await
         };
         match saved.await {
             Ok(()) => self.finish(live, record).await,
@@ -118,33 +121,54 @@ impl<H: Host> QemuDriver<H> {
         }
     }
 
-    /// Makes an unfinished snapshot, whose memory is all written, the instance's snapshot.
-    async fn finish(&self, live: &Live, record: &Record) -> Result<Manifest, DriverError> {
+    /// Makes an unfinished snapshot, whose state is all written, the instance's snapshot.
+    async fn finish(&self, live: &Live, record: &Record) -> Result<Found, DriverError> {
         let instance = live.instance();
         let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
         let host = &*self.inner.host;
-        let written = run_files::open(host, instance, &format!("{UNFINISHED}/{MEMORY}")).await.map_err(io)?;
-        let written = written.ok_or_else(|| io(io::ErrorKind::NotFound.into()))?;
-        let sealed = tokio::task::spawn_blocking(move || snapshot::digest_of(written));
-        let (memory, memory_bytes) =
-            sealed.await.map_err(io::Error::other).and_then(|sealed| sealed).map_err(io)?;
-        let disk = DiskStamp::take(host, instance).await.map_err(io)?;
+        let (memory, disk) = match record.spec.purpose {
+            Purpose::Instance => (None, FileStamp::of_disk(host, instance).await.map_err(io)?),
+            Purpose::Template => (Some(self.take_memory(instance).await?), None),
+        };
         let manifest = Manifest {
+            format: FORMAT,
             revision: record.spec.revision,
             image: record.spec.image.digest,
             qemu: record.qemu.clone(),
             accelerator: record.accelerator.clone(),
             hardware: args::hardware_digest(&record.spec, &record.accelerator),
+            made_on: MadeOn::here().await,
+            state: self.stamp(instance, &format!("{UNFINISHED}/{STATE}")).await?,
             memory,
-            memory_bytes,
             disk,
             process: live.vmm.process.clone(),
         };
         let text = serde_json::to_string_pretty(&manifest).map_err(|cause| io(cause.into()))?;
-        self.write_file(instance, &format!("{UNFINISHED}/{MANIFEST}"), text).await?;
+        self.write_file(instance, &format!("{UNFINISHED}/{MANIFEST}"), text.clone()).await?;
         let (from, to) = (UNFINISHED.to_owned(), SNAPSHOT.to_owned());
         self.perform(instance, ACTION, Operation::Rename { instance: instance.clone(), from, to }).await?;
-        Ok(manifest)
+        Ok(Found::of(manifest, text.as_bytes()))
+    }
+
+    /// Puts a template's memory beside its state.
+    async fn take_memory(&self, instance: &InstanceId) -> Result<FileStamp, DriverError> {
+        let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
+        let (from, to) = (TEMPLATE_MEMORY.to_owned(), format!("{UNFINISHED}/{MEMORY}"));
+        // It may have been moved already, by an agent that ended then.
+        if run_files::open(&*self.inner.host, instance, &from).await.map_err(io)?.is_some() {
+            let (instance, name) = (instance.clone(), from.clone());
+            self.perform(&instance.clone(), ACTION, Operation::DigHoles { instance, name }).await?;
+        }
+        let rename = Operation::Rename { instance: instance.clone(), from, to: to.clone() };
+        self.perform(instance, ACTION, rename).await?;
+        self.stamp(instance, &to).await
+    }
+
+    async fn stamp(&self, instance: &InstanceId, name: &str) -> Result<FileStamp, DriverError> {
+        let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
+        let file = run_files::open(&*self.inner.host, instance, name).await.map_err(io)?;
+        let file = file.ok_or_else(|| io(io::ErrorKind::NotFound.into()))?;
+        FileStamp::of(&file).map_err(io)
     }
 
     async fn write_file(&self, instance: &InstanceId, name: &str, text: String) -> Result<(), DriverError> {
@@ -153,20 +177,33 @@ impl<H: Host> QemuDriver<H> {
     }
 }
 
+/// What both ends of a save must agree on.
+pub(super) fn capabilities(memory_apart: bool) -> Value {
+    json!({ "capabilities": [
+        { "capability": "events", "state": true },
+        { "capability": "x-ignore-shared", "state": memory_apart },
+    ] })
+}
+
 async fn owner(host: &impl Host, instance: &InstanceId) -> Option<ProcessIdentity> {
     let text = run_files::read(host, instance, &format!("{UNFINISHED}/{OWNER}")).await.ok()??;
     serde_json::from_slice(&text).ok()
 }
 
-/// Has the paused VMM write its state into `file`.
-async fn migrate(qmp: &Qmp, file: &File, answer_within: Duration, within: Duration) -> Result<(), QmpError> {
-    let events = json!({ "capabilities": [{ "capability": "events", "state": true }] });
-    qmp.command("migrate-set-capabilities", events, answer_within).await?;
+/// Has the paused VMM write its state into `file`, and its memory too unless that is in a file that others see.
+async fn migrate(
+    qmp: &Qmp,
+    file: &File,
+    memory_apart: bool,
+    answer_within: Duration,
+    within: Duration,
+) -> Result<(), QmpError> {
+    qmp.command("migrate-set-capabilities", capabilities(memory_apart), answer_within).await?;
     qmp.command("migrate-set-parameters", json!({ "max-bandwidth": BYTES_PER_SECOND }), answer_within)
         .await?;
-    qmp.give("memory", file.as_fd(), answer_within).await?;
+    qmp.give("state", file.as_fd(), answer_within).await?;
     let mut migration = qmp.migration();
-    qmp.command("migrate", json!({ "uri": "fd:memory" }), answer_within).await?;
+    qmp.command("migrate", json!({ "uri": "fd:state" }), answer_within).await?;
     let over = migration.wait_for(|status| matches!(status.as_str(), "completed" | "failed" | "closed"));
     let silent = |_| QmpError::Silent { command: "migrate", waited: within };
     let status =

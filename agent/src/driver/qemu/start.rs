@@ -1,7 +1,7 @@
 //! Starting a VMM, with a guest that boots or with one from a snapshot. Whatever goes wrong, nothing keeps running.
 
 use std::fs::File;
-use std::io::{self, Read as _, Seek as _};
+use std::io::{self, Read as _};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,12 +10,13 @@ use std::time::{Duration, SystemTime};
 use mvm_proto::InstanceId;
 use serde_json::json;
 
-use super::args::{self, Accelerator, Begin, Setup};
+use super::args::{self, Accelerator, Begin, Memory, Setup};
 use super::live::{Live, RECORD, Record};
 use super::qmp::{Qmp, QmpError};
-use super::snapshot::{self, DiskStamp, Fit, MEMORY, Manifest, SNAPSHOT};
+use super::save::capabilities;
+use super::snapshot::{FileStamp, Fit, Found, MEMORY, MadeOn, Manifest, SNAPSHOT, STATE};
 use super::{Binary, QemuDriver, VMM_LOG, lock, tsc};
-use crate::driver::{DriverError, DriverKind, SnapshotRef, VmSpec, run_files};
+use crate::driver::{DriverError, DriverKind, Purpose, SnapshotRef, VmSpec, run_files};
 use mvm_host::{Confinement, Host, Operation, Outcome, SpawnVmm, VmmProcess};
 
 /// For loading memory: what any disk can do, and some time to begin.
@@ -65,15 +66,29 @@ impl<H: Host> QemuDriver<H> {
         let _starting = self.starting(&spec.instance);
         let accelerator = self.chosen_accelerator().await;
         let binary = self.binary(&spec.instance).await?;
-        let data_disk_mib = spec.resources.data_disk_mib;
-        let run_dir = Operation::MakeRunDir { instance: spec.instance.clone() };
-        self.perform(&spec.instance, ACTION, run_dir).await?;
-        if data_disk_mib > 0 {
-            let (instance, name) = (spec.instance.clone(), args::DATA_DISK.to_owned());
-            let disk = Operation::MakeDisk { instance, name, size_mib: data_disk_mib };
-            self.perform(&spec.instance, ACTION, disk).await?;
+        self.make_place(spec, ACTION).await?;
+        let memory = match spec.purpose {
+            Purpose::Instance => Memory::Anonymous,
+            Purpose::Template => {
+                // What an earlier guest left in it would be this one's memory.
+                self.remove_file(&spec.instance, ACTION, args::TEMPLATE_MEMORY).await?;
+                Memory::Template
+            }
+        };
+        self.start(spec, &binary, accelerator, Begin::Boot, memory, ACTION).await.map(|_| ())
+    }
+
+    /// The run directory, and the data disk if there is to be one.
+    async fn make_place(&self, spec: &VmSpec, action: &'static str) -> Result<(), DriverError> {
+        let instance = &spec.instance;
+        self.perform(instance, action, Operation::MakeRunDir { instance: instance.clone() }).await?;
+        let size_mib = spec.resources.data_disk_mib;
+        if size_mib > 0 {
+            let (instance, name) = (instance.clone(), args::DATA_DISK.to_owned());
+            let disk = Operation::MakeDisk { instance, name, size_mib };
+            self.perform(&spec.instance, action, disk).await?;
         }
-        self.start(spec, &binary, accelerator, Begin::Boot, ACTION).await.map(|_| ())
+        Ok(())
     }
 
     pub(super) async fn start_restoring(
@@ -83,21 +98,58 @@ impl<H: Host> QemuDriver<H> {
     ) -> Result<(), DriverError> {
         const ACTION: &str = "restore";
         let _starting = self.starting(&spec.instance);
-        let binary = self.binary(&spec.instance).await?;
-        let (memory, manifest) = self.usable(spec, wanted, &binary).await?;
+        let (state, manifest, binary) = self.usable(spec, wanted, ACTION).await?;
+        let io = |cause| DriverError::Io { instance: spec.instance.clone(), action: ACTION, cause };
+        let disk = FileStamp::of_disk(&*self.inner.host, &spec.instance).await.map_err(io)?;
+        if disk != manifest.disk {
+            let reason = "its data disk moved on since it was made".to_owned();
+            return Err(DriverError::Unusable { instance: spec.instance.clone(), reason });
+        }
+        self.start_loading(spec, &binary, &state, &manifest, Memory::Anonymous, ACTION).await
+    }
+
+    pub(super) async fn start_forking(
+        &self,
+        spec: &VmSpec,
+        template: &SnapshotRef,
+    ) -> Result<(), DriverError> {
+        const ACTION: &str = "fork";
+        let _starting = self.starting(&spec.instance);
+        let (state, manifest, binary) = self.usable(spec, template, ACTION).await?;
+        self.make_place(spec, ACTION).await?;
+        let share = Operation::ShareMemory {
+            instance: spec.instance.clone(),
+            template: template.instance.clone(),
+            memory: format!("{SNAPSHOT}/{MEMORY}"),
+            name: args::BASE_MEMORY.to_owned(),
+        };
+        self.perform(&spec.instance, ACTION, share).await?;
+        self.start_loading(spec, &binary, &state, &manifest, Memory::Fork, ACTION).await
+    }
+
+    /// Starts a VMM that waits, and has it load what was saved.
+    async fn start_loading(
+        &self,
+        spec: &VmSpec,
+        binary: &Binary,
+        state: &File,
+        manifest: &Manifest,
+        memory: Memory,
+        action: &'static str,
+    ) -> Result<(), DriverError> {
         let accelerator = manifest.accelerator.clone();
-        let (live, qmp) = self.start(spec, &binary, accelerator, Begin::Incoming, ACTION).await?;
-        let within =
-            LOAD_BASE + Duration::from_secs(manifest.memory_bytes / 1024 / 1024 / SLOWEST_MIB_PER_SECOND);
-        match load(&qmp, &memory, self.answer_within(), within).await {
+        let (live, qmp) = self.start(spec, binary, accelerator, Begin::Incoming, memory, action).await?;
+        let mib = manifest.state.bytes / 1024 / 1024;
+        let within = LOAD_BASE + Duration::from_secs(mib / SLOWEST_MIB_PER_SECOND);
+        match load(&qmp, state, manifest.memory.is_some(), self.answer_within(), within).await {
             Ok(()) => Ok(()),
             Err(cause) => {
-                let cause = live.explain(ACTION, cause).await;
+                let cause = live.explain(action, cause).await;
                 let reason = match live.end_detail() {
                     Some(said) => format!("could not load its snapshot: {said}"),
                     None => format!("could not load its snapshot: {}", crate::text::chain(&cause)),
                 };
-                self.end_processes(&spec.instance, ACTION).await?;
+                self.end_processes(&spec.instance, action).await?;
                 Err(DriverError::Vmm { instance: spec.instance.clone(), reason })
             }
         }
@@ -108,47 +160,39 @@ impl<H: Host> QemuDriver<H> {
         Starting { driver: self, instance }
     }
 
-    /// The snapshot's memory, if it is the one wanted, whole, and fits what is here.
+    /// The state of a snapshot, if it is the one wanted, as it was left, and fits what is here.
     async fn usable(
         &self,
         spec: &VmSpec,
         wanted: &SnapshotRef,
-        binary: &Binary,
-    ) -> Result<(File, Manifest), DriverError> {
-        let instance = &spec.instance;
-        let io =
-            |cause| DriverError::Io { instance: instance.clone(), action: "read the snapshot of", cause };
-        let wrong = |reason: String| DriverError::Vmm { instance: instance.clone(), reason };
+        action: &'static str,
+    ) -> Result<(File, Manifest, Binary), DriverError> {
+        let saved = &wanted.instance;
+        let unusable = |reason: String| DriverError::Unusable { instance: saved.clone(), reason };
+        let io = |cause| DriverError::Io { instance: saved.clone(), action, cause };
         let host = &*self.inner.host;
-        let manifest = Manifest::read(host, instance).await.map_err(io)?;
-        let Some(manifest) = manifest.filter(|manifest| manifest.memory == wanted.digest) else {
-            return Err(DriverError::NoSnapshot { instance: instance.clone(), digest: wanted.digest });
+        self.stop_sealing(saved);
+        let found = Found::read(host, saved).await.map_err(io)?.transpose().map_err(unusable)?;
+        let Some(found) = found.filter(|found| found.digest == wanted.digest) else {
+            return Err(DriverError::NoSnapshot { instance: saved.clone(), digest: wanted.digest });
         };
+        let manifest = &found.manifest;
+        let binary = self.binary(&spec.instance).await?;
         let here = Fit {
             image: spec.image.digest,
             qemu: &binary.version,
             hardware: args::hardware_digest(spec, &manifest.accelerator),
-            disk: DiskStamp::take(host, instance).await.map_err(io)?,
+            host: MadeOn::here().await,
         };
         if let Some(reason) = manifest.misfit(&here) {
-            return Err(wrong(reason));
+            return Err(unusable(reason));
         }
-        let memory = run_files::open(host, instance, &format!("{SNAPSHOT}/{MEMORY}")).await.map_err(io)?;
-        let memory = memory.ok_or_else(|| io(io::ErrorKind::NotFound.into()))?;
-        let hashed = tokio::task::spawn_blocking(move || {
-            let (found, _) = snapshot::digest_of(&memory)?;
-            // QEMU reads on from where this descriptor stands.
-            (&memory).rewind()?;
-            Ok((memory, found))
-        });
-        let (memory, found) = hashed.await.map_err(io::Error::other).and_then(|hashed| hashed).map_err(io)?;
-        if found != manifest.memory {
-            return Err(wrong(format!(
-                "its snapshot is damaged: it hashes to {found}, not {}",
-                manifest.memory
-            )));
+        if let Some(reason) = self.damage(saved, &found).await.map_err(io)? {
+            return Err(unusable(reason));
         }
-        Ok((memory, manifest))
+        let state = run_files::open(host, saved, &format!("{SNAPSHOT}/{STATE}")).await.map_err(io)?;
+        let state = state.ok_or_else(|| unusable("its state is gone".to_owned()))?;
+        Ok((state, found.manifest, binary))
     }
 
     /// Starts the process and waits for its first answer.
@@ -158,6 +202,7 @@ impl<H: Host> QemuDriver<H> {
         binary: &Binary,
         accelerator: Accelerator,
         begin: Begin,
+        memory: Memory,
         action: &'static str,
     ) -> Result<(Arc<Live>, Arc<Qmp>), DriverError> {
         let instance = &spec.instance;
@@ -165,7 +210,8 @@ impl<H: Host> QemuDriver<H> {
             Accelerator::Tcg => tsc::khz().await,
             Accelerator::Kvm { .. } => None,
         };
-        let setup = Setup { accelerator: accelerator.clone(), tsc_khz, sandbox: binary.sandbox, begin };
+        let setup =
+            Setup { accelerator: accelerator.clone(), tsc_khz, sandbox: binary.sandbox, begin, memory };
         for name in [args::QMP_SOCKET, args::GUEST_SOCKET, VMM_LOG] {
             self.remove_file(instance, action, name).await?;
         }
@@ -250,13 +296,18 @@ fn confinement(spec: &VmSpec, accelerator: &Accelerator) -> Option<Confinement> 
     })
 }
 
-/// Tells a waiting VMM to load memory from this file, and waits until it has.
-async fn load(qmp: &Qmp, memory: &File, answer_within: Duration, within: Duration) -> Result<(), QmpError> {
-    let events = json!({ "capabilities": [{ "capability": "events", "state": true }] });
-    qmp.command("migrate-set-capabilities", events, answer_within).await?;
-    qmp.give("memory", memory.as_fd(), answer_within).await?;
+/// Tells a waiting VMM to load what was saved in this file, and waits until it has.
+async fn load(
+    qmp: &Qmp,
+    state: &File,
+    memory_apart: bool,
+    answer_within: Duration,
+    within: Duration,
+) -> Result<(), QmpError> {
+    qmp.command("migrate-set-capabilities", capabilities(memory_apart), answer_within).await?;
+    qmp.give("state", state.as_fd(), answer_within).await?;
     let mut migration = qmp.migration();
-    qmp.command("migrate-incoming", json!({ "uri": "fd:memory" }), answer_within).await?;
+    qmp.command("migrate-incoming", json!({ "uri": "fd:state" }), answer_within).await?;
     let over = migration.wait_for(|status| matches!(status.as_str(), "completed" | "failed" | "closed"));
     let silent = |_| QmpError::Silent { command: "migrate-incoming", waited: within };
     let status =

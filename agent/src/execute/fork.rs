@@ -1,0 +1,145 @@
+//! How an instance's VM comes to be: as a fork of its pool's template, which is made when the first one needs it.
+//!
+//! A template is booted in the bounds of the instance that is about to start, which has no VM yet: so it takes nothing
+//! that was not set aside for that instance. It ends before the instance begins. Whatever keeps a template from being
+//! made keeps no instance from starting: it boots instead, and an event says why.
+
+use std::time::Duration;
+
+use mvm_proto::{PoolId, TenantId};
+use tokio::time::Instant;
+
+use super::{Executor, StepError};
+use crate::crash;
+use crate::driver::{BootImage, Bounds, Driver, DriverError, Purpose, SnapshotRef, VmSpec};
+use crate::record::Record;
+use crate::template::{Template, TemplateState};
+use crate::text::chain;
+
+/// How long a revision that nothing could be forked from is booted before another try.
+const TRY_AGAIN: Duration = Duration::from_secs(600);
+
+impl<D: Driver> Executor<D> {
+    /// A VM for the instance: the one that it has, a fork, or one that boots. Paused or running.
+    pub(super) async fn begin_vm(
+        &self,
+        record: &Record,
+        image: BootImage,
+        bounds: Bounds,
+    ) -> Result<(), StepError> {
+        let spec = record.spec(image, bounds);
+        if self.driver.can_fork()
+            && self.driver.adopt(&record.id).await?.is_none()
+            && let Some(template) = self.template_for(record, &spec).await?
+        {
+            match self.driver.fork(&spec, &template).await {
+                Err(error @ (DriverError::Unusable { .. } | DriverError::NoSnapshot { .. })) => {
+                    let message = format!("its pool's template is made anew: {}", chain(&error));
+                    self.note("TemplateUnusable", record, &message);
+                    self.drop_template(&record.tenant, &record.pool).await?;
+                }
+                forked => return Ok(forked?),
+            }
+        }
+        Ok(self.driver.boot(&spec).await?)
+    }
+
+    /// The template that the instance is to be forked from, made if there is none yet. None: it boots.
+    async fn template_for(&self, record: &Record, spec: &VmSpec) -> Result<Option<SnapshotRef>, StepError> {
+        let (tenant, pool) = (&record.tenant, &record.pool);
+        let _turn = self.records.template_turn(tenant, pool).await;
+        if let Some(found) = self.records.template(tenant, pool) {
+            match &found.state {
+                TemplateState::Ready { snapshot } if found.fits(record) => {
+                    return Ok(Some(snapshot.clone()));
+                }
+                TemplateState::Unsuitable { until, .. }
+                    if found.fits(record) && *until > self.clock.now() =>
+                {
+                    return Ok(None);
+                }
+                _ => self.drop_template_files(&found).await?,
+            }
+        }
+        let mut template = Template {
+            tenant: tenant.clone(),
+            pool: pool.clone(),
+            id: self.records.template_id()?,
+            revision: record.revision,
+            image: record.image,
+            resources: record.resources,
+            connected: record.net.is_some(),
+            state: TemplateState::Begun,
+        };
+        self.records.save_template(&template).await?;
+        crash::point("template.intended");
+        let made = self.make_template(record, &template, spec).await;
+        self.links.forget(&template.id);
+        match made {
+            Ok(snapshot) => {
+                template.state = TemplateState::Ready { snapshot: snapshot.clone() };
+                self.records.save_template(&template).await?;
+                crash::point("template.recorded");
+                Ok(Some(snapshot))
+            }
+            Err(error) => {
+                let reason = chain(&error);
+                self.note("TemplateFailed", record, &format!("its pool's instances boot: {reason}"));
+                self.driver.remove(&template.id).await?;
+                let until = self.clock.now() + TRY_AGAIN;
+                template.state = TemplateState::Unsuitable { reason, until };
+                self.records.save_template(&template).await?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Boots a guest, tells it nothing, saves it and ends it.
+    async fn make_template(
+        &self,
+        record: &Record,
+        template: &Template,
+        spec: &VmSpec,
+    ) -> Result<SnapshotRef, StepError> {
+        let id = &template.id;
+        let spec = VmSpec { instance: id.clone(), purpose: Purpose::Template, ..spec.clone() };
+        let mut exits = self.driver.exits();
+        self.driver.boot(&spec).await?;
+        crash::point("template.booted");
+        self.links.open(id);
+        let deadline = Instant::now() + self.boot_deadline;
+        let view = tokio::select! {
+            greeted = self.links.greeted(id, deadline) => greeted?,
+            detail = super::guest::ended(&mut exits, id) => return Err(StepError::Died(detail)),
+        };
+        if view.version < 2 {
+            return Err(StepError::NoRebirth);
+        }
+        self.links.forget(id);
+        crash::point("template.greeted");
+        self.driver.pause(id).await?;
+        let snapshot = self.driver.snapshot(id).await?;
+        crash::point("template.saved");
+        self.driver.kill(id).await?;
+        crash::point("template.ended");
+        let took = "the pool's instances are forked from now on";
+        self.note("TemplateMade", record, took);
+        Ok(snapshot)
+    }
+
+    /// Forgets a pool's template and removes what there is of it. Its forks go on.
+    pub(crate) async fn drop_template(&self, tenant: &TenantId, pool: &PoolId) -> Result<(), StepError> {
+        let _turn = self.records.template_turn(tenant, pool).await;
+        match self.records.template(tenant, pool) {
+            Some(template) => self.drop_template_files(&template).await,
+            None => Ok(()),
+        }
+    }
+
+    /// For whoever has the pool's turn.
+    async fn drop_template_files(&self, template: &Template) -> Result<(), StepError> {
+        self.driver.remove(&template.id).await?;
+        crash::point("template.dropped");
+        Ok(self.records.delete_template(&template.tenant, &template.pool).await?)
+    }
+}
