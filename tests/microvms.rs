@@ -4,16 +4,23 @@
 //! did not run, and CI, which sets `CI`, fails.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use mvm_proto::Digest;
 use mvm_tests::{LoneAgent, microvms_or_say_so, nothing, small_pool, wait_until};
 
 /// Cold boots on two cores without KVM take seconds each; a healthy change needs a fraction of this.
 const LONG: Duration = Duration::from_secs(120);
 
 fn agent() -> LoneAgent {
+    agent_with(&[])
+}
+
+fn agent_with(flags: &[&str]) -> LoneAgent {
     let images = mvm_tests::test_images();
-    LoneAgent::new("qemu", &["--images-dir", mvm_tests::path_text(&images)])
+    let images = ["--images-dir", mvm_tests::path_text(&images)];
+    LoneAgent::new("qemu", &[&images, flags].concat())
 }
 
 /// Each instance that should have a VM has exactly one, and nothing else does.
@@ -159,4 +166,71 @@ fn a_vmm_that_dies_is_noticed_told_and_started_again_under_the_same_name() {
     assert_eq!(again["running"], census["running"]);
     let events = agent.mvm_ok(&["events"]);
     assert!(events.contains("InstanceFailed"), "{events}");
+}
+
+/// Every file below a folder that has these bytes in it.
+fn files_with(folder: &Path, bytes: &[u8]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let kind = entry.file_type().expect("an entry has a type");
+        if kind.is_dir() {
+            found.extend(files_with(&path, bytes));
+        } else if kind.is_file() {
+            let content = std::fs::read(&path).expect("a file of the node's can be read");
+            if content.windows(bytes.len()).any(|window| window == bytes) {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn a_tenants_secrets_are_in_its_guests_memory_and_never_on_the_nodes_disk() {
+    if !microvms_or_say_so("a_tenants_secrets") {
+        return;
+    }
+    let word = format!("hunter2-{:016x}", fastrand::u64(..));
+    // More than one frame, and much more than one buffer of the channel.
+    let bundle: String = (0..2000).map(|line| format!("TOKEN_{line}={word}\n")).collect();
+    let secrets = tempfile::tempdir().expect("a folder for secrets");
+    std::fs::write(secrets.path().join("acme"), &bundle).expect("a bundle can be written");
+    let declared = |running, warm, sleeping| {
+        let mut document = small_pool(running, warm, sleeping);
+        document["tenants"][0]["secrets_hash"] = Digest::of(bundle.as_bytes()).to_string().into();
+        document
+    };
+    let mut agent = agent_with(&["--secrets-dir", mvm_tests::path_text(secrets.path())]);
+    agent.declare(&declared(1, 0, 0));
+    agent.start();
+    let census = agent.wait_counts(1, 0, 0, LONG);
+    let id = census["running"].first().expect("one runs").clone();
+    let in_guest = |script: &str| agent.mvm_ok(&["instance", "exec", &id, "--", "sh", "-c", script]);
+    // Looked at without being read: what a program has read is the program's, and in its memory.
+    assert_eq!(in_guest("grep -c '^tmpfs /run/mvm/secrets ' /proc/mounts"), "1\n");
+    let listed = in_guest("ls -ldn /run/mvm/secrets /run/mvm/secrets/bundle");
+    assert!(listed.contains("drwx------") && listed.contains("-r--------"), "{listed}");
+    assert!(listed.contains(&format!(" {} ", bundle.len())), "{listed}");
+
+    // From warm, which wipes nothing, and from there to sleep.
+    agent.declare(&declared(0, 1, 0));
+    agent.wait_counts(0, 1, 0, LONG);
+    agent.declare(&declared(0, 0, 1));
+    agent.wait_counts(0, 0, 1, LONG);
+    let memory = agent.data_dir().join("vms").join(&id).join("snapshot/memory");
+    let saved = std::fs::metadata(&memory).expect("its memory was saved").len();
+    assert!(saved > 1 << 20, "{saved}");
+    assert_eq!(files_with(&agent.data_dir(), word.as_bytes()), Vec::<PathBuf>::new());
+    let shown: serde_json::Value =
+        serde_json::from_str(&agent.mvm_ok(&["instance", "get", &id, "-o", "json"])).expect("JSON");
+    assert!(shown["disk_used_bytes"].as_u64().is_some_and(|bytes| bytes >= saved), "{shown}");
+
+    for _ in 0..2 {
+        agent.declare(&declared(1, 0, 0));
+        agent.wait_counts(1, 0, 0, LONG);
+        assert!(in_guest("cat /run/mvm/secrets/bundle") == bundle, "another bundle, or none");
+        agent.declare(&declared(0, 0, 1));
+        agent.wait_counts(0, 0, 1, LONG);
+    }
 }

@@ -3,14 +3,16 @@
 //! Before an effect that can't be observed again the intent is recorded, after it the outcome; pausing and resuming
 //! are only observed. Every failure leaves the instance in the phase that its VM and snapshot prove, with a reason
 //! and a time before which it is not tried again. [`runner`] runs many steps at once, [`recover`] resolves what an
-//! earlier agent began. A guest is drained while it runs, told who it is before it counts as running, and asked to
-//! end before it is ended.
+//! earlier agent began. A guest is drained while it runs, given its tenant's secrets and told who it is before it counts
+//! as running, and asked to end before it is ended.
 
+mod disk;
 mod fork;
 mod guest;
 pub mod recover;
 mod rest;
 pub mod runner;
+mod secrets;
 mod steps;
 
 use std::future::Future;
@@ -25,6 +27,8 @@ use mvm_proto::status::Event;
 use mvm_proto::{Digest, InstanceId, Phase, ProfileId};
 use tokio::sync::{Semaphore, broadcast};
 
+pub use disk::{NoRoom, Writing};
+
 use crate::audit::{AuditLog, Entry};
 use crate::crash;
 use crate::driver::{Driver, DriverError, VmState};
@@ -33,6 +37,7 @@ use crate::image::{ImageError, ImageRef, Images};
 use crate::isolation::Isolation;
 use crate::reconcile::Clock;
 use crate::record::Record;
+use crate::secrets::{Secrets, SecretsError};
 use crate::state::{Lease, Records, StateError};
 use crate::text::chain;
 
@@ -53,6 +58,10 @@ pub enum StepError {
     Image(#[from] ImageError),
     #[error("its bounds could not be made or removed")]
     Bounds(#[from] HostError),
+    #[error(transparent)]
+    Secrets(#[from] SecretsError),
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
     #[error("its image is not there: {0}")]
     NoImage(String),
     #[error("its VM ended: {0}")]
@@ -81,10 +90,14 @@ pub struct PoolSpec {
     pub flake_ref: String,
     pub profile: ProfileId,
     pub image_digest: Option<Digest>,
+    /// The digest of its tenant's secrets.
+    pub secrets: Option<Digest>,
     /// Where its addresses come from.
     pub subnet: Subnet,
     pub net_id: u16,
     pub seccomp: SeccompPolicy,
+    /// What its tenant may have on disk.
+    pub max_disk_bytes: u64,
     /// For a guest to shut down, and to finish its work before it is paused.
     pub grace: Duration,
     pub drain: Duration,
@@ -99,9 +112,11 @@ impl PoolSpec {
             flake_ref: pool.flake_ref.clone(),
             profile: pool.profile.clone(),
             image_digest: pool.image_digest,
+            secrets: tenant.secrets_hash,
             subnet: tenant.network.ipv4_subnet,
             net_id: tenant.network.tenant_net_id,
             seccomp: pool.seccomp_policy,
+            max_disk_bytes: tenant.quotas.max_disk_gib.saturating_mul(1 << 30),
             grace: Duration::from_secs(pool.runtime_policy.graceful_shutdown_seconds),
             drain: Duration::from_secs(pool.runtime_policy.drain_timeout_seconds),
         }
@@ -164,6 +179,8 @@ pub struct Executor<D> {
     /// Where what is worth knowing beside a step's outcome is told.
     pub events: broadcast::Sender<Event>,
     pub audit: AuditLog,
+    pub secrets: Arc<Secrets>,
+    pub writing: Writing,
 }
 
 /// Who decided on a step that no person asked for.
@@ -245,6 +262,7 @@ impl<D: Driver> Executor<D> {
             let reason = format!("could not {action}: {}", chain(error));
             self.settle_failure(id, action, reason).await;
         }
+        self.measure_after(action, id).await;
         result
     }
 
@@ -264,7 +282,7 @@ impl<D: Driver> Executor<D> {
             Action::Wake => self.wake(record, order.staging, order.on_demand, reason).await?,
             Action::Resume => self.resume(record, order.on_demand, reason).await?,
             Action::Warm => self.warm(record, patience.drain, reason).await?,
-            Action::Sleep => self.sleep(record, patience.drain, reason).await?,
+            Action::Sleep => self.sleep(record, order.spec.as_ref(), patience.drain, reason).await?,
             Action::Stop => self.stop(record, patience.grace, reason).await?,
             Action::Destroy => self.destroy(record).await?,
             Action::Replace => {

@@ -14,6 +14,7 @@ mod idle;
 mod link;
 mod load;
 mod relay;
+mod secrets;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -272,7 +273,11 @@ impl GuestLinks {
         within: Duration,
         body: host_frame::Body,
     ) -> Result<(), LinkError> {
-        let asked = async { self.begin(instance, what, 2, body).await?.done().await };
+        let needs = match body {
+            host_frame::Body::Secrets(_) | host_frame::Body::WipeSecrets(_) => 3,
+            _ => 2,
+        };
+        let asked = async { self.begin(instance, what, needs, body).await?.done().await };
         tokio::time::timeout(within, asked).await.unwrap_or(Err(LinkError::Silent(within)))
     }
 

@@ -16,9 +16,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use mvm_host::cgroup::{InstanceGroup, InstanceLimits, TenantLimits, VmmCost, VmmKind};
 use mvm_host::network::{DEFAULT_MTU, Port, TenantNet, vmm_user};
 use mvm_host::sandbox::{Demand, Filter};
-use mvm_host::{AnyHost, Host as _, HostError, Operation};
-use mvm_proto::TenantId;
+use mvm_host::{AnyHost, DiskUse, Host as _, HostError, Operation, Outcome};
 use mvm_proto::document::{EgressMode, SeccompPolicy, Subnet, Tenant};
+use mvm_proto::{InstanceId, TenantId};
 
 use crate::driver::{Bounds, DriverKind, Nic, VmmJail};
 use crate::record::{Net, Record};
@@ -90,6 +90,14 @@ impl Isolation {
             self.host.perform(&Operation::RemoveGroup { group: group_of(record) }).await?;
         }
         Ok(())
+    }
+
+    /// What an instance has on disk, by looking; absent: nothing at all.
+    pub async fn disk_use(&self, instance: &InstanceId) -> Result<Option<DiskUse>, HostError> {
+        match self.host.perform(&Operation::MeasureDisk { instance: instance.clone() }).await? {
+            Outcome::Disk(found) => Ok(found),
+            other => Err(HostError::Refused(format!("{other:?} is not the answer to a measurement"))),
+        }
     }
 
     fn place(&self, record: &Record) -> Option<(TenantNet, Port)> {

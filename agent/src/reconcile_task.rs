@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::audit::{AuditLog, AuditSettings};
 use crate::driver::{AnyDriver, Driver};
-use crate::execute::Executor;
 use crate::execute::recover::{Hands, Recovered};
+use crate::execute::{Executor, Writing};
 use crate::guest_link::GuestLinks;
 use crate::image::Images;
 use crate::isolation::Isolation;
@@ -32,6 +32,7 @@ use crate::reconcile::wake::{Shown, Waker, Wakes, show, shown};
 use crate::reconcile::{
     Clock, NodeError, NodeSettings, adopt, check_rights, open, open_images, planner_capacity,
 };
+use crate::secrets::Secrets;
 use crate::state::Records;
 use crate::text::chain;
 
@@ -127,6 +128,8 @@ impl<D: Driver> Node<D> {
             boot_deadline: settings.boot_deadline,
             events: events.clone(),
             audit: AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone()),
+            secrets: Arc::new(Secrets::new(&settings.secrets_dir)),
+            writing: Writing::default(),
         });
         let pressed = watch::Sender::new(false);
         let engine = Engine::new(
@@ -134,7 +137,6 @@ impl<D: Driver> Node<D> {
             EngineSettings {
                 capacity,
                 slots: settings.parallel_steps,
-                secrets_dir: &settings.secrets_dir,
                 sweep_after: settings.sweep_after,
                 interval: settings.interval,
                 recovered,

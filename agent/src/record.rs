@@ -52,6 +52,15 @@ pub struct Record {
     #[serde(default)]
     pub generation: u64,
     pub snapshot: Option<SnapshotRef>,
+    /// The digest of the secrets that it was last started with: the ones that it is given at every wake.
+    #[serde(default)]
+    pub secrets: Option<Digest>,
+    /// Its guest was asked to wipe them, and has not been given them since.
+    #[serde(default)]
+    pub secrets_wiped: bool,
+    /// What it really has on disk, as last measured.
+    #[serde(default)]
+    pub disk_used_bytes: u64,
     pub last_used_at: Option<Timestamp>,
     /// Since when its guest has nothing to do; absent: it has, or nobody knows.
     #[serde(default)]
@@ -203,6 +212,7 @@ impl Record {
             last_used_at: time(self.last_used_at),
             override_until: time(self.override_until),
             claimed: self.claimed,
+            disk_used_bytes: self.disk_used_bytes,
         }
     }
 }

@@ -1,18 +1,35 @@
 //! Tenants' secrets bundles: one file per tenant below the secrets directory, known to a document by its digest.
 //!
-//! A bundle is hashed when its file changed since the last look, and never read for anything else here.
+//! A bundle is opaque here. It is hashed when its file changed since the last look, and read once more for each guest
+//! that is given it, into a buffer that is wiped.
 
 use std::collections::BTreeMap;
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use mvm_host::{Dir, OpenHow};
+use mvm_proto::guest::MAX_SECRETS_BYTES;
 use mvm_proto::{Digest, TenantId};
+use nix::sys::statfs::{FsType, TMPFS_MAGIC, statfs};
 use zeroize::Zeroizing;
 
-/// No bundle of secrets is larger; hashing more would hold up the pass that asks.
-const MAX_BUNDLE_BYTES: u64 = 4 * 1024 * 1024;
+/// Why a tenant's bundle can't be used, in words for a person.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretsError {
+    #[error("there is no secrets bundle {}", path.display())]
+    Missing { path: PathBuf },
+    #[error("could not read the secrets bundle {}", path.display())]
+    Unreadable {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("the secrets bundle {} is {found}, not {expected}", path.display())]
+    Other { path: PathBuf, found: Digest, expected: Digest },
+}
 
 /// What tells one version of a file from another without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,56 +43,93 @@ struct Version {
 #[derive(Debug)]
 pub struct Secrets {
     dir: PathBuf,
-    known: BTreeMap<TenantId, (Version, Digest)>,
+    known: Mutex<BTreeMap<TenantId, (Version, Digest)>>,
 }
 
 impl Secrets {
+    /// A folder on a disk is said, and used: it is the operator's to choose.
     #[must_use]
     pub fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_owned(), known: BTreeMap::new() }
+        if is_on_a_disk(dir) {
+            let fix = "mount -t tmpfs -o mode=0700,noswap tmpfs DIR";
+            tracing::warn!(dir = %dir.display(), fix, "tenants' secrets are on a disk; keep them in memory");
+        }
+        Self { dir: dir.to_owned(), known: Mutex::default() }
     }
 
-    /// Whether the tenant's bundle is the one that the document means; if not, why, in words for a person.
-    pub fn check(&mut self, tenant: &TenantId, expected: &Digest) -> Result<(), String> {
-        let path = self.dir.join(tenant.as_str());
-        let found = self.digest(tenant).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => format!("there is no secrets bundle {}", path.display()),
-            _ => format!(
-                "could not read the secrets bundle {}: {}",
-                path.display(),
-                crate::text::chain(&error)
-            ),
-        })?;
+    /// Whether the tenant's bundle is the one that the document means.
+    pub fn check(&self, tenant: &TenantId, expected: &Digest) -> Result<(), SecretsError> {
+        let found = self.digest(tenant).map_err(|cause| self.unreadable(tenant, cause))?;
+        self.compare(tenant, found, expected)
+    }
+
+    /// The tenant's bundle, if it is the one that is meant.
+    pub fn read(&self, tenant: &TenantId, expected: &Digest) -> Result<Zeroizing<Vec<u8>>, SecretsError> {
+        let read = self.open(tenant).and_then(|(mut file, meta)| read_wiped(&mut file, &meta));
+        let bytes = read.map_err(|cause| self.unreadable(tenant, cause))?;
+        self.compare(tenant, Digest::of(&bytes), expected)?;
+        Ok(bytes)
+    }
+
+    fn path(&self, tenant: &TenantId) -> PathBuf {
+        self.dir.join(tenant.as_str())
+    }
+
+    fn unreadable(&self, tenant: &TenantId, cause: io::Error) -> SecretsError {
+        let path = self.path(tenant);
+        match cause.kind() {
+            io::ErrorKind::NotFound => SecretsError::Missing { path },
+            _ => SecretsError::Unreadable { path, cause },
+        }
+    }
+
+    fn compare(&self, tenant: &TenantId, found: Digest, expected: &Digest) -> Result<(), SecretsError> {
         if found == *expected {
             return Ok(());
         }
-        Err(format!("the secrets bundle {} is {found}, not {expected}", path.display()))
+        Err(SecretsError::Other { path: self.path(tenant), found, expected: *expected })
     }
 
-    fn digest(&mut self, tenant: &TenantId) -> io::Result<Digest> {
-        let mut file = Dir::open_root(&self.dir)?.open_file(tenant.as_str(), OpenHow::Read)?;
+    fn open(&self, tenant: &TenantId) -> io::Result<(File, Metadata)> {
+        let file = Dir::open_root(&self.dir)?.open_file(tenant.as_str(), OpenHow::Read)?;
         let meta = file.metadata()?;
-        if meta.len() > MAX_BUNDLE_BYTES {
-            return Err(io::Error::other(format!("longer than {MAX_BUNDLE_BYTES} bytes")));
+        // Hashing more would hold up the pass that asks, and no guest takes more.
+        if meta.len() > MAX_SECRETS_BYTES {
+            return Err(io::Error::other(format!("longer than {MAX_SECRETS_BYTES} bytes")));
         }
+        Ok((file, meta))
+    }
+
+    fn digest(&self, tenant: &TenantId) -> io::Result<Digest> {
+        let (mut file, meta) = self.open(tenant)?;
         let version = Version {
             device: meta.dev(),
             inode: meta.ino(),
             size: meta.len(),
             modified: (meta.mtime(), meta.mtime_nsec()),
         };
-        if let Some((known, digest)) = self.known.get(tenant)
+        let mut all_known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((known, digest)) = all_known.get(tenant)
             && *known == version
         {
             return Ok(*digest);
         }
-        // One buffer of the right size: one that grew would leave copies behind. It is wiped when it is dropped.
-        let mut bytes = Zeroizing::new(vec![0; usize::try_from(meta.len()).unwrap_or(0)]);
-        file.read_exact(&mut bytes)?;
-        let digest = Digest::of(&bytes);
-        self.known.insert(tenant.clone(), (version, digest));
+        let digest = Digest::of(&read_wiped(&mut file, &meta)?);
+        all_known.insert(tenant.clone(), (version, digest));
         Ok(digest)
     }
+}
+
+fn is_on_a_disk(dir: &Path) -> bool {
+    const RAMFS_MAGIC: FsType = FsType(0x8584_58f6);
+    statfs(dir).is_ok_and(|found| ![TMPFS_MAGIC, RAMFS_MAGIC].contains(&found.filesystem_type()))
+}
+
+/// Into one buffer of the right size: one that grew would leave copies behind.
+fn read_wiped(file: &mut File, meta: &Metadata) -> io::Result<Zeroizing<Vec<u8>>> {
+    let mut bytes = Zeroizing::new(vec![0; usize::try_from(meta.len()).unwrap_or(0)]);
+    file.read_exact(&mut bytes)?;
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -83,20 +137,30 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::text::chain;
 
     #[test]
     fn a_bundle_is_ready_when_it_is_the_one_that_was_meant() {
         let dir = tempfile::tempdir().unwrap();
         let tenant: TenantId = "acme".parse().unwrap();
-        let mut secrets = Secrets::new(dir.path());
+        let secrets = Secrets::new(dir.path());
         let meant = Digest::of(b"first");
-        assert!(secrets.check(&tenant, &meant).unwrap_err().contains("there is no secrets bundle"));
+        // Looking and reading agree.
+        let refused = || {
+            let why = chain(&secrets.check(&tenant, &meant).unwrap_err());
+            assert_eq!(chain(&secrets.read(&tenant, &meant).unwrap_err()), why);
+            why
+        };
+        assert!(refused().contains("there is no secrets bundle"));
         fs::write(dir.path().join("acme"), b"first").unwrap();
-        assert_eq!(secrets.check(&tenant, &meant), Ok(()));
+        secrets.check(&tenant, &meant).unwrap();
+        assert_eq!(**secrets.read(&tenant, &meant).unwrap(), *b"first");
         fs::write(dir.path().join("acme"), b"second").unwrap();
-        assert!(secrets.check(&tenant, &meant).unwrap_err().contains("not sha256:"));
+        assert!(refused().contains("not sha256:"));
+        fs::write(dir.path().join("acme"), vec![0; 4 * 1024 * 1024 + 1]).unwrap();
+        assert!(refused().contains("longer than"));
         fs::remove_file(dir.path().join("acme")).unwrap();
         fs::create_dir(dir.path().join("acme")).unwrap();
-        assert!(secrets.check(&tenant, &meant).unwrap_err().contains("not a regular file"));
+        assert!(refused().contains("not a regular file"));
     }
 }

@@ -234,6 +234,9 @@ impl Records {
             image: None,
             generation: 0,
             snapshot: None,
+            secrets: spec.secrets,
+            secrets_wiped: false,
+            disk_used_bytes: 0,
             last_used_at: None,
             idle_since: None,
             override_until: None,
@@ -280,6 +283,21 @@ impl Records {
         if let Some(record) = self.lock().records.get_mut(id) {
             record.idle_since = idle_since;
         }
+    }
+
+    /// Notes what an instance was measured to have on disk.
+    pub fn set_disk_used(&self, id: &InstanceId, bytes: u64) {
+        if let Some(record) = self.lock().records.get_mut(id) {
+            record.disk_used_bytes = bytes;
+        }
+    }
+
+    /// What a tenant's instances were last measured to have on disk.
+    #[must_use]
+    pub fn disk_used(&self, tenant: &TenantId) -> u64 {
+        let inner = self.lock();
+        let mine = inner.records.values().filter(|record| record.tenant == *tenant);
+        mine.fold(0, |sum, record| sum.saturating_add(record.disk_used_bytes))
     }
 
     /// Whether someone acts on it now.

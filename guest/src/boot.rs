@@ -87,7 +87,7 @@ fn mount_basics() {
         ("cgroup2", "/sys/fs/cgroup", "cgroup2", plain, c"nsdelegate"),
     ] {
         let _ = fs::create_dir_all(target);
-        if !is_mount_point(target)
+        if !is_mount_point(Path::new(target))
             && let Err(error) = mount(source, target, kind, flags, Some(data))
         {
             // A small kernel may lack some of these; what needs them will say so.
@@ -97,9 +97,8 @@ fn mount_basics() {
 }
 
 /// Whether a folder is on another device than its parent. Needs no `/proc`, which is the first to be mounted.
-fn is_mount_point(path: &str) -> bool {
+pub(crate) fn is_mount_point(path: &Path) -> bool {
     let device = |path: &Path| rustix::fs::stat(path).map(|stat| stat.st_dev).ok();
-    let path = Path::new(path);
     path.parent().is_some_and(|parent| device(path) != device(parent))
 }
 

@@ -12,6 +12,7 @@ use crate::link::{Link, Next, frame};
 use crate::protocol::guest_frame::Body;
 use crate::protocol::{Deframer, Found, HostFrame, Readiness, WriteFile};
 use crate::requests::{Request, Requests};
+use crate::secrets::Incoming;
 use crate::settings::{ImageConfig, Settings};
 use crate::workload::Workload;
 use crate::{readiness, vitals};
@@ -28,6 +29,7 @@ pub(crate) struct Shared {
     pub(crate) writes: mpsc::SyncSender<(u64, WriteFile)>,
     /// Held while the machine is changed: who it is is one decision at a time.
     pub(crate) rebirth: Mutex<()>,
+    pub(crate) secrets: Incoming,
     state: Mutex<State>,
     /// Something in the state changed that a thread may wait for.
     changed: Condvar,
@@ -81,6 +83,7 @@ impl Guest {
             boot_id,
             writes,
             rebirth: Mutex::new(()),
+            secrets: Incoming::default(),
             state: Mutex::new(state),
             changed: Condvar::new(),
         };
@@ -188,6 +191,8 @@ fn read_frames(reader: &mut impl Read, guest: &Guest, epoch: u64) -> io::Result<
             Err(error) => return Err(error),
         };
         deframer.push(&buffer[..length]);
+        // There may be secrets in it.
+        buffer[..length].fill(0);
         while let Some(found) = deframer.next::<HostFrame>() {
             // An agent that does not read its replies is not read either.
             let mut state = guest.lock();

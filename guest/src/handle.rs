@@ -72,6 +72,8 @@ impl Guest {
                 Ok(())
             }),
             Asked::Reborn(reborn) => self.work(number, move |guest| guest.reborn(&reborn)),
+            Asked::Secrets(piece) => self.work(number, move |guest| guest.take_secrets(&piece)),
+            Asked::WipeSecrets(_) => self.work(number, Guest::wipe_secrets),
             Asked::Shutdown(request) => self.work(number, move |guest| {
                 shutdown::end_work(guest, request.grace_seconds);
                 // Answered first, so that the answer can still leave.
@@ -198,6 +200,7 @@ fn since(body: &Asked) -> u32 {
                 1
             }
         }
+        Asked::Secrets(_) | Asked::WipeSecrets(_) => 3,
         _ => 2,
     }
 }

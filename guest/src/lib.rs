@@ -21,6 +21,7 @@ mod reborn;
 mod refusal;
 mod relay;
 mod requests;
+mod secrets;
 mod settings;
 mod shutdown;
 mod sleep;

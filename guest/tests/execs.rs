@@ -24,7 +24,7 @@ fn both_streams_and_the_exit_code_arrive() {
 
 #[test]
 fn environment_comes_from_the_image_then_the_identity_then_the_request() {
-    let machine = Machine::with(Some(r#"{"env": {"A": "image", "B": "image", "C": "image"}}"#), 2);
+    let machine = Machine::with(Some(r#"{"env": {"A": "image", "B": "image", "C": "image"}}"#), 3);
     let mut host = machine.connect();
     host.hello(1, 2);
     let mut identity = host::reborn(1);

@@ -13,17 +13,17 @@ use host::{Host, Machine, code, done, number, reborn, shell, wait_until};
 use mvm_guest::protocol::guest_frame::Body;
 use mvm_guest::protocol::host_frame::Body as Ask;
 use mvm_guest::protocol::{
-    CancelSleep, Chunk, Exec, ListDirectory, Ping, PrepareSleep, ReadFile, Readiness, RelayOpen, Shutdown,
-    WINDOW_BYTES, Window, WriteFile,
+    CancelSleep, Chunk, Exec, ListDirectory, Ping, PrepareSleep, ReadFile, Readiness, RelayOpen, Secrets,
+    Shutdown, WINDOW_BYTES, Window, WipeSecrets, WriteFile,
 };
 
 #[test]
 fn the_newest_common_version_is_spoken_and_none_in_common_is_said() {
     let machine = Machine::new();
-    assert_eq!(machine.connect().hello(1, 9).version, 2);
+    assert_eq!(machine.connect().hello(1, 9).version, 3);
     assert_eq!(machine.connect().hello(1, 1).version, 1);
-    let hello = machine.connect().hello(3, 9);
-    assert_eq!((hello.version, hello.guest_min, hello.guest_max), (0, 1, 2));
+    let hello = machine.connect().hello(4, 9);
+    assert_eq!((hello.version, hello.guest_min, hello.guest_max), (0, 1, 3));
     assert_eq!(Machine::with(None, 1).connect().hello(1, 2).version, 1);
 }
 
@@ -48,6 +48,30 @@ fn a_guest_of_version_1_needs_no_identity_and_refuses_what_came_later() {
         }
     }
     assert_eq!(read, 2_000_000);
+}
+
+#[test]
+fn secrets_are_there_before_the_workload_and_gone_before_sleep() {
+    let config = r#"{"workload": ["sh", "-c", "cat RUN/secrets/bundle > RUN/seen; touch RUN/worker-ready; sleep 600"],
+                     "ready": "file"}"#;
+    let machine = Machine::with(Some(config), 3);
+    let mut host = machine.connect();
+    host.hello(1, 3);
+    let secrets = || Secrets { offset: 0, data: b"TOKEN=x".to_vec().into(), padding: Vec::new(), last: true };
+    assert_eq!(host.ask(Ask::Secrets(secrets())), done());
+    assert_eq!(host.ask(Ask::Reborn(reborn(1))), done());
+    host.wait_for(Readiness::Ready);
+    assert_eq!(std::fs::read_to_string(machine.path("run/seen")).unwrap(), "TOKEN=x");
+    assert_eq!(host.ask(Ask::WipeSecrets(WipeSecrets {})), done());
+    assert!(!machine.path("run/secrets/bundle").exists());
+    assert_eq!(host.ask(Ask::Secrets(secrets())), done());
+    assert!(machine.path("run/secrets/bundle").exists());
+    let mut older = machine.connect();
+    older.hello(1, 2);
+    assert_eq!(code(&older.ask(Ask::WipeSecrets(WipeSecrets {}))), "unsupported");
+    host = machine.connect();
+    host.hello(1, 3);
+    assert_eq!(host.ask(Ask::Shutdown(Shutdown { grace_seconds: 0 })), done());
 }
 
 #[test]
@@ -115,7 +139,7 @@ fn an_answer_that_nobody_heard_is_given_again_and_the_work_is_not_done_twice() {
 #[test]
 fn a_workload_is_ready_when_it_says_so_then_idle_and_busy() {
     let config = r#"{"workload": ["sh", "-c", "until [ -e RUN/go ]; do sleep 0.01; done; echo > RUN/worker-ready; exec sleep 1000"], "ready": "file"}"#;
-    let machine = Machine::with(Some(config), 2);
+    let machine = Machine::with(Some(config), 3);
     let mut host = machine.ready();
     let run = machine.path("run");
     assert_eq!(machine.connect().hello(1, 2).readiness(), Readiness::Starting);
@@ -148,7 +172,7 @@ fn a_workload_that_ends_or_can_not_start_is_told_with_the_reason() {
         (r#"{"workload": ["/no/such/program"]}"#, "could not start"),
         (r#"{"workload": "text"}"#, "guest.json"),
     ] {
-        let machine = Machine::with(Some(config), 2);
+        let machine = Machine::with(Some(config), 3);
         let mut host = machine.connect();
         host.hello(1, 2);
         host.send(1, Ask::Reborn(reborn(1)));
@@ -288,7 +312,7 @@ fn sleep_waits_for_the_work_and_can_be_called_off() {
 fn shutdown_ends_the_workload_and_the_execs_takes_no_new_ones_and_says_so() {
     // It is asked to end, and ends when it is let.
     let config = r#"{"workload": ["sh", "-c", "trap 'echo > RUN/asked; until [ -e RUN/go ]; do sleep 0.01; done; exit 0' TERM; echo > RUN/up; while :; do sleep 0.01; done"]}"#;
-    let machine = Machine::with(Some(config), 2);
+    let machine = Machine::with(Some(config), 3);
     let mut host = machine.ready();
     wait_until("the workload is up", || machine.path("run/up").exists());
     let exec = number();

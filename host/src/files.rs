@@ -4,7 +4,7 @@
 //! What a VMM or its guest may write to is not to be trusted from one instant to the next, so [`Dir`] is the only way
 //! in: it looks names up below an open directory, follows no link, opens nothing but regular files and sockets, and
 //! changes only what has no name elsewhere. [`run`] has the operations on run directories, in terms of it; [`space`]
-//! and [`clone`] what disks cost; [`secrets`] what must never reach a disk.
+//! and [`clone`] what disks cost.
 //!
 //! That a file has no name elsewhere is sure on kernels whose inode times tell any two changes apart (6.13 and later);
 //! before that, `fs.protected_hardlinks` (on everywhere by default) keeps a tenant from making such names at all.
@@ -16,7 +16,6 @@ mod disk;
 mod holes;
 mod name;
 pub(super) mod run;
-mod secrets;
 mod space;
 
 use std::io;
@@ -28,7 +27,6 @@ pub(super) use clone::copy;
 pub use clone::{CloneKind, clone_file};
 pub use dir::{Dir, OpenHow, Owner};
 pub(super) use dir::{give, pin_path, reopen};
-pub use secrets::{SecretsDrive, SecretsPlace};
 pub use space::{QuotaExceeded, fits, free_space};
 
 use super::HostError;

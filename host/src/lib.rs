@@ -42,7 +42,7 @@ pub use access::{Access, JAIL};
 pub use any::AnyHost;
 pub use born::{Born, spawn_into};
 use cgroup::{InstanceGroup, InstanceLimits, TenantLimits};
-pub use files::{CloneKind, Dir, OpenHow, Owner, QuotaExceeded, SecretsDrive, SecretsPlace};
+pub use files::{CloneKind, Dir, OpenHow, Owner, QuotaExceeded};
 pub use files::{clone_file, fits, free_space};
 pub use groups::GroupsFound;
 pub use jail::{Jail, JailFile};
@@ -177,6 +177,10 @@ pub enum Operation {
         memory: String,
         name: String,
     },
+    /// What an instance has on disk, and how much more its file system can hold.
+    MeasureDisk {
+        instance: InstanceId,
+    },
     /// Lets a VMM that runs as this user work in the run directory: make files of its own there, write these, and take
     /// away or replace none that is not its own.
     AdmitVmm {
@@ -259,6 +263,15 @@ pub enum Outcome {
     Probed(Vec<Probe>),
     /// What there is of control groups, and what can't be limited on this machine.
     Groups(GroupsFound),
+    /// Absent: the instance has no run directory, and nothing on disk.
+    Disk(Option<DiskUse>),
+}
+
+/// What lies in a run directory, as blocks and not as lengths, and what its file system can still hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskUse {
+    pub used_bytes: u64,
+    pub free_bytes: u64,
 }
 
 #[derive(Debug, thiserror::Error)]

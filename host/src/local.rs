@@ -273,6 +273,10 @@ impl Host for LocalHost {
                 let share = move |dir: &Dir| files::run::share_memory(dir, &template, &memory, &name);
                 self.in_run_dir(instance, share).await?;
             }
+            Operation::MeasureDisk { instance } => {
+                let (vms_dir, instance) = (self.vms_dir.clone(), instance.clone());
+                return blocking(move || files::run::measure(&vms_dir, &instance)).await.map(Outcome::Disk);
+            }
             Operation::AdmitVmm { instance, user, files } => {
                 let (user, files) = (*user, files.clone());
                 self.in_run_dir(instance, move |dir| files::run::admit(dir, user, &files)).await?;

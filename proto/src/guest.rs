@@ -6,13 +6,19 @@
 //! back to skipping when a frame is not whole. A host that gets no hello sends [`filler`] and opens again: the filler
 //! completes whatever frame the guest still waits for, and its checksum tells the guest that it was none.
 //! Every frame carries the nonce of the host's hello; one with another nonce belongs to a connection that is gone.
+//!
+//! Secrets pass through here on their way into a guest. No buffer of this module leaves a copy of them behind: not when
+//! it grows, nor when it is read, nor when it is dropped.
+
+use std::fmt;
 
 pub use prost::Message;
+use zeroize::{Zeroize as _, Zeroizing};
 
 pub use crate::wire::guest::v1::*;
 
 /// The newest version of this protocol that this build speaks, and the oldest.
-pub const MAX_VERSION: u32 = 2;
+pub const MAX_VERSION: u32 = 3;
 pub const MIN_VERSION: u32 = 1;
 
 /// What a side sends before its hello. Sixteen bytes that no text contains.
@@ -33,7 +39,34 @@ pub const CHUNK_BYTES: usize = 32 * 1024;
 /// How many bytes of a stream may be under way beyond what its reader said it has taken; see `Window` in the messages.
 pub const WINDOW_BYTES: usize = 256 * 1024;
 
+/// No bundle of secrets is larger: a guest holds it in memory, twice while another takes its place.
+pub const MAX_SECRETS_BYTES: u64 = 4 * 1024 * 1024;
+
+/// Where a guest keeps its secrets, below its run directory.
+pub const SECRETS_DIR: &str = "secrets";
+pub const SECRETS_FILE: &str = "bundle";
+
 const HEADER_BYTES: usize = 8;
+
+impl Drop for Secrets {
+    fn drop(&mut self) {
+        // Whoever shares it last wipes it.
+        if let Ok(mut data) = std::mem::take(&mut self.data).try_into_mut() {
+            data.as_mut().zeroize();
+        }
+    }
+}
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (bytes, padding) = (self.data.len(), self.padding.len());
+        write!(
+            f,
+            "Secrets {{ {bytes} bytes from {}, {padding} of padding, last: {} }}",
+            self.offset, self.last
+        )
+    }
+}
 
 /// Enough of nothing to complete any frame that was cut off.
 #[must_use]
@@ -60,12 +93,24 @@ pub fn put_frame(out: &mut Vec<u8>, message: &impl Message) -> Result<(), TooLon
     if length > MAX_MESSAGE_BYTES {
         return Err(TooLong(length));
     }
-    let body = message.encode_to_vec();
-    out.reserve(HEADER_BYTES + length);
+    make_room(out, HEADER_BYTES + length);
     out.extend_from_slice(&prefix.to_be_bytes());
-    out.extend_from_slice(&crc32fast::hash(&body).to_be_bytes());
-    out.extend_from_slice(&body);
+    let at = out.len();
+    out.extend_from_slice(&[0; 4]);
+    message.encode(out).map_err(|_| TooLong(length))?;
+    let checksum = crc32fast::hash(&out[at + 4..]);
+    out[at..at + 4].copy_from_slice(&checksum.to_be_bytes());
     Ok(())
+}
+
+/// Lets a buffer grow without leaving a copy of its content behind.
+fn make_room(buffer: &mut Vec<u8>, more: usize) {
+    if buffer.capacity() - buffer.len() >= more {
+        return;
+    }
+    let mut larger = Vec::with_capacity((buffer.len() + more).max(buffer.capacity() * 2));
+    larger.extend_from_slice(buffer);
+    std::mem::replace(buffer, larger).zeroize();
 }
 
 /// The most that a reader has to hold of a frame before it can tell that it is none.
@@ -82,7 +127,7 @@ pub enum Found<M> {
 /// Finds openings and messages in whatever arrives. Holds at most one frame and a few bytes.
 #[derive(Debug, Default)]
 pub struct Deframer {
-    buffer: Vec<u8>,
+    buffer: Zeroizing<Vec<u8>>,
     /// Where the unread part begins.
     at: usize,
     synced: bool,
@@ -94,9 +139,13 @@ impl Deframer {
     /// Takes what was read. Call [`Self::next`] until it has no more before giving it more.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.at > 0 {
-            self.buffer.drain(..self.at);
+            let left = self.buffer.len() - self.at;
+            self.buffer.copy_within(self.at.., 0);
+            self.buffer[left..].fill(0);
+            self.buffer.truncate(left);
             self.at = 0;
         }
+        make_room(&mut self.buffer, bytes.len());
         self.buffer.extend_from_slice(bytes);
     }
 
@@ -109,7 +158,7 @@ impl Deframer {
     /// The other side is gone: nothing counts until it opens again.
     pub fn reset(&mut self) {
         self.skipped += self.buffer.len().saturating_sub(self.at) as u64;
-        self.buffer.clear();
+        self.buffer.zeroize();
         self.at = 0;
         self.synced = false;
     }
@@ -137,7 +186,9 @@ impl Deframer {
                 if crc32fast::hash(body) == checksum
                     && let Ok(message) = M::decode(body)
                 {
-                    self.at += HEADER_BYTES + length;
+                    let end = self.at + HEADER_BYTES + length;
+                    self.buffer[self.at..end].fill(0);
+                    self.at = end;
                     return Some(Found::Message(message));
                 }
             }
@@ -217,6 +268,22 @@ mod tests {
         let mut deframer = Deframer::default();
         deframer.push(&stream);
         assert_eq!(drain(&mut deframer), [Found::Opening, Found::Opening, Found::Message(frame(2))]);
+    }
+
+    #[test]
+    fn what_was_read_is_overwritten_and_never_shown() {
+        let secrets =
+            Secrets { offset: 0, data: b"hunter2".to_vec().into(), padding: Vec::new(), last: true };
+        let frame = HostFrame { nonce: 7, request: 1, body: Some(host_frame::Body::Secrets(secrets)) };
+        assert!(!format!("{frame:?}").contains("104, 117"), "{frame:?}");
+        let mut deframer = Deframer::default();
+        let sent = bytes(&[frame]);
+        let holds = |buffer: &[u8]| buffer.windows(7).any(|window| window == b"hunter2");
+        assert!(holds(&sent));
+        deframer.push(&sent);
+        assert!(holds(&deframer.buffer));
+        assert_eq!(drain(&mut deframer).len(), 2);
+        assert!(!holds(&deframer.buffer));
     }
 
     #[test]

@@ -63,7 +63,12 @@ impl FakeDriver {
     }
 
     fn with(world: World) -> Self {
-        Self { host: Arc::new(Host::new(world)), faults: Arc::default(), forks: false, burning: Mutex::default() }
+        Self {
+            host: Arc::new(Host::new(world)),
+            faults: Arc::default(),
+            forks: false,
+            burning: Mutex::default(),
+        }
     }
 
     /// The same with forks, as real ones have them.
@@ -201,6 +206,7 @@ impl Driver for FakeDriver {
     }
 
     async fn snapshot(&self, instance: &InstanceId) -> Result<SnapshotRef, DriverError> {
+        let secrets = self.host.life(instance).is_some_and(|life| life.has_secrets());
         self.change(instance, "snapshot", |entry, _| {
             let vm = alive(entry, instance, "snapshot")?;
             if vm.state != VmState::Paused {
@@ -211,6 +217,7 @@ impl Driver for FakeDriver {
             let snapshot = SnapshotRef { instance: instance.clone(), revision: vm.revision, digest };
             entry.asleep = Some(vm.clone());
             entry.snapshot = Some(snapshot.clone());
+            entry.console.push_str(if secrets { "saved with secrets\n" } else { "saved\n" });
             Ok(snapshot)
         })
         .await

@@ -7,6 +7,7 @@ use mvm_proto::InstanceId;
 use mvm_proto::guest::{Mount, Reborn};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
+use zeroize::Zeroizing;
 
 use super::{Executor, StepError};
 use crate::crash;
@@ -69,10 +70,12 @@ impl<D: Driver> Executor<D> {
         }
     }
 
-    /// Tells a guest whose VM runs who it is, and waits until it is ready. `points` are passed after each.
+    /// Gives a guest whose VM runs its secrets, tells it who it is, and waits until it is ready. `points` are passed
+    /// after each of the last two.
     pub(super) async fn bring_to_life(
         &self,
         record: &mut Record,
+        bundle: Option<Zeroizing<Vec<u8>>>,
         start_workload: bool,
         mut exits: broadcast::Receiver<VmExit>,
         points: [&'static str; 2],
@@ -82,6 +85,11 @@ impl<D: Driver> Executor<D> {
         self.links.open(&id);
         let life = async {
             let view = self.links.greeted(&id, deadline).await?;
+            if view.version == 2 {
+                let message = "it speaks version 2 of the guest protocol: it can't be given secrets";
+                self.note("GuestOutdated", record, message);
+            }
+            self.give_secrets(record, bundle).await?;
             if view.version >= 2 {
                 let left = deadline.saturating_duration_since(Instant::now()).max(ANSWER_WITHIN);
                 let identity = self.identity(record, start_workload);

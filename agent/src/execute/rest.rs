@@ -7,7 +7,7 @@ use mvm_planner::Action;
 use mvm_proto::{InstanceId, Phase};
 
 use super::guest::Drain;
-use super::{Executor, StepError};
+use super::{Executor, PoolSpec, StepError};
 use crate::crash;
 use crate::driver::{Driver, DriverError};
 use crate::record::Record;
@@ -36,6 +36,7 @@ impl<D: Driver> Executor<D> {
 
     /// From the intent on: also where an earlier agent was cut off.
     pub(super) async fn wake_up(&self, mut record: Record, reason: &str) -> Result<(), StepError> {
+        let bundle = self.bundle(&record)?;
         let exits = self.driver.exits();
         if let Some(snapshot) = record.snapshot.clone() {
             let image = self.boot_image(&record)?;
@@ -59,7 +60,7 @@ impl<D: Driver> Executor<D> {
         }
         self.driver.resume(&record.id).await?;
         crash::point("wake.resumed");
-        self.bring_to_life(&mut record, false, exits, ["wake.reborn", "wake.ready"]).await?;
+        self.bring_to_life(&mut record, bundle, false, exits, ["wake.reborn", "wake.ready"]).await?;
         self.conclude_running(&mut record, reason).await?;
         crash::point("wake.concluded");
         self.driver.discard_snapshot(&record.id).await?;
@@ -115,9 +116,13 @@ impl<D: Driver> Executor<D> {
         if !matches!(record.phase, Phase::Warm | Phase::Running) {
             return Err(Self::wrong_phase(&record, Action::Resume));
         }
+        let without = record.phase == Phase::Warm && record.secrets_wiped;
+        let bundle = if without { self.bundle(&record)? } else { None };
         self.driver.resume(&record.id).await?;
         crash::point("resume.resumed");
         if record.phase == Phase::Warm {
+            self.links.open(&record.id);
+            self.give_secrets(&mut record, bundle).await?;
             self.refresh(&mut record);
             record.idle_since = None;
         }
@@ -187,17 +192,30 @@ impl<D: Driver> Executor<D> {
     pub(super) async fn sleep(
         &self,
         mut record: Record,
+        spec: Option<&PoolSpec>,
         drain: Duration,
         reason: &str,
     ) -> Result<(), StepError> {
         if !matches!(record.phase, Phase::Warm | Phase::Running) {
             return Err(Self::wrong_phase(&record, Action::Sleep));
         }
+        // Before anything is done to the guest: where there is no room, it goes on as it is.
+        let _room = self.room_for_snapshot(&record, spec).await?;
+        let wipes = record.secrets.is_some() && !record.secrets_wiped;
+        if wipes && record.phase == Phase::Warm {
+            // It runs for a moment, for nobody else can wipe what it has.
+            self.driver.resume(&record.id).await?;
+            self.refresh(&mut record);
+            record.enter(Phase::Running, self.clock.now(), reason);
+        }
         if record.phase == Phase::Running && self.drain(&record, drain).await? == Drain::CalledOff {
             self.used(record);
             return Ok(());
         }
         crash::point("sleep.drained");
+        if wipes {
+            self.wipe_secrets(&mut record).await?;
+        }
         self.pause(&mut record).await?;
         crash::point("sleep.paused");
         record.enter(Phase::Warm, self.clock.now(), reason);

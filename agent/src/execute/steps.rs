@@ -64,6 +64,7 @@ impl<D: Driver> Executor<D> {
         record.resources = spec.resources;
         record.flake_ref.clone_from(&spec.flake_ref);
         record.image_digest = spec.image_digest;
+        record.secrets = spec.secrets;
         record.image = Some(image);
         record.staging = staging;
         record.snapshot = None;
@@ -84,6 +85,7 @@ impl<D: Driver> Executor<D> {
             record.advance(Phase::Ready, self.clock.now(), reason)?;
         }
         record.idle_since = None;
+        let bundle = self.bundle(&record)?;
         let exits = self.driver.exits();
         self.links.forget(&record.id);
         let image = self.boot_image(&record)?;
@@ -94,7 +96,7 @@ impl<D: Driver> Executor<D> {
         // A fork begins paused.
         self.driver.resume(&record.id).await?;
         crash::point("start.booted");
-        self.bring_to_life(&mut record, true, exits, ["start.reborn", "start.ready"]).await?;
+        self.bring_to_life(&mut record, bundle, true, exits, ["start.reborn", "start.ready"]).await?;
         self.conclude_running(&mut record, reason).await?;
         crash::point("start.concluded");
         Ok(())
@@ -159,7 +161,7 @@ impl<D: Driver> Executor<D> {
         self.start(again()?, spec, staging, reason).await?;
         match back_to {
             Phase::Warm => self.warm(again()?, patience.drain, reason).await,
-            Phase::Sleeping => self.sleep(again()?, patience.drain, reason).await,
+            Phase::Sleeping => self.sleep(again()?, Some(spec), patience.drain, reason).await,
             _ => Ok(()),
         }
     }

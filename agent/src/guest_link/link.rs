@@ -11,6 +11,7 @@ use mvm_proto::guest::{
     Exec, Forget, GuestFrame, GuestHello, HostFrame, Input, WINDOW_BYTES, guest_frame, host_frame, put_frame,
 };
 use tokio::sync::{Notify, watch};
+use zeroize::Zeroizing;
 
 use super::call::{Call, Event, Inbox};
 use super::error::LinkError;
@@ -50,7 +51,8 @@ pub(super) struct Link {
 struct Inner {
     mode: Mode,
     session: Option<Session>,
-    out: Vec<u8>,
+    /// There may be secrets in it.
+    out: Zeroizing<Vec<u8>>,
     pending: BTreeMap<u64, Pending>,
 }
 
@@ -109,7 +111,8 @@ impl Kind {
 
 impl Link {
     pub(super) fn new(instance: InstanceId, clock: Clock, changed: Arc<watch::Sender<u64>>) -> Self {
-        let inner = Inner { mode: Mode::Running, session: None, out: Vec::new(), pending: BTreeMap::new() };
+        let inner =
+            Inner { mode: Mode::Running, session: None, out: Zeroizing::default(), pending: BTreeMap::new() };
         Self {
             instance,
             clock,
@@ -161,7 +164,7 @@ impl Link {
             for pending in std::mem::take(&mut inner.pending).into_values() {
                 pending.inbox.push(Event::Broken(LinkError::NoLink(self.instance.clone())));
             }
-            inner.out = Vec::new();
+            inner.out = Zeroizing::default();
             inner.session = None;
         }
         drop(inner);
@@ -270,7 +273,7 @@ impl Link {
     }
 
     /// What is to be sent now, if anything.
-    pub(super) fn take_out(&self) -> Vec<u8> {
+    pub(super) fn take_out(&self) -> Zeroizing<Vec<u8>> {
         let out = std::mem::take(&mut self.lock().out);
         if !out.is_empty() {
             self.room.notify_waiters();
@@ -285,7 +288,7 @@ impl Link {
         inner.session = Some(Session { nonce, version: hello.version });
         // A guest that greets without end must not make this side send without end.
         if !again || inner.out.is_empty() {
-            inner.out.clear();
+            inner.out = Zeroizing::default();
             inner.ask_all();
         }
         drop(inner);
@@ -298,7 +301,7 @@ impl Link {
     pub(super) fn lost(&self) {
         let mut inner = self.lock();
         let Some(session) = inner.session.take() else { return };
-        inner.out = Vec::new();
+        inner.out = Zeroizing::default();
         inner.pending.retain(|_, pending| {
             let goes_on = match &pending.kind {
                 _ if !pending.sent => return true,

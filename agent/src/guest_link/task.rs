@@ -12,6 +12,7 @@ use mvm_proto::guest::{
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
+use zeroize::Zeroizing;
 
 use super::Dial;
 use super::error::LinkError;
@@ -92,7 +93,8 @@ struct Conversation<'a> {
     link: &'a Link,
     nonce: u64,
     deframer: Deframer,
-    out: Vec<u8>,
+    /// There may be secrets in it.
+    out: Zeroizing<Vec<u8>>,
     written: usize,
     greeted: bool,
 }
@@ -103,7 +105,7 @@ async fn serve(link: &Link, stream: GuestStream) -> Ended {
         link,
         nonce,
         deframer: Deframer::default(),
-        out: Vec::new(),
+        out: Zeroizing::default(),
         written: 0,
         greeted: false,
     };
@@ -137,7 +139,7 @@ async fn serve(link: &Link, stream: GuestStream) -> Ended {
             },
             () = link.work.notified() => {}
             () = &mut hello_timer, if may_reopen => {
-                talk.out = filler();
+                talk.out = Zeroizing::new(filler());
                 talk.written = 0;
                 talk.open();
                 patience = patience.saturating_mul(2).min(LONGEST_HELLO_WAIT);
@@ -178,7 +180,7 @@ impl Conversation<'_> {
             self.out = self.link.take_out();
             self.written = 0;
         } else if self.is_written() && self.out.capacity() > IDLE_READ_BYTES {
-            self.out = Vec::new();
+            self.out = Zeroizing::default();
             self.written = 0;
         }
     }

@@ -1,7 +1,6 @@
 //! One pass: observe, plan, hand the steps to the runner. And what comes of the steps: events, and pools that wait.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -29,6 +28,9 @@ use crate::text::chain;
 /// How long a pool waits that could not even be given an id and an address.
 const POOL_RETRY: Duration = Duration::from_secs(30);
 
+/// How often what running instances have on disk is measured.
+const MEASURE_EVERY: Duration = Duration::from_secs(60);
+
 /// How VMs ended, as far as the driver told since the last look.
 pub(crate) type Ends = Arc<Mutex<BTreeMap<InstanceId, String>>>;
 
@@ -54,16 +56,16 @@ pub(crate) struct Engine<D> {
     /// What an earlier agent left and could not be looked at yet. Nobody else acts on it meanwhile.
     unresolved: Vec<Lease>,
     waiting_pools: BTreeMap<(TenantId, PoolId), (Timestamp, String)>,
+    measured_at: Option<Timestamp>,
     last: Option<Last>,
     pub(crate) plans: u64,
 }
 
 /// What an engine is told besides what it works with.
 #[derive(Debug)]
-pub(crate) struct EngineSettings<'a> {
+pub(crate) struct EngineSettings {
     pub(crate) capacity: Capacity,
     pub(crate) slots: usize,
-    pub(crate) secrets_dir: &'a Path,
     pub(crate) sweep_after: Duration,
     /// How often what instances share is looked at.
     pub(crate) interval: Duration,
@@ -86,7 +88,7 @@ pub(crate) struct Found {
 }
 
 impl<D: Driver> Engine<D> {
-    pub(crate) fn new(executor: Arc<Executor<D>>, settings: EngineSettings<'_>) -> Self {
+    pub(crate) fn new(executor: Arc<Executor<D>>, settings: EngineSettings) -> Self {
         let records = Arc::clone(&executor.records);
         let clock = executor.clock.clone();
         let gate = Arc::new(Gate::default());
@@ -117,7 +119,7 @@ impl<D: Driver> Engine<D> {
             capacity: settings.capacity,
             gate,
             ends: Ends::default(),
-            needs: Needs::new(executor.images.clone(), settings.secrets_dir),
+            needs: Needs::new(executor.images.clone(), Arc::clone(&executor.secrets)),
             work: WorkWatch::new(keeper.found.subscribe()),
             keeper,
             groups: GroupKeeper::new(
@@ -132,6 +134,7 @@ impl<D: Driver> Engine<D> {
             unfinished: settings.recovered.unfinished,
             unresolved,
             waiting_pools: BTreeMap::new(),
+            measured_at: None,
             last: None,
             plans: 0,
             clock,
@@ -151,6 +154,7 @@ impl<D: Driver> Engine<D> {
         let mut ends = std::mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner));
         let seen = observe(&*self.driver, &self.records, Some(links), self.capacity, &mut ends, now).await?;
         self.end_leftovers(&seen.beside_snapshot);
+        self.give_secrets_back();
         let strangers = self.strangers(seen.strangers).await?;
         self.sweeper.sweep(&self.driver, &self.records, &strangers);
         let mut observation = seen.observation;
@@ -166,6 +170,7 @@ impl<D: Driver> Engine<D> {
         observation.blocked.extend(self.keeper.keep(desired, &self.records).await);
         self.work.look_at_ports(&self.executor.links);
         self.groups.keep(desired, &self.records).await;
+        self.measure_disks(now);
         if let Some(in_force) = in_force {
             self.follow_policies(in_force);
             observation.blocked.extend(self.needs.look(&in_force.desired));
@@ -228,6 +233,31 @@ impl<D: Driver> Engine<D> {
                 }
             });
         }
+    }
+
+    /// To instances that were about to sleep, and run again instead.
+    fn give_secrets_back(&self) {
+        let mut without = Vec::new();
+        self.records.for_each(|record, _| {
+            if record.phase == Phase::Running && record.secrets_wiped {
+                without.push(record.id.clone());
+            }
+        });
+        for id in without {
+            let Some(lease) = self.records.lease(&id, Phase::Running) else { continue };
+            let executor = Arc::clone(&self.executor);
+            tokio::spawn(async move { executor.give_secrets_back(&lease).await });
+        }
+    }
+
+    /// Beside the pass: it walks directories.
+    fn measure_disks(&mut self, now: Timestamp) {
+        if self.measured_at.is_some_and(|at| now.since(at) < MEASURE_EVERY) {
+            return;
+        }
+        self.measured_at = Some(now);
+        let executor = Arc::clone(&self.executor);
+        tokio::spawn(async move { executor.measure_running().await });
     }
 
     /// VMs and leftovers that no record owns.

@@ -1,6 +1,6 @@
 //! What pools need before any of their instances can start: their image, and their tenant's secrets.
 
-use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_planner::Blocked;
@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use crate::execute::PoolSpec;
 use crate::image::{Images, Resolution};
 use crate::secrets::Secrets;
+use crate::text::chain;
 
 /// How many pools or tenants a condition names: the others are in their pools' status.
 const NAMED: usize = 3;
@@ -32,16 +33,16 @@ struct Missing {
 #[derive(Debug)]
 pub(crate) struct Needs {
     images: Images,
-    secrets: Secrets,
+    secrets: Arc<Secrets>,
     artifacts: Vec<Missing>,
     bundles: Vec<Missing>,
     changed: watch::Receiver<u64>,
 }
 
 impl Needs {
-    pub(crate) fn new(images: Images, secrets_dir: &Path) -> Self {
+    pub(crate) fn new(images: Images, secrets: Arc<Secrets>) -> Self {
         let (artifacts, bundles, changed) = (Vec::new(), Vec::new(), images.changed());
-        Self { images, secrets: Secrets::new(secrets_dir), artifacts, bundles, changed }
+        Self { images, secrets, artifacts, bundles, changed }
     }
 
     /// What can't be started now. Begins to get what is missing.
@@ -53,6 +54,7 @@ impl Needs {
             if let Some(expected) = &tenant.secrets_hash
                 && let Err(why) = self.secrets.check(&tenant.tenant_id, expected)
             {
+                let why = chain(&why);
                 let message = format!("{}: {why}", tenant.tenant_id);
                 self.bundles.push(Missing { reason: "SecretsMissing", message });
                 let reason = format!("SecretsReady=False: {why}");

@@ -17,12 +17,13 @@ use super::{
 };
 use crate::audit::{AuditLog, AuditSettings};
 use crate::driver::{AnyDriver, DriverKind};
-use crate::execute::Executor;
 use crate::execute::recover::Hands;
+use crate::execute::{Executor, Writing};
 use crate::guest_link::GuestLinks;
 use crate::isolation::{Isolation, IsolationSettings};
 use crate::ledger::InForce;
 use crate::node_info;
+use crate::secrets::Secrets;
 use crate::settings::{CapacityCaps, DEFAULT_INTERVAL, DEFAULT_PARALLEL_STEPS, VmmSettings};
 use crate::state::Records;
 use crate::text::chain;
@@ -101,11 +102,12 @@ pub async fn reconcile_once(
         boot_deadline: settings.boot_deadline,
         events: broadcast::Sender::new(1),
         audit: audit.clone(),
+        secrets: Arc::new(Secrets::new(&settings.secrets_dir)),
+        writing: Writing::default(),
     });
     let engine = EngineSettings {
         capacity,
         slots: DEFAULT_PARALLEL_STEPS,
-        secrets_dir: &settings.secrets_dir,
         sweep_after: settings.sweep_after,
         interval: DEFAULT_INTERVAL,
         recovered,

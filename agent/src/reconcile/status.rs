@@ -112,6 +112,8 @@ fn accounted(facts: &Facts<'_>) -> Condition {
 
 fn usage(records: &[Record]) -> Usage {
     let mut usage = Usage::default();
+    let used_bytes = records.iter().fold(0_u64, |sum, record| sum.saturating_add(record.disk_used_bytes));
+    usage.disk_used_mib = used_bytes.div_ceil(1024 * 1024);
     for record in records {
         let size = &record.resources;
         usage.instances += 1;

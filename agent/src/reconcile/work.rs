@@ -93,6 +93,7 @@ mod tests {
             resources: Resources { vcpus: 1, mem_mib: 128, data_disk_mib: 0 },
             image: BootImage::imagined("builtin:busybox"),
             bounds: Bounds::default(),
+            purpose: crate::driver::Purpose::default(),
         };
         driver.boot(&spec).await.unwrap();
         let begun = Timestamp::from_unix_ms(1_000_000);

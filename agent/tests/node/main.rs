@@ -5,10 +5,13 @@
 mod acceptance;
 mod cluster;
 mod crash;
+mod disk;
 mod documents;
 mod failures;
 mod full_disk;
 mod once;
+mod secrets;
+mod subject;
 mod task;
 mod test_node;
 mod wake;

@@ -216,6 +216,7 @@ fn details(found: &Found) -> comfy_table::Table {
         last_used_at,
         override_until,
         claimed,
+        disk_used_bytes,
         ..
     } = &found.instance;
     let mut rows = vec![("instance", instance_id.clone())];
@@ -233,6 +234,7 @@ fn details(found: &Found) -> comfy_table::Table {
         ("last used", or_dash(last_used_at)),
         ("override until", or_dash(override_until)),
         ("claimed", if *claimed { "yes" } else { "no" }.to_owned()),
+        ("on disk", format!("{} MiB", disk_used_bytes.div_ceil(1024 * 1024))),
     ]);
     output::properties(rows)
 }

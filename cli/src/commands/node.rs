@@ -255,6 +255,7 @@ fn status_rows(node: &Node) -> Vec<(&'static str, String)> {
             "in use",
             format!("{} vCPUs, {} MiB memory, {} MiB disk", usage.vcpus, usage.mem_mib, usage.disk_mib),
         ),
+        ("on disk", format!("{} MiB", usage.disk_used_mib)),
         ("next pass", or_dash(&status.next_reconcile_at)),
     ];
     rows.extend(pool_rows(&status));

@@ -15,7 +15,7 @@ use mvm_guest::protocol::{
     Deframer, Exec, Exit, Found, GuestFrame, GuestHello, HostFrame, HostHello, OPENING, Reborn, Window,
     put_frame,
 };
-use mvm_guest::{Guest, Settings, serve};
+use mvm_guest::{Guest, Settings, protocol, serve};
 use tempfile::TempDir;
 
 /// How long anything may take on a machine that does many things at once.
@@ -29,7 +29,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new() -> Self {
-        Self::with(None, 2)
+        Self::with(None, protocol::MAX_VERSION)
     }
 
     pub(crate) fn with(config: Option<&str>, max_version: u32) -> Self {
@@ -58,7 +58,7 @@ impl Machine {
     /// A connection of the newest version to a guest that knows who it is.
     pub(crate) fn ready(&self) -> Host {
         let mut host = self.connect();
-        assert_eq!(host.hello(1, 2).version, 2);
+        assert_eq!(host.hello(1, protocol::MAX_VERSION).version, protocol::MAX_VERSION);
         let reborn = reborn(1);
         assert_eq!(host.ask(Ask::Reborn(reborn)), done());
         host

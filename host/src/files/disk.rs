@@ -22,7 +22,7 @@ const INPUT: &str = "/proc/self/fd/0";
 const FORMAT_BYTES: u64 = 1 << 20;
 
 /// No reserved blocks: the guest's disk has no other user. Tables are written as they are used.
-const PLAIN: [&str; 6] = ["-q", "-F", "-m", "0", "-E", "lazy_itable_init=1,lazy_journal_init=1"];
+const OPTIONS: [&str; 6] = ["-q", "-F", "-m", "0", "-E", "lazy_itable_init=1,lazy_journal_init=1"];
 
 impl Dir {
     /// A sparse file, formatted as ext4, on the disk before it has its name; one that is there stays as it is.
@@ -40,27 +40,19 @@ impl Dir {
         }
         self.put(name, FILE_MODE, FORMAT_BYTES, |file| {
             file.set_len(size_mib.saturating_mul(1024 * 1024)).map_err(failed("make", &path))?;
-            format_ext4(file, &path, &PLAIN, None)?;
+            format_ext4(file, &path)?;
             file.sync_all().map_err(failed("sync", &path))
         })?;
         self.sync()
     }
 }
 
-/// Formats the file that is open, with what is in a directory if one is given.
-pub(super) fn format_ext4(
-    file: &File,
-    path: &Path,
-    options: &[&str],
-    content: Option<&Dir>,
-) -> Result<(), HostError> {
+/// Formats the file that is open.
+fn format_ext4(file: &File, path: &Path) -> Result<(), HostError> {
     for program in MKFS {
         let input = file.try_clone().map_err(failed("format", path))?;
         let mut command = Command::new(program);
-        command.args(options).stdin(Stdio::from(input)).stdout(Stdio::null());
-        if let Some(dir) = content {
-            command.current_dir(dir.pinned_path()).args(["-d", "."]);
-        }
+        command.args(OPTIONS).stdin(Stdio::from(input)).stdout(Stdio::null());
         match command.arg(INPUT).output() {
             Ok(output) if output.status.success() => return Ok(()),
             Ok(output) => {

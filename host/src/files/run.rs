@@ -9,8 +9,8 @@ use mvm_proto::InstanceId;
 
 use rustix::fs::Mode;
 
-use super::{Dir, FILE_MODE, OpenHow, RUN_DIR_MODE, failed, holes};
-use crate::HostError;
+use super::{Dir, FILE_MODE, OpenHow, RUN_DIR_MODE, failed, free_space, holes};
+use crate::{DiskUse, HostError};
 
 /// A directory that nobody but its owner looks into, with those above it that are missing.
 pub(crate) fn create_private_dir(dir: &Path) -> io::Result<()> {
@@ -45,6 +45,16 @@ pub(crate) fn remove_file(vms_dir: &Path, instance: &InstanceId, name: &str) -> 
     match found {
         Err(error) if error.is_not_found() => Ok(()),
         removed => removed,
+    }
+}
+
+pub(crate) fn measure(vms_dir: &Path, instance: &InstanceId) -> Result<Option<DiskUse>, HostError> {
+    match open(vms_dir, instance) {
+        Err(error) if error.is_not_found() => Ok(None),
+        dir => {
+            let dir = dir?;
+            Ok(Some(DiskUse { used_bytes: dir.usage()?, free_bytes: free_space(&dir)? }))
+        }
     }
 }
 

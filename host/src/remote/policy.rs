@@ -103,7 +103,9 @@ impl Policy {
     /// Whether these arguments are any that an honest agent could have sent. Every operation is here by name.
     pub fn admit(&self, operation: &Operation) -> Result<(), HostError> {
         match operation {
-            Operation::MakeRunDir { instance: _ } | Operation::RemoveRunDir { instance: _ } => Ok(()),
+            Operation::MakeRunDir { instance: _ }
+            | Operation::RemoveRunDir { instance: _ }
+            | Operation::MeasureDisk { instance: _ } => Ok(()),
             Operation::RemoveFile { instance: _, name } | Operation::MakeDir { instance: _, name } => {
                 self.name(name)
             }

@@ -10,7 +10,6 @@
 mod full;
 mod plain;
 mod race;
-mod secrets;
 mod swapper;
 
 use std::path::Path;

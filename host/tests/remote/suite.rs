@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mvm_host::{
-    Access, EndSignal, Host, HostError, Jail, Operation, Outcome, ProcessEnd, ProcessIdentity, SpawnVmm,
-    VmmProcess,
+    Access, DiskUse, EndSignal, Host, HostError, Jail, Operation, Outcome, ProcessEnd, ProcessIdentity,
+    SpawnVmm, VmmProcess,
 };
 use mvm_proto::InstanceId;
 
@@ -217,13 +217,28 @@ async fn names_that_lead_out_of_a_run_directory_are_refused(host: &impl Host) {
     }
 }
 
+/// What an instance has on disk; absent: nothing.
+async fn measured(host: &impl Host) -> Option<DiskUse> {
+    match host.perform(&Operation::MeasureDisk { instance: id() }).await.unwrap() {
+        Outcome::Disk(found) => found,
+        other => panic!("no measurement: {other:?}"),
+    }
+}
+
 async fn a_disk_is_made_once_and_a_log_is_cut_at_its_beginning(host: &impl Host) {
+    host.perform(&Operation::RemoveRunDir { instance: id() }).await.unwrap();
+    assert_eq!(measured(host).await, None);
     host.perform(&Operation::MakeRunDir { instance: id() }).await.unwrap();
     let run_dir = host.run_dir(&id());
     let make = Operation::MakeDisk { instance: id(), name: "data.img".to_owned(), size_mib: 16 };
     host.perform(&make).await.unwrap();
     let disk = run_dir.join("data.img");
     assert_eq!(std::fs::metadata(&disk).unwrap().len(), 16 << 20);
+    let sparse = measured(host).await.unwrap();
+    assert!(sparse.used_bytes < 8 << 20 && sparse.free_bytes > 0, "{sparse:?}");
+    std::fs::write(run_dir.join("memory"), vec![1; 4 << 20]).unwrap();
+    let more = measured(host).await.unwrap().used_bytes - sparse.used_bytes;
+    assert!((4 << 20..5 << 20).contains(&more), "{more}");
     std::fs::write(&disk, "in use").unwrap();
     host.perform(&make).await.unwrap();
     assert_eq!(std::fs::read(&disk).unwrap(), b"in use");

@@ -37,6 +37,10 @@ pub enum Manner {
     IgnoresShutdown,
     /// It speaks version 1 of the protocol.
     Old,
+    /// It speaks version 2.
+    WithoutSecrets,
+    /// It does not wipe its secrets.
+    KeepsSecrets,
 }
 
 /// Latency and failures of the fake driver's calls. By default there are none.

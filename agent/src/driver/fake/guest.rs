@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::super::VmState;
 use super::faults::{Faults, Manner};
-use super::life::{Host, Life};
+use super::life::{Host, Life, SECRETS};
 
 type Answer = guest_frame::Body;
 
@@ -158,7 +158,11 @@ impl Guest {
     }
 
     fn greet(&mut self, nonce: u64, hello: &HostHello, manner: Manner) {
-        let newest = if manner == Manner::Old { 1 } else { MAX_VERSION };
+        let newest = match manner {
+            Manner::Old => 1,
+            Manner::WithoutSecrets => 2,
+            _ => MAX_VERSION,
+        };
         let theirs = (hello.min_version, hello.max_version);
         let version = negotiate(theirs, (MIN_VERSION, newest)).unwrap_or(0);
         self.nonce = nonce;
@@ -210,6 +214,20 @@ impl Guest {
                 self.memory().files.entry(write.path).or_default().extend(write.data);
                 done()
             }
+            Body::Secrets(piece) => {
+                let mut memory = self.memory();
+                let kept = memory.files.entry(SECRETS.to_owned()).or_default();
+                if piece.offset == 0 {
+                    kept.clear();
+                }
+                kept.extend_from_slice(&piece.data);
+                done()
+            }
+            Body::WipeSecrets(_) if manner == Manner::KeepsSecrets => refusal("io", "was told to keep them"),
+            Body::WipeSecrets(_) => {
+                self.memory().files.remove(SECRETS);
+                done()
+            }
             Body::ListDirectory(_) => {
                 let memory = self.memory();
                 let entry = |(name, data): (&String, &Vec<u8>)| Entry {
@@ -231,6 +249,7 @@ impl Guest {
     }
 
     fn take_identity(&mut self, reborn: &Reborn) -> Vec<Answer> {
+        let secrets = self.life.has_secrets();
         let told = self.host.apply(&self.instance, "tell who it is", |entry, _| {
             let Some(vm) = &mut entry.vm else { return Ok(false) };
             if reborn.generation < vm.generation {
@@ -238,6 +257,9 @@ impl Guest {
             }
             let first = vm.generation == 0;
             vm.reborn = true;
+            if secrets {
+                entry.console.push_str("has secrets\n");
+            }
             vm.generation = reborn.generation;
             Ok(first)
         });

@@ -45,6 +45,15 @@ pub(super) struct Memory {
     pub(super) answers: BTreeMap<u64, Vec<guest_frame::Body>>,
 }
 
+/// Where the secrets are in a guest.
+pub(super) const SECRETS: &str = "/run/mvm/secrets/bundle";
+
+impl Life {
+    pub(super) fn has_secrets(&self) -> bool {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).files.contains_key(SECRETS)
+    }
+}
+
 impl Host {
     pub(super) fn new(world: World) -> Self {
         Self { world: Mutex::new(world), lives: Mutex::default(), exits: broadcast::Sender::new(EXITS_KEPT) }

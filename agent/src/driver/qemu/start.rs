@@ -124,7 +124,9 @@ impl<H: Host> QemuDriver<H> {
             name: args::BASE_MEMORY.to_owned(),
         };
         self.perform(&spec.instance, ACTION, share).await?;
-        self.start_loading(spec, &binary, &state, &manifest, Memory::Fork, ACTION).await
+        self.start_loading(spec, &binary, &state, &manifest, Memory::Fork, ACTION).await?;
+        // It is mapped: the name has done its service, and would count as the instance's own.
+        self.remove_file(&spec.instance, ACTION, args::BASE_MEMORY).await
     }
 
     /// Starts a VMM that waits, and has it load what was saved.

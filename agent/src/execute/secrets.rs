@@ -1,0 +1,63 @@
+//! A tenant's secrets in its guests: there before the workload starts, gone before memory is saved.
+//!
+//! A guest has its own until it wipes them, so that nothing is given to one that was only paused. That they were wiped
+//! is recorded before it is done: whatever comes of the sleep, one that runs on is given them again.
+
+use zeroize::Zeroizing;
+
+use super::{Executor, StepError};
+use crate::driver::Driver;
+use crate::record::Record;
+use crate::state::Lease;
+use crate::text::chain;
+
+impl<D: Driver> Executor<D> {
+    /// What an instance's guest is to be given; absent: its tenant has none. Read before anything is done to the
+    /// instance: one whose bundle is not there stays as it is.
+    pub(super) fn bundle(&self, record: &Record) -> Result<Option<Zeroizing<Vec<u8>>>, StepError> {
+        let Some(expected) = &record.secrets else { return Ok(None) };
+        Ok(Some(self.secrets.read(&record.tenant, expected)?))
+    }
+
+    /// Waits until they are in place.
+    pub(super) async fn give_secrets(
+        &self,
+        record: &mut Record,
+        bundle: Option<Zeroizing<Vec<u8>>>,
+    ) -> Result<(), StepError> {
+        if let Some(bundle) = bundle {
+            self.links.give_secrets(&record.id, &bundle).await?;
+            record.secrets_wiped = false;
+        }
+        Ok(())
+    }
+
+    /// Has a running guest wipe them. One that does not is not saved.
+    pub(super) async fn wipe_secrets(&self, record: &mut Record) -> Result<(), StepError> {
+        record.secrets_wiped = true;
+        self.records.save(record).await?;
+        Ok(self.links.wipe_secrets(&record.id).await?)
+    }
+
+    /// To an instance that was about to sleep, and runs again instead.
+    pub(crate) async fn give_secrets_back(&self, lease: &Lease) {
+        let Some(mut record) = self.records.get(lease.id()) else { return };
+        let given = async {
+            let bundle = self.bundle(&record)?;
+            self.links.open(&record.id);
+            self.give_secrets(&mut record, bundle).await?;
+            Ok::<_, StepError>(self.records.save(&record).await?)
+        };
+        if let Err(error) = given.await
+            && let Some(mut record) = self.records.get(lease.id())
+        {
+            let reason = format!("runs without its secrets: {}", chain(&error));
+            // Told once, however often it is tried.
+            if record.reason != reason {
+                self.note("SecretsNotGiven", &record, &reason);
+                record.reason = reason;
+                self.records.set(record);
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! One instance, and the steps on it, without a planner.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mvm_agent::audit::{AuditLog, AuditSettings};
+use mvm_agent::driver::fake::Fault;
+use mvm_agent::driver::{BootImage, Bounds, Driver as _, DriverKind, FakeDriver};
+use mvm_agent::execute::{Executor, Order, PoolSpec, StepError, Writing};
+use mvm_agent::guest_link::GuestLinks;
+use mvm_agent::image::Images;
+use mvm_agent::isolation::{Isolation, IsolationSettings};
+use mvm_agent::reconcile::Clock;
+use mvm_agent::record::Record;
+use mvm_agent::secrets::Secrets;
+use mvm_agent::state::Records;
+use mvm_host::AnyHost;
+use mvm_planner::Action;
+use mvm_proto::{DesiredState, InstanceId, Phase};
+use tokio::sync::broadcast;
+
+use crate::cluster::at;
+use crate::documents::simple;
+use crate::test_node::records;
+
+pub(crate) struct Subject {
+    pub(crate) executor: Executor<FakeDriver>,
+    pub(crate) spec: PoolSpec,
+    pub(crate) id: InstanceId,
+}
+
+impl Subject {
+    /// One of the document's first pool that does not exist yet.
+    pub(crate) async fn new(dir: &Path, desired: &DesiredState) -> Self {
+        let (driver, records) = (Arc::new(FakeDriver::in_memory()), records(dir).await);
+        let clock = Clock::starting_at(at(0));
+        let (tenant, pool) = desired.pools().next().unwrap();
+        let spec = PoolSpec::of(tenant, pool);
+        let reserved = records.reserve(&tenant.tenant_id, &pool.pool_id, &spec, None, clock.now());
+        let (record, lease) = reserved.unwrap();
+        drop(lease);
+        let executor = Executor {
+            links: GuestLinks::new(Arc::clone(&driver), clock.clone()),
+            audit: AuditLog::open(dir, AuditSettings::default(), clock.clone()),
+            driver,
+            records,
+            clock,
+            images: Images::imagined(),
+            isolation: Arc::new(Isolation::new(
+                AnyHost::local(dir),
+                DriverKind::Fake,
+                IsolationSettings::NONE,
+            )),
+            background: Arc::new(tokio::sync::Semaphore::new(1)),
+            boot_deadline: Duration::from_secs(90),
+            events: broadcast::Sender::new(16),
+            secrets: Arc::new(Secrets::new(&dir.join("secrets"))),
+            writing: Writing::default(),
+        };
+        Self { executor, spec, id: record.id }
+    }
+
+    pub(crate) async fn running(dir: &Path) -> Self {
+        let subject = Self::new(dir, &simple(1, 0, 0)).await;
+        subject.take(Action::Create).await.unwrap();
+        subject
+    }
+
+    pub(crate) async fn sleeping(dir: &Path) -> Self {
+        let subject = Self::running(dir).await;
+        subject.take(Action::Sleep).await.unwrap();
+        subject
+    }
+
+    pub(crate) async fn take(&self, action: Action) -> Result<Phase, StepError> {
+        let lease = self.records().lease(&self.id, Phase::Running).unwrap();
+        let (reason, spec) = ("the test asks".to_owned(), Some(self.spec.clone()));
+        let order = Order { action, staging: None, reason, spec, on_demand: false, asked_by: None };
+        self.executor.execute(&lease, &order).await
+    }
+
+    /// The next call of each of these fails.
+    pub(crate) fn fail(&self, calls: &[&'static str]) {
+        for call in calls {
+            self.executor.driver.faults.plan(call, Some(&self.id), 1, Fault::Fail);
+        }
+    }
+
+    pub(crate) fn records(&self) -> &Arc<Records> {
+        &self.executor.records
+    }
+
+    pub(crate) fn record(&self) -> Record {
+        self.records().get(&self.id).unwrap()
+    }
+
+    /// Its VM was restored from its snapshot and ran on, and nobody wrote that down.
+    pub(crate) async fn run_on_unnoticed(&self) {
+        let record = self.record();
+        let spec = record.spec(BootImage::imagined(&record.flake_ref), Bounds::default());
+        self.executor.driver.restore(&spec, &record.snapshot.unwrap()).await.unwrap();
+        self.executor.driver.resume(&self.id).await.unwrap();
+    }
+}
