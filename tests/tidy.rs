@@ -222,8 +222,8 @@ fn no_banned_crate_and_no_unexplained_second_version_is_in_the_tree() {
     let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for package in &tree.packages {
         versions.entry(&package.name).or_default().push(&package.version);
-        if deny.banned.contains(&package.name) {
-            broken.push(format!("{package} is banned"));
+        if let Some(ban) = deny.banned.iter().find(|ban| ban.name == package.name) {
+            broken.extend(ban.broken_by().iter().map(|by| format!("{package} is banned, and {by} has it")));
         }
     }
     for (name, versions) in versions {

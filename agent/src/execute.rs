@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use mvm_host::HostError;
 use mvm_planner::Action;
-use mvm_proto::document::{Pool, Resources, RuntimePolicy, SeccompPolicy, Subnet, Tenant};
+use mvm_proto::document::{Persist, Pool, Resources, RuntimePolicy, SeccompPolicy, Subnet, Tenant};
 use mvm_proto::instance::IllegalMove;
 use mvm_proto::status::Event;
 use mvm_proto::{Digest, InstanceId, Phase, ProfileId};
@@ -29,12 +29,14 @@ use tokio::sync::{Semaphore, broadcast};
 
 pub use disk::{NoRoom, Writing};
 
+pub(crate) use self::guest::DATA_DISK_PATH;
 use crate::audit::{AuditLog, Entry};
 use crate::crash;
 use crate::driver::{Driver, DriverError, VmState};
 use crate::guest_link::{GuestLinks, LinkError};
 use crate::image::{ImageError, ImageRef, Images};
 use crate::isolation::Isolation;
+use crate::persist::{PersistError, Sessions};
 use crate::reconcile::Clock;
 use crate::record::Record;
 use crate::secrets::{Secrets, SecretsError};
@@ -56,6 +58,8 @@ pub enum StepError {
     Guest(#[from] LinkError),
     #[error(transparent)]
     Image(#[from] ImageError),
+    #[error("its session could not be brought back")]
+    Session(#[from] PersistError),
     #[error("its bounds could not be made or removed")]
     Bounds(#[from] HostError),
     #[error(transparent)]
@@ -101,6 +105,7 @@ pub struct PoolSpec {
     /// For a guest to shut down, and to finish its work before it is paused.
     pub grace: Duration,
     pub drain: Duration,
+    pub persist: Option<Persist>,
 }
 
 impl PoolSpec {
@@ -119,6 +124,7 @@ impl PoolSpec {
             max_disk_bytes: tenant.quotas.max_disk_gib.saturating_mul(1 << 30),
             grace: Duration::from_secs(pool.runtime_policy.graceful_shutdown_seconds),
             drain: Duration::from_secs(pool.runtime_policy.drain_timeout_seconds),
+            persist: pool.persist.clone(),
         }
     }
 
@@ -174,6 +180,7 @@ pub struct Executor<D> {
     pub isolation: Arc<Isolation>,
     /// Turns for what nobody waits for.
     pub background: Arc<Semaphore>,
+    pub sessions: Arc<Sessions>,
     /// From boot to ready.
     pub boot_deadline: Duration,
     /// Where what is worth knowing beside a step's outcome is told.
@@ -252,8 +259,9 @@ impl<D: Driver> Executor<D> {
         patience: Patience,
         work: impl Future<Output = Result<Phase, StepError>>,
     ) -> Result<Phase, StepError> {
+        let sessions = self.sessions.patience(action, self.records.get(id).as_ref());
         // The pool's template boots first, if there is none yet.
-        let deadline = STEP_DEADLINE + 2 * self.boot_deadline + patience.grace + patience.drain;
+        let deadline = STEP_DEADLINE + 2 * self.boot_deadline + patience.grace + patience.drain + sessions;
         let result = match tokio::time::timeout(deadline, work).await {
             Ok(result) => result,
             Err(_) => Err(StepError::TimedOut(deadline)),

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use mvm_proto::InstanceId;
-use mvm_proto::guest::{CancelSleep, Ping, PrepareSleep, Readiness, Reborn, Shutdown, host_frame};
+use mvm_proto::guest::{CancelSleep, EndWork, Ping, PrepareSleep, Readiness, Reborn, Shutdown, host_frame};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -277,6 +277,18 @@ impl GuestLinks {
             host_frame::Body::Secrets(_) | host_frame::Body::WipeSecrets(_) => 3,
             _ => 2,
         };
+        self.ask_since(needs, instance, what, within, body).await
+    }
+
+    /// The same of what came with version `needs`.
+    async fn ask_since(
+        &self,
+        needs: u32,
+        instance: &InstanceId,
+        what: &'static str,
+        within: Duration,
+        body: host_frame::Body,
+    ) -> Result<(), LinkError> {
         let asked = async { self.begin(instance, what, needs, body).await?.done().await };
         tokio::time::timeout(within, asked).await.unwrap_or(Err(LinkError::Silent(within)))
     }
@@ -354,6 +366,13 @@ impl GuestLinks {
             // A guest that is not up, or too old to be drained, has nothing to take back.
             let _ = links.cancel_sleep(&instance).await;
         });
+    }
+
+    /// Ends the guest's work and leaves it up, so that what the work wrote can be read.
+    pub async fn end_work(&self, instance: &InstanceId, grace: Duration) -> Result<(), LinkError> {
+        let grace_seconds = u32::try_from(grace.as_secs()).unwrap_or(u32::MAX);
+        let body = host_frame::Body::EndWork(EndWork { grace_seconds });
+        self.ask_since(3, instance, "an end of work", grace + DRAIN_MARGIN, body).await
     }
 
     /// Asks the guest to shut down and waits for the word that it understood, or for the end of the stream.

@@ -306,7 +306,7 @@ impl NodeHandle {
     /// One instance, whatever tenant it belongs to.
     #[must_use]
     pub fn instance(&self, id: &InstanceId) -> Option<InstanceStatus> {
-        self.shared.records.get(id).map(|record| record.status())
+        self.shared.records.get(id).map(|record| self.shared.status_of(&record))
     }
 
     /// The document in force.

@@ -109,7 +109,8 @@ fn drop_with_helper(
     account: &Account,
     helper_args: &[&str],
 ) -> Result<Privileges, AgentError> {
-    let mut own = vec![settings.certs_dir.clone(), settings.images_dir.clone()];
+    let mut own =
+        vec![settings.certs_dir.clone(), settings.images_dir.clone(), settings.sessions_dir.clone()];
     // A directory for the socket alone is made; one that is there is its owner's to open.
     own.extend(settings.socket.parent().filter(|dir| !dir.exists()).map(PathBuf::from));
     hand_over(&Handover { data_dir: &settings.data_dir, own }, account).map_err(AgentError::Privileges)?;

@@ -80,6 +80,8 @@ pub struct NodeSettings {
     pub vmm: VmmSettings,
     pub images_dir: PathBuf,
     pub secrets_dir: PathBuf,
+    /// Sessions that are kept on this machine.
+    pub sessions_dir: PathBuf,
     /// How long something on the host that no record owns is left alone before it is swept.
     pub sweep_after: Duration,
     /// How long a guest may take from boot to ready.

@@ -26,12 +26,14 @@ use crate::image::Images;
 use crate::isolation::Isolation;
 use crate::ledger::InForce;
 use crate::node_actions::{Actor, Acts};
+use crate::persist::{SessionSettings, Sessions};
 use crate::reconcile::engine::{Engine, EngineSettings, Found, event_of};
 use crate::reconcile::status::{self, Facts};
 use crate::reconcile::wake::{Shown, Waker, Wakes, show, shown};
 use crate::reconcile::{
     Clock, NodeError, NodeSettings, adopt, check_rights, open, open_images, planner_capacity,
 };
+use crate::record::Record;
 use crate::secrets::Secrets;
 use crate::state::Records;
 use crate::text::chain;
@@ -117,6 +119,12 @@ impl<D: Driver> Node<D> {
         let host = settings.host.clone().unwrap_or_else(|| AnyHost::local(&settings.data_dir));
         let links = GuestLinks::new(Arc::clone(&driver), clock.clone());
         let isolation = Arc::new(Isolation::new(host, settings.driver, settings.isolation));
+        let sessions = SessionSettings {
+            node: settings.node_id.clone(),
+            sessions_dir: settings.sessions_dir.clone(),
+            secrets_dir: settings.secrets_dir.clone(),
+        };
+        let sessions = Arc::new(Sessions::new(sessions, links.clone(), clock.clone(), events.clone()));
         let executor = Arc::new(Executor {
             driver,
             records: Arc::clone(&records),
@@ -125,6 +133,7 @@ impl<D: Driver> Node<D> {
             images,
             isolation: Arc::clone(&isolation),
             background: Arc::new(tokio::sync::Semaphore::new(1)),
+            sessions: Arc::clone(&sessions),
             boot_deadline: settings.boot_deadline,
             events: events.clone(),
             audit: AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone()),
@@ -171,6 +180,7 @@ impl<D: Driver> Node<D> {
             network: engine.keeper.found.subscribe(),
             pressed,
             isolation,
+            sessions,
             clock,
         };
         let handle = NodeHandle { shared: Arc::new(shared) };
@@ -202,7 +212,17 @@ pub(crate) struct Shared {
     /// Whether memory is short on this machine.
     pub(crate) pressed: watch::Sender<bool>,
     pub(crate) isolation: Arc<Isolation>,
+    pub(crate) sessions: Arc<Sessions>,
     pub(crate) clock: Clock,
+}
+
+impl Shared {
+    /// How an instance is, with what is known of its session.
+    pub(crate) fn status_of(&self, record: &Record) -> InstanceStatus {
+        let mut status = record.status();
+        self.sessions.show(record, &mut status);
+        status
+    }
 }
 
 impl std::fmt::Debug for NodeHandle {
@@ -247,7 +267,7 @@ impl NodeHandle {
         let mut found = Vec::new();
         self.shared.records.for_each(|record, _| {
             if tenant.is_none_or(|tenant| record.tenant == *tenant) {
-                found.push(record.status());
+                found.push(self.shared.status_of(record));
             }
         });
         found
@@ -421,6 +441,7 @@ fn tell<D: Driver>(
         driver_error,
         strangers: &found.strangers,
         needs: engine.needs.conditions(engine.clock.now()),
+        sessions: engine.executor.sessions.condition(),
         bounds: [engine.keeper.condition(engine.clock.now()), engine.groups.condition(engine.clock.now())],
         next_reconcile_at,
     };

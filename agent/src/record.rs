@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use mvm_planner::{Action, ObservedInstance};
-use mvm_proto::document::{Resources, SeccompPolicy, Subnet};
+use mvm_proto::document::{Persist, Resources, SeccompPolicy, Subnet};
 use mvm_proto::instance::IllegalMove;
 use mvm_proto::status::InstanceStatus;
 use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::driver::{BootImage, Bounds, Purpose, SnapshotRef, VmSpec};
 use crate::node_actions::MAX_OVERRIDE;
+use crate::persist::SessionMark;
 
 /// The first wait after a failure; each further failure doubles it.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -72,6 +73,11 @@ pub struct Record {
     pub staging: Option<Phase>,
     pub failures: u32,
     pub retry_not_before: Option<Timestamp>,
+    /// What its pool said of sessions when it last started.
+    #[serde(default)]
+    pub persist: Option<Persist>,
+    #[serde(default)]
+    pub session: Option<SessionMark>,
     /// An effect that was begun and whose outcome is not recorded yet.
     pub intent: Option<Intent>,
 }
@@ -213,6 +219,7 @@ impl Record {
             override_until: time(self.override_until),
             claimed: self.claimed,
             disk_used_bytes: self.disk_used_bytes,
+            ..InstanceStatus::default()
         }
     }
 }

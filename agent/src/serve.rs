@@ -47,6 +47,7 @@ use crate::privileges::Privileges;
 use crate::reconcile::{Clock, NodeSettings};
 use crate::reconcile_task::{Node, NodeHandle, reconcile_task};
 use crate::session_task::{SessionContext, SessionState, session_task};
+use crate::sessions_task::sessions_task;
 use crate::settings::{AgentSettings, DriverChoice, VmmSettings};
 use crate::shutdown::{notify_ready, notify_stopping, watchdog_task};
 use crate::source::{FileSource, FileState, Intake, file_source_task};
@@ -168,6 +169,9 @@ impl Agent {
         tasks.spawn("give_back", give_back_task(handle.passes(), stop.clone()));
         let images = node.images();
         tasks.spawn("image_gc", image_gc_task(images, Arc::clone(&handle.shared.records), stop.clone()));
+        let sessions = Arc::clone(&handle.shared.sessions);
+        let sessions = sessions_task(sessions, Arc::clone(&handle.shared.records), stop.clone());
+        tasks.spawn("sessions", sessions);
         tasks.spawn("reconcile", reconcile_task(node, in_force, stop.clone()));
 
         let driver = DriverInUse { kind: driver, choice: settings.driver, vmm: settings.vmm.clone() };
@@ -285,6 +289,7 @@ async fn open_node(
         vmm: settings.vmm.clone(),
         images_dir: settings.images_dir.clone(),
         secrets_dir: settings.secrets_dir.clone(),
+        sessions_dir: settings.sessions_dir.clone(),
         sweep_after: settings.sweep_after,
         boot_deadline: settings.boot_deadline,
         capacity,

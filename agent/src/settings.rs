@@ -35,6 +35,7 @@ pub const DEFAULT_BOOT_DEADLINE: Duration = Duration::from_secs(90);
 const AUTO: &str = "auto";
 const CERTS_DIR: &str = "certs";
 const IMAGES_DIR: &str = "images";
+const SESSIONS_DIR: &str = "sessions";
 const SOCKET_FILE: &str = "agent.sock";
 
 /// The token bucket that each peer of the API has.
@@ -126,6 +127,8 @@ pub struct AgentSettings {
     pub images_dir: PathBuf,
     /// One secrets bundle per tenant, named by its id.
     pub secrets_dir: PathBuf,
+    /// Sessions that are kept on this machine; a document names no other folder but those below it.
+    pub sessions_dir: PathBuf,
     /// How long something on the host that no record owns is left alone before it is swept.
     pub sweep_after: Duration,
     /// How long a guest may take from boot to ready.
@@ -164,6 +167,7 @@ impl AgentSettings {
             vmm: VmmSettings::default(),
             images_dir: default_images_dir(data_dir),
             secrets_dir: PathBuf::from(DEFAULT_SECRETS_DIR),
+            sessions_dir: default_sessions_dir(data_dir),
             sweep_after: DEFAULT_SWEEP_AFTER,
             boot_deadline: DEFAULT_BOOT_DEADLINE,
             rate: RateSettings::default(),
@@ -186,6 +190,12 @@ pub fn default_certs_dir(data_dir: &Path) -> PathBuf {
 #[must_use]
 pub fn default_images_dir(data_dir: &Path) -> PathBuf {
     data_dir.join(IMAGES_DIR)
+}
+
+/// Where sessions are kept when no directory was named.
+#[must_use]
+pub fn default_sessions_dir(data_dir: &Path) -> PathBuf {
+    data_dir.join(SESSIONS_DIR)
 }
 
 /// Where the agent of this data directory answers the local operator.

@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
 use crate::execute::PoolSpec;
+use crate::persist::SessionMark;
 use crate::record::{Net, Record};
 use crate::template::Template;
 
@@ -246,6 +247,8 @@ impl Records {
             staging,
             failures: 0,
             retry_not_before: None,
+            persist: spec.persist.clone(),
+            session: Some(SessionMark::Fresh),
             intent: None,
         };
         inner.records.insert(id.clone(), record.clone());

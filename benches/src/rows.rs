@@ -20,7 +20,7 @@ use crate::effort::Effort;
 use crate::row::{Row, Subject};
 
 /// Everything, in the order in which it is shown.
-pub const ALL: [Subject; 11] = [
+pub const ALL: [Subject; 12] = [
     Subject::Documents,
     Subject::Planner,
     Subject::Day,

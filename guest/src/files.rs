@@ -1,5 +1,6 @@
 //! Files and folders of the guest, read and written for the agent.
 
+mod set_entry;
 mod upload;
 
 use std::collections::VecDeque;
@@ -9,6 +10,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::OFlags;
+pub(crate) use set_entry::set_entry;
 pub(crate) use upload::Uploads;
 
 use crate::guest::{Guest, spawn};
@@ -132,14 +134,17 @@ fn list_directory(path: &str, put: Put<'_>) -> Result<(), Refusal> {
         let entry = entry.map_err(failed)?;
         // It may be gone by now.
         let Ok(metadata) = entry.metadata() else { continue };
+        let ms = |seconds: i64, nanos: i64| seconds.saturating_mul(1000).saturating_add(nanos / 1_000_000);
+        let target = if metadata.is_symlink() { fs::read_link(entry.path()).ok() } else { None };
         entries.push(Entry {
             name: entry.file_name().to_string_lossy().into_owned(),
             mode: metadata.mode(),
             size: metadata.len(),
-            modified_ms: metadata
-                .mtime()
-                .saturating_mul(1000)
-                .saturating_add(metadata.mtime_nsec() / 1_000_000),
+            modified_ms: ms(metadata.mtime(), metadata.mtime_nsec()),
+            target: target.map_or_else(String::new, |target| target.to_string_lossy().into_owned()),
+            uid: metadata.uid(),
+            gid: metadata.gid(),
+            changed_ms: ms(metadata.ctime(), metadata.ctime_nsec()),
         });
         if entries.len() == limits::ENTRIES_PER_FRAME {
             let directory = Directory { entries: std::mem::take(&mut entries), last: false };

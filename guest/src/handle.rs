@@ -71,6 +71,11 @@ impl Guest {
                 sleep::cancel(guest);
                 Ok(())
             }),
+            Asked::SetEntry(request) => self.work(number, move |_| files::set_entry(&request)),
+            Asked::EndWork(request) => self.work(number, move |guest| {
+                shutdown::end_work(guest, request.grace_seconds);
+                Ok(())
+            }),
             Asked::Reborn(reborn) => self.work(number, move |guest| guest.reborn(&reborn)),
             Asked::Secrets(piece) => self.work(number, move |guest| guest.take_secrets(&piece)),
             Asked::WipeSecrets(_) => self.work(number, Guest::wipe_secrets),
@@ -193,6 +198,7 @@ impl Guest {
 fn since(body: &Asked) -> u32 {
     match body {
         Asked::Hello(_) | Asked::Shutdown(_) => 1,
+        Asked::EndWork(_) | Asked::SetEntry(_) => 3,
         Asked::Exec(exec) => {
             if exec.stdin {
                 2

@@ -13,8 +13,8 @@ use host::{Host, Machine, code, done, number, reborn, shell, wait_until};
 use mvm_guest::protocol::guest_frame::Body;
 use mvm_guest::protocol::host_frame::Body as Ask;
 use mvm_guest::protocol::{
-    CancelSleep, Chunk, Exec, ListDirectory, Ping, PrepareSleep, ReadFile, Readiness, RelayOpen, Secrets,
-    Shutdown, WINDOW_BYTES, Window, WipeSecrets, WriteFile,
+    CancelSleep, Chunk, EndWork, Exec, ListDirectory, Ping, PrepareSleep, ReadFile, Readiness, RelayOpen,
+    Secrets, SetEntry, Shutdown, WINDOW_BYTES, Window, WipeSecrets, WriteFile,
 };
 
 #[test]
@@ -229,6 +229,54 @@ fn files_that_are_none_are_refused() {
         let request = ReadFile { path: path.into(), offset: 0, limit: 0 };
         assert_eq!(code(&host.ask(Ask::ReadFile(request))), expected, "{path}");
     }
+}
+
+#[test]
+fn folders_links_and_the_looks_of_a_file_are_made_and_listed() {
+    let machine = Machine::new();
+    let mut host = machine.ready();
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let entry = |name: &str, mode, target: &str| SetEntry {
+        path: machine.text(&format!("session/{name}")),
+        mode,
+        target: target.to_owned(),
+        uid,
+        gid,
+        modified_ms: 1_700_000_000_123,
+    };
+    assert_eq!(host.ask(Ask::SetEntry(entry("deep/er", 0o040_750, ""))), done());
+    assert_eq!(host.ask(Ask::SetEntry(entry("link", 0o120_777, "old"))), done());
+    assert_eq!(host.ask(Ask::SetEntry(entry("link", 0o120_777, "deep/er"))), done());
+    assert_eq!(code(&host.ask(Ask::SetEntry(entry("file", 0o100_600, "")))), "not_found");
+    std::fs::write(machine.path("session/file"), "x").unwrap();
+    assert_eq!(host.ask(Ask::SetEntry(entry("file", 0o100_640, ""))), done());
+    assert_eq!(code(&host.ask(Ask::SetEntry(entry("file", 0o040_755, "")))), "exists");
+    assert_eq!(code(&host.ask(Ask::SetEntry(entry("pipe", 0o010_644, "")))), "invalid");
+
+    let listed = Ask::ListDirectory(ListDirectory { path: machine.text("session") });
+    let Body::Directory(folder) = host.ask(listed) else { panic!("no listing") };
+    let mut seen: Vec<_> =
+        folder.entries.iter().map(|e| (e.name.as_str(), e.mode, e.target.as_str(), e.uid)).collect();
+    seen.sort_unstable();
+    assert_eq!(
+        seen,
+        [("deep", 0o040_755, "", uid), ("file", 0o100_640, "", uid), ("link", 0o120_777, "deep/er", uid)]
+    );
+    let file = folder.entries.iter().find(|entry| entry.name == "file").unwrap();
+    assert_eq!(file.modified_ms, 1_700_000_000_123);
+    assert!(file.changed_ms > file.modified_ms);
+}
+
+#[test]
+fn work_ends_and_what_it_left_can_still_be_read() {
+    let config = r#"{"workload": ["sh", "-c", "trap 'echo last words > RUN/said; exit' TERM; echo > RUN/worker-ready; while :; do sleep 0.01; done"], "ready": "file"}"#;
+    let machine = Machine::with(Some(config), 3);
+    let mut host = machine.ready();
+    host.wait_for(Readiness::Ready);
+    assert_eq!(host.ask(Ask::EndWork(EndWork { grace_seconds: 5 })), done());
+    let path = machine.path("run").join("said").to_str().unwrap().to_owned();
+    assert_eq!(read(&mut host, ReadFile { path, offset: 0, limit: 0 }), b"last words\n");
+    assert_eq!(host.ask(Ask::Ping(Ping {})), done());
 }
 
 #[test]

@@ -220,13 +220,16 @@ fn flake_ref() -> impl Strategy<Value = String> {
 }
 
 fn persist() -> impl Strategy<Value = Persist> {
-    (vec("[a-z0-9_]{1,8}", 1..4), "s3:[a-z]{1,20}", 1..=86_400_u64).prop_map(
-        |(steps, store, every_seconds)| Persist {
+    (
+        vec("[a-z0-9_]{1,8}", 1..4),
+        prop_oneof!["local", "file:///[a-z]{1,8}/[a-z]{1,8}", "s3://[a-z]{3,20}(/[a-z]{1,8})?"],
+        1..=86_400_u64,
+    )
+        .prop_map(|(steps, store, every_seconds)| Persist {
             path: format!("/{}", steps.join("/")),
             store,
             every_seconds,
-        },
-    )
+        })
 }
 
 fn parsed<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> T {

@@ -309,14 +309,17 @@ pub enum SnapshotCompression {
 }
 
 /// Session persistence: what of the guest is kept, where, and how often.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 pub struct Persist {
-    /// What is kept: an absolute path inside the guest.
-    #[schemars(length(max = 4095), regex(pattern = "^/[!-~]*$"))]
+    /// What is kept: a folder inside the guest. `/data` is the whole data disk.
+    #[schemars(length(max = 4095), regex(pattern = "^/[!-~]+$"))]
     pub path: String,
-    /// Where it is kept.
-    #[schemars(length(max = 2048), regex(pattern = "^[!-~]+$"))]
+    /// Where it is kept: `local`, `file:///FOLDER` or `s3://BUCKET[/PREFIX]`.
+    #[schemars(
+        length(max = 2048),
+        regex(pattern = "^(local|file:///[!-~]+|s3://[a-z0-9-][a-z0-9.-]{2,62}(/[!-~]*)?)$")
+    )]
     pub store: String,
     #[schemars(range(min = 1, max = 86_400))]
     pub every_seconds: u64,

@@ -99,21 +99,22 @@ impl Tree {
     }
 }
 
+/// What `cargo tree` is asked, whatever is made of its answer.
+const TREE: [&str; 9] = [
+    "tree",
+    "--workspace",
+    "--all-features",
+    "--target",
+    PLATFORM,
+    "--edges",
+    "normal,build,dev",
+    "--prefix",
+    "none",
+];
+
 /// What is compiled for our platform besides our own crates.
 fn built(members: &[Member]) -> Vec<Package> {
-    let listing = cargo(&[
-        "tree",
-        "--workspace",
-        "--all-features",
-        "--target",
-        PLATFORM,
-        "--edges",
-        "normal,build,dev",
-        "--prefix",
-        "none",
-        "--format",
-        "{p}|{l}",
-    ]);
+    let listing = cargo(&[&TREE[..], &["--format", "{p}|{l}"]].concat());
     let lines: BTreeSet<_> =
         listing.lines().map(|line| line.trim_end_matches(" (*)")).filter(|line| !line.is_empty()).collect();
     let package = |line: &str| {
@@ -150,11 +151,36 @@ impl From<&Value> for Member {
     }
 }
 
+/// A crate that may not be built, but for those that name it themselves.
+#[derive(Debug)]
+pub(crate) struct Ban {
+    pub(crate) name: String,
+    wrappers: Vec<String>,
+}
+
+impl Ban {
+    fn read(line: &str) -> Option<Self> {
+        let name = line.split('"').nth(1)?.to_owned();
+        let wrappers = line.split_once("wrappers = [").and_then(|(_, rest)| rest.split_once(']'));
+        let wrappers =
+            wrappers.map(|(list, _)| list.split('"').skip(1).step_by(2).map(str::to_owned).collect());
+        Some(Self { name, wrappers: wrappers.unwrap_or_default() })
+    }
+
+    /// Who depends on it without being allowed to.
+    pub(crate) fn broken_by(&self) -> Vec<String> {
+        let inverted = ["--invert", &self.name, "--depth", "1"];
+        let listing = cargo(&[&TREE[..], &inverted, &["--format", "{p}"]].concat());
+        let dependents = listing.lines().skip(1).filter_map(|line| line.split(' ').next());
+        dependents.filter(|name| !self.wrappers.iter().any(|w| w == name)).map(str::to_owned).collect()
+    }
+}
+
 /// The lists of `deny.toml` that are held here too. It is read line by line: its lists have one item on each.
 #[derive(Debug, Default)]
 pub(crate) struct DenyFile {
     pub(crate) licences: Vec<String>,
-    pub(crate) banned: Vec<String>,
+    pub(crate) banned: Vec<Ban>,
     pub(crate) skipped: Vec<String>,
 }
 
@@ -171,7 +197,7 @@ impl DenyFile {
                     let first_string = line.split('"').nth(1).map(str::to_owned);
                     match list {
                         "allow" => lists.licences.extend(first_string),
-                        "deny" => lists.banned.extend(first_string),
+                        "deny" => lists.banned.extend(Ban::read(line)),
                         "skip" => lists.skipped.extend(first_string),
                         _ => {}
                     }

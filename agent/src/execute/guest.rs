@@ -20,7 +20,7 @@ const SHUTDOWN_MARGIN: Duration = Duration::from_secs(3);
 
 /// The data disk's name on its bus, and where it goes.
 pub(crate) const DATA_DISK_SERIAL: &str = "data";
-const DATA_DISK_PATH: &str = "/data";
+pub(crate) const DATA_DISK_PATH: &str = "/data";
 
 /// What a drain came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,15 +92,23 @@ impl<D: Driver> Executor<D> {
             self.give_secrets(record, bundle).await?;
             if view.version >= 2 {
                 let left = deadline.saturating_duration_since(Instant::now()).max(ANSWER_WITHIN);
-                let identity = self.identity(record, start_workload);
+                let holds_back = start_workload && self.sessions.holds_back(record);
+                let identity = self.identity(record, start_workload && !holds_back);
                 self.links.reborn(&id, identity, left).await?;
+                if start_workload {
+                    self.sessions.bring_back(record, &self.records).await?;
+                }
+                if holds_back {
+                    let identity = self.identity(record, true);
+                    self.links.reborn(&id, identity, left).await?;
+                }
             } else {
                 let message = "it speaks version 1 of the guest protocol: it keeps the identity of its image";
                 self.note("GuestOutdated", record, message);
             }
             crash::point(points[0]);
             self.isolation.open(record).await?;
-            self.links.ready(&id, deadline).await?;
+            self.links.ready(&id, deadline.max(Instant::now() + ANSWER_WITHIN)).await?;
             crash::point(points[1]);
             Ok(())
         };
@@ -124,8 +132,9 @@ impl<D: Driver> Executor<D> {
         let now = self.clock.now();
         // The counts' and a person's word is final; the policy's was that the guest has nothing to do.
         let by_policy = record.on_demand && record.override_until.is_none_or(|until| until <= now);
+        let deadline = Instant::now() + timeout;
         self.links.open(&record.id);
-        match self.links.prepare_sleep(&record.id, timeout, by_policy).await {
+        let drained = match self.links.prepare_sleep(&record.id, timeout, by_policy).await {
             Ok(Drained::Done) => Ok(Drain::Over),
             Ok(Drained::Busy) => {
                 self.note("InstanceBusy", record, "has work again while it was drained: it goes on running");
@@ -140,11 +149,16 @@ impl<D: Driver> Executor<D> {
                 self.note("NotDrained", record, &format!("was paused without having drained: {error}"));
                 Ok(Drain::Over)
             }
+        };
+        if let Ok(Drain::Over) = drained {
+            self.sessions.keep_before_pause(record, deadline).await;
         }
+        drained
     }
 
     /// Asks a running guest to end and waits for that. Says how much of its grace is left for the driver to give.
     pub(super) async fn shut_down(&self, record: &Record, grace: Duration) -> Duration {
+        self.sessions.keep_before_stop(record, grace).await;
         let mut exits = self.driver.exits();
         if self.links.shutdown(&record.id, grace).await.is_err() {
             return grace;

@@ -67,6 +67,7 @@ impl<D: Driver> Executor<D> {
         record.secrets = spec.secrets;
         record.image = Some(image);
         record.staging = staging;
+        record.persist.clone_from(&spec.persist);
         record.snapshot = None;
         let is_new = record.phase == Phase::Created;
         self.intend(&mut record, if is_new { Action::Create } else { Action::Start }).await?;
@@ -142,6 +143,7 @@ impl<D: Driver> Executor<D> {
         crash::point("destroy.removed");
         self.isolation.release(&record).await?;
         crash::point("destroy.released");
+        self.sessions.release(&record).await;
         self.records.delete(&record.id).await?;
         crash::point("destroy.deleted");
         Ok(())

@@ -1,7 +1,7 @@
 //! Files in a guest. Large ones go in pieces, each asked for when the one before it arrived.
 
 use mvm_proto::InstanceId;
-use mvm_proto::guest::{CHUNK_BYTES, Entry, ListDirectory, ReadFile, WriteFile, host_frame};
+use mvm_proto::guest::{CHUNK_BYTES, Entry, ListDirectory, ReadFile, SetEntry, WriteFile, host_frame};
 
 use super::call::Event;
 use super::error::LinkError;
@@ -102,9 +102,30 @@ impl GuestLinks {
         }
     }
 
+    /// Makes a folder or a link, or gives a file that is there its owner, mode and time.
+    pub async fn set_entry(&self, instance: &InstanceId, entry: SetEntry) -> Result<(), LinkError> {
+        let body = host_frame::Body::SetEntry(entry);
+        self.ask_since(3, instance, "bringing back a session", ANSWER_WITHIN, body).await
+    }
+
     pub async fn list_directory(&self, instance: &InstanceId, path: &str) -> Result<Vec<Entry>, LinkError> {
+        self.list(instance, "listing a directory", 2, path).await
+    }
+
+    /// The same with owners, links' targets, and times that no program in the guest can set.
+    pub async fn list_whole(&self, instance: &InstanceId, path: &str) -> Result<Vec<Entry>, LinkError> {
+        self.list(instance, "copying a session out", 3, path).await
+    }
+
+    async fn list(
+        &self,
+        instance: &InstanceId,
+        what: &'static str,
+        needs: u32,
+        path: &str,
+    ) -> Result<Vec<Entry>, LinkError> {
         let body = host_frame::Body::ListDirectory(ListDirectory { path: path.to_owned() });
-        let call = self.begin(instance, "listing a directory", 2, body).await?;
+        let call = self.begin(instance, what, needs, body).await?;
         let mut entries = Vec::new();
         loop {
             let next = tokio::time::timeout(ANSWER_WITHIN, call.next()).await;

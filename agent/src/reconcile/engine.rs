@@ -147,6 +147,9 @@ impl<D: Driver> Engine<D> {
         let gate = Arc::clone(&self.gate);
         let _gate = gate.close().await;
         let now = self.clock.now();
+        if let Some(in_force) = in_force {
+            self.executor.sessions.follow(&in_force.desired);
+        }
         self.resolve_again(now).await;
         self.runner.finish(std::mem::take(&mut self.unfinished));
         let links = &self.executor.links;

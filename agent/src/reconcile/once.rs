@@ -23,6 +23,7 @@ use crate::guest_link::GuestLinks;
 use crate::isolation::{Isolation, IsolationSettings};
 use crate::ledger::InForce;
 use crate::node_info;
+use crate::persist::{SessionSettings, Sessions};
 use crate::secrets::Secrets;
 use crate::settings::{CapacityCaps, DEFAULT_INTERVAL, DEFAULT_PARALLEL_STEPS, VmmSettings};
 use crate::state::Records;
@@ -40,6 +41,8 @@ pub struct OnceSettings {
     pub vmm: VmmSettings,
     pub images_dir: PathBuf,
     pub secrets_dir: PathBuf,
+    /// Sessions that are kept on this machine.
+    pub sessions_dir: PathBuf,
     /// How long something on the host that no record owns is left alone before it is swept.
     pub sweep_after: Duration,
     /// How long a guest may take from boot to ready.
@@ -91,8 +94,16 @@ pub async fn reconcile_once(
     let recovered = adopt(&*driver, &records, Hands::On, now).await;
     let images = open_images(settings.driver, &settings.data_dir, &settings.images_dir, &settings.vmm)?;
     let audit = AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone());
+    let links = GuestLinks::new(Arc::clone(&driver), clock.clone());
+    let events = broadcast::Sender::new(1);
+    let sessions = SessionSettings {
+        node: desired.node_id.clone(),
+        sessions_dir: settings.sessions_dir.clone(),
+        secrets_dir: settings.secrets_dir.clone(),
+    };
     let executor = Arc::new(Executor {
-        links: GuestLinks::new(Arc::clone(&driver), clock.clone()),
+        sessions: Arc::new(Sessions::new(sessions, links.clone(), clock.clone(), events.clone())),
+        links,
         driver,
         records: Arc::clone(&records),
         clock,
@@ -100,7 +111,7 @@ pub async fn reconcile_once(
         isolation: Arc::new(Isolation::new(host, settings.driver, settings.isolation)),
         background: Arc::new(tokio::sync::Semaphore::new(1)),
         boot_deadline: settings.boot_deadline,
-        events: broadcast::Sender::new(1),
+        events,
         audit: audit.clone(),
         secrets: Arc::new(Secrets::new(&settings.secrets_dir)),
         writing: Writing::default(),

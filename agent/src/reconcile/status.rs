@@ -27,6 +27,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) needs: [Condition; 2],
     /// Whether the tenants' networks and limits are as they should be.
     pub(crate) bounds: [Condition; 2],
+    /// Whether sessions are in their stores.
+    pub(crate) sessions: Condition,
     pub(crate) next_reconcile_at: Timestamp,
 }
 
@@ -40,7 +42,8 @@ pub(crate) fn update(status: &mut NodeStatus, facts: &Facts<'_>) {
     if facts.converged {
         status.converged.clone_from(&status.accepted);
     }
-    let own = [converged(facts), current(facts), disk(facts), driver(facts), accounted(facts)];
+    let sessions = facts.sessions.clone();
+    let own = [converged(facts), current(facts), disk(facts), driver(facts), accounted(facts), sessions];
     for condition in own.into_iter().chain(facts.needs.clone()).chain(facts.bounds.clone()) {
         set_condition(&mut status.conditions, condition);
     }

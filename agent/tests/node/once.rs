@@ -22,6 +22,7 @@ fn settings(dir: &Path) -> OnceSettings {
         vmm: VmmSettings::default(),
         images_dir: dir.join("images"),
         secrets_dir: dir.join("secrets"),
+        sessions_dir: dir.join("sessions"),
         sweep_after: Duration::from_secs(60),
         boot_deadline: Duration::from_secs(90),
         capacity: CapacityCaps::default(),

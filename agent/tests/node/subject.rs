@@ -11,6 +11,7 @@ use mvm_agent::execute::{Executor, Order, PoolSpec, StepError, Writing};
 use mvm_agent::guest_link::GuestLinks;
 use mvm_agent::image::Images;
 use mvm_agent::isolation::{Isolation, IsolationSettings};
+use mvm_agent::persist::{SessionSettings, Sessions};
 use mvm_agent::reconcile::Clock;
 use mvm_agent::record::Record;
 use mvm_agent::secrets::Secrets;
@@ -40,8 +41,16 @@ impl Subject {
         let reserved = records.reserve(&tenant.tenant_id, &pool.pool_id, &spec, None, clock.now());
         let (record, lease) = reserved.unwrap();
         drop(lease);
+        let links = GuestLinks::new(Arc::clone(&driver), clock.clone());
+        let events = broadcast::Sender::new(16);
+        let settings = SessionSettings {
+            node: "node-a".parse().unwrap(),
+            sessions_dir: dir.join("sessions"),
+            secrets_dir: dir.join("secrets"),
+        };
         let executor = Executor {
-            links: GuestLinks::new(Arc::clone(&driver), clock.clone()),
+            sessions: Arc::new(Sessions::new(settings, links.clone(), clock.clone(), events.clone())),
+            links,
             audit: AuditLog::open(dir, AuditSettings::default(), clock.clone()),
             driver,
             records,
@@ -54,7 +63,7 @@ impl Subject {
             )),
             background: Arc::new(tokio::sync::Semaphore::new(1)),
             boot_deadline: Duration::from_secs(90),
-            events: broadcast::Sender::new(16),
+            events,
             secrets: Arc::new(Secrets::new(&dir.join("secrets"))),
             writing: Writing::default(),
         };

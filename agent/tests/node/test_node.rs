@@ -40,6 +40,7 @@ pub(crate) fn settings(dir: &Path) -> NodeSettings {
         vmm: VmmSettings::default(),
         images_dir: dir.join("images"),
         secrets_dir: dir.join("secrets"),
+        sessions_dir: dir.join("sessions"),
         sweep_after: Duration::from_secs(60),
         boot_deadline: Duration::from_secs(90),
         capacity: Capacity { vcpus: 64, mem_mib: 65_536, disk_mib: 1_000_000, max_instances: 100 },

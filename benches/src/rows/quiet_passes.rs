@@ -33,6 +33,7 @@ pub(super) fn measure() -> Result<Row> {
         vmm: VmmSettings::default(),
         images_dir: dir.path().join("images"),
         secrets_dir: dir.path().join("secrets"),
+        sessions_dir: dir.path().join("sessions"),
         sweep_after: Duration::from_secs(60),
         boot_deadline: Duration::from_secs(90),
         capacity: Capacity { vcpus: 1000, mem_mib: 1 << 20, disk_mib: 1 << 30, max_instances: 1000 },

@@ -15,7 +15,7 @@ use mvm_agent::privileges::{give_up, run_helper};
 use mvm_agent::reconcile::{OnceSettings, Report, peek, reconcile_once};
 use mvm_agent::settings::{
     CapacityCaps, DEFAULT_SECRETS_DIR, DriverChoice, VmmSettings, default_certs_dir, default_images_dir,
-    default_socket,
+    default_sessions_dir, default_socket,
 };
 use mvm_agent::{AgentSettings, RateSettings, certs as agent_certs};
 use mvm_pki::{CsrNames, Identity};
@@ -125,6 +125,9 @@ pub(crate) struct NodeArgs {
     /// Folder with each tenant's secrets bundle, best kept in memory
     #[arg(long, value_name = "DIR", value_parser = absolute_path(), default_value = DEFAULT_SECRETS_DIR)]
     secrets_dir: PathBuf,
+    /// Folder for sessions that are kept on this machine [default: sessions/ in the data folder]
+    #[arg(long, value_name = "DIR", value_parser = absolute_path())]
+    sessions_dir: Option<PathBuf>,
     /// How long a guest may take from boot to ready
     #[arg(long, value_name = "TIME", default_value = "90s", value_parser = humantime::parse_duration)]
     boot_deadline: Duration,
@@ -148,6 +151,10 @@ pub(crate) struct NodeArgs {
 impl NodeArgs {
     fn vmm(&self) -> VmmSettings {
         self.programs.settings()
+    }
+
+    fn sessions_dir(&self) -> PathBuf {
+        self.sessions_dir.clone().unwrap_or_else(|| default_sessions_dir(&self.data_dir))
     }
 
     fn images_dir(&self) -> PathBuf {
@@ -266,6 +273,7 @@ fn serve(global: &Global, args: ServeArgs) -> Run {
     settings.vmm = args.node.vmm();
     settings.images_dir = args.node.images_dir();
     settings.secrets_dir.clone_from(&args.node.secrets_dir);
+    settings.sessions_dir = args.node.sessions_dir();
     settings.boot_deadline = args.node.boot_deadline;
     settings.sweep_after = args.node.sweep_after;
     settings.node_id = args.node.node_id;
@@ -362,6 +370,7 @@ impl NodeArgs {
             vmm: self.vmm(),
             images_dir: self.images_dir(),
             secrets_dir: self.secrets_dir.clone(),
+            sessions_dir: self.sessions_dir(),
             sweep_after: self.sweep_after,
             boot_deadline: self.boot_deadline,
             capacity: self.caps(),

@@ -217,7 +217,10 @@ fn details(found: &Found) -> comfy_table::Table {
         override_until,
         claimed,
         disk_used_bytes,
-        ..
+        session,
+        persisted_at,
+        loss_window_seconds,
+        persist_error,
     } = &found.instance;
     let mut rows = vec![("instance", instance_id.clone())];
     if !found.node_id.is_empty() {
@@ -236,6 +239,16 @@ fn details(found: &Found) -> comfy_table::Table {
         ("claimed", if *claimed { "yes" } else { "no" }.to_owned()),
         ("on disk", format!("{} MiB", disk_used_bytes.div_ceil(1024 * 1024))),
     ]);
+    if !session.is_empty() || !persist_error.is_empty() {
+        rows.extend([
+            ("session", or_dash(session)),
+            ("persisted at", or_dash(persisted_at)),
+            ("loss window", format!("{loss_window_seconds}s")),
+        ]);
+        if !persist_error.is_empty() {
+            rows.push(("not copied", persist_error.clone()));
+        }
+    }
     output::properties(rows)
 }
 

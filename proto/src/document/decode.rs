@@ -381,7 +381,7 @@ fn sleep_policy(node: &Node<'_, '_>) -> Option<SleepPolicy> {
 fn persist(node: &Node<'_, '_>) -> Option<Persist> {
     let fields = node.fields(PERSIST)?;
     let path = fields.get("path", |node| rules::guest_path(&node, MAX_GUEST_PATH_BYTES));
-    let store = fields.get("store", |node| rules::printable(&node, MAX_STORE_BYTES));
+    let store = fields.get("store", |node| rules::session_store(&node, MAX_STORE_BYTES));
     let every_seconds = fields.get("every_seconds", |node| node.integer(1..=86_400));
     Some(Persist { path: path?, store: store?, every_seconds: every_seconds? })
 }

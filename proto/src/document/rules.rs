@@ -63,14 +63,37 @@ pub(super) fn printable(node: &Node<'_, '_>, max: usize) -> Option<String> {
     }
 }
 
-/// A path inside a guest: absolute, and without steps up.
+/// A folder inside a guest: absolute, in its plainest form, and not the whole machine.
 pub(super) fn guest_path(node: &Node<'_, '_>, max: usize) -> Option<String> {
     let text = printable(node, max)?;
-    if text.starts_with('/') && text.split('/').all(|step| step != "..") {
+    match text.strip_prefix('/') {
+        Some(steps) if is_plain(steps) => Some(text),
+        _ => node.refuse("must be an absolute path below `/`, without `.`, `..` or empty steps"),
+    }
+}
+
+/// Where sessions are kept: on the node, in a folder that nodes share, or in a bucket.
+pub(super) fn session_store(node: &Node<'_, '_>, max: usize) -> Option<String> {
+    let text = printable(node, max)?;
+    let in_bucket = |rest: &str| {
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
+        let named = (3..=63).contains(&bucket.len()) && bucket.bytes().all(plain) && !bucket.starts_with('.');
+        named && (prefix.is_empty() || is_plain(prefix.trim_end_matches('/')))
+    };
+    let known = text == "local"
+        || text.strip_prefix("file:///").is_some_and(is_plain)
+        || text.strip_prefix("s3://").is_some_and(in_bucket);
+    if known {
         Some(text)
     } else {
-        node.refuse("must be an absolute path without `..`")
+        node.refuse("must be `local`, `file:///FOLDER` or `s3://BUCKET[/PREFIX]`")
     }
+}
+
+/// Whether these are steps down, each of them somewhere.
+fn is_plain(steps: &str) -> bool {
+    steps.split('/').all(|step| !matches!(step, "" | "." | ".."))
 }
 
 pub(super) fn total(counts: &DesiredCounts) -> u64 {

@@ -185,7 +185,7 @@ impl Guest {
         use host_frame::Body;
         let done = || vec![Answer::Done(Done {})];
         match body {
-            Body::Ping(_) | Body::CancelSleep(_) => done(),
+            Body::Ping(_) | Body::CancelSleep(_) | Body::EndWork(_) | Body::SetEntry(_) => done(),
             Body::PrepareSleep(_) if manner == Manner::IgnoresSleep => Vec::new(),
             Body::PrepareSleep(_) => done(),
             Body::Reborn(_) if manner == Manner::RefusesIdentity => refusal("denied", "was told to refuse"),
@@ -234,7 +234,7 @@ impl Guest {
                     name: name.clone(),
                     mode: 0o100_644,
                     size: data.len() as u64,
-                    modified_ms: 0,
+                    ..Entry::default()
                 };
                 let entries = memory.files.iter().map(entry).collect();
                 vec![Answer::Directory(Directory { entries, last: true })]

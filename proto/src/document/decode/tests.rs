@@ -130,7 +130,7 @@ fn unknown_fields_are_refused_at_every_level() {
     let full = with(minimal(), "/tenants/0/egress", json!({}));
     let full = with(full, "/tenants/0/pools/0/runtime_policy", json!({}));
     let full = with(full, "/tenants/0/pools/0/sleep_policy", json!({}));
-    let persist = json!({ "path": "/home", "store": "s3:bucket", "every_seconds": 60 });
+    let persist = json!({ "path": "/home", "store": "s3://bucket", "every_seconds": 60 });
     let full = with(full, "/tenants/0/pools/0/persist", persist);
     assert_eq!(errors(&full), [""; 0]);
     for parent in [
@@ -196,8 +196,8 @@ fn each_field_says_what_it_must_be_and_what_it_was() {
         ("/tenants/0/pools/0/stopped_retention_seconds", json!(-1), "must be 0..=9007199254740991"),
         (
             "/tenants/0/pools/0/persist",
-            json!({"path": "/a/../b", "store": "s", "every_seconds": 1}),
-            "persist.path: must be an absolute path without `..`",
+            json!({"path": "/a/../b", "store": "local", "every_seconds": 1}),
+            "persist.path: must be an absolute path below `/`, without `.`, `..` or empty steps",
         ),
     ];
     for (pointer, value, message) in cases {

@@ -1,0 +1,579 @@
+//! Sessions: a folder of a guest that outlives its instance and its node.
+//!
+//! An instance of a pool with `persist` takes a session of its pool when it starts for the first time, and gets what
+//! the session was. From then on the folder is copied to a store at every interval, before every pause and at every
+//! stop. [`head`] decides which session is whose, [`index`] says what one is made of, [`copy_out`] and [`bring_back`]
+//! move it; the steps of an instance and [`crate::sessions_task`] only say when. A store that fails stops nobody: it
+//! is told, shown, and tried again.
+
+mod bring_back;
+mod copy_out;
+mod guest_files;
+mod head;
+mod index;
+mod session;
+mod shelf;
+#[cfg(test)]
+mod tests;
+mod vault;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mvm_planner::Action;
+use mvm_proto::document::{Persist, RuntimePolicy};
+use mvm_proto::status::{Condition, Event, InstanceStatus};
+use mvm_proto::{DesiredState, InstanceId, NodeId, Phase, PoolId, TenantId, Timestamp};
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast;
+use tokio::time::Instant;
+
+use crate::execute::DATA_DISK_PATH;
+use crate::guest_link::{GuestLinks, LinkError};
+use crate::reconcile::Clock;
+use crate::record::{Record, retry_after};
+use crate::state::Records;
+use crate::text::chain;
+use guest_files::LinkFiles;
+use head::{Has, Holder};
+use session::{Kept, Session};
+use shelf::{ObjectShelf, ShelfError};
+use vault::Vault;
+
+/// A session is given back within this, or left to be found free later: its instance goes either way.
+const RELEASE_WITHIN: Duration = Duration::from_secs(5);
+
+/// An instance that starts waits this long for a store that may not answer at all.
+const TAKE_WITHIN: Duration = Duration::from_secs(30);
+
+/// A copy before a pause has at least this, whatever the drain left of its time.
+const KEEP_AT_LEAST: Duration = Duration::from_secs(1);
+
+/// How much longer a start may take that brings a session back: some gigabytes at the pace of a slow store.
+const BRING_BACK_WITHIN: Duration = Duration::from_secs(900);
+
+/// A store that failed is tried again at least this often, also when its interval is shorter.
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+
+/// How many files an event names.
+const NAMED: usize = 3;
+
+#[derive(Debug, thiserror::Error)]
+pub enum PersistError {
+    #[error(transparent)]
+    Store(#[from] ShelfError),
+    #[error(transparent)]
+    Guest(#[from] LinkError),
+    #[error("the session {0} is another instance's by now")]
+    Taken(String),
+    #[error("the store is damaged: {0}")]
+    Damaged(String),
+    #[error("no session like {0} could be taken")]
+    NoneFree(String),
+    #[error("the session has more than {} files", index::MAX_ENTRIES)]
+    TooMany,
+    #[error("{0} is not a folder in the guest")]
+    NotAFolder(String),
+    #[error("it was not done within {0:?}")]
+    TooSlow(Duration),
+    #[error("it has no session yet")]
+    NoSession,
+}
+
+/// What an instance's record says of its session. Absent there: it has content of its own and no session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionMark {
+    /// It never worked: whatever session it gets becomes its content.
+    Fresh,
+    /// This one is its own, and was not brought back to the last file yet.
+    Taken { slot: u32 },
+    /// This one is its own.
+    Bound { slot: u32 },
+}
+
+impl SessionMark {
+    fn slot(self) -> Option<u32> {
+        match self {
+            Self::Fresh => None,
+            Self::Taken { slot } | Self::Bound { slot } => Some(slot),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct SessionSettings {
+    pub node: NodeId,
+    /// What `local` means, and the only folder below which a document may name others.
+    pub sessions_dir: PathBuf,
+    /// Where the credentials of buckets are.
+    pub secrets_dir: PathBuf,
+}
+
+/// The sessions of this node's instances.
+#[derive(Debug)]
+pub struct Sessions {
+    settings: SessionSettings,
+    links: GuestLinks,
+    clock: Clock,
+    events: broadcast::Sender<Event>,
+    pools: Mutex<BTreeMap<(TenantId, PoolId), Policy>>,
+    seats: Mutex<BTreeMap<InstanceId, Arc<Seat>>>,
+    shelves: Mutex<BTreeMap<String, ObjectShelf>>,
+}
+
+/// What the document in force says of a pool.
+#[derive(Debug, Clone)]
+struct Policy {
+    persist: Option<Persist>,
+    drain: Duration,
+}
+
+/// One instance's session: who works on it, and what is shown of it.
+#[derive(Debug, Default)]
+struct Seat {
+    /// Absent: nobody looked yet, or the last look did not end well.
+    work: tokio::sync::Mutex<Option<Session<ObjectShelf>>>,
+    shown: Mutex<Shown>,
+}
+
+#[derive(Debug, Default)]
+struct Shown {
+    session: String,
+    persisted_at: Option<Timestamp>,
+    /// Nothing ran since that was copied.
+    whole: bool,
+    error: Option<String>,
+    failures: u32,
+    /// When the next copy is due.
+    due: Option<Instant>,
+    /// The last files that never held still, told once.
+    unsettled: Vec<String>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Sessions {
+    pub fn new(
+        settings: SessionSettings,
+        links: GuestLinks,
+        clock: Clock,
+        events: broadcast::Sender<Event>,
+    ) -> Self {
+        Self {
+            settings,
+            links,
+            clock,
+            events,
+            pools: Mutex::default(),
+            seats: Mutex::default(),
+            shelves: Mutex::default(),
+        }
+    }
+
+    /// Takes what the document in force says of sessions. It holds for instances that run, too.
+    pub(crate) fn follow(&self, desired: &DesiredState) {
+        let policies = desired.pools().map(|(tenant, pool)| {
+            let drain = Duration::from_secs(pool.runtime_policy.drain_timeout_seconds);
+            let policy = Policy { persist: pool.persist.clone(), drain };
+            ((tenant.tenant_id.clone(), pool.pool_id.clone()), policy)
+        });
+        *locked(&self.pools) = policies.collect();
+    }
+
+    fn policy(&self, record: &Record) -> Policy {
+        let named = locked(&self.pools).get(&(record.tenant.clone(), record.pool.clone())).cloned();
+        // A pool that the document no longer names goes on as it began.
+        named.unwrap_or_else(|| Policy {
+            persist: record.persist.clone(),
+            drain: Duration::from_secs(RuntimePolicy::default().drain_timeout_seconds),
+        })
+    }
+
+    fn seat(&self, id: &InstanceId) -> Arc<Seat> {
+        Arc::clone(locked(&self.seats).entry(id.clone()).or_default())
+    }
+
+    fn me(&self, record: &Record) -> Holder {
+        Holder { node: self.settings.node.clone(), instance: record.id.clone() }
+    }
+
+    fn vault(&self, record: &Record, store: &str) -> Result<Vault<ObjectShelf>, PersistError> {
+        let known = locked(&self.shelves).get(store).cloned();
+        let shelf = match known {
+            Some(shelf) => shelf,
+            None => {
+                let SessionSettings { sessions_dir, secrets_dir, .. } = &self.settings;
+                let shelf = ObjectShelf::open(store, sessions_dir, secrets_dir)?;
+                locked(&self.shelves).insert(store.to_owned(), shelf.clone());
+                shelf
+            }
+        };
+        Ok(Vault::new(shelf, &record.tenant, &record.pool))
+    }
+
+    /// How much longer than for others a step that starts this instance may take.
+    pub(crate) fn patience(&self, action: Action, record: Option<&Record>) -> Duration {
+        let starts = matches!(action, Action::Create | Action::Start | Action::Replace);
+        let holds_back = starts && record.is_some_and(|record| self.holds_back(record));
+        if holds_back { BRING_BACK_WITHIN } else { Duration::ZERO }
+    }
+
+    /// Whether the guest's work must wait until [`Self::bring_back`] is over.
+    pub(crate) fn holds_back(&self, record: &Record) -> bool {
+        self.policy(record).persist.is_some()
+    }
+
+    /// Before the work in a guest begins: gives it the session that is its own, or the one that it takes now.
+    ///
+    /// Where the store does not answer, it begins with nothing, in a session of its own: the one that it could not get
+    /// is never written over. Only half a session is an error, for nobody must work with that.
+    pub(crate) async fn bring_back(
+        &self,
+        record: &mut Record,
+        records: &Records,
+    ) -> Result<(), PersistError> {
+        let Some(persist) = self.policy(record).persist else {
+            // Its content is its own from here on.
+            record.session = record.session.filter(|mark| matches!(mark, SessionMark::Bound { .. }));
+            return Ok(());
+        };
+        let on_disk = record.resources.data_disk_mib > 0 && is_below(&persist.path, DATA_DISK_PATH);
+        let half = matches!(record.session, Some(SessionMark::Taken { .. }));
+        if on_disk && matches!(record.session, None | Some(SessionMark::Bound { .. })) {
+            return Ok(());
+        }
+        let seat = self.seat(&record.id);
+        let mut work = seat.work.lock().await;
+        *work = None;
+        let taken = tokio::time::timeout(TAKE_WITHIN, self.take_again(record, &persist));
+        let taken = taken.await.unwrap_or(Err(PersistError::TooSlow(TAKE_WITHIN)));
+        let session = match taken {
+            Ok(session) => session,
+            Err(error) if half => return Err(self.failed(&seat, record, &persist, error)),
+            Err(error) => {
+                let message =
+                    format!("begins with nothing, for its session could not be had: {}", chain(&error));
+                self.note("SessionNotBroughtBack", record, &message);
+                self.failed(&seat, record, &persist, error);
+                record.session = None;
+                return Ok(());
+            }
+        };
+        record.session = Some(SessionMark::Taken { slot: session.slot });
+        if let Err(error) = records.save(record).await {
+            tracing::warn!(id = %record.id, error = %chain(&error), "could not note which session is taken");
+        }
+        let files = LinkFiles { links: &self.links, instance: &record.id };
+        if let Err(error) = session.bring_back(&files, &persist.path).await {
+            return Err(self.failed(&seat, record, &persist, error));
+        }
+        record.session = Some(SessionMark::Bound { slot: session.slot });
+        if let Some(at) = session.taken_at() {
+            self.note("SessionBroughtBack", record, &format!("has {} as it was at {at}", session.name()));
+        }
+        self.succeeded(&seat, &session, &persist, false);
+        *work = Some(session);
+        Ok(())
+    }
+
+    /// The session that a record names, if it is still its own; else one for an empty folder.
+    async fn take_again(
+        &self,
+        record: &Record,
+        persist: &Persist,
+    ) -> Result<Session<ObjectShelf>, PersistError> {
+        let (vault, me) = (self.vault(record, &persist.store)?, self.me(record));
+        if let Some(slot) = record.session.and_then(SessionMark::slot)
+            && let Some(session) = Session::resume(vault.clone(), slot, &me, persist.every_seconds).await?
+        {
+            return Ok(session);
+        }
+        Session::take(vault, &me, Has::Nothing, persist.every_seconds, self.clock.now()).await
+    }
+
+    /// Copies a drained guest's session before it is paused, within what is left of its time to drain.
+    pub(crate) async fn keep_before_pause(&self, record: &Record, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.keep_within(record, left.max(KEEP_AT_LEAST)).await;
+    }
+
+    /// Ends a guest's work and copies what it left, within its time to drain.
+    pub(crate) async fn keep_before_stop(&self, record: &Record, grace: Duration) {
+        let Policy { persist: Some(_), drain } = self.policy(record) else { return };
+        if let Err(error) = self.links.end_work(&record.id, grace).await {
+            tracing::info!(id = %record.id, %error, "its session is copied while it works");
+        }
+        self.keep_within(record, drain.max(KEEP_AT_LEAST)).await;
+    }
+
+    async fn keep_within(&self, record: &Record, within: Duration) {
+        let Some(persist) = self.policy(record).persist else { return };
+        let seat = self.seat(&record.id);
+        let kept = tokio::time::timeout(within, self.copy(&seat, record, &persist, true)).await;
+        if let Err(error) = kept.unwrap_or(Err(PersistError::TooSlow(within))) {
+            let lost = locked(&seat.shown).persisted_at;
+            let since = lost.map_or_else(|| "nothing".to_owned(), |at| format!("it as it was at {at}"));
+            let message = format!("its session was not copied, the store has {since}: {}", chain(&error));
+            self.note("SessionNotKept", record, &message);
+            self.failed(&seat, record, &persist, error);
+        }
+    }
+
+    /// Makes a new copy. `last`: nothing runs in the guest from here on.
+    async fn copy(
+        &self,
+        seat: &Seat,
+        record: &Record,
+        persist: &Persist,
+        last: bool,
+    ) -> Result<(), PersistError> {
+        let mut work = seat.work.lock().await;
+        // Put back only when its state is known: what was cut off in the middle is looked at again.
+        let mut session = match work.take() {
+            Some(session) => session,
+            None => self.resume(record, persist).await?,
+        };
+        let files = LinkFiles { links: &self.links, instance: &record.id };
+        let now = self.clock.now();
+        match session.keep(&files, &persist.path, persist.every_seconds, now).await {
+            Ok(kept) => {
+                self.tell(seat, record, &kept);
+                self.succeeded(seat, &session, persist, last);
+                *work = Some(session);
+                Ok(())
+            }
+            Err(error) => {
+                if matches!(
+                    error,
+                    PersistError::Guest(_) | PersistError::NotAFolder(_) | PersistError::TooMany
+                ) {
+                    *work = Some(session);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn resume(&self, record: &Record, persist: &Persist) -> Result<Session<ObjectShelf>, PersistError> {
+        let slot = record.session.and_then(SessionMark::slot).ok_or(PersistError::NoSession)?;
+        let vault = self.vault(record, &persist.store)?;
+        let name = vault.name(slot);
+        let resumed = Session::resume(vault, slot, &self.me(record), persist.every_seconds).await?;
+        resumed.ok_or(PersistError::Taken(name))
+    }
+
+    /// Gives the session of an instance that goes for good back to its pool.
+    pub(crate) async fn release(&self, record: &Record) {
+        let seat = locked(&self.seats).remove(&record.id).unwrap_or_default();
+        let Some(persist) = self.policy(record).persist.or_else(|| record.persist.clone()) else { return };
+        if record.session.and_then(SessionMark::slot).is_none() {
+            return;
+        }
+        let release = async {
+            let held = seat.work.lock().await.take();
+            let session = match held {
+                Some(session) => session,
+                None => self.resume(record, &persist).await?,
+            };
+            session.release().await
+        };
+        let released = tokio::time::timeout(RELEASE_WITHIN, release).await;
+        if let Err(error) = released.unwrap_or(Err(PersistError::TooSlow(RELEASE_WITHIN))) {
+            let message = format!("its session is free only once it was silent for long: {}", chain(&error));
+            self.note("SessionNotReleased", record, &message);
+        }
+    }
+
+    /// Instances whose session is to be copied or said to be held now.
+    pub(crate) fn due(&self, records: &Records) -> Vec<Record> {
+        let now = Instant::now();
+        let mut due = Vec::new();
+        records.for_each(|record, moving_to| {
+            let settled = moving_to.is_none() && record.intent.is_none();
+            if !settled || self.policy(record).persist.is_none() {
+                return;
+            }
+            let runs = record.phase == Phase::Running;
+            let bound = matches!(record.session, Some(SessionMark::Bound { .. }));
+            if (runs || bound) && locked(&self.seat(&record.id).shown).due.is_none_or(|at| at <= now) {
+                due.push(record.clone());
+            }
+        });
+        due
+    }
+
+    /// What is due for one instance: a copy of what runs, a word that it is still held of what rests.
+    pub(crate) async fn attend(&self, record: &Record, records: &Arc<Records>) {
+        let Some(persist) = self.policy(record).persist else { return };
+        let seat = self.seat(&record.id);
+        let attended = match (record.phase, record.session) {
+            (Phase::Running, Some(SessionMark::Bound { .. })) => {
+                self.copy(&seat, record, &persist, false).await
+            }
+            (Phase::Running, _) => self.begin(&seat, record, records, &persist).await,
+            _ => self.renew(&seat, record, &persist).await,
+        };
+        match attended {
+            Ok(()) => {}
+            Err(PersistError::Taken(session)) => {
+                let message = format!("{session} was taken by another: it goes on in a session of its own");
+                self.note("SessionTaken", record, &message);
+                self.unbind(record, records).await;
+            }
+            // A step began with it meanwhile, and sees to its session itself.
+            Err(_) if records.is_moving(&record.id) => {}
+            Err(error) => {
+                let first = locked(&seat.shown).failures == 0;
+                let error = self.failed(&seat, record, &persist, error);
+                if first {
+                    self.note(
+                        "SessionNotKept",
+                        record,
+                        &format!("its session was not copied: {}", chain(&error)),
+                    );
+                }
+            }
+        }
+    }
+
+    /// Takes a new session for an instance that has content and none.
+    async fn begin(
+        &self,
+        seat: &Seat,
+        record: &Record,
+        records: &Arc<Records>,
+        persist: &Persist,
+    ) -> Result<(), PersistError> {
+        let mut work = seat.work.lock().await;
+        let (vault, me) = (self.vault(record, &persist.store)?, self.me(record));
+        let session =
+            Session::take(vault, &me, Has::Content, persist.every_seconds, self.clock.now()).await?;
+        let mark = SessionMark::Bound { slot: session.slot };
+        if self.mark(record, records, Some(mark)).await {
+            *work = Some(session);
+            drop(work);
+            let bound = Record { session: Some(mark), ..record.clone() };
+            return self.copy(seat, &bound, persist, false).await;
+        }
+        session.release().await
+    }
+
+    async fn unbind(&self, record: &Record, records: &Arc<Records>) {
+        *self.seat(&record.id).work.lock().await = None;
+        if self.mark(record, records, None).await {
+            locked(&self.seat(&record.id).shown).due = None;
+        }
+    }
+
+    /// Writes down which session an instance has, unless someone acts on it.
+    async fn mark(&self, record: &Record, records: &Arc<Records>, mark: Option<SessionMark>) -> bool {
+        let Some(lease) = records.lease(&record.id, record.phase) else { return false };
+        let Some(mut current) = records.get(lease.id()) else { return false };
+        current.session = mark;
+        let saved = records.save(&current).await;
+        if let Err(error) = &saved {
+            tracing::warn!(id = %record.id, error = %chain(error), "could not note which session is its own");
+        }
+        saved.is_ok()
+    }
+
+    async fn renew(&self, seat: &Seat, record: &Record, persist: &Persist) -> Result<(), PersistError> {
+        let mut work = seat.work.lock().await;
+        let mut session = match work.take() {
+            Some(session) => session,
+            None => self.resume(record, persist).await?,
+        };
+        session.renew(persist.every_seconds).await?;
+        let whole = locked(&seat.shown).whole;
+        self.succeeded(seat, &session, persist, whole);
+        *work = Some(session);
+        Ok(())
+    }
+
+    fn succeeded(&self, seat: &Seat, session: &Session<ObjectShelf>, persist: &Persist, whole: bool) {
+        let mut shown = locked(&seat.shown);
+        shown.session = session.name();
+        shown.persisted_at = session.taken_at();
+        shown.whole = whole;
+        shown.error = None;
+        shown.failures = 0;
+        shown.due = Some(Instant::now() + Duration::from_secs(persist.every_seconds));
+    }
+
+    fn failed(&self, seat: &Seat, record: &Record, persist: &Persist, error: PersistError) -> PersistError {
+        // Credentials may have been changed since the place was opened.
+        locked(&self.shelves).remove(&persist.store);
+        let mut shown = locked(&seat.shown);
+        shown.failures = shown.failures.saturating_add(1);
+        shown.error = Some(chain(&error));
+        let longest = Duration::from_secs(persist.every_seconds).max(LONGEST_RETRY);
+        shown.due = Some(Instant::now() + retry_after(shown.failures, fastrand::f64()).min(longest));
+        tracing::warn!(id = %record.id, error = %chain(&error), "its session could not be copied");
+        error
+    }
+
+    fn tell(&self, seat: &Seat, record: &Record, kept: &Kept) {
+        tracing::debug!(id = %record.id, sent = kept.sent_bytes, skipped = kept.skipped, "its session was copied");
+        let known = std::mem::replace(&mut locked(&seat.shown).unsettled, kept.unsettled.clone());
+        if kept.unsettled.is_empty() || kept.unsettled == known {
+            return;
+        }
+        let named: Vec<_> = kept.unsettled.iter().take(NAMED).map(String::as_str).collect();
+        let (count, named) = (kept.unsettled.len(), named.join(", "));
+        let message = format!("{count} file(s) changed all the time; their last copy stands: {named}");
+        self.note("SessionFilesUnsettled", record, &message);
+    }
+
+    fn note(&self, kind: &str, record: &Record, message: &str) {
+        let subject = format!("{}/{}/{}", record.tenant, record.pool, record.id);
+        tracing::info!(%subject, kind, message);
+        let (at, kind, message) = (self.clock.now().to_string(), kind.to_owned(), message.to_owned());
+        // Nobody listening is no error.
+        let _ = self.events.send(Event { at, kind, subject, message });
+    }
+
+    /// Adds what is known of an instance's session to its status.
+    pub(crate) fn show(&self, record: &Record, status: &mut InstanceStatus) {
+        if self.policy(record).persist.is_none() {
+            return;
+        }
+        let Some(seat) = locked(&self.seats).get(&record.id).cloned() else { return };
+        let shown = locked(&seat.shown);
+        status.session = shown.session.clone();
+        status.persisted_at = shown.persisted_at.map_or_else(String::new, |at| at.to_string());
+        status.persist_error = shown.error.clone().unwrap_or_default();
+        let until = if record.phase == Phase::Running { self.clock.now() } else { record.since };
+        status.loss_window_seconds = match shown.persisted_at {
+            _ if shown.whole && record.phase != Phase::Running => 0,
+            Some(at) => until.since(at).as_secs(),
+            None => until.since(record.since).as_secs(),
+        };
+    }
+
+    /// Whether every session is in its store as often as its pool asks for.
+    pub(crate) fn condition(&self) -> Condition {
+        let failing: Vec<(InstanceId, String)> = locked(&self.seats)
+            .iter()
+            .filter_map(|(id, seat)| Some((id.clone(), locked(&seat.shown).error.clone()?)))
+            .collect();
+        let new = |holds, reason, message: String| {
+            Condition::new("SessionsPersisted", holds, reason, message, self.clock.now())
+        };
+        match failing.first() {
+            None => new(true, "Copied", String::new()),
+            Some((id, error)) => {
+                new(false, "NotCopied", format!("{} session(s), first that of {id}: {error}", failing.len()))
+            }
+        }
+    }
+}
+
+/// Whether `path` is `folder` or lies in it.
+fn is_below(path: &str, folder: &str) -> bool {
+    path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}

@@ -1,0 +1,168 @@
+//! What a session was made of at one moment: every folder, file and link, with its bytes named by their digests.
+
+use std::collections::BTreeSet;
+
+use mvm_proto::Digest;
+use serde::{Deserialize, Serialize};
+
+/// How much of a file one object holds: small enough that a file which grows sends little again, large enough that
+/// most files are one object.
+pub(crate) const CHUNK_BYTES: u64 = 1024 * 1024;
+
+/// A session with more than this is no session but somebody's whole disk, and would not fit into an index either.
+pub(crate) const MAX_ENTRIES: usize = 100_000;
+
+/// An index of that many entries with long names stays below it.
+pub(crate) const MAX_INDEX_BYTES: u64 = 256 * 1024 * 1024;
+
+const TYPE_BITS: u32 = 0o170_000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Folder,
+    File,
+    Link,
+}
+
+/// The kind that a mode says; absent for what can't be kept: devices, pipes, sockets.
+pub(crate) fn kind_of(mode: u32) -> Option<Kind> {
+    match mode & TYPE_BITS {
+        0o040_000 => Some(Kind::Folder),
+        0o100_000 => Some(Kind::File),
+        0o120_000 => Some(Kind::Link),
+        _ => None,
+    }
+}
+
+/// Everything in a session, by path: what lies in a folder comes after the folder.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Index {
+    pub(crate) entries: Vec<Entry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Entry {
+    /// Below the session's own folder, which is the empty one.
+    pub(crate) path: String,
+    /// With the type.
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) modified_ms: i64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) size: u64,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) target: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) chunks: Vec<Digest>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_zero(size: &u64) -> bool {
+    *size == 0
+}
+
+impl Index {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        // Strings and numbers always serialise.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// Reads what [`Self::to_bytes`] wrote. What a store gives back is not believed: whoever can write to it must not
+    /// be able to name a file outside of the session.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
+        let index: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        index.check()?;
+        Ok(index)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.entries.len() > MAX_ENTRIES {
+            return Err(format!("{} entries are more than {MAX_ENTRIES}", self.entries.len()));
+        }
+        if !self.entries.is_sorted_by(|one, next| one.path < next.path) {
+            return Err("its entries are not in order".to_owned());
+        }
+        for entry in &self.entries {
+            let refuse = |why: &str| Err(format!("{:?} {why}", entry.path));
+            if !entry.path.is_empty() && !entry.path.split('/').all(is_name) {
+                return refuse("is not a path inside of a session");
+            }
+            let chunks = match kind_of(entry.mode) {
+                None => return refuse("is neither folder, file nor link"),
+                Some(Kind::File) => entry.size.div_ceil(CHUNK_BYTES),
+                Some(Kind::Folder | Kind::Link) => 0,
+            };
+            if entry.chunks.len() as u64 != chunks {
+                return refuse("has another length than its chunks");
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Option<&Entry> {
+        let at = self.entries.binary_search_by(|entry| entry.path.as_str().cmp(path)).ok()?;
+        self.entries.get(at)
+    }
+
+    /// Every piece of content that it names.
+    pub(crate) fn chunks(&self) -> BTreeSet<Digest> {
+        self.entries.iter().flat_map(|entry| entry.chunks.iter().copied()).collect()
+    }
+}
+
+/// Whether this can be the name of something in a folder. A guest says what it likes.
+pub(crate) fn is_name(name: &str) -> bool {
+    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\0'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, size: u64, chunks: usize) -> Entry {
+        let digest = Digest::of(path.as_bytes());
+        Entry {
+            path: path.to_owned(),
+            mode: 0o100_644,
+            uid: 0,
+            gid: 0,
+            modified_ms: 0,
+            size,
+            target: String::new(),
+            chunks: vec![digest; chunks],
+        }
+    }
+
+    #[test]
+    fn an_index_is_read_as_it_was_written() {
+        let folder = Entry { mode: 0o040_700, ..file("", 0, 0) };
+        let index = Index { entries: vec![folder, file("a", 0, 0), file("a.b/c", CHUNK_BYTES + 1, 2)] };
+        assert_eq!(Index::from_bytes(&index.to_bytes()), Ok(index.clone()));
+        assert_eq!(index.get("a.b/c").map(|entry| entry.size), Some(CHUNK_BYTES + 1));
+        assert_eq!(index.chunks().len(), 1);
+    }
+
+    #[test]
+    fn an_index_that_leaves_its_session_or_lies_about_its_content_is_refused() {
+        let bad = [
+            vec![file("../etc/passwd", 0, 0)],
+            vec![file("/etc/passwd", 0, 0)],
+            vec![file("a//b", 0, 0)],
+            vec![file("a/./b", 0, 0)],
+            vec![file("a\0b", 0, 0)],
+            vec![file("b", 0, 0), file("a", 0, 0)],
+            vec![file("a", 0, 0), file("a", 0, 0)],
+            vec![file("a", 1, 0)],
+            vec![file("a", 1, 2)],
+            vec![Entry { mode: 0o020_644, ..file("a", 0, 0) }],
+            vec![Entry { mode: 0o040_755, ..file("a", 0, 1) }],
+        ];
+        for entries in bad {
+            let index = Index { entries };
+            assert!(Index::from_bytes(&index.to_bytes()).is_err(), "{index:?}");
+        }
+    }
+}
