@@ -29,7 +29,7 @@ use crate::node_actions::{Actor, Acts};
 use crate::persist::{SessionSettings, Sessions};
 use crate::reconcile::engine::{Engine, EngineSettings, Found, event_of};
 use crate::reconcile::status::{self, Facts};
-use crate::reconcile::wake::{Shown, Waker, Wakes, show, shown};
+use crate::reconcile::wake::{Shown, Waker, Wakes, Woken, show, shown};
 use crate::reconcile::{
     Clock, NodeError, NodeSettings, adopt, check_rights, open, open_images, planner_capacity,
 };
@@ -161,6 +161,7 @@ impl<D: Driver> Node<D> {
             gate: Arc::clone(&engine.gate),
             in_force: Arc::clone(&in_force),
             blocked: blocked.subscribe(),
+            under_way: Arc::default(),
         };
         let actor = Actor { waker: waker.clone(), driver: Arc::clone(&engine.driver), clock: clock.clone() };
         let status = NodeStatus { node_id: settings.node_id.to_string(), ..NodeStatus::default() };
@@ -286,11 +287,13 @@ impl NodeHandle {
     /// Brings a sleeping or warm instance to running for a request; one that runs is left as it is.
     pub async fn wake(&self, tenant: &TenantId, pool: &PoolId, instance: &InstanceId) -> Result<(), Problem> {
         let woken = self.shared.waker.wake(tenant.clone(), pool.clone(), instance.clone()).await;
-        if woken.is_ok() {
-            self.publish("InstanceWoken", &format!("{tenant}/{pool}/{instance}"), "woken on demand");
+        if woken != Ok(Woken::ByAnother) {
+            if woken.is_ok() {
+                self.publish("InstanceWoken", &format!("{tenant}/{pool}/{instance}"), "woken on demand");
+            }
+            self.trigger();
         }
-        self.trigger();
-        woken
+        woken.map(|_| ())
     }
 
     /// Asks for a pass now.

@@ -1,9 +1,11 @@
 //! A request's way to an instance that rests: the same lease, quotas and steps as the planner's own.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::future::BoxFuture;
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, Shared};
 use mvm_planner::{Action, Blocked, Capacity, Observation, check_move};
 use mvm_proto::{InstanceId, Phase, PoolId, Problem, TenantId};
 
@@ -32,8 +34,38 @@ pub(crate) fn shown(shown: &Shown) -> Option<Arc<InForce>> {
 
 /// Wakes instances, whatever the driver.
 pub(crate) trait Wakes: Send + Sync {
-    fn wake(&self, tenant: TenantId, pool: PoolId, id: InstanceId)
-    -> BoxFuture<'static, Result<(), Problem>>;
+    fn wake(
+        &self,
+        tenant: TenantId,
+        pool: PoolId,
+        id: InstanceId,
+    ) -> BoxFuture<'static, Result<Woken, Problem>>;
+}
+
+/// Whose wake it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Woken {
+    /// This request's.
+    Itself,
+    /// One that was under way when this request came.
+    ByAnother,
+}
+
+/// What all who ask meanwhile wait for.
+type UnderWay = Shared<BoxFuture<'static, Result<(), Problem>>>;
+type Wakings = Arc<Mutex<BTreeMap<InstanceId, UnderWay>>>;
+
+fn lock(wakings: &Wakings) -> MutexGuard<'_, BTreeMap<InstanceId, UnderWay>> {
+    wakings.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes a wake off the list when it is over, however it ended.
+struct Listed(Wakings, InstanceId);
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        lock(&self.0).remove(&self.1);
+    }
 }
 
 #[derive(Debug)]
@@ -45,6 +77,8 @@ pub(crate) struct Waker<D> {
     pub(crate) in_force: Shown,
     /// What can't be started now: neither by a count nor by hand.
     pub(crate) blocked: watch::Receiver<Vec<Blocked>>,
+    /// A thousand requests for one instance are one wake.
+    pub(crate) under_way: Wakings,
 }
 
 impl<D> Clone for Waker<D> {
@@ -56,6 +90,7 @@ impl<D> Clone for Waker<D> {
             gate: Arc::clone(&self.gate),
             in_force: Arc::clone(&self.in_force),
             blocked: self.blocked.clone(),
+            under_way: Arc::clone(&self.under_way),
         }
     }
 }
@@ -66,13 +101,26 @@ impl<D: Driver> Wakes for Waker<D> {
         tenant: TenantId,
         pool: PoolId,
         id: InstanceId,
-    ) -> BoxFuture<'static, Result<(), Problem>> {
-        let this = self.clone();
-        Box::pin(async move {
-            // Runs on even when the caller goes away: half a wake helps nobody.
-            let task = tokio::spawn(async move { this.bring_up(&tenant, &pool, &id).await });
-            task.await.unwrap_or_else(|error| Err(failed(&error.to_string())))
-        })
+    ) -> BoxFuture<'static, Result<Woken, Problem>> {
+        // Before it joins another: whose instance it is, is asked for each request.
+        if let Err(problem) = self.find(&tenant, &pool, &id) {
+            return Box::pin(std::future::ready(Err(problem)));
+        }
+        let mut under_way = lock(&self.under_way);
+        if let Some(other) = under_way.get(&id).cloned() {
+            return Box::pin(async move { other.await.map(|()| Woken::ByAnother) });
+        }
+        let (this, listed) = (self.clone(), Listed(Arc::clone(&self.under_way), id.clone()));
+        let place = id.clone();
+        // Runs on even when the caller goes away: half a wake helps nobody.
+        let task = tokio::spawn(async move {
+            let _listed = listed;
+            this.bring_up(&tenant, &pool, &id).await
+        });
+        let wake = async move { task.await.unwrap_or_else(|error| Err(failed(&error.to_string()))) };
+        let wake = wake.boxed().shared();
+        under_way.insert(place, wake.clone());
+        Box::pin(async move { wake.await.map(|()| Woken::Itself) })
     }
 }
 

@@ -102,6 +102,30 @@ async fn a_wake_under_way_is_taken_for_a_requests_and_puts_no_running_instance_t
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_thousand_requests_for_one_sleeper_are_one_wake() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = TestNode::start(dir.path()).await;
+    node.want(simple(0, 0, 1));
+    node.until_counts(0, 0, 1).await;
+    let id = node.ids("sleeping")[0].clone();
+    let (acme, workers) = ("acme".parse().unwrap(), "workers".parse().unwrap());
+    let mut events = node.handle.events();
+    let before = node.driver.boots();
+    let wakes = (0..1000).map(|_| node.handle.wake(&acme, &workers, &id));
+    for woken in futures::future::join_all(wakes).await {
+        woken.unwrap();
+    }
+    assert_eq!(node.driver.boots(), before + 1);
+    let mut told = 0;
+    while let Ok(event) = events.try_recv() {
+        told += usize::from(event.kind == "InstanceWoken");
+    }
+    assert_eq!(told, 1);
+    // The next request is a wake of its own, also after one that failed.
+    node.handle.wake(&acme, &workers, &id).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_can_not_be_woken_is_refused_with_its_reason() {
     let dir = tempfile::tempdir().unwrap();
     let node = TestNode::start(dir.path()).await;
