@@ -218,7 +218,7 @@ fn a_tenants_secrets_are_in_its_guests_memory_and_never_on_the_nodes_disk() {
     agent.wait_counts(0, 1, 0, LONG);
     agent.declare(&declared(0, 0, 1));
     agent.wait_counts(0, 0, 1, LONG);
-    let memory = agent.data_dir().join("vms").join(&id).join("snapshot/memory");
+    let memory = agent.data_dir().join("vms").join(&id).join("snapshot/state");
     let saved = std::fs::metadata(&memory).expect("its memory was saved").len();
     assert!(saved > 1 << 20, "{saved}");
     assert_eq!(files_with(&agent.data_dir(), word.as_bytes()), Vec::<PathBuf>::new());

@@ -137,7 +137,9 @@ fn a_hundred_sleeps_lose_no_count_no_connection_and_no_file() {
     let files = site.guest(&id, "ls /data | grep -c '^[0-9]*$'");
     assert_eq!(files.trim(), CYCLES.to_string());
     // What was acted on by hand is left alone for a while, also by pruning.
-    site.agent.mvm_ok(&["instance", "destroy", &id]);
+    for end in ["stop", "destroy"] {
+        site.agent.mvm_ok(&["instance", end, &id]);
+    }
     site.clear();
 }
 

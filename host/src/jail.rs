@@ -156,10 +156,18 @@ fn open_to_lend(run_dir: &Path, source: &Path) -> Result<File, HostError> {
     }
     let real = fs::read_link(files::pin_path(&pin)).map_err(failed("read", source))?;
     let vms_dir = run_dir.parent().and_then(|vms_dir| vms_dir.canonicalize().ok());
-    if vms_dir.is_some_and(|vms_dir| real.starts_with(vms_dir)) {
+    let in_vms = vms_dir.as_deref().and_then(|vms_dir| real.strip_prefix(vms_dir).ok());
+    if in_vms.is_some_and(|name| !is_of_a_snapshot(name)) {
         return Err(refused(source, "lies in a run directory that is not the instance's own"));
     }
     files::reopen(&pin, OFlags::RDONLY).map_err(fault)
+}
+
+/// A file of a snapshot, which an instance may be forked from: `<instance>/snapshot-<digest>/<file>`.
+fn is_of_a_snapshot(name: &Path) -> bool {
+    let parts: Vec<_> = name.iter().filter_map(|part| part.to_str()).collect();
+    matches!(parts[..], [instance, directory, _]
+        if instance.parse::<InstanceId>().is_ok() && directory.starts_with("snapshot-"))
 }
 
 /// A second name for a file if its mode lets the VMM read it, else a copy of its own. The owner of a shared file is
