@@ -40,6 +40,9 @@ pub(crate) struct Bidi {
 pub(crate) struct Send {
     inner: h3_quinn::SendStream<Bytes>,
     silent: bool,
+    /// In the middle of a frame. A stream that is dropped then must not look finished: the peer would take that for a broken
+    /// connection, and end all requests on it.
+    writing: bool,
 }
 
 /// The receiving direction.
@@ -70,7 +73,7 @@ impl Bidi {
     fn new(inner: h3_quinn::BidiStream<Bytes>, max_frame: u64) -> Self {
         let (send, recv) = inner.split();
         Self {
-            send: Send { inner: send, silent: true },
+            send: Send { inner: send, silent: true, writing: false },
             recv: Recv::new(recv, FrameGuard::request(max_frame)),
         }
     }
@@ -117,8 +120,11 @@ macro_rules! open_streams {
             }
 
             fn poll_open_send(&mut self, cx: &mut Context<'_>) -> Poll<Result<Send, StreamErrorIncoming>> {
-                quic::OpenStreams::<Bytes>::poll_open_send(&mut self.inner, cx)
-                    .map_ok(|inner| Send { inner, silent: true })
+                quic::OpenStreams::<Bytes>::poll_open_send(&mut self.inner, cx).map_ok(|inner| Send {
+                    inner,
+                    silent: true,
+                    writing: false,
+                })
             }
 
             fn close(&mut self, code: Code, reason: &[u8]) {
@@ -139,11 +145,14 @@ impl Clone for Opener {
 
 impl quic::SendStream<Bytes> for Send {
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamErrorIncoming>> {
-        self.inner.poll_ready(cx)
+        let ready = self.inner.poll_ready(cx);
+        self.writing &= ready.is_pending();
+        ready
     }
 
     fn send_data<T: Into<WriteBuf<Bytes>>>(&mut self, data: T) -> Result<(), StreamErrorIncoming> {
         self.silent = false;
+        self.writing = true;
         self.inner.send_data(data)
     }
 
@@ -153,7 +162,7 @@ impl quic::SendStream<Bytes> for Send {
     }
 
     fn reset(&mut self, reset_code: u64) {
-        self.silent = false;
+        (self.silent, self.writing) = (false, false);
         self.inner.reset(reset_code);
     }
 
@@ -166,6 +175,8 @@ impl Drop for Send {
     fn drop(&mut self) {
         if self.silent {
             self.inner.reset(Code::H3_REQUEST_INCOMPLETE.value());
+        } else if self.writing {
+            self.inner.reset(Code::H3_REQUEST_CANCELLED.value());
         }
     }
 }
