@@ -5,7 +5,7 @@ use std::io::{Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 use std::process::Command;
 
-use mvm_agent::driver::{Driver as _, DriverError, VmState};
+use mvm_agent::driver::{Driver as _, DriverError, SnapshotRef, VmState};
 use mvm_proto::document::Resources;
 
 use super::{DataDir, driver, pids, spec, subject};
@@ -32,8 +32,8 @@ async fn a_snapshot_that_is_damaged_or_does_not_fit_is_refused_and_a_good_one_is
     let run_dir = dir.path().join("vms").join(instance.as_str());
     let [state, manifest, disk] =
         ["snapshot/state", "snapshot/manifest.json", "data.img"].map(|name| run_dir.join(name));
-    let refused = async |what: &str| {
-        let error = driver.restore(&spec, &snapshot).await.unwrap_err();
+    let refused = async |snapshot: &SnapshotRef, what: &str| {
+        let error = driver.restore(&spec, snapshot).await.unwrap_err();
         let text = format!("{error}: {:?}", std::error::Error::source(&error).map(ToString::to_string));
         assert!(text.contains(what), "{text}");
         assert_eq!(driver.adopt(instance).await.unwrap(), None);
@@ -42,36 +42,29 @@ async fn a_snapshot_that_is_damaged_or_does_not_fit_is_refused_and_a_good_one_is
 
     let whole = fs::read(&state).unwrap();
     fs::write(&state, &whole).unwrap();
-    refused("touched before anyone knew what it hashes to").await;
+    refused(&snapshot, "touched before anyone knew what it hashes to").await;
     driver.kill(instance).await.unwrap();
     driver.boot(&spec).await.unwrap();
     driver.pause(instance).await.unwrap();
     let snapshot = driver.snapshot(instance).await.unwrap();
     driver.kill(instance).await.unwrap();
     driver.seal_snapshot(instance).await.unwrap();
-    let refused = async |what: &str| {
-        let error = driver.restore(&spec, &snapshot).await.unwrap_err();
-        let text = format!("{error}: {:?}", std::error::Error::source(&error).map(ToString::to_string));
-        assert!(text.contains(what), "{text}");
-        assert_eq!(driver.adopt(instance).await.unwrap(), None);
-        assert!(pids(dir.path(), instance).await.is_empty());
-    };
 
     let whole = fs::read(&state).unwrap();
     overwrite(&state, whole.len() as u64 / 2, whole[whole.len() / 2] ^ 1);
-    refused("damaged").await;
+    refused(&snapshot, "damaged").await;
     fs::write(&state, &whole[..whole.len() / 2]).unwrap();
-    refused("bytes, not").await;
+    refused(&snapshot, "bytes, not").await;
     // Touched, and still what was saved: it was put back from a copy.
     fs::write(&state, &whole).unwrap();
 
     let text = fs::read_to_string(&manifest).unwrap();
     fs::write(&manifest, text.replace("\"qemu\": \"", "\"qemu\": \"0.")).unwrap();
-    refused("has no snapshot").await;
+    refused(&snapshot, "has no snapshot").await;
     fs::write(&manifest, text.replace("\"format\": 2", "\"format\": 1")).unwrap();
-    refused("of format 1").await;
+    refused(&snapshot, "of format 1").await;
     fs::write(&manifest, &text[..text.len() / 2]).unwrap();
-    refused("EOF").await;
+    refused(&snapshot, "EOF").await;
     fs::write(&manifest, &text).unwrap();
 
     driver.restore(&spec, &snapshot).await.unwrap();
@@ -79,7 +72,7 @@ async fn a_snapshot_that_is_damaged_or_does_not_fit_is_refused_and_a_good_one_is
     driver.kill(instance).await.unwrap();
 
     overwrite(&disk, 4096, 1);
-    refused("data disk moved on").await;
+    refused(&snapshot, "data disk moved on").await;
     driver.discard_snapshot(instance).await.unwrap();
     let error = driver.restore(&spec, &snapshot).await.unwrap_err();
     assert!(matches!(error, DriverError::NoSnapshot { .. }), "{error:?}");
