@@ -52,6 +52,8 @@ pub struct Records {
 #[derive(Debug, Default)]
 struct Inner {
     records: BTreeMap<InstanceId, Record>,
+    /// Whose instances these are. An instance never changes its pool.
+    by_pool: BTreeMap<(TenantId, PoolId), BTreeSet<InstanceId>>,
     /// What is being worked on.
     moving: BTreeMap<InstanceId, Moving>,
     templates: BTreeMap<(TenantId, PoolId), Template>,
@@ -92,6 +94,23 @@ impl Drop for Lease {
 }
 
 impl Inner {
+    fn insert(&mut self, record: Record) {
+        let pool = (record.tenant.clone(), record.pool.clone());
+        self.by_pool.entry(pool).or_default().insert(record.id.clone());
+        self.records.insert(record.id.clone(), record);
+    }
+
+    fn remove(&mut self, id: &InstanceId) {
+        let Some(record) = self.records.remove(id) else { return };
+        let pool = (record.tenant, record.pool);
+        if let Some(ids) = self.by_pool.get_mut(&pool) {
+            ids.remove(id);
+            if ids.is_empty() {
+                self.by_pool.remove(&pool);
+            }
+        }
+    }
+
     /// The first address of the subnet that no instance of the tenant has.
     fn free_address(&self, tenant: &TenantId, subnet: &Subnet) -> Result<(u32, Ipv4Addr), StateError> {
         let mine = self.records.values().filter(|record| record.tenant == *tenant);
@@ -105,13 +124,13 @@ impl Inner {
 impl Records {
     /// Reads every record. One that can't be read is an error: forgetting it would leak its VM.
     pub async fn open(store: SledStore) -> Result<Arc<Self>, StateError> {
-        let records = read_all(&store, PREFIX).await?;
-        let records = records.into_iter().map(|record: Record| (record.id.clone(), record)).collect();
+        let records: Vec<Record> = read_all(&store, PREFIX).await?;
         let templates = read_all(&store, templates::PREFIX).await?;
         let place = |template: &Template| (template.tenant.clone(), template.pool.clone());
         let templates = templates.into_iter().map(|template| (place(&template), template)).collect();
-        let inner = Mutex::new(Inner { records, templates, ..Inner::default() });
-        Ok(Arc::new(Self { store: Some(store), inner, released: Notify::new() }))
+        let mut inner = Inner { templates, ..Inner::default() };
+        records.into_iter().for_each(|record| inner.insert(record));
+        Ok(Arc::new(Self { store: Some(store), inner: Mutex::new(inner), released: Notify::new() }))
     }
 
     /// No records, and nowhere to keep any: for a dry run on a node that never ran.
@@ -137,12 +156,13 @@ impl Records {
         }
     }
 
-    /// Every instance as the planner sees it, in the order of ids.
+    /// Every instance as the planner sees it, those of a pool together: it looks at them so.
     #[must_use]
     pub fn observed(&self) -> Vec<ObservedInstance> {
         let inner = self.lock();
-        let observed = inner.records.iter().map(|(id, record)| {
-            let moving = inner.moving.get(id);
+        let records = inner.by_pool.values().flatten().filter_map(|id| inner.records.get(id));
+        let observed = records.map(|record| {
+            let moving = inner.moving.get(&record.id);
             let mut observed = record.observed(moving.map(|moving| moving.to));
             if moving.is_some_and(|moving| moving.on_demand) {
                 observed.on_demand = true;
@@ -251,7 +271,7 @@ impl Records {
             session: Some(SessionMark::Fresh),
             intent: None,
         };
-        inner.records.insert(id.clone(), record.clone());
+        inner.insert(record.clone());
         inner.moving.insert(id.clone(), Moving { to: Phase::Running, on_demand: false });
         drop(inner);
         Ok((record, Lease { records: Arc::clone(self), id }))
@@ -319,7 +339,7 @@ impl Records {
 
     /// Makes `record` visible only.
     pub fn set(&self, record: Record) {
-        self.lock().records.insert(record.id.clone(), record);
+        self.lock().insert(record);
     }
 
     /// Forgets an instance: from here on its address may be given again.
@@ -331,7 +351,7 @@ impl Records {
 
     /// Forgets one that was never made durable.
     pub fn forget(&self, id: &InstanceId) {
-        self.lock().records.remove(id);
+        self.lock().remove(id);
     }
 
     async fn commit(&self, transaction: Transaction) -> Result<(), StateError> {
@@ -346,13 +366,13 @@ impl Records {
     /// Tenants that have instances here.
     #[must_use]
     pub fn tenants(&self) -> BTreeSet<TenantId> {
-        self.lock().records.values().map(|record| record.tenant.clone()).collect()
+        self.lock().by_pool.keys().map(|(tenant, _)| tenant.clone()).collect()
     }
 
     /// How many instances of a pool there are.
     #[must_use]
     pub fn count(&self, tenant: &TenantId, pool: &PoolId) -> usize {
-        self.lock().records.values().filter(|r| r.tenant == *tenant && r.pool == *pool).count()
+        self.lock().by_pool.get(&(tenant.clone(), pool.clone())).map_or(0, BTreeSet::len)
     }
 
     /// Gives no more leases, and waits until the last one is back.

@@ -262,6 +262,28 @@ fn min_warm_seconds_hold_a_warm_instance_but_not_its_resume() {
 }
 
 #[test]
+fn one_that_may_not_go_yet_keeps_no_place_from_one_that_may() {
+    // The younger of the two is the colder one, and held; only one is too many.
+    let mut seen = observed(&desired(1, 1, 0), &[(Phase::Running, 10), (Phase::Running, 100)]);
+    seen.instances[0].idle_since = Some(now() - secs(9));
+    let plan = plan_node(&desired(1, 1, 0), &seen, now());
+    assert_eq!(steps(&plan), [(Action::Warm, id(2))]);
+
+    // Beside one that nobody knows the end of, the place is kept for the one that will take it.
+    let mut seen =
+        observed(&desired(1, 1, 0), &[(Phase::Running, 100), (Phase::Running, 10), (Phase::Running, 100)]);
+    seen.instances[0].idle_since = Some(now() - secs(90));
+    seen.instances[0].retry_not_before = Some(now() + secs(7));
+    seen.instances[1].idle_since = Some(now() - secs(9));
+    let plan = plan_node(&desired(1, 1, 0), &seen, now());
+    assert_eq!(steps(&plan), [(Action::Stop, id(3))]);
+    assert_eq!(
+        reasons(&plan),
+        [(Action::Warm, "min_running_seconds, 50 s left; running 1 more than wanted".to_owned())]
+    );
+}
+
+#[test]
 fn a_clock_set_back_by_a_day_holds_nobody_for_a_day() {
     let desired = desired(0, 0, 0);
     let mut seen = observed(&desired, &[(Phase::Running, 0)]);

@@ -5,7 +5,7 @@ use std::io::{Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 use std::process::Command;
 
-use mvm_agent::driver::{Driver as _, DriverError, SnapshotRef, VmState};
+use mvm_agent::driver::{Driver as _, DriverError, Purpose, SnapshotRef, VmSpec, VmState};
 use mvm_proto::document::Resources;
 
 use super::{DataDir, driver, pids, spec, subject};
@@ -77,6 +77,39 @@ async fn a_snapshot_that_is_damaged_or_does_not_fit_is_refused_and_a_good_one_is
     let error = driver.restore(&spec, &snapshot).await.unwrap_err();
     assert!(matches!(error, DriverError::NoSnapshot { .. }), "{error:?}");
     driver.remove(instance).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_template_that_was_written_to_is_not_forked_and_its_forks_outlive_it() {
+    let Some(subject) = subject("a_template_that_was_written_to") else { return };
+    let dir = DataDir::new();
+    let driver = driver(dir.path());
+    let template = VmSpec { purpose: Purpose::Template, ..spec(&subject, 20) };
+    driver.boot(&template).await.unwrap();
+    driver.pause(&template.instance).await.unwrap();
+    let snapshot = driver.snapshot(&template.instance).await.unwrap();
+    driver.kill(&template.instance).await.unwrap();
+    let fork = spec(&subject, 21);
+    driver.fork(&fork, &snapshot).await.unwrap();
+    driver.resume(&fork.instance).await.unwrap();
+
+    // What a VMM that its guest has taken over could do by the descriptor that it has.
+    let memory = dir.path().join("vms").join(template.instance.as_str()).join("snapshot/memory");
+    overwrite(&memory, 4096, 1);
+    let second = spec(&subject, 22);
+    let error = driver.fork(&second, &snapshot).await.unwrap_err();
+    assert!(matches!(error, DriverError::Unusable { .. }), "{error:?}");
+    assert_eq!(driver.adopt(&second.instance).await.unwrap(), None);
+
+    driver.remove(&template.instance).await.unwrap();
+    assert!(!memory.exists());
+    assert_eq!(driver.adopt(&fork.instance).await.unwrap().unwrap().state, VmState::Running);
+    driver.pause(&fork.instance).await.unwrap();
+    let saved = driver.snapshot(&fork.instance).await.unwrap();
+    driver.kill(&fork.instance).await.unwrap();
+    driver.restore(&fork, &saved).await.unwrap();
+    assert_eq!(driver.adopt(&fork.instance).await.unwrap().unwrap().state, VmState::Paused);
+    driver.remove(&fork.instance).await.unwrap();
 }
 
 /// A small file system of its own; needs root.

@@ -11,21 +11,24 @@ use super::draft::Place;
 /// A free place between any two taken ones, on average: a search ends after a step or two.
 const PLACES_PER_POOL: usize = 2;
 
+/// No pool has this number: a document is never that large.
+const FREE: u32 = u32::MAX;
+
 #[derive(Debug)]
 pub(crate) struct PoolIndex {
     /// A power of two of them; a pool is at the place that its names say, or at the next that was free.
-    places: Vec<Option<u32>>,
+    places: Vec<u32>,
 }
 
 impl PoolIndex {
     pub(crate) fn new<'a>(pools: impl ExactSizeIterator<Item = Place<'a>>) -> Self {
-        let mut index = Self { places: vec![None; (PLACES_PER_POOL * pools.len() + 1).next_power_of_two()] };
+        let mut index = Self { places: vec![FREE; (PLACES_PER_POOL * pools.len() + 1).next_power_of_two()] };
         for (number, pool) in (0..).zip(pools) {
             let mut at = index.first_place(&pool.tenant.tenant_id, &pool.pool.pool_id);
-            while index.places[at].is_some() {
+            while index.places[at] != FREE {
                 at = index.after(at);
             }
-            index.places[at] = Some(number);
+            index.places[at] = number;
         }
         index
     }
@@ -38,8 +41,8 @@ impl PoolIndex {
         is_it: impl Fn(usize) -> bool,
     ) -> Option<usize> {
         let mut at = self.first_place(tenant, pool);
-        while let Some(number) = self.places[at] {
-            let number = number as usize;
+        while self.places[at] != FREE {
+            let number = self.places[at] as usize;
             if is_it(number) {
                 return Some(number);
             }

@@ -17,8 +17,9 @@ use crate::revision::revision_of;
 pub(crate) struct Members<'a> {
     pub(crate) place: Place<'a>,
     pub(crate) revision: Digest,
-    /// In the order of the observation.
-    pub(crate) groups: Vec<&'a [ObservedInstance]>,
+    /// Those that came first in the observation, and all that came apart from them later: mostly none.
+    first: &'a [ObservedInstance],
+    others: Vec<&'a [ObservedInstance]>,
     /// How many are in each phase that has a count, as far as [`is_settled`] holds for all.
     have: Places,
     all_settled: bool,
@@ -27,7 +28,24 @@ pub(crate) struct Members<'a> {
 /// The instances whose pool the document does not name, with the tenant if it names that.
 pub(crate) type Unnamed<'a> = Vec<(Option<&'a Tenant>, &'a ObservedInstance)>;
 
-impl Members<'_> {
+impl<'a> Members<'a> {
+    /// In the order of the observation.
+    pub(crate) fn instances(&self) -> impl Iterator<Item = &'a ObservedInstance> {
+        self.first.iter().chain(self.others.iter().copied().flatten())
+    }
+
+    fn add(&mut self, group: &'a [ObservedInstance]) {
+        for instance in group {
+            self.all_settled &= is_settled(instance, &self.revision);
+            self.have.count(instance.phase);
+        }
+        if self.first.is_empty() {
+            self.first = group;
+        } else {
+            self.others.push(group);
+        }
+    }
+
     /// Every instance is one of the counts' own, with nothing to do to it, and there are just as many as wanted.
     ///
     /// No pass has anything to do with such a pool. Most pools are like that most of the time.
@@ -43,10 +61,13 @@ pub(crate) fn pools(desired: &DesiredState) -> Vec<Members<'_>> {
         for (position, pool) in tenant.pools.iter().enumerate() {
             let place = Place { tenant, pool, tenant_index, pool_index: 0, position };
             let (revision, have) = (revision_of(tenant, pool), Places::default());
-            pools.push(Members { place, revision, groups: Vec::new(), have, all_settled: true });
+            pools.push(Members { place, revision, first: &[], others: Vec::new(), have, all_settled: true });
         }
     }
-    pools.sort_by_key(|members| members.place.pool.role);
+    // Sorting takes half as much memory again, also where there is nothing to sort.
+    if !pools.is_sorted_by_key(|members| members.place.pool.role) {
+        pools.sort_by_key(|members| members.place.pool.role);
+    }
     for (pool_index, members) in pools.iter_mut().enumerate() {
         members.place.pool_index = pool_index;
     }
@@ -60,18 +81,24 @@ pub(crate) fn sort_in<'a>(
     pools: &mut [Members<'a>],
     instances: &'a [ObservedInstance],
 ) -> Unnamed<'a> {
-    let index = PoolIndex::new(pools.iter().map(|members| members.place));
+    let mut index = None;
     let tenants: BTreeMap<&TenantId, usize> =
         desired.tenants.iter().enumerate().map(|(number, tenant)| (&tenant.tenant_id, number)).collect();
     let mut unnamed = Vec::new();
+    let mut next = 0;
     // Instances of one pool often come together. Looking for where they end also brings them all near: on a full node
     // most of a plan's time goes by waiting for memory, and the waits of a short loop overlap.
     for group in instances.chunk_by(|a, b| a.pool == b.pool && a.tenant == b.tenant) {
         let (tenant, pool) = (&group[0].tenant, &group[0].pool);
-        let found = index.find(tenant, pool, |number| {
-            let place = &pools[number].place;
-            place.pool.pool_id == *pool && place.tenant.tenant_id == *tenant
-        });
+        let is_it = |place: Place<'_>| place.pool.pool_id == *pool && place.tenant.tenant_id == *tenant;
+        // Mostly a node is observed in the order of its document: then nothing need be looked up at all.
+        let found = if pools.get(next).is_some_and(|members| is_it(members.place)) {
+            Some(next)
+        } else {
+            let index =
+                index.get_or_insert_with(|| PoolIndex::new(pools.iter().map(|members| members.place)));
+            index.find(tenant, pool, |number| is_it(pools[number].place))
+        };
         let size = found.map(|number| &pools[number].place.pool.instance_resources);
         let used = group.iter().fold(Usage::default(), |used, instance| {
             used.plus(Usage::now(instance).most(Usage::soon(instance, size)))
@@ -83,13 +110,10 @@ pub(crate) fn sort_in<'a>(
             unnamed.extend(group.iter().map(|instance| (tenant, instance)));
             continue;
         };
+        next = number + 1;
         let members = &mut pools[number];
         budget.count(Some(members.place.tenant_index), Some(number), used);
-        members.groups.push(group);
-        for instance in group {
-            members.all_settled &= is_settled(instance, &members.revision);
-            members.have.count(instance.phase);
-        }
+        members.add(group);
     }
     unnamed
 }

@@ -113,7 +113,14 @@ fn put_to_use<'a>(
     let mut held = Vec::new();
     // Wanted by a count that has no room for them now: left as they are.
     let mut kept = 0;
-    for instance in list.iter().filter(|i| by_hand.iter().all(|(other, ..)| other.id != i.id)) {
+    let others: Vec<_> =
+        list.iter().copied().filter(|i| by_hand.iter().all(|(other, ..)| other.id != i.id)).collect();
+    let is_free = |i: &&&ObservedInstance| {
+        hold(view.place.tenant, view.place.pool, i, Action::Warm, draft.now).is_none()
+    };
+    // Those that can go now do. Only as many of the others are spare too, and keep a place for when they may.
+    let mut may_wait = left.saturating_sub(others.iter().filter(is_free).count());
+    for instance in &others {
         if left == kept {
             break;
         }
@@ -121,7 +128,10 @@ fn put_to_use<'a>(
         let action = toward(to);
         if let Some(hold) = hold(view.place.tenant, view.place.pool, instance, action, draft.now) {
             draft.lifts(hold);
-            waiting += usize::from(hold.is_short() && to.is_some());
+            if hold.is_short() && may_wait > 0 {
+                may_wait -= 1;
+                waiting += usize::from(to.is_some());
+            }
             held.push((*instance, action, hold));
             continue;
         }
@@ -147,6 +157,8 @@ fn put_to_use<'a>(
         _ => view.arriving.sleeping,
     };
     let arriving = arriving.min((left - kept).saturating_sub(held.len()));
+    // A place is kept for those that will take it, not for those of which nobody knows when they can.
+    held.sort_by_key(|(.., hold)| !hold.is_short());
     for (instance, action, hold) in held.into_iter().take(left - kept) {
         wait_for(draft, view, instance, action, hold, &format!("{what} {left} more than wanted"));
     }

@@ -94,7 +94,7 @@ impl<'a> PoolView<'a> {
             missing: Places::default(),
             waiting: Places::default(),
         };
-        members.groups.iter().copied().flatten().for_each(|instance| view.add(instance, now));
+        members.instances().for_each(|instance| view.add(instance, now));
         view
     }
 
