@@ -4,6 +4,7 @@
 //! that this build or this machine does not have is refused there by name, and never replaced by a weaker one.
 //! Every implementation passes [`conformance::suite`].
 
+pub mod at_rest;
 pub mod conformance;
 pub mod fake;
 pub mod firecracker;
@@ -24,11 +25,13 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::broadcast;
 
+use crate::secrets::snapshot_key::KeyError;
 use crate::settings::VmmSettings;
 use mvm_host::cgroup::InstanceGroup;
 use mvm_host::sandbox::{Demand, Filter};
 use mvm_host::{AnyHost, HostError};
 
+pub use at_rest::{AtRest, Keeping};
 pub use fake::FakeDriver;
 pub use firecracker::{FirecrackerDriver, FirecrackerSettings, FirecrackerUnavailable};
 pub use qemu::{QemuDriver, QemuSettings};
@@ -173,6 +176,14 @@ pub enum DriverError {
     /// It is there, and never will be of use here: damaged, or made for something else.
     #[error("the snapshot of {instance} can't be used: {reason}")]
     Unusable { instance: InstanceId, reason: String },
+    /// It is there and may be whole: it can be used once the key is there.
+    #[error("could not {action} {instance} without its tenant's key")]
+    Key {
+        instance: InstanceId,
+        action: &'static str,
+        #[source]
+        cause: KeyError,
+    },
     #[error("could not {action} {instance}")]
     Io {
         instance: InstanceId,
@@ -222,17 +233,24 @@ pub trait Driver: Send + Sync + 'static {
 
     fn resume(&self, instance: &InstanceId) -> impl Future<Output = Result<(), DriverError>> + Send;
 
-    /// Writes a paused guest's memory and device state. The VM lives on, paused, until it is killed.
+    /// Whether memory can be kept encrypted. Then none of it is ever on a disk in clear.
+    fn can_encrypt(&self) -> bool;
+
+    /// Writes a paused guest's memory and device state, encrypted if that is asked for. The VM lives on, paused, until
+    /// it is killed.
     fn snapshot(
         &self,
         instance: &InstanceId,
+        keeping: &Keeping,
     ) -> impl Future<Output = Result<SnapshotRef, DriverError>> + Send;
 
-    /// A paused VM made from a snapshot; the snapshot stays until it is discarded.
+    /// A paused VM made from a snapshot, which says itself how it was kept; the snapshot stays until it is discarded.
+    /// Without its key it fails with [`DriverError::Key`].
     fn restore(
         &self,
         spec: &VmSpec,
         snapshot: &SnapshotRef,
+        keeping: &Keeping,
     ) -> impl Future<Output = Result<(), DriverError>> + Send;
 
     /// Whether VMs can be forked. Then every instance is.
@@ -246,9 +264,13 @@ pub trait Driver: Send + Sync + 'static {
         template: &SnapshotRef,
     ) -> impl Future<Output = Result<(), DriverError>> + Send;
 
-    /// Notes what an instance's snapshot hashes to, in the time it takes and unless it was noted before. Ends early,
-    /// and does no harm, when the snapshot is used or discarded meanwhile.
-    fn seal_snapshot(&self, instance: &InstanceId) -> impl Future<Output = Result<(), DriverError>> + Send;
+    /// Compresses an instance's snapshot if that is asked for, and notes what it hashes to, in the time it takes and
+    /// unless it was done before. Ends early, and does no harm, when the snapshot is used or discarded meanwhile.
+    fn seal_snapshot(
+        &self,
+        instance: &InstanceId,
+        keeping: &Keeping,
+    ) -> impl Future<Output = Result<(), DriverError>> + Send;
 
     /// Deletes the instance's snapshot, if there is one.
     fn discard_snapshot(&self, instance: &InstanceId)
@@ -439,12 +461,21 @@ impl Driver for AnyDriver {
         each!(self, driver => driver.resume(instance).await)
     }
 
-    async fn snapshot(&self, instance: &InstanceId) -> Result<SnapshotRef, DriverError> {
-        each!(self, driver => driver.snapshot(instance).await)
+    fn can_encrypt(&self) -> bool {
+        each!(self, driver => driver.can_encrypt())
     }
 
-    async fn restore(&self, spec: &VmSpec, snapshot: &SnapshotRef) -> Result<(), DriverError> {
-        each!(self, driver => driver.restore(spec, snapshot).await)
+    async fn snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<SnapshotRef, DriverError> {
+        each!(self, driver => driver.snapshot(instance, keeping).await)
+    }
+
+    async fn restore(
+        &self,
+        spec: &VmSpec,
+        snapshot: &SnapshotRef,
+        keeping: &Keeping,
+    ) -> Result<(), DriverError> {
+        each!(self, driver => driver.restore(spec, snapshot, keeping).await)
     }
 
     fn can_fork(&self) -> bool {
@@ -455,8 +486,8 @@ impl Driver for AnyDriver {
         each!(self, driver => driver.fork(spec, template).await)
     }
 
-    async fn seal_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
-        each!(self, driver => driver.seal_snapshot(instance).await)
+    async fn seal_snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<(), DriverError> {
+        each!(self, driver => driver.seal_snapshot(instance, keeping).await)
     }
 
     async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {

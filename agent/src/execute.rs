@@ -9,6 +9,7 @@
 mod disk;
 mod fork;
 mod guest;
+mod keeping;
 pub mod recover;
 mod rest;
 pub mod runner;
@@ -32,13 +33,14 @@ pub use disk::{NoRoom, Writing};
 pub(crate) use self::guest::DATA_DISK_PATH;
 use crate::audit::{AuditLog, Entry};
 use crate::crash;
-use crate::driver::{Driver, DriverError, VmState};
+use crate::driver::{AtRest, Driver, DriverError, DriverKind, VmState};
 use crate::guest_link::{GuestLinks, LinkError};
 use crate::image::{ImageError, ImageRef, Images};
 use crate::isolation::Isolation;
 use crate::persist::{PersistError, Sessions};
 use crate::reconcile::Clock;
 use crate::record::Record;
+use crate::secrets::snapshot_key::KeyError;
 use crate::secrets::{Secrets, SecretsError};
 use crate::state::{Lease, Records, StateError};
 use crate::text::chain;
@@ -64,6 +66,13 @@ pub enum StepError {
     Bounds(#[from] HostError),
     #[error(transparent)]
     Secrets(#[from] SecretsError),
+    #[error("its memory can't be encrypted now, and is not saved in clear")]
+    Key(#[from] KeyError),
+    #[error(
+        "its memory is to be encrypted, which the {0} driver can't do: run its pool by another driver, or set \
+         snapshot_encryption to false"
+    )]
+    NoEncryption(DriverKind),
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
     #[error("its image is not there: {0}")]
@@ -100,6 +109,8 @@ pub struct PoolSpec {
     pub subnet: Subnet,
     pub net_id: u16,
     pub seccomp: SeccompPolicy,
+    /// How its instances are kept while they sleep.
+    pub at_rest: AtRest,
     /// What its tenant may have on disk.
     pub max_disk_bytes: u64,
     /// For a guest to shut down, and to finish its work before it is paused.
@@ -121,6 +132,7 @@ impl PoolSpec {
             subnet: tenant.network.ipv4_subnet,
             net_id: tenant.network.tenant_net_id,
             seccomp: pool.seccomp_policy,
+            at_rest: AtRest { compression: pool.snapshot_compression, encryption: pool.snapshot_encryption },
             max_disk_bytes: tenant.quotas.max_disk_gib.saturating_mul(1 << 30),
             grace: Duration::from_secs(pool.runtime_policy.graceful_shutdown_seconds),
             drain: Duration::from_secs(pool.runtime_policy.drain_timeout_seconds),
@@ -354,9 +366,13 @@ impl<D: Driver> Executor<D> {
         if let Err(error) = self.records.save(&record).await {
             tracing::warn!(%id, error = %chain(&error), "could not record a failure");
             // Kept in memory, so that the next try waits all the same.
-            self.records.set(record);
+            self.records.set(record.clone());
         }
         crash::point("failure.recorded");
+        if phase == Phase::Sleeping {
+            // The wake that failed stopped what was done to its snapshot.
+            self.seal_later(&record);
+        }
     }
 
     /// Takes away the bounds of a VM that is gone. What is left of them is found and removed by the next look.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use mvm_planner::revision_of;
 use mvm_proto::document::{
     DesiredCounts, Egress, Network, Pool, PoolRole, Quotas, RuntimePolicy, SCHEMA_VERSION, SeccompPolicy,
-    SleepPolicy, SnapshotCompression, Subnet, Tenant, default_stopped_retention,
+    SleepPolicy, Subnet, Tenant, default_stopped_retention,
 };
 use mvm_proto::{DesiredState, NodeId, Phase, PoolId, ProfileId, TenantId};
 use serde::Serialize;
@@ -146,8 +146,8 @@ fn new_pool(pool_id: &PoolId, profile: ProfileId, record: &Record, desired_count
         runtime_policy: RuntimePolicy::default(),
         sleep_policy: SleepPolicy::default(),
         seccomp_policy: SeccompPolicy::default(),
-        snapshot_compression: SnapshotCompression::default(),
-        snapshot_encryption: false,
+        snapshot_compression: record.at_rest.compression,
+        snapshot_encryption: record.at_rest.encryption,
         stopped_retention_seconds: default_stopped_retention(),
         persist: None,
     }

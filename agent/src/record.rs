@@ -10,7 +10,7 @@ use mvm_proto::status::InstanceStatus;
 use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::driver::{BootImage, Bounds, Purpose, SnapshotRef, VmSpec};
+use crate::driver::{AtRest, BootImage, Bounds, Purpose, SnapshotRef, VmSpec};
 use crate::node_actions::MAX_OVERRIDE;
 use crate::persist::SessionMark;
 
@@ -53,6 +53,9 @@ pub struct Record {
     #[serde(default)]
     pub generation: u64,
     pub snapshot: Option<SnapshotRef>,
+    /// How its snapshot is kept: as its pool said when it last started or was put to sleep.
+    #[serde(default)]
+    pub at_rest: AtRest,
     /// The digest of the secrets that it was last started with: the ones that it is given at every wake.
     #[serde(default)]
     pub secrets: Option<Digest>,

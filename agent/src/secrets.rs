@@ -1,7 +1,9 @@
 //! Tenants' secrets bundles: one file per tenant below the secrets directory, known to a document by its digest.
 //!
 //! A bundle is opaque here. It is hashed when its file changed since the last look, and read once more for each guest
-//! that is given it, into a buffer that is wiped.
+//! that is given it, into a buffer that is wiped. The key of a tenant's snapshots lies beside it ([`snapshot_key`]).
+
+pub mod snapshot_key;
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
@@ -15,6 +17,8 @@ use mvm_proto::guest::MAX_SECRETS_BYTES;
 use mvm_proto::{Digest, TenantId};
 use nix::sys::statfs::{FsType, TMPFS_MAGIC, statfs};
 use zeroize::Zeroizing;
+
+use self::snapshot_key::TenantKey;
 
 /// Why a tenant's bundle can't be used, in words for a person.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +73,12 @@ impl Secrets {
         let bytes = read.map_err(|cause| self.unreadable(tenant, cause))?;
         self.compare(tenant, Digest::of(&bytes), expected)?;
         Ok(bytes)
+    }
+
+    /// Where the key of the tenant's snapshots is.
+    #[must_use]
+    pub fn snapshot_key(&self, tenant: &TenantId) -> TenantKey {
+        TenantKey::new(&self.dir, tenant)
     }
 
     fn path(&self, tenant: &TenantId) -> PathBuf {

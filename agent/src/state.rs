@@ -256,6 +256,7 @@ impl Records {
             generation: 0,
             snapshot: None,
             secrets: spec.secrets,
+            at_rest: spec.at_rest,
             secrets_wiped: false,
             disk_used_bytes: 0,
             last_used_at: None,

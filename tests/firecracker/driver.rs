@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mvm_agent::driver::conformance;
-use mvm_agent::driver::{Driver, DriverError, VmState};
+use mvm_agent::driver::{AtRest, Driver, DriverError, Keeping, VmState};
 use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -122,16 +122,29 @@ async fn sockets_of_a_vmm_that_was_killed_are_no_obstacle() {
     let (spec, driver) = (site.spec(1), site.driver(&[]));
     driver.boot(&spec).await.unwrap();
     driver.pause(&spec.instance).await.unwrap();
-    let snapshot = driver.snapshot(&spec.instance).await.unwrap();
+    let snapshot = driver.snapshot(&spec.instance, &Keeping::plain()).await.unwrap();
     site.signal(&spec, Signal::SIGTERM);
     mvm_tests::wait_until("the VMM's end", mvm_tests::PATIENCE, || site.vmm(&spec).is_none());
     assert!(site.run_dir(&spec).join("v.sock").exists(), "it is left behind");
-    driver.restore(&spec, &snapshot).await.unwrap();
+    driver.restore(&spec, &snapshot, &Keeping::plain()).await.unwrap();
     driver.resume(&spec.instance).await.unwrap();
     assert!(reachable(&driver, &spec).await);
     driver.kill(&spec.instance).await.unwrap();
     assert!(!site.run_dir(&spec).join("v.sock").exists() && !site.run_dir(&spec).join("api.sock").exists());
     driver.boot(&spec).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_must_be_encrypted_is_not_saved_in_clear() {
+    let site = Site::new();
+    let (spec, driver) = (site.spec(1), site.driver(&[]));
+    driver.boot(&spec).await.unwrap();
+    driver.pause(&spec.instance).await.unwrap();
+    let at_rest = AtRest { encryption: true, ..AtRest::default() };
+    let error = driver.snapshot(&spec.instance, &Keeping { at_rest, key: None }).await.unwrap_err();
+    assert!(!driver.can_encrypt() && error.to_string().contains("in clear"), "{error}");
+    assert!(!site.run_dir(&spec).join("snapshot.json").exists());
+    assert_eq!(driver.adopt(&spec.instance).await.unwrap().unwrap().state, VmState::Paused);
 }
 
 #[tokio::test(flavor = "multi_thread")]

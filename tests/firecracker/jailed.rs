@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use mvm_agent::driver::firecracker::{
     FirecrackerDriver, FirecrackerSettings, FirecrackerUnavailable, JailerSettings,
 };
-use mvm_agent::driver::{Driver, VmState, conformance};
+use mvm_agent::driver::{Driver, Keeping, VmState, conformance};
 
 use crate::site::{JAILER, STAND_IN, Site, names};
 
@@ -67,7 +67,7 @@ async fn no_snapshot_stays_in_a_jail() {
     let kept = || names(&root).into_iter().filter(|name| name.starts_with("snapshot")).collect::<Vec<_>>();
     driver.pause(&spec.instance).await.unwrap();
     assert_eq!(kept(), Vec::<String>::new(), "the one that is thrown away");
-    driver.snapshot(&spec.instance).await.unwrap();
+    driver.snapshot(&spec.instance, &Keeping::plain()).await.unwrap();
     assert_eq!(kept(), Vec::<String>::new());
 }
 

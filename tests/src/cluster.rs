@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{PATIENCE, Process, mvm_binary, wait_for, wait_until};
+use crate::{PATIENCE, Process, mvm_binary, put_snapshot_key, wait_for, wait_until};
 
 #[derive(Debug, Clone)]
 pub struct ClusterSettings {
@@ -181,11 +181,15 @@ impl Cluster {
         self.wait_connected(node);
     }
 
-    /// The same with the secrets bundles that the examples mean.
+    /// The same with the secrets bundle that the examples mean, and a key for the snapshots of its tenant.
     pub fn join_with_secrets(&mut self, node: &str) {
         self.enrol(node);
-        let secrets = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/secrets");
-        self.start_agent(node, &["--secrets-dir", secrets]);
+        let bundle = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/secrets/acme");
+        let secrets = self.path().join(format!("{node}-secrets"));
+        std::fs::create_dir(&secrets).expect("a folder can be made");
+        std::fs::copy(bundle, secrets.join("acme")).expect("the bundle can be copied");
+        put_snapshot_key(&secrets, "acme");
+        self.start_agent(node, &["--secrets-dir", path_text(&secrets)]);
         self.wait_connected(node);
     }
 

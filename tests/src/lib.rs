@@ -22,6 +22,9 @@ pub use microvms::{microvms_or_say_so, test_images};
 pub use netns::NetNs;
 pub use process::Process;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How often a condition is looked at: often enough to be prompt, seldom enough to leave two cores to the processes.
@@ -45,6 +48,13 @@ pub fn wait_for<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> O
 /// Waits until `condition` holds.
 pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) {
     wait_for(what, limit, || condition().then_some(()));
+}
+
+/// A key for a tenant's snapshots, in a secrets directory. There is none in the examples: others could read it.
+pub fn put_snapshot_key(secrets: &Path, tenant: &str) {
+    let path = secrets.join(format!("{tenant}.snapshot-key"));
+    std::fs::write(&path, "5a".repeat(32)).expect("a key can be written");
+    std::fs::set_permissions(&path, Permissions::from_mode(0o400)).expect("a key can be made private");
 }
 
 /// Whether privileged tests can run; says so plainly when they can't.

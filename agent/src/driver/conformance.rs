@@ -1,8 +1,9 @@
 //! What every driver must do, as one suite. An implementation calls [`suite`] from its tests; one whose VMs outlive
 //! it calls [`outlives_its_owner`] too; one whose guests answer calls [`guest_suite`]; one whose VMs can be ended from
-//! outside calls [`sudden_ends`]; one that reads files calls [`refusals`]. Each law is one function, named by what it
-//! holds.
+//! outside calls [`sudden_ends`]; one that reads files calls [`refusals`]; one that compresses and encrypts calls
+//! [`at_rest_suite`], and [`kept_guests`] if its guests answer. Each law is one function, named by what it holds.
 
+mod at_rest;
 mod client;
 mod guests;
 
@@ -12,8 +13,9 @@ use std::time::Duration;
 use mvm_proto::document::Resources;
 use mvm_proto::{Digest, InstanceId};
 
-use super::{BootImage, Driver, DriverError, Purpose, SnapshotRef, Vm, VmSpec, VmState};
+use super::{BootImage, Driver, DriverError, Keeping, Purpose, SnapshotRef, Vm, VmSpec, VmState};
 
+pub use at_rest::{at_rest_suite, kept_guests};
 pub use client::Client;
 pub use guests::{guest_suite, refusals, sudden_ends};
 
@@ -103,7 +105,7 @@ async fn template<D: Driver>(law: &'static str, driver: &D, spec: &VmSpec) -> Re
     let spec = VmSpec { purpose: Purpose::Template, ..spec.clone() };
     done(law, driver.boot(&spec).await)?;
     done(law, driver.pause(&spec.instance).await)?;
-    let saved = done(law, driver.snapshot(&spec.instance).await)?;
+    let saved = done(law, driver.snapshot(&spec.instance, &Keeping::plain()).await)?;
     done(law, driver.kill(&spec.instance).await)?;
     Ok(saved)
 }
@@ -128,10 +130,10 @@ async fn forks_are_vms_of_their_own<D: Driver>(driver: &D, specs: [VmSpec; 3]) -
     same(LAW, state(LAW, driver, &one).await?, Some(VmState::Running))?;
     // And what ran is saved and restored like any other.
     done(LAW, driver.pause(&one.instance).await)?;
-    let own = done(LAW, driver.snapshot(&one.instance).await)?;
+    let own = done(LAW, driver.snapshot(&one.instance, &Keeping::plain()).await)?;
     done(LAW, driver.kill(&one.instance).await)?;
-    done(LAW, driver.seal_snapshot(&one.instance).await)?;
-    done(LAW, driver.restore(&one, &own).await)?;
+    done(LAW, driver.seal_snapshot(&one.instance, &Keeping::plain()).await)?;
+    done(LAW, driver.restore(&one, &own, &Keeping::plain()).await)?;
     done(LAW, driver.resume(&one.instance).await)?;
     same(LAW, state(LAW, driver, &one).await?, Some(VmState::Running))?;
     done(LAW, driver.remove(&one.instance).await)
@@ -172,11 +174,11 @@ async fn pausing_and_resuming_are_idempotent<D: Driver>(driver: &D, spec: &VmSpe
 async fn a_snapshot_needs_a_pause_and_leaves_the_vm_paused<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
     const LAW: &str = "a snapshot needs a pause and leaves the VM paused";
     done(LAW, driver.boot(spec).await)?;
-    let early = driver.snapshot(&spec.instance).await;
+    let early = driver.snapshot(&spec.instance, &Keeping::plain()).await;
     same(LAW, matches!(early, Err(DriverError::WrongState { .. })), true)?;
     done(LAW, driver.pause(&spec.instance).await)?;
-    let first = done(LAW, driver.snapshot(&spec.instance).await)?;
-    let again = done(LAW, driver.snapshot(&spec.instance).await)?;
+    let first = done(LAW, driver.snapshot(&spec.instance, &Keeping::plain()).await)?;
+    let again = done(LAW, driver.snapshot(&spec.instance, &Keeping::plain()).await)?;
     same(LAW, first, again)?;
     same(LAW, state(LAW, driver, spec).await?, Some(VmState::Paused))?;
     done(LAW, driver.remove(&spec.instance).await)
@@ -186,15 +188,15 @@ async fn restoring_gives_a_paused_vm_and_keeps_the_snapshot<D: Driver>(driver: &
     const LAW: &str = "restoring gives a paused VM and keeps the snapshot";
     done(LAW, driver.boot(spec).await)?;
     done(LAW, driver.pause(&spec.instance).await)?;
-    let snapshot = done(LAW, driver.snapshot(&spec.instance).await)?;
+    let snapshot = done(LAW, driver.snapshot(&spec.instance, &Keeping::plain()).await)?;
     done(LAW, driver.kill(&spec.instance).await)?;
     same(LAW, state(LAW, driver, spec).await?, None)?;
     for _ in 0..2 {
-        done(LAW, driver.restore(spec, &snapshot).await)?;
+        done(LAW, driver.restore(spec, &snapshot, &Keeping::plain()).await)?;
         same(LAW, state(LAW, driver, spec).await?, Some(VmState::Paused))?;
     }
     done(LAW, driver.kill(&spec.instance).await)?;
-    done(LAW, driver.restore(spec, &snapshot).await)?;
+    done(LAW, driver.restore(spec, &snapshot, &Keeping::plain()).await)?;
     done(LAW, driver.resume(&spec.instance).await)?;
     same(LAW, state(LAW, driver, spec).await?, Some(VmState::Running))?;
     done(LAW, driver.remove(&spec.instance).await)
@@ -204,12 +206,12 @@ async fn a_discarded_snapshot_is_gone<D: Driver>(driver: &D, spec: &VmSpec) -> H
     const LAW: &str = "a discarded snapshot is gone";
     done(LAW, driver.boot(spec).await)?;
     done(LAW, driver.pause(&spec.instance).await)?;
-    let snapshot = done(LAW, driver.snapshot(&spec.instance).await)?;
+    let snapshot = done(LAW, driver.snapshot(&spec.instance, &Keeping::plain()).await)?;
     done(LAW, driver.kill(&spec.instance).await)?;
     for _ in 0..2 {
         done(LAW, driver.discard_snapshot(&spec.instance).await)?;
     }
-    let restored = driver.restore(spec, &snapshot).await;
+    let restored = driver.restore(spec, &snapshot, &Keeping::plain()).await;
     same(LAW, matches!(restored, Err(DriverError::NoSnapshot { .. })), true)?;
     done(LAW, driver.remove(&spec.instance).await)
 }
@@ -234,7 +236,7 @@ async fn what_has_no_vm_can_not_be_paused<D: Driver>(driver: &D, spec: &VmSpec) 
     let none = |result: Result<(), DriverError>| matches!(result, Err(DriverError::NoVm { .. }));
     same(LAW, none(driver.pause(&spec.instance).await), true)?;
     same(LAW, none(driver.resume(&spec.instance).await), true)?;
-    same(LAW, none(driver.snapshot(&spec.instance).await.map(|_| ())), true)
+    same(LAW, none(driver.snapshot(&spec.instance, &Keeping::plain()).await.map(|_| ())), true)
 }
 
 async fn removing_leaves_nothing<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
@@ -279,7 +281,7 @@ pub async fn outlives_its_owner<D: Driver>(open: impl AsyncFn() -> D, subject: &
     }
     done(LAW, first.pause(&paused.instance).await)?;
     done(LAW, first.pause(&asleep.instance).await)?;
-    let snapshot = done(LAW, first.snapshot(&asleep.instance).await)?;
+    let snapshot = done(LAW, first.snapshot(&asleep.instance, &Keeping::plain()).await)?;
     done(LAW, first.kill(&asleep.instance).await)?;
     drop(first);
 
@@ -288,7 +290,7 @@ pub async fn outlives_its_owner<D: Driver>(open: impl AsyncFn() -> D, subject: &
     same(LAW, state(LAW, &second, &paused).await?, Some(VmState::Paused))?;
     same(LAW, state(LAW, &second, &asleep).await?, None)?;
     done(LAW, second.boot(&running).await)?;
-    done(LAW, second.restore(&asleep, &snapshot).await)?;
+    done(LAW, second.restore(&asleep, &snapshot, &Keeping::plain()).await)?;
     same(LAW, done(LAW, second.list().await)?.len(), 3)?;
     for spec in [&running, &paused, &asleep] {
         done(LAW, second.remove(&spec.instance).await)?;

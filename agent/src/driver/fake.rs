@@ -15,19 +15,23 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use mvm_proto::document::SnapshotCompression;
 use mvm_proto::guest::Readiness;
 use mvm_proto::{Digest, InstanceId};
 
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
+use super::at_rest::Form;
 use super::{
-    Driver, DriverError, DriverKind, DriverUnavailable, GuestStream, Purpose, SnapshotRef, Vm, VmExit,
-    VmSpec, VmState,
+    Driver, DriverError, DriverKind, DriverUnavailable, GuestStream, Keeping, Purpose, SnapshotRef, Vm,
+    VmExit, VmSpec, VmState,
 };
 pub use faults::{Fault, Faults, Manner};
 use life::Host;
 use world::{Entry, FakeVm, World};
+
+use crate::secrets::snapshot_key::KeyError;
 
 /// What is on its way to or from a fake guest.
 const STREAM_BYTES: usize = 4096;
@@ -38,6 +42,7 @@ pub struct FakeDriver {
     host: Arc<Host>,
     pub faults: Arc<Faults>,
     forks: bool,
+    encrypts: bool,
     /// What tests make VMMs burn: since when, and which share of a core.
     burning: Mutex<BTreeMap<InstanceId, (Instant, u32)>>,
 }
@@ -67,6 +72,7 @@ impl FakeDriver {
             host: Arc::new(Host::new(world)),
             faults: Arc::default(),
             forks: false,
+            encrypts: true,
             burning: Mutex::default(),
         }
     }
@@ -77,9 +83,24 @@ impl FakeDriver {
         Self { forks: true, ..self }
     }
 
+    /// The same for one that can't encrypt, as not every real one can.
+    #[must_use]
+    pub fn without_encryption(self) -> Self {
+        Self { encrypts: false, ..self }
+    }
+
     /// Ends a VM as a crash would: its snapshot and disk stay.
     pub fn crash(&self, instance: &InstanceId) {
         self.host.end(instance, "crashed");
+    }
+
+    /// Changes what an instance's snapshot holds, as a disk that fails does.
+    pub fn damage_snapshot(&self, instance: &InstanceId) {
+        let damaged = self.host.apply(instance, "damage", |entry, _| {
+            entry.damaged = true;
+            Ok(())
+        });
+        debug_assert!(damaged.is_ok());
     }
 
     /// Makes a guest say that it is idle, busy or has failed.
@@ -205,7 +226,18 @@ impl Driver for FakeDriver {
         .await
     }
 
-    async fn snapshot(&self, instance: &InstanceId) -> Result<SnapshotRef, DriverError> {
+    fn can_encrypt(&self) -> bool {
+        self.encrypts
+    }
+
+    async fn snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<SnapshotRef, DriverError> {
+        let revision = self.host.world().get(instance).and_then(|entry| Some(entry.vm?.revision));
+        let lock = revision.map_or(Ok(None), |revision| keeping.lock_to_save(instance, revision));
+        let lock = lock.map_err(|cause| key_error(instance, "snapshot", cause))?;
+        let form = Form {
+            compression: SnapshotCompression::default(),
+            key: lock.as_ref().map(|lock| lock.key.id()),
+        };
         let secrets = self.host.life(instance).is_some_and(|life| life.has_secrets());
         self.change(instance, "snapshot", |entry, _| {
             let vm = alive(entry, instance, "snapshot")?;
@@ -217,13 +249,19 @@ impl Driver for FakeDriver {
             let snapshot = SnapshotRef { instance: instance.clone(), revision: vm.revision, digest };
             entry.asleep = Some(vm.clone());
             entry.snapshot = Some(snapshot.clone());
+            (entry.form, entry.damaged) = (form, false);
             entry.console.push_str(if secrets { "saved with secrets\n" } else { "saved\n" });
             Ok(snapshot)
         })
         .await
     }
 
-    async fn restore(&self, spec: &VmSpec, snapshot: &SnapshotRef) -> Result<(), DriverError> {
+    async fn restore(
+        &self,
+        spec: &VmSpec,
+        snapshot: &SnapshotRef,
+        keeping: &Keeping,
+    ) -> Result<(), DriverError> {
         let instance = &spec.instance;
         self.change(instance, "restore", |entry, boots| {
             same_revision(instance, snapshot.revision, spec.revision)?;
@@ -233,6 +271,12 @@ impl Driver for FakeDriver {
             if entry.snapshot.as_ref() != Some(snapshot) {
                 let (instance, digest) = (instance.clone(), snapshot.digest);
                 return Err(DriverError::NoSnapshot { instance, digest });
+            }
+            let opened = keeping.lock_to_open(&entry.form, instance, snapshot.revision);
+            opened.map_err(|cause| key_error(instance, "restore", cause))?;
+            if entry.damaged {
+                let reason = "it is damaged".to_owned();
+                return Err(DriverError::Unusable { instance: instance.clone(), reason });
             }
             *boots += 1;
             entry.vm = entry.asleep.clone().map(|vm| FakeVm { reborn: false, ..vm });
@@ -267,14 +311,25 @@ impl Driver for FakeDriver {
         .await
     }
 
-    async fn seal_snapshot(&self, _instance: &InstanceId) -> Result<(), DriverError> {
-        Ok(())
+    async fn seal_snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<(), DriverError> {
+        const ACTION: &str = "seal the snapshot of";
+        self.host.apply(instance, ACTION, |entry, _| {
+            let Some(snapshot) = &entry.snapshot else { return Ok(()) };
+            if entry.form.compression == keeping.at_rest.compression {
+                return Ok(());
+            }
+            let opened = keeping.lock_to_open(&entry.form, instance, snapshot.revision);
+            opened.map_err(|cause| key_error(instance, ACTION, cause))?;
+            entry.form.compression = keeping.at_rest.compression;
+            Ok(())
+        })
     }
 
     async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
         self.change(instance, "discard the snapshot of", |entry, _| {
             entry.snapshot = None;
             entry.asleep = None;
+            (entry.form, entry.damaged) = (Form::default(), false);
             Ok(())
         })
         .await
@@ -341,6 +396,10 @@ fn alive<'a>(
     entry.vm.as_mut().ok_or_else(|| DriverError::NoVm { instance: instance.clone(), action })
 }
 
+fn key_error(instance: &InstanceId, action: &'static str, cause: KeyError) -> DriverError {
+    DriverError::Key { instance: instance.clone(), action, cause }
+}
+
 fn same_revision(instance: &InstanceId, running: Digest, asked: Digest) -> Result<(), DriverError> {
     if running == asked {
         return Ok(());
@@ -366,6 +425,14 @@ mod tests {
         conformance::suite(&FakeDriver::open(dir.path()).unwrap(), &subject).await.unwrap();
         let open = async || FakeDriver::open(dir.path()).unwrap();
         conformance::outlives_its_owner(open, &subject).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_fake_keeps_the_laws_of_compression_and_encryption() {
+        let keys = tempfile::tempdir().unwrap();
+        let (driver, subject) = (FakeDriver::in_memory(), conformance::Subject::imagined());
+        let damage = async |instance: &InstanceId| driver.damage_snapshot(instance);
+        conformance::at_rest_suite(&driver, &subject, keys.path(), damage).await.unwrap();
     }
 
     #[test]

@@ -41,7 +41,8 @@ use self::version::Version;
 use self::vmm::{Live, Vmms, api_error, bad_request, host_error, io_error, same_revision};
 use self::vsock::GuestConnection;
 use super::{
-    Driver, DriverError, DriverKind, GuestStream, SnapshotRef, Vm, VmExit, VmSpec, VmState, run_files,
+    Driver, DriverError, DriverKind, GuestStream, Keeping, SnapshotRef, Vm, VmExit, VmSpec, VmState,
+    run_files,
 };
 use mvm_host::{Host, JAIL, LocalHost, Operation};
 
@@ -208,11 +209,26 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
         self.vmms.resume(instance).await
     }
 
-    async fn snapshot(&self, instance: &InstanceId) -> Result<SnapshotRef, DriverError> {
+    fn can_encrypt(&self) -> bool {
+        // It writes memory to a file by itself and maps it from one: there is no stream to encrypt.
+        false
+    }
+
+    async fn snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<SnapshotRef, DriverError> {
+        if keeping.at_rest.encryption {
+            let reason =
+                "Firecracker writes memory in clear; it is not saved where it must be encrypted".to_owned();
+            return Err(DriverError::Vmm { instance: instance.clone(), reason });
+        }
         self.vmms.snapshot(instance).await
     }
 
-    async fn restore(&self, spec: &VmSpec, snapshot: &SnapshotRef) -> Result<(), DriverError> {
+    async fn restore(
+        &self,
+        spec: &VmSpec,
+        snapshot: &SnapshotRef,
+        _keeping: &Keeping,
+    ) -> Result<(), DriverError> {
         self.load(spec, snapshot, "restore").await
     }
 
@@ -224,8 +240,8 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
         self.load(spec, template, "fork").await
     }
 
-    async fn seal_snapshot(&self, _instance: &InstanceId) -> Result<(), DriverError> {
-        // Its digest is in its name from the beginning.
+    async fn seal_snapshot(&self, _instance: &InstanceId, _keeping: &Keeping) -> Result<(), DriverError> {
+        // Its digest is in its name from the beginning; memory that is mapped from its file is not compressed.
         Ok(())
     }
 

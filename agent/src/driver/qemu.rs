@@ -10,8 +10,10 @@
 mod args;
 mod binary;
 mod live;
+mod pack;
 pub mod qmp;
 mod save;
+mod saved;
 mod seal;
 mod settings;
 mod snapshot;
@@ -21,7 +23,6 @@ mod watch;
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,8 +34,8 @@ use tokio::sync::broadcast;
 use super::probe::Probe;
 use super::run_files::Dial;
 use super::{
-    Driver, DriverError, DriverKind, GENERATIONS, GuestStream, SnapshotRef, Vm, VmExit, VmSpec, VmState,
-    run_files,
+    Driver, DriverError, DriverKind, GENERATIONS, GuestStream, Keeping, SnapshotRef, Vm, VmExit, VmSpec,
+    VmState, run_files,
 };
 pub use args::Accelerator;
 pub(crate) use binary::Binary;
@@ -71,8 +72,8 @@ struct Inner<H: Host> {
     lives: Mutex<HashMap<InstanceId, Arc<Live>>>,
     /// Those that this driver is starting now: what they look like is not to be judged by others.
     starting: Mutex<HashSet<InstanceId>>,
-    /// Whose snapshots are being hashed, each with the word to stop.
-    sealing: Mutex<HashMap<InstanceId, Arc<AtomicBool>>>,
+    /// Whose snapshots are being compressed or hashed.
+    sealing: Mutex<HashMap<InstanceId, seal::Sealing>>,
     exits: broadcast::Sender<VmExit>,
 }
 
@@ -330,15 +331,24 @@ impl<H: Host> Driver for QemuDriver<H> {
         self.command(instance, "resume", "cont").await
     }
 
-    async fn snapshot(&self, instance: &InstanceId) -> Result<SnapshotRef, DriverError> {
-        self.save(instance).await
+    fn can_encrypt(&self) -> bool {
+        true
     }
 
-    async fn restore(&self, spec: &VmSpec, snapshot: &SnapshotRef) -> Result<(), DriverError> {
+    async fn snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<SnapshotRef, DriverError> {
+        self.save(instance, keeping).await
+    }
+
+    async fn restore(
+        &self,
+        spec: &VmSpec,
+        snapshot: &SnapshotRef,
+        keeping: &Keeping,
+    ) -> Result<(), DriverError> {
         same_revision(&spec.instance, snapshot.revision, spec.revision)?;
         match self.live(&spec.instance, "restore").await? {
             Some(live) => same_revision(&spec.instance, live.revision(), spec.revision),
-            None => self.start_restoring(spec, snapshot).await,
+            None => self.start_restoring(spec, snapshot, keeping).await,
         }
     }
 
@@ -354,12 +364,12 @@ impl<H: Host> Driver for QemuDriver<H> {
         }
     }
 
-    async fn seal_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
-        self.seal(instance).await
+    async fn seal_snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<(), DriverError> {
+        self.seal(instance, keeping).await
     }
 
     async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
-        self.stop_sealing(instance);
+        self.stop_sealing(instance).await;
         for name in [snapshot::SNAPSHOT, snapshot::UNFINISHED] {
             self.remove_file(instance, "discard the snapshot of", name).await?;
         }
@@ -388,6 +398,7 @@ impl<H: Host> Driver for QemuDriver<H> {
 
     async fn remove(&self, instance: &InstanceId) -> Result<(), DriverError> {
         self.end_processes(instance, "remove").await?;
+        self.stop_sealing(instance).await;
         let remove = Operation::RemoveRunDir { instance: instance.clone() };
         self.perform(instance, "remove", remove).await.map(|_| ())
     }

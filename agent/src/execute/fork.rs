@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{Executor, StepError};
 use crate::crash;
-use crate::driver::{BootImage, Bounds, Driver, DriverError, Purpose, SnapshotRef, VmSpec};
+use crate::driver::{BootImage, Bounds, Driver, DriverError, Keeping, Purpose, SnapshotRef, VmSpec};
 use crate::record::Record;
 use crate::template::{Template, TemplateState};
 use crate::text::chain;
@@ -118,7 +118,8 @@ impl<D: Driver> Executor<D> {
         self.links.forget(id);
         crash::point("template.greeted");
         self.driver.pause(id).await?;
-        let snapshot = self.driver.snapshot(id).await?;
+        // It is no one's yet, and every fork maps it: as it is.
+        let snapshot = self.driver.snapshot(id, &Keeping::plain()).await?;
         crash::point("template.saved");
         self.driver.kill(id).await?;
         crash::point("template.ended");

@@ -1,10 +1,9 @@
 //! Steps between running, warm and sleeping.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_planner::Action;
-use mvm_proto::{InstanceId, Phase};
+use mvm_proto::Phase;
 
 use super::guest::Drain;
 use super::{Executor, PoolSpec, StepError};
@@ -42,7 +41,8 @@ impl<D: Driver> Executor<D> {
             let image = self.boot_image(&record)?;
             let bounds = self.isolation.prepare(&record).await?;
             crash::point("wake.bounded");
-            match self.driver.restore(&record.spec(image, bounds), &snapshot).await {
+            let keeping = self.keeping(&record);
+            match self.driver.restore(&record.spec(image, bounds), &snapshot, &keeping).await {
                 Err(error @ (DriverError::Unusable { .. } | DriverError::NoSnapshot { .. })) => {
                     return self.start_over(record, &error, reason).await;
                 }
@@ -86,18 +86,6 @@ impl<D: Driver> Executor<D> {
         crash::point("wake.forgotten");
         self.driver.discard_snapshot(&record.id).await?;
         self.boot_up(record, reason).await
-    }
-
-    /// Has a snapshot hashed when there is time for it.
-    pub(crate) fn seal_later(&self, id: &InstanceId) {
-        let (driver, turn, id) = (Arc::clone(&self.driver), Arc::clone(&self.background), id.clone());
-        tokio::spawn(async move {
-            // Closed never: it lives as long as whoever holds it.
-            let Ok(_turn) = turn.acquire().await else { return };
-            if let Err(error) = driver.seal_snapshot(&id).await {
-                tracing::warn!(%id, error = %chain(&error), "could not seal a snapshot");
-            }
-        });
     }
 
     /// Marks an instance as a request's, with its place in the count that it came from.
@@ -199,6 +187,7 @@ impl<D: Driver> Executor<D> {
         if !matches!(record.phase, Phase::Warm | Phase::Running) {
             return Err(Self::wrong_phase(&record, Action::Sleep));
         }
+        let keeping = self.keeping_to_save(&mut record, spec)?;
         // Before anything is done to the guest: where there is no room, it goes on as it is.
         let _room = self.room_for_snapshot(&record, spec).await?;
         let wipes = record.secrets.is_some() && !record.secrets_wiped;
@@ -221,7 +210,7 @@ impl<D: Driver> Executor<D> {
         record.enter(Phase::Warm, self.clock.now(), reason);
         self.intend(&mut record, Action::Sleep).await?;
         crash::point("sleep.intended");
-        record.snapshot = Some(self.driver.snapshot(&record.id).await?);
+        record.snapshot = Some(self.driver.snapshot(&record.id, &keeping).await?);
         crash::point("sleep.snapshotted");
         record.staging = None;
         record.idle_since = None;
@@ -232,7 +221,7 @@ impl<D: Driver> Executor<D> {
         crash::point("sleep.killed");
         self.let_go(&record).await;
         crash::point("sleep.released");
-        self.seal_later(&record.id);
+        self.seal_later(&record);
         Ok(())
     }
 }

@@ -65,6 +65,7 @@ impl<D: Driver> Executor<D> {
         record.flake_ref.clone_from(&spec.flake_ref);
         record.image_digest = spec.image_digest;
         record.secrets = spec.secrets;
+        record.at_rest = spec.at_rest;
         record.image = Some(image);
         record.staging = staging;
         record.persist.clone_from(&spec.persist);

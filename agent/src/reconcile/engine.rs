@@ -102,7 +102,7 @@ impl<D: Driver> Engine<D> {
         // What an earlier agent had no time for.
         records.for_each(|record, _| {
             if record.snapshot.is_some() {
-                executor.seal_later(&record.id);
+                executor.seal_later(record);
             }
         });
         let keeper = Keeper::new(

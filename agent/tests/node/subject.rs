@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mvm_agent::audit::{AuditLog, AuditSettings};
 use mvm_agent::driver::fake::Fault;
-use mvm_agent::driver::{BootImage, Bounds, Driver as _, DriverKind, FakeDriver};
+use mvm_agent::driver::{BootImage, Bounds, Driver as _, DriverKind, FakeDriver, Keeping};
 use mvm_agent::execute::{Executor, Order, PoolSpec, StepError, Writing};
 use mvm_agent::guest_link::GuestLinks;
 use mvm_agent::image::Images;
@@ -34,7 +34,11 @@ pub(crate) struct Subject {
 impl Subject {
     /// One of the document's first pool that does not exist yet.
     pub(crate) async fn new(dir: &Path, desired: &DesiredState) -> Self {
-        let (driver, records) = (Arc::new(FakeDriver::in_memory()), records(dir).await);
+        Self::on(FakeDriver::in_memory(), dir, desired).await
+    }
+
+    pub(crate) async fn on(driver: FakeDriver, dir: &Path, desired: &DesiredState) -> Self {
+        let (driver, records) = (Arc::new(driver), records(dir).await);
         let clock = Clock::starting_at(at(0));
         let (tenant, pool) = desired.pools().next().unwrap();
         let spec = PoolSpec::of(tenant, pool);
@@ -108,7 +112,7 @@ impl Subject {
     pub(crate) async fn run_on_unnoticed(&self) {
         let record = self.record();
         let spec = record.spec(BootImage::imagined(&record.flake_ref), Bounds::default());
-        self.executor.driver.restore(&spec, &record.snapshot.unwrap()).await.unwrap();
+        self.executor.driver.restore(&spec, &record.snapshot.unwrap(), &Keeping::plain()).await.unwrap();
         self.executor.driver.resume(&self.id).await.unwrap();
     }
 }

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used)] // A test may end at the first surprise.
 
+mod at_rest;
 mod conformance;
 mod damage;
 mod faults;

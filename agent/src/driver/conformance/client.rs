@@ -118,7 +118,7 @@ impl Client {
     }
 
     /// What a program prints, if it ends well.
-    pub(super) async fn run(&mut self, command: &[&str]) -> Result<String, String> {
+    pub async fn run(&mut self, command: &[&str]) -> Result<String, String> {
         let command = command.iter().map(|word| (*word).to_owned()).collect();
         let answers = self.ask(host_frame::Body::Exec(Exec { command, ..Exec::default() })).await?;
         let mut said = Vec::new();
@@ -133,7 +133,8 @@ impl Client {
         Ok(String::from_utf8_lossy(&said).into_owned())
     }
 
-    pub(super) async fn write(&mut self, path: &str, text: &str) -> Result<(), String> {
+    /// Puts a file of this text in the guest.
+    pub async fn write(&mut self, path: &str, text: &str) -> Result<(), String> {
         let (path, data) = (path.to_owned(), text.as_bytes().to_vec());
         let write = WriteFile { path, offset: 0, data, last: true, mode: 0 };
         match self.ask(host_frame::Body::WriteFile(write)).await?.pop() {
@@ -142,7 +143,8 @@ impl Client {
         }
     }
 
-    pub(super) async fn read(&mut self, path: &str) -> Result<String, String> {
+    /// What is in a file of the guest.
+    pub async fn read(&mut self, path: &str) -> Result<String, String> {
         let read = ReadFile { path: path.to_owned(), offset: 0, limit: 0 };
         let mut text = Vec::new();
         for answer in self.ask(host_frame::Body::ReadFile(read)).await? {

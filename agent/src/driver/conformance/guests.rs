@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 
 use super::client::Client;
 use super::{Broken, Held, Subject, done, same, spec, state};
-use crate::driver::{Driver, DriverError, VmExit, VmSpec, VmState};
+use crate::driver::{Driver, DriverError, Keeping, VmExit, VmSpec, VmState};
 
 /// An end is told at once; this is for a machine that is busy.
 const TOLD_WITHIN: Duration = Duration::from_secs(20);
@@ -22,7 +22,7 @@ pub async fn guest_suite<D: Driver>(driver: &D, subject: &Subject) -> Held {
     a_guest_that_ends_is_told_and_gone(driver, &spec(subject, 41)).await
 }
 
-async fn greet<D: Driver>(law: &'static str, driver: &D, spec: &VmSpec) -> Result<Client, Broken> {
+pub(super) async fn greet<D: Driver>(law: &'static str, driver: &D, spec: &VmSpec) -> Result<Client, Broken> {
     let stream = done(law, driver.guest(&spec.instance).await)?;
     done(law, Client::greet(stream).await)
 }
@@ -57,17 +57,17 @@ async fn memory_survives_pause_snapshot_and_restore<D: Driver>(driver: &D, spec:
 
     // A VM that was saved can go on, and be saved again as another one.
     done(LAW, driver.pause(instance).await)?;
-    let first = done(LAW, driver.snapshot(instance).await)?;
+    let first = done(LAW, driver.snapshot(instance, &Keeping::plain()).await)?;
     done(LAW, driver.resume(instance).await)?;
     let mut guest = again(LAW, driver, spec, guest).await?;
     done(LAW, guest.write(FILE, "kept again").await)?;
     drop(guest);
     done(LAW, driver.pause(instance).await)?;
-    let second = done(LAW, driver.snapshot(instance).await)?;
+    let second = done(LAW, driver.snapshot(instance, &Keeping::plain()).await)?;
     same(LAW, first.digest == second.digest, false)?;
     done(LAW, driver.kill(instance).await)?;
 
-    done(LAW, driver.restore(spec, &second).await)?;
+    done(LAW, driver.restore(spec, &second, &Keeping::plain()).await)?;
     same(LAW, state(LAW, driver, spec).await?, Some(VmState::Paused))?;
     done(LAW, driver.resume(instance).await)?;
     let mut guest = greet(LAW, driver, spec).await?;

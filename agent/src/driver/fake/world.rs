@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use mvm_proto::{Digest, InstanceId};
 use serde::{Deserialize, Serialize};
 
+use super::super::at_rest::Form;
 use super::super::{SnapshotRef, VmState};
 
 /// What exists of one instance.
@@ -18,6 +19,11 @@ pub(super) struct Entry {
     /// What the snapshot holds.
     #[serde(default)]
     pub(super) asleep: Option<FakeVm>,
+    /// How it is kept.
+    #[serde(default)]
+    pub(super) form: Form,
+    #[serde(default)]
+    pub(super) damaged: bool,
     pub(super) console: String,
     /// Others are forked from it.
     #[serde(default)]

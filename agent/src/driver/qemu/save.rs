@@ -1,15 +1,16 @@
 //! Writing a paused guest's memory and device state. The VM stays, paused.
 //!
-//! QEMU writes into a file that it is handed. Its run state tells the rest: `postmigrate` means that it was saved and
+//! QEMU writes into a file that it is handed, or into a pipe behind which it is encrypted. Its run state tells the rest: `postmigrate` means that it was saved and
 //! has not run since, so that whoever asks again, even after a crash in between, gets what was written then.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_proto::InstanceId;
+use mvm_proto::document::SnapshotCompression;
 use serde_json::{Value, json};
 
 use super::QemuDriver;
@@ -17,10 +18,11 @@ use super::args::{self, TEMPLATE_MEMORY};
 use super::live::{Live, Record, vm_state};
 use super::qmp::{Qmp, QmpError};
 use super::snapshot::{
-    FORMAT, FileStamp, Found, MANIFEST, MEMORY, MadeOn, Manifest, OWNER, SNAPSHOT, STATE, UNFINISHED,
+    FORM, FORMAT, FileStamp, Found, MANIFEST, MEMORY, MadeOn, Manifest, OWNER, SNAPSHOT, STATE, UNFINISHED,
 };
 use super::start::SLOWEST_MIB_PER_SECOND;
-use crate::driver::{DriverError, Purpose, SnapshotRef, VmState, run_files};
+use crate::driver::at_rest::{self, Form, Lock};
+use crate::driver::{DriverError, Keeping, Purpose, SnapshotRef, VmState, run_files};
 use mvm_host::{Access, Host, Operation, ProcessIdentity};
 
 const ACTION: &str = "snapshot";
@@ -30,21 +32,34 @@ const SAVE_BASE: Duration = Duration::from_secs(30);
 const BYTES_PER_SECOND: u64 = 10 << 30;
 
 impl<H: Host> QemuDriver<H> {
-    pub(super) async fn save(&self, instance: &InstanceId) -> Result<SnapshotRef, DriverError> {
+    pub(super) async fn save(
+        &self,
+        instance: &InstanceId,
+        keeping: &Keeping,
+    ) -> Result<SnapshotRef, DriverError> {
+        self.stop_sealing(instance).await;
         let live = self.living(instance, ACTION).await?;
         let Some(record) = live.record.as_ref() else {
             let reason = "nothing is written of what it was booted from; it can't be saved".to_owned();
             return Err(DriverError::Vmm { instance: instance.clone(), reason });
         };
-        let Found { manifest, digest } = match self.written_already(&live).await? {
+        let locked = keeping.lock_to_save(instance, record.spec.revision);
+        let key_error = |cause| DriverError::Key { instance: instance.clone(), action: ACTION, cause };
+        // A template is no one's, and mapped as it is.
+        let lock = locked.map_err(key_error)?.filter(|_| record.spec.purpose == Purpose::Instance);
+        let Found { manifest, digest } = match self.written_already(&live, lock.as_ref()).await? {
             Some(found) => found,
-            None => self.write_anew(&live, record).await?,
+            None => self.write_anew(&live, record, lock).await?,
         };
         Ok(SnapshotRef { instance: instance.clone(), revision: manifest.revision, digest })
     }
 
     /// The snapshot of exactly this state, if it was written before; fails when the guest is not paused.
-    async fn written_already(&self, live: &Arc<Live>) -> Result<Option<Found>, DriverError> {
+    async fn written_already(
+        &self,
+        live: &Arc<Live>,
+        lock: Option<&Lock>,
+    ) -> Result<Option<Found>, DriverError> {
         let instance = live.instance();
         let run = match self.settle(live).await {
             Ok(run) => run,
@@ -59,14 +74,19 @@ impl<H: Host> QemuDriver<H> {
         }
         let host = &*self.inner.host;
         let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
+        let wanted = lock.map(|lock| lock.key.id());
         let finished = Found::read(host, instance).await.map_err(io)?.and_then(Result::ok);
-        if let Some(found) = finished.filter(|found| found.manifest.process == live.vmm.process) {
+        let same =
+            |found: &Found| found.manifest.process == live.vmm.process && found.manifest.form.key == wanted;
+        if let Some(found) = finished.filter(same) {
             return Ok(Some(found));
         }
         if let Some(record) = &live.record
             && owner(host, instance).await.as_ref() == Some(&live.vmm.process)
+            && let Some(form) = unfinished_form(host, instance).await
+            && form.key == wanted
         {
-            return self.finish(live, record).await.map(Some);
+            return self.finish(live, record, form).await.map(Some);
         }
         // What was written is gone. QEMU saves a state once only, so the guest runs for an instant.
         for command in ["cont", "stop"] {
@@ -87,8 +107,13 @@ impl<H: Host> QemuDriver<H> {
     }
 
     /// Writes a new snapshot; one that fails leaves nothing of itself.
-    async fn write_anew(&self, live: &Arc<Live>, record: &Record) -> Result<Found, DriverError> {
-        let written = self.write_state(live, record).await;
+    async fn write_anew(
+        &self,
+        live: &Arc<Live>,
+        record: &Record,
+        lock: Option<Lock>,
+    ) -> Result<Found, DriverError> {
+        let written = self.write_state(live, record, lock).await;
         if written.is_err()
             && let Err(cause) = self.remove_file(live.instance(), ACTION, UNFINISHED).await
         {
@@ -97,7 +122,12 @@ impl<H: Host> QemuDriver<H> {
         written
     }
 
-    async fn write_state(&self, live: &Arc<Live>, record: &Record) -> Result<Found, DriverError> {
+    async fn write_state(
+        &self,
+        live: &Arc<Live>,
+        record: &Record,
+        lock: Option<Lock>,
+    ) -> Result<Found, DriverError> {
         let instance = live.instance();
         let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
         let (name, owner) = (UNFINISHED.to_owned(), serde_json::to_string(&live.vmm.process));
@@ -111,18 +141,50 @@ impl<H: Host> QemuDriver<H> {
         let mib = record.spec.resources.mem_mib;
         let within = SAVE_BASE + Duration::from_secs(mib / SLOWEST_MIB_PER_SECOND);
         let memory_apart = record.spec.purpose == Purpose::Template;
-        let saved = async {
-            let qmp = live.qmp(self.answer_within()).await?;
-            migrate(&qmp, &file, memory_apart, self.answer_within(), within).await
+        let form = Form { key: lock.as_ref().map(|lock| lock.key.id()), ..Form::default() };
+        let noted = serde_json::to_string(&form).map_err(|cause| io(cause.into()))?;
+        let name = format!("{UNFINISHED}/{FORM}");
+        let (into, sealing) = match lock {
+            None => {
+                // Known before it is written: what QEMU says that it saved is in the file.
+                self.write_file(instance, &name, noted.clone()).await?;
+                (file.into(), None)
+            }
+            Some(lock) => {
+                let (from, into) = at_rest::pipe().map_err(io)?;
+                (into, Some(tokio::task::spawn_blocking(move || seal(from, file, &lock))))
+            }
         };
-        match saved.await {
-            Ok(()) => self.finish(live, record).await,
+        let migrated = async {
+            let qmp = live.qmp(self.answer_within()).await?;
+            // Ours is closed with this: whoever reads from a pipe then comes to its end.
+            migrate(&qmp, into, memory_apart, self.answer_within(), within).await
+        };
+        let migrated = migrated.await;
+        if let Some(sealing) = sealing {
+            // One that is stuck holds its end of the pipe open.
+            let patience = if migrated.is_ok() { within } else { self.answer_within() };
+            match tokio::time::timeout(patience, sealing).await {
+                // What kept it from being written is why QEMU could not go on.
+                Ok(sealed) => sealed.map_err(io::Error::other).and_then(|sealed| sealed).map_err(io)?,
+                Err(_) if migrated.is_ok() => {
+                    let instance = instance.clone();
+                    return Err(DriverError::Stuck { instance, action: ACTION, waited: patience });
+                }
+                Err(_) => {}
+            }
+            if migrated.is_ok() {
+                self.write_file(instance, &name, noted).await?;
+            }
+        }
+        match migrated {
+            Ok(()) => self.finish(live, record, form).await,
             Err(cause) => Err(live.explain(ACTION, cause).await),
         }
     }
 
     /// Makes an unfinished snapshot, whose state is all written, the instance's snapshot.
-    async fn finish(&self, live: &Live, record: &Record) -> Result<Found, DriverError> {
+    async fn finish(&self, live: &Live, record: &Record, form: Form) -> Result<Found, DriverError> {
         let instance = live.instance();
         let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
         let host = &*self.inner.host;
@@ -139,6 +201,7 @@ impl<H: Host> QemuDriver<H> {
             hardware: args::hardware_digest(&record.spec, &record.accelerator),
             made_on: MadeOn::here().await,
             state: self.stamp(instance, &format!("{UNFINISHED}/{STATE}")).await?,
+            form,
             memory,
             disk,
             process: live.vmm.process.clone(),
@@ -190,10 +253,21 @@ async fn owner(host: &impl Host, instance: &InstanceId) -> Option<ProcessIdentit
     serde_json::from_slice(&text).ok()
 }
 
-/// Has the paused VMM write its state into `file`, and its memory too unless that is in a file that others see.
+/// How an unfinished snapshot is written; none while not all of it is.
+async fn unfinished_form(host: &impl Host, instance: &InstanceId) -> Option<Form> {
+    let text = run_files::read(host, instance, &format!("{UNFINISHED}/{FORM}")).await.ok()??;
+    serde_json::from_slice(&text).ok()
+}
+
+/// Encrypts what a VMM saves: nothing of it is ever in a file in clear.
+fn seal(from: OwnedFd, into: File, lock: &Lock) -> io::Result<()> {
+    at_rest::encode(File::from(from), into, SnapshotCompression::None, Some(lock), || true).map(|_| ())
+}
+
+/// Has the paused VMM write its state into a file or pipe, and its memory too unless that is in a file that others see.
 async fn migrate(
     qmp: &Qmp,
-    file: &File,
+    into: OwnedFd,
     memory_apart: bool,
     answer_within: Duration,
     within: Duration,
@@ -201,7 +275,8 @@ async fn migrate(
     qmp.command("migrate-set-capabilities", capabilities(memory_apart), answer_within).await?;
     qmp.command("migrate-set-parameters", json!({ "max-bandwidth": BYTES_PER_SECOND }), answer_within)
         .await?;
-    qmp.give("state", file.as_fd(), answer_within).await?;
+    qmp.give("state", into.as_fd(), answer_within).await?;
+    drop(into);
     let mut migration = qmp.migration();
     qmp.command("migrate", json!({ "uri": "fd:state" }), answer_within).await?;
     let over = migration.wait_for(|status| matches!(status.as_str(), "completed" | "failed" | "closed"));

@@ -1,6 +1,7 @@
 //! What lies in an instance's `snapshot` directory, and when it may be used.
 //!
-//! `state` is what QEMU wrote: the devices, and the memory too unless that is in a file of its own, as a template's is.
+//! `state` is what QEMU wrote: the devices, and the memory too unless that is in a file of its own, as a template's is. It is
+//! in clear or encrypted; once it was compressed it is `packed` instead, with a note of its own.
 //! The manifest beside it says what these files fit: revision, QEMU, machine, host, and the data disk as it was. The
 //! directory gets its name once all of it is on disk, so that a snapshot is whole or absent.
 //!
@@ -19,6 +20,7 @@ use sha2::Digest as _;
 
 use super::args::{Accelerator, DATA_DISK};
 use super::tsc;
+use crate::driver::at_rest::Form;
 use crate::driver::run_files;
 use mvm_host::{Host, ProcessIdentity};
 
@@ -32,8 +34,13 @@ pub(super) const SEAL: &str = "seal.json";
 /// In an unfinished snapshot: whose memory is being written.
 pub(super) const OWNER: &str = "owner.json";
 
-/// Of the manifest and the files that it speaks of. One of another number is not restored.
-pub(super) const FORMAT: u32 = 2;
+/// In an unfinished snapshot that is encrypted: how, once all of it is.
+pub(super) const FORM: &str = "form.json";
+
+/// Of the manifest and the files that it speaks of. One of a number that is not here is not restored: 2 had no form,
+/// and all of it was in clear.
+pub(super) const FORMAT: u32 = 3;
+const OLDEST_FORMAT: u32 = 2;
 
 /// Measured rates differ by less from one time to the next; a guest's clock would go wrong by more.
 const TSC_TOLERANCE: f64 = 0.001;
@@ -49,6 +56,9 @@ pub(super) struct Manifest {
     pub(super) hardware: Digest,
     pub(super) made_on: MadeOn,
     pub(super) state: FileStamp,
+    /// How `state` was written.
+    #[serde(default)]
+    pub(super) form: Form,
     /// Absent: the memory is in `state`.
     pub(super) memory: Option<FileStamp>,
     /// The data disk as it was. Memory that meets a disk that moved on destroys it silently.
@@ -177,8 +187,10 @@ impl Found {
         }
         let parsed = serde_json::from_slice::<Numbered>(&text).map_err(|error| error.to_string());
         let manifest = parsed.and_then(|numbered| match numbered.format {
-            FORMAT => serde_json::from_slice(&text).map_err(|error| error.to_string()),
-            other => Err(format!("it is of format {other}, and this agent knows {FORMAT}")),
+            OLDEST_FORMAT..=FORMAT => serde_json::from_slice(&text).map_err(|error| error.to_string()),
+            other => {
+                Err(format!("it is of format {other}, and this agent knows {OLDEST_FORMAT} to {FORMAT}"))
+            }
         });
         Ok(Some(manifest.map(|manifest| Self::of(manifest, &text))))
     }
@@ -233,6 +245,7 @@ mod tests {
             hardware: Digest::of(b"hardware"),
             made_on: host.clone(),
             state: stamp,
+            form: Form::default(),
             memory: None,
             disk: None,
             process: ProcessIdentity { pid: 1, start_time: 2, boot_id: "3".to_owned() },

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -14,9 +14,10 @@ use super::args::{self, Accelerator, Begin, Memory, Setup};
 use super::live::{Live, RECORD, Record};
 use super::qmp::{Qmp, QmpError};
 use super::save::capabilities;
-use super::snapshot::{FileStamp, Fit, Found, MEMORY, MadeOn, Manifest, SNAPSHOT, STATE};
+use super::saved::Saved;
+use super::snapshot::{FileStamp, Fit, Found, MEMORY, MadeOn, Manifest, SNAPSHOT};
 use super::{Binary, QemuDriver, VMM_LOG, lock, tsc};
-use crate::driver::{DriverError, DriverKind, Purpose, SnapshotRef, VmSpec, run_files};
+use crate::driver::{DriverError, DriverKind, Keeping, Purpose, SnapshotRef, VmSpec, run_files};
 use mvm_host::{Confinement, Host, Operation, Outcome, SpawnVmm, VmmProcess};
 
 /// For loading memory: what any disk can do, and some time to begin.
@@ -95,17 +96,18 @@ impl<H: Host> QemuDriver<H> {
         &self,
         spec: &VmSpec,
         wanted: &SnapshotRef,
+        keeping: &Keeping,
     ) -> Result<(), DriverError> {
         const ACTION: &str = "restore";
         let _starting = self.starting(&spec.instance);
-        let (state, manifest, binary) = self.usable(spec, wanted, ACTION).await?;
+        let (saved, manifest, binary) = self.usable(spec, wanted, keeping, ACTION).await?;
         let io = |cause| DriverError::Io { instance: spec.instance.clone(), action: ACTION, cause };
         let disk = FileStamp::of_disk(&*self.inner.host, &spec.instance).await.map_err(io)?;
         if disk != manifest.disk {
             let reason = "its data disk moved on since it was made".to_owned();
             return Err(DriverError::Unusable { instance: spec.instance.clone(), reason });
         }
-        self.start_loading(spec, &binary, &state, &manifest, Memory::Anonymous, ACTION).await
+        self.start_loading(spec, &binary, saved, &manifest, Memory::Anonymous, ACTION).await
     }
 
     pub(super) async fn start_forking(
@@ -115,7 +117,7 @@ impl<H: Host> QemuDriver<H> {
     ) -> Result<(), DriverError> {
         const ACTION: &str = "fork";
         let _starting = self.starting(&spec.instance);
-        let (state, manifest, binary) = self.usable(spec, template, ACTION).await?;
+        let (saved, manifest, binary) = self.usable(spec, template, &Keeping::plain(), ACTION).await?;
         self.make_place(spec, ACTION).await?;
         let share = Operation::ShareMemory {
             instance: spec.instance.clone(),
@@ -124,7 +126,7 @@ impl<H: Host> QemuDriver<H> {
             name: args::BASE_MEMORY.to_owned(),
         };
         self.perform(&spec.instance, ACTION, share).await?;
-        self.start_loading(spec, &binary, &state, &manifest, Memory::Fork, ACTION).await?;
+        self.start_loading(spec, &binary, saved, &manifest, Memory::Fork, ACTION).await?;
         // It is mapped: the name has done its service, and would count as the instance's own.
         self.remove_file(&spec.instance, ACTION, args::BASE_MEMORY).await
     }
@@ -134,25 +136,36 @@ impl<H: Host> QemuDriver<H> {
         &self,
         spec: &VmSpec,
         binary: &Binary,
-        state: &File,
+        saved: Saved,
         manifest: &Manifest,
         memory: Memory,
         action: &'static str,
     ) -> Result<(), DriverError> {
+        let instance = &spec.instance;
         let accelerator = manifest.accelerator.clone();
+        let (state, feed) = saved.open(instance, action).await?;
         let (live, qmp) = self.start(spec, binary, accelerator, Begin::Incoming, memory, action).await?;
         let mib = manifest.state.bytes / 1024 / 1024;
         let within = LOAD_BASE + Duration::from_secs(mib / SLOWEST_MIB_PER_SECOND);
         match load(&qmp, state, manifest.memory.is_some(), self.answer_within(), within).await {
-            Ok(()) => Ok(()),
+            // What was loaded is right only if the rest of it is: nothing of it has run yet.
+            Ok(()) => match feed.over(instance, action, within).await {
+                Ok(()) => Ok(()),
+                Err(error) => {
+                    self.end_processes(instance, action).await?;
+                    Err(error)
+                }
+            },
             Err(cause) => {
                 let cause = live.explain(action, cause).await;
                 let reason = match live.end_detail() {
                     Some(said) => format!("could not load its snapshot: {said}"),
                     None => format!("could not load its snapshot: {}", crate::text::chain(&cause)),
                 };
-                self.end_processes(&spec.instance, action).await?;
-                Err(DriverError::Vmm { instance: spec.instance.clone(), reason })
+                self.end_processes(instance, action).await?;
+                // What it was fed is why, if that was not what was saved.
+                feed.over(instance, action, within).await?;
+                Err(DriverError::Vmm { instance: instance.clone(), reason })
             }
         }
     }
@@ -167,13 +180,14 @@ impl<H: Host> QemuDriver<H> {
         &self,
         spec: &VmSpec,
         wanted: &SnapshotRef,
+        keeping: &Keeping,
         action: &'static str,
-    ) -> Result<(File, Manifest, Binary), DriverError> {
+    ) -> Result<(Saved, Manifest, Binary), DriverError> {
         let saved = &wanted.instance;
         let unusable = |reason: String| DriverError::Unusable { instance: saved.clone(), reason };
         let io = |cause| DriverError::Io { instance: saved.clone(), action, cause };
         let host = &*self.inner.host;
-        self.stop_sealing(saved);
+        self.stop_sealing(saved).await;
         let found = Found::read(host, saved).await.map_err(io)?.transpose().map_err(unusable)?;
         let Some(found) = found.filter(|found| found.digest == wanted.digest) else {
             return Err(DriverError::NoSnapshot { instance: saved.clone(), digest: wanted.digest });
@@ -189,12 +203,15 @@ impl<H: Host> QemuDriver<H> {
         if let Some(reason) = manifest.misfit(&here) {
             return Err(unusable(reason));
         }
-        if let Some(reason) = self.damage(saved, &found).await.map_err(io)? {
+        let source = self.source(saved, &found).await.map_err(io)?;
+        if let Some(reason) = self.damage(saved, &found, &source).await.map_err(io)? {
             return Err(unusable(reason));
         }
-        let state = run_files::open(host, saved, &format!("{SNAPSHOT}/{STATE}")).await.map_err(io)?;
-        let state = state.ok_or_else(|| unusable("its state is gone".to_owned()))?;
-        Ok((state, found.manifest, binary))
+        let file = run_files::open(host, saved, &format!("{SNAPSHOT}/{}", source.name)).await.map_err(io)?;
+        let file = file.ok_or_else(|| unusable(format!("its {} is gone", source.name)))?;
+        let locked = keeping.lock_to_open(&source.form, saved, manifest.revision);
+        let lock = locked.map_err(|cause| DriverError::Key { instance: saved.clone(), action, cause })?;
+        Ok((Saved { file, source, lock }, found.manifest, binary))
     }
 
     /// Starts the process and waits for its first answer.
@@ -298,16 +315,18 @@ fn confinement(spec: &VmSpec, accelerator: &Accelerator) -> Option<Confinement> 
     })
 }
 
-/// Tells a waiting VMM to load what was saved in this file, and waits until it has.
+/// Tells a waiting VMM to load what was saved from this file or pipe, and waits until it has.
 async fn load(
     qmp: &Qmp,
-    state: &File,
+    state: OwnedFd,
     memory_apart: bool,
     answer_within: Duration,
     within: Duration,
 ) -> Result<(), QmpError> {
     qmp.command("migrate-set-capabilities", capabilities(memory_apart), answer_within).await?;
     qmp.give("state", state.as_fd(), answer_within).await?;
+    // It has its own: whoever writes to a pipe is told when that is closed.
+    drop(state);
     let mut migration = qmp.migration();
     qmp.command("migrate-incoming", json!({ "uri": "fd:state" }), answer_within).await?;
     let over = migration.wait_for(|status| matches!(status.as_str(), "completed" | "failed" | "closed"));

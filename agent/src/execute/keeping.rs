@@ -1,0 +1,51 @@
+//! How an instance's memory is kept while it sleeps: as its pool says when it is put to sleep, which changes no revision.
+
+use std::sync::Arc;
+
+use super::{Executor, PoolSpec, StepError};
+use crate::driver::{Driver, Keeping};
+use crate::record::Record;
+use crate::text::chain;
+
+impl<D: Driver> Executor<D> {
+    /// How the instance's snapshot is kept, and where the key to it is.
+    pub(super) fn keeping(&self, record: &Record) -> Keeping {
+        Keeping { at_rest: record.at_rest, key: Some(self.secrets.snapshot_key(&record.tenant)) }
+    }
+
+    /// The same for a snapshot that is about to be made, as its pool says now; one whose pool the document does not name
+    /// any more goes by what was said before. Asked before anything is done to the guest: where its memory can't be
+    /// encrypted, it goes on as it is.
+    pub(super) fn keeping_to_save(
+        &self,
+        record: &mut Record,
+        spec: Option<&PoolSpec>,
+    ) -> Result<Keeping, StepError> {
+        if let Some(spec) = spec {
+            record.at_rest = spec.at_rest;
+        }
+        if record.at_rest.encryption && !self.driver.can_encrypt() {
+            return Err(StepError::NoEncryption(self.driver.kind()));
+        }
+        let keeping = self.keeping(record);
+        keeping.check()?;
+        Ok(keeping)
+    }
+
+    /// Has a snapshot compressed and hashed when there is time for it, and what it takes on disk counted anew.
+    pub(crate) fn seal_later(&self, record: &Record) {
+        let (id, keeping) = (record.id.clone(), self.keeping(record));
+        let (driver, turn) = (Arc::clone(&self.driver), Arc::clone(&self.background));
+        let (isolation, records) = (Arc::clone(&self.isolation), Arc::clone(&self.records));
+        tokio::spawn(async move {
+            // Closed never: it lives as long as whoever holds it.
+            let Ok(_turn) = turn.acquire().await else { return };
+            if let Err(error) = driver.seal_snapshot(&id, &keeping).await {
+                tracing::warn!(%id, error = %chain(&error), "could not seal a snapshot");
+            }
+            if let Ok(Some(disk)) = isolation.disk_use(&id).await {
+                records.set_disk_used(&id, disk.used_bytes);
+            }
+        });
+    }
+}
