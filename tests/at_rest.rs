@@ -17,22 +17,23 @@ use tempfile::TempDir;
 const LONG: Duration = Duration::from_secs(120);
 
 fn document(compression: &str, encryption: bool) -> Value {
-    let mut document = small_pool(1, 0, 0);
+    let mut document = small_pool(0, 0, 1);
     let pool = &mut document["tenants"][0]["pools"][0];
     pool["snapshot_compression"] = json!(compression);
     pool["snapshot_encryption"] = json!(encryption);
     document
 }
 
-/// An agent with one instance that runs.
-fn running(secrets: &TempDir, document: &Value) -> (LoneAgent, String) {
+/// An agent with one instance, that was woken.
+fn woken(secrets: &TempDir, document: &Value) -> (LoneAgent, String) {
     let images = mvm_tests::test_images();
     let flags = ["--images-dir", path_text(&images), "--secrets-dir", path_text(secrets.path())];
     let mut agent = LoneAgent::new("qemu", &flags);
     agent.declare(document);
     agent.start();
-    let census = agent.wait_counts(1, 0, 0, LONG);
-    let id = census["running"].first().expect("one runs").clone();
+    let census = agent.wait_counts(0, 0, 1, LONG);
+    let id = census["sleeping"].first().expect("one sleeps").clone();
+    agent.mvm_ok(&["instance", "wake", &id]);
     (agent, id)
 }
 
@@ -65,7 +66,7 @@ fn an_agent_killed_at_any_point_of_compressing_leaves_a_snapshot_that_wakes() {
     }
     let secrets = TempDir::new().expect("a temporary folder can be made");
     put_snapshot_key(secrets.path(), "acme");
-    let (mut agent, id) = running(&secrets, &document("zstd", true));
+    let (mut agent, id) = woken(&secrets, &document("zstd", true));
     for (number, point) in crash::OF_SNAPSHOTS.iter().enumerate() {
         agent.kill();
         agent.start_with(&[("MVM_CRASH_AT", point)]);
@@ -95,7 +96,12 @@ fn a_lost_key_keeps_what_sleeps_asleep_and_what_runs_running_until_it_is_back() 
         return;
     }
     let secrets = TempDir::new().expect("a temporary folder can be made");
-    let (agent, id) = running(&secrets, &document("lz4", true));
+    put_snapshot_key(secrets.path(), "acme");
+    let (agent, id) = woken(&secrets, &document("lz4", true));
+    let lose_key = || {
+        fs::remove_file(secrets.path().join("acme.snapshot-key")).expect("a key can be lost");
+    };
+    lose_key();
     shell(&agent, &id, "echo kept > /tmp/kept");
     let refused = |action: &str| {
         let output = agent.mvm(&["instance", action, &id]);
@@ -114,7 +120,7 @@ fn a_lost_key_keeps_what_sleeps_asleep_and_what_runs_running_until_it_is_back() 
     wait_until("it to be compressed", LONG, || is_packed(&agent, &id));
     let packed = fs::metadata(snapshot(&agent, &id).join("packed")).expect("it was compressed").len();
     wait_until("the smaller file to be counted", LONG, || on_disk() < packed + (8 << 20));
-    fs::remove_file(secrets.path().join("acme.snapshot-key")).expect("a key can be lost");
+    lose_key();
     refused("wake");
     agent.wait_counts(0, 0, 1, LONG);
     put_snapshot_key(secrets.path(), "acme");

@@ -149,19 +149,25 @@ pub(super) fn encode<W: Write>(
     }
 }
 
-/// What was encoded in this form, as it was before.
+/// What was encoded in this form, as it was before. Its beginning is read at once: what is no such stream at all is
+/// told here, before anything is done with it.
 pub(super) fn decode(
-    from: File,
+    from: impl Read + Send + 'static,
     compression: SnapshotCompression,
     lock: Option<&Lock>,
 ) -> io::Result<Box<dyn Read + Send>> {
-    match lock {
-        Some(lock) => packed::unpack(SealedReader::open(from, compression, lock)?, compression),
-        None => packed::unpack(from, compression),
-    }
+    let mut decoded = match lock {
+        Some(lock) => packed::unpack(SealedReader::open(from, compression, lock)?, compression)?,
+        None => packed::unpack(from, compression)?,
+    };
+    let mut first = Zeroizing::new(vec![0; STEP_BYTES]);
+    let read = read_some(&mut decoded, &mut first)?;
+    first.truncate(read);
+    Ok(Box::new(io::Cursor::new(first).chain(decoded)))
 }
 
-/// Gives a VMM all of a stream, and makes sure of the stream's end and length even if the VMM needs no more of it.
+/// Gives a VMM all of a stream, and makes sure of the stream's end and length even if the VMM needs no more of it. It
+/// is never given nothing: QEMU waits for ever at a pipe that is closed before anything came.
 pub(super) fn feed(mut from: impl Read, into: OwnedFd, plain_bytes: Option<u64>) -> io::Result<()> {
     let mut into = Some(File::from(into));
     let mut buffer = Zeroizing::new(vec![0; STEP_BYTES]);
@@ -180,7 +186,13 @@ pub(super) fn feed(mut from: impl Read, into: OwnedFd, plain_bytes: Option<u64>)
         }
     }
     match plain_bytes.filter(|expected| *expected != fed) {
-        Some(expected) => Err(damaged(format!("it gives {fed} bytes, not {expected}"))),
+        Some(expected) => {
+            if let (0, Some(pipe)) = (fed, into.as_mut()) {
+                // Whoever waits for the first byte finds that it is a wrong one; if it is gone, so much the better.
+                let _ = pipe.write_all(&[0]);
+            }
+            Err(damaged(format!("it gives {fed} bytes, not {expected}")))
+        }
         None => Ok(()),
     }
 }

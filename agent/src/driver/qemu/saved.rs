@@ -1,13 +1,16 @@
 //! What a snapshot gives a VMM that loads it: the file itself, or a pipe into which it is decoded meanwhile.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mvm_proto::InstanceId;
+use mvm_proto::{Digest, InstanceId};
+use sha2::Digest as _;
 use tokio::task::{JoinHandle, spawn_blocking};
 
+use super::lock;
 use super::pack::Source;
 use crate::driver::DriverError;
 use crate::driver::at_rest::{self, Lock};
@@ -18,6 +21,37 @@ pub(super) struct Saved {
     pub(super) file: File,
     pub(super) source: Source,
     pub(super) lock: Option<Lock>,
+}
+
+/// Hashes a file while it is read: a changed byte may decode to something, and even to what it should.
+struct Summed {
+    file: File,
+    sum: Arc<Mutex<sha2::Sha256>>,
+}
+
+impl Summed {
+    /// The same, from wherever the other has come to.
+    fn again(&self) -> io::Result<Self> {
+        Ok(Self { file: self.file.try_clone()?, sum: Arc::clone(&self.sum) })
+    }
+
+    /// Reads what is left, and compares all of it.
+    fn check(mut self, expected: Digest) -> io::Result<()> {
+        io::copy(&mut self, &mut io::sink())?;
+        let sum = std::mem::take(&mut *lock(&self.sum));
+        if Digest::from_bytes(sum.finalize().into()) == expected {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, "it does not hash to what it was compressed to"))
+    }
+}
+
+impl Read for Summed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(buffer)?;
+        lock(&self.sum).update(&buffer[..read]);
+        Ok(read)
+    }
 }
 
 /// What feeds a VMM.
@@ -31,16 +65,31 @@ impl Saved {
         instance: &InstanceId,
         action: &'static str,
     ) -> Result<(OwnedFd, Feed), DriverError> {
-        let Self { file, source, lock } = self;
+        let Self { file, source, lock: key } = self;
         if source.form.is_plain() {
             return Ok((file.into(), Feed(None)));
         }
         let unread = |cause| unread(instance, action, cause);
         let compression = source.form.compression;
-        let opened = spawn_blocking(move || at_rest::decode(file, compression, lock.as_ref())).await;
-        let from = opened.map_err(io::Error::other).and_then(|opened| opened).map_err(unread)?;
+        let opened = match source.digest.filter(|_| key.is_none()) {
+            Some(expected) => {
+                let summed = Summed { file, sum: Arc::default() };
+                let rest = summed.again().map_err(unread)?;
+                let decoded = spawn_blocking(move || at_rest::decode(summed, compression, None)).await;
+                decoded.map(|from| from.map(|from| (from, Some((rest, expected)))))
+            }
+            // What is encrypted is sure of itself.
+            None => {
+                let decoded = spawn_blocking(move || at_rest::decode(file, compression, key.as_ref())).await;
+                decoded.map(|from| from.map(|from| (from, None)))
+            }
+        };
+        let (from, whole) = opened.map_err(io::Error::other).and_then(|opened| opened).map_err(unread)?;
         let (state, into) = at_rest::pipe().map_err(unread)?;
-        let feed = spawn_blocking(move || at_rest::feed(from, into, source.plain_bytes));
+        let feed = spawn_blocking(move || {
+            at_rest::feed(from, into, source.plain_bytes)?;
+            whole.map_or(Ok(()), |(rest, expected)| rest.check(expected))
+        });
         Ok((state, Feed(Some(feed))))
     }
 }
