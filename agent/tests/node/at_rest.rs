@@ -26,7 +26,8 @@ fn spec(desired: &DesiredState) -> PoolSpec {
     PoolSpec::of(tenant, pool)
 }
 
-fn put_key(dir: &Path, key: u8) {
+/// The key of `acme`, where a node below this directory looks for it.
+pub(crate) fn put_key(dir: &Path, key: u8) {
     let _ = fs::create_dir(dir.join("secrets"));
     let path = dir.join("secrets/acme.snapshot-key");
     let _ = fs::remove_file(&path);

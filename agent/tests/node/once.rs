@@ -11,6 +11,7 @@ use mvm_host::cgroup::CgroupSettings;
 use mvm_proto::DesiredState;
 use serde_json::json;
 
+use crate::at_rest::put_key;
 use crate::cluster::at;
 use crate::documents::{document, parse, simple};
 
@@ -95,6 +96,8 @@ async fn every_example_converges() {
         }
         tried += 1;
         let dir = tempfile::tempdir().unwrap();
+        // Of the one whose snapshots are encrypted.
+        put_key(dir.path(), 1);
         let mut example: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         // Its bundles are on no machine of ours.
         for tenant in example["tenants"].as_array_mut().unwrap() {
