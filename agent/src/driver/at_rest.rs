@@ -162,6 +162,10 @@ pub(super) fn decode(
     };
     let mut first = Zeroizing::new(vec![0; STEP_BYTES]);
     let read = read_some(&mut decoded, &mut first)?;
+    if read == 0 {
+        // Nothing, and all of it: asking again is asking too much.
+        return Ok(Box::new(io::empty()));
+    }
     first.truncate(read);
     Ok(Box::new(io::Cursor::new(first).chain(decoded)))
 }
