@@ -27,7 +27,6 @@ impl<W: Write> Packer<W> {
                 let frame = FrameInfo::new()
                     .block_size(BlockSize::Max1MB)
                     .block_mode(BlockMode::Independent)
-                    .block_checksums(true)
                     .content_checksum(true);
                 Self::Lz4(Box::new(FrameEncoder::with_frame_info(frame, into)))
             }
