@@ -14,6 +14,7 @@ mod rest;
 pub mod runner;
 mod secrets;
 mod steps;
+pub mod timing;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use mvm_proto::{Digest, InstanceId, Phase, ProfileId};
 use tokio::sync::{Semaphore, broadcast};
 
 pub use disk::{NoRoom, Writing};
+pub use timing::{Stopwatch, Wake, WakeKind};
 
 pub(crate) use self::guest::DATA_DISK_PATH;
 use crate::audit::{AuditLog, Entry};
@@ -185,6 +187,8 @@ pub struct Executor<D> {
     pub boot_deadline: Duration,
     /// Where what is worth knowing beside a step's outcome is told.
     pub events: broadcast::Sender<Event>,
+    /// Where every wake that ended well is told.
+    pub wakes: broadcast::Sender<Wake>,
     pub audit: AuditLog,
     pub secrets: Arc<Secrets>,
     pub writing: Writing,
@@ -198,13 +202,27 @@ impl<D: Driver> Executor<D> {
     /// Does what `order` says to the leased instance and answers the phase it is in then. After an error the
     /// record says what is left of it and why.
     pub async fn execute(&self, lease: &Lease, order: &Order) -> Result<Phase, StepError> {
+        self.execute_timed(lease, order, &mut Stopwatch::start()).await
+    }
+
+    /// The same with a stopwatch that goes along: when the instance runs, it says where the time went.
+    pub async fn execute_timed(
+        &self,
+        lease: &Lease,
+        order: &Order,
+        watch: &mut Stopwatch,
+    ) -> Result<Phase, StepError> {
         let patience = Patience::of(order.spec.as_ref());
         let before = self.records.get(lease.id());
-        let work = Box::pin(self.carry_out(lease.id(), order, patience));
+        let work = Box::pin(self.carry_out(lease.id(), order, patience, watch));
         let result = self.within(lease.id(), order.action, patience, work).await;
         let nobody = if order.on_demand { BY_REQUEST } else { BY_RECONCILE };
         let actor = order.asked_by.as_deref().unwrap_or(nobody);
         self.write_down(before.as_ref(), actor, order.action, &order.reason, &result);
+        if let (Ok(_), Some(wake)) = (&result, watch.wake()) {
+            // Nobody listening is no error.
+            let _ = self.wakes.send(wake);
+        }
         result
     }
 
@@ -217,10 +235,10 @@ impl<D: Driver> Executor<D> {
         let before = record.clone();
         let work = async {
             match intent.action {
-                Action::Wake => self.wake_up(record, reason).await?,
+                Action::Wake => self.wake_up(record, reason, &mut Stopwatch::start()).await?,
                 Action::Stop => self.stop(record, patience.grace, reason).await?,
                 Action::Destroy => self.destroy(record).await?,
-                _ => self.boot_up(record, reason).await?,
+                _ => self.boot_up(record, reason, &mut Stopwatch::start()).await?,
             }
             Ok(self.phase_of(id))
         };
@@ -279,6 +297,7 @@ impl<D: Driver> Executor<D> {
         id: &InstanceId,
         order: &Order,
         patience: Patience,
+        watch: &mut Stopwatch,
     ) -> Result<Phase, StepError> {
         let record = self.records.get(id).ok_or_else(|| StepError::Gone(id.clone()))?;
         let reason = order.reason.as_str();
@@ -287,8 +306,8 @@ impl<D: Driver> Executor<D> {
                 let spec = order.spec.as_ref().ok_or_else(|| StepError::NoSpec(id.clone()))?;
                 self.start(record, spec, order.staging, reason).await?;
             }
-            Action::Wake => self.wake(record, order.staging, order.on_demand, reason).await?,
-            Action::Resume => self.resume(record, order.on_demand, reason).await?,
+            Action::Wake => self.wake(record, order, watch).await?,
+            Action::Resume => self.resume(record, order.on_demand, reason, watch).await?,
             Action::Warm => self.warm(record, patience.drain, reason).await?,
             Action::Sleep => self.sleep(record, order.spec.as_ref(), patience.drain, reason).await?,
             Action::Stop => self.stop(record, patience.grace, reason).await?,

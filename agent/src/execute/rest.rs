@@ -7,7 +7,8 @@ use mvm_planner::Action;
 use mvm_proto::{InstanceId, Phase};
 
 use super::guest::Drain;
-use super::{Executor, PoolSpec, StepError};
+use super::timing::{Stage, Stopwatch, WakeKind};
+use super::{Executor, Order, PoolSpec, StepError};
 use crate::crash;
 use crate::driver::{Driver, DriverError};
 use crate::record::Record;
@@ -18,53 +19,66 @@ impl<D: Driver> Executor<D> {
     pub(super) async fn wake(
         &self,
         mut record: Record,
-        staging: Option<Phase>,
-        on_demand: bool,
-        reason: &str,
+        order: &Order,
+        watch: &mut Stopwatch,
     ) -> Result<(), StepError> {
         if record.snapshot.is_none() {
             return Err(Self::wrong_phase(&record, Action::Wake));
         }
-        record.staging = staging;
-        if on_demand {
+        record.staging = order.staging;
+        if order.on_demand {
             self.lend(&mut record, Phase::Sleeping);
         }
         self.intend(&mut record, Action::Wake).await?;
         crash::point("wake.intended");
-        self.wake_up(record, reason).await
+        watch.is(WakeKind::Woken);
+        watch.lap(Stage::Recorded);
+        self.wake_up(record, &order.reason, watch).await
     }
 
     /// From the intent on: also where an earlier agent was cut off.
-    pub(super) async fn wake_up(&self, mut record: Record, reason: &str) -> Result<(), StepError> {
+    pub(super) async fn wake_up(
+        &self,
+        mut record: Record,
+        reason: &str,
+        watch: &mut Stopwatch,
+    ) -> Result<(), StepError> {
         let bundle = self.bundle(&record)?;
         let exits = self.driver.exits();
         if let Some(snapshot) = record.snapshot.clone() {
             let image = self.boot_image(&record)?;
             let bounds = self.isolation.prepare(&record).await?;
             crash::point("wake.bounded");
+            watch.lap(Stage::Prepared);
             match self.driver.restore(&record.spec(image, bounds), &snapshot).await {
                 Err(error @ (DriverError::Unusable { .. } | DriverError::NoSnapshot { .. })) => {
-                    return self.start_over(record, &error, reason).await;
+                    watch.lap(Stage::Restored);
+                    return self.start_over(record, &error, reason, watch).await;
                 }
                 restored => restored?,
             }
             crash::point("wake.restored");
+            watch.lap(Stage::Restored);
             record.snapshot = None;
             // Paused and without a snapshot it is warm, whatever comes next.
             record.enter(Phase::Warm, self.clock.now(), reason);
             self.intend(&mut record, Action::Wake).await?;
             crash::point("wake.given_up");
+            watch.lap(Stage::Recorded);
         } else {
             // An earlier agent restored it: its port is known to that one's firewall, and to this one's from here on.
             self.isolation.prepare(&record).await?;
         }
         self.driver.resume(&record.id).await?;
         crash::point("wake.resumed");
-        self.bring_to_life(&mut record, bundle, false, exits, ["wake.reborn", "wake.ready"]).await?;
+        watch.lap(Stage::Restored);
+        let points = ["wake.reborn", "wake.ready"];
+        self.bring_to_life(&mut record, bundle, false, exits, points, watch).await?;
         self.conclude_running(&mut record, reason).await?;
         crash::point("wake.concluded");
         self.driver.discard_snapshot(&record.id).await?;
         crash::point("wake.discarded");
+        watch.lap(Stage::Recorded);
         Ok(())
     }
 
@@ -75,7 +89,9 @@ impl<D: Driver> Executor<D> {
         mut record: Record,
         cause: &DriverError,
         reason: &str,
+        watch: &mut Stopwatch,
     ) -> Result<(), StepError> {
+        watch.is_instead(WakeKind::Started);
         let message = format!("starts from the beginning, for what it remembered is lost: {}", chain(cause));
         self.note("SnapshotUnusable", &record, &message);
         let (on_demand, home) = (record.on_demand, record.home);
@@ -85,7 +101,8 @@ impl<D: Driver> Executor<D> {
         self.intend(&mut record, Action::Start).await?;
         crash::point("wake.forgotten");
         self.driver.discard_snapshot(&record.id).await?;
-        self.boot_up(record, reason).await
+        watch.lap(Stage::Recorded);
+        self.boot_up(record, reason, watch).await
     }
 
     /// Has a snapshot hashed when there is time for it.
@@ -112,20 +129,25 @@ impl<D: Driver> Executor<D> {
         mut record: Record,
         on_demand: bool,
         reason: &str,
+        watch: &mut Stopwatch,
     ) -> Result<(), StepError> {
         if !matches!(record.phase, Phase::Warm | Phase::Running) {
             return Err(Self::wrong_phase(&record, Action::Resume));
         }
+        watch.is(if record.phase == Phase::Warm { WakeKind::Resumed } else { WakeKind::Running });
         let without = record.phase == Phase::Warm && record.secrets_wiped;
         let bundle = if without { self.bundle(&record)? } else { None };
+        watch.lap(Stage::Prepared);
         self.driver.resume(&record.id).await?;
         crash::point("resume.resumed");
+        watch.lap(Stage::Restored);
         if record.phase == Phase::Warm {
             self.links.open(&record.id);
             self.give_secrets(&mut record, bundle).await?;
             self.refresh(&mut record);
             record.idle_since = None;
         }
+        watch.lap(Stage::Reborn);
         let marked = record.staging.is_some() || on_demand || record.retry_not_before.is_some();
         record.staging = None;
         if on_demand {
@@ -136,6 +158,7 @@ impl<D: Driver> Executor<D> {
         record.enter(Phase::Running, self.clock.now(), reason);
         self.keep(record, marked).await?;
         crash::point("resume.kept");
+        watch.lap(Stage::Recorded);
         Ok(())
     }
 

@@ -7,13 +7,15 @@ use std::time::Duration;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, Shared};
 use mvm_planner::{Action, Blocked, Capacity, Observation, check_move};
+use mvm_proto::status::WakeTiming;
 use mvm_proto::{InstanceId, Phase, PoolId, Problem, TenantId};
-
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::gate::Gate;
 use crate::driver::Driver;
-use crate::execute::{Executor, Order};
+use crate::execute::timing::{Stage, millis};
+use crate::execute::{Executor, Order, Stopwatch};
 use crate::ledger::InForce;
 use crate::state::{Lease, Records};
 use crate::text::chain;
@@ -39,20 +41,11 @@ pub(crate) trait Wakes: Send + Sync {
         tenant: TenantId,
         pool: PoolId,
         id: InstanceId,
-    ) -> BoxFuture<'static, Result<Woken, Problem>>;
-}
-
-/// Whose wake it was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Woken {
-    /// This request's.
-    Itself,
-    /// One that was under way when this request came.
-    ByAnother,
+    ) -> BoxFuture<'static, Result<WakeTiming, Problem>>;
 }
 
 /// What all who ask meanwhile wait for.
-type UnderWay = Shared<BoxFuture<'static, Result<(), Problem>>>;
+type UnderWay = Shared<BoxFuture<'static, Result<WakeTiming, Problem>>>;
 type Wakings = Arc<Mutex<BTreeMap<InstanceId, UnderWay>>>;
 
 fn lock(wakings: &Wakings) -> MutexGuard<'_, BTreeMap<InstanceId, UnderWay>> {
@@ -101,14 +94,14 @@ impl<D: Driver> Wakes for Waker<D> {
         tenant: TenantId,
         pool: PoolId,
         id: InstanceId,
-    ) -> BoxFuture<'static, Result<Woken, Problem>> {
+    ) -> BoxFuture<'static, Result<WakeTiming, Problem>> {
         // Before it joins another: whose instance it is, is asked for each request.
         if let Err(problem) = self.find(&tenant, &pool, &id) {
             return Box::pin(std::future::ready(Err(problem)));
         }
         let mut under_way = lock(&self.under_way);
         if let Some(other) = under_way.get(&id).cloned() {
-            return Box::pin(async move { other.await.map(|()| Woken::ByAnother) });
+            return joined(other);
         }
         let (this, listed) = (self.clone(), Listed(Arc::clone(&self.under_way), id.clone()));
         let place = id.clone();
@@ -120,12 +113,35 @@ impl<D: Driver> Wakes for Waker<D> {
         let wake = async move { task.await.unwrap_or_else(|error| Err(failed(&error.to_string()))) };
         let wake = wake.boxed().shared();
         under_way.insert(place, wake.clone());
-        Box::pin(async move { wake.await.map(|()| Woken::Itself) })
+        wake.boxed()
     }
 }
 
+/// Another's wake, for one who came while it was under way.
+fn joined(other: UnderWay) -> BoxFuture<'static, Result<WakeTiming, Problem>> {
+    let asked = Instant::now();
+    Box::pin(async move {
+        let timing = other.await?;
+        Ok(WakeTiming { joined: true, waited_ms: millis(asked.elapsed()), ..timing })
+    })
+}
+
 impl<D: Driver> Waker<D> {
-    async fn bring_up(&self, tenant: &TenantId, pool: &PoolId, id: &InstanceId) -> Result<(), Problem> {
+    /// The wake of this instance that is under way, for whoever wants it up too.
+    pub(crate) fn under_way(
+        &self,
+        id: &InstanceId,
+    ) -> Option<BoxFuture<'static, Result<WakeTiming, Problem>>> {
+        lock(&self.under_way).get(id).cloned().map(joined)
+    }
+
+    async fn bring_up(
+        &self,
+        tenant: &TenantId,
+        pool: &PoolId,
+        id: &InstanceId,
+    ) -> Result<WakeTiming, Problem> {
+        let mut watch = Stopwatch::start();
         self.find(tenant, pool, id)?;
         let lease = self.records.wait_lease_on_demand(id);
         let lease = tokio::time::timeout(LEASE_PATIENCE, lease).await.map_err(|_| busy(id))?;
@@ -141,8 +157,10 @@ impl<D: Driver> Waker<D> {
         }
         let reason = "woken on demand".to_owned();
         let order = Order { action, staging: None, reason, spec: None, on_demand: true, asked_by: None };
-        self.executor.execute(&lease, &order).await.map_err(|error| failed(&chain(&error)))?;
-        Ok(())
+        watch.lap(Stage::Queued);
+        let done = self.executor.execute_timed(&lease, &order, &mut watch).await;
+        done.map_err(|error| failed(&chain(&error)))?;
+        Ok(watch.read())
     }
 
     pub(crate) fn find(&self, tenant: &TenantId, pool: &PoolId, id: &InstanceId) -> Result<Phase, Problem> {

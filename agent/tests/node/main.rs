@@ -15,3 +15,4 @@ mod subject;
 mod task;
 mod test_node;
 mod wake;
+mod wake_timing;
