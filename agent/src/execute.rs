@@ -9,6 +9,7 @@
 mod disk;
 mod fork;
 mod guest;
+mod memory;
 pub mod recover;
 mod rest;
 pub mod runner;
@@ -289,6 +290,7 @@ impl<D: Driver> Executor<D> {
             self.settle_failure(id, action, reason).await;
         }
         self.measure_after(action, id).await;
+        self.measure_memory_after(action, id);
         result
     }
 

@@ -62,6 +62,9 @@ pub struct Record {
     /// What it really has on disk, as last measured.
     #[serde(default)]
     pub disk_used_bytes: u64,
+    /// What its VMM cost in memory when that was last measured.
+    #[serde(default)]
+    pub memory_used_bytes: u64,
     pub last_used_at: Option<Timestamp>,
     /// Since when its guest has nothing to do; absent: it has, or nobody knows.
     #[serde(default)]
@@ -203,6 +206,12 @@ impl Record {
         self.retry_not_before = self.retry_not_before.map(|at| at.min(now + LONGEST_RETRY));
     }
 
+    /// What it costs in memory as far as is known; what has no VMM costs none.
+    #[must_use]
+    pub fn memory_used(&self) -> u64 {
+        if matches!(self.phase, Phase::Running | Phase::Warm) { self.memory_used_bytes } else { 0 }
+    }
+
     #[must_use]
     pub fn status(&self) -> InstanceStatus {
         let time = |time: Option<Timestamp>| time.map_or_else(String::new, |time| time.to_string());
@@ -219,6 +228,7 @@ impl Record {
             override_until: time(self.override_until),
             claimed: self.claimed,
             disk_used_bytes: self.disk_used_bytes,
+            memory_used_bytes: self.memory_used(),
             ..InstanceStatus::default()
         }
     }

@@ -258,6 +258,7 @@ impl Records {
             secrets: spec.secrets,
             secrets_wiped: false,
             disk_used_bytes: 0,
+            memory_used_bytes: 0,
             last_used_at: None,
             idle_since: None,
             override_until: None,
@@ -312,6 +313,13 @@ impl Records {
     pub fn set_disk_used(&self, id: &InstanceId, bytes: u64) {
         if let Some(record) = self.lock().records.get_mut(id) {
             record.disk_used_bytes = bytes;
+        }
+    }
+
+    /// Notes what an instance's VMM was measured to cost in memory.
+    pub fn set_memory_used(&self, id: &InstanceId, bytes: u64) {
+        if let Some(record) = self.lock().records.get_mut(id) {
+            record.memory_used_bytes = bytes;
         }
     }
 

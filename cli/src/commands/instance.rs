@@ -231,6 +231,13 @@ fn table(found: &[Found], wide: bool) -> comfy_table::Table {
     table
 }
 
+fn in_memory(bytes: u64) -> String {
+    match bytes {
+        0 => "-".to_owned(),
+        bytes => format!("{} MiB", bytes.div_ceil(1024 * 1024)),
+    }
+}
+
 fn details(found: &Found) -> comfy_table::Table {
     let InstanceStatus {
         instance_id,
@@ -245,6 +252,7 @@ fn details(found: &Found) -> comfy_table::Table {
         override_until,
         claimed,
         disk_used_bytes,
+        memory_used_bytes,
         session,
         persisted_at,
         loss_window_seconds,
@@ -266,6 +274,7 @@ fn details(found: &Found) -> comfy_table::Table {
         ("override until", or_dash(override_until)),
         ("claimed", if *claimed { "yes" } else { "no" }.to_owned()),
         ("on disk", format!("{} MiB", disk_used_bytes.div_ceil(1024 * 1024))),
+        ("in memory", in_memory(*memory_used_bytes)),
     ]);
     if !session.is_empty() || !persist_error.is_empty() {
         rows.extend([
