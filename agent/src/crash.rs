@@ -61,6 +61,10 @@ pub const ALL: &[&str] = &[
     "sweep.removed",
 ];
 
+/// Points that only a request passes which comes while its instance is being put to rest. The node's tests end an agent
+/// there.
+pub const OF_REQUESTS: &[&str] = &["call_off.discarded", "call_off.resumed", "call_off.kept"];
+
 /// Points that only a real guest's session passes. The tests with microVMs end an agent there.
 pub const OF_SESSIONS: &[&str] = &["persist.content", "persist.index", "persist.head", "persist.brought"];
 
@@ -76,7 +80,10 @@ pub(crate) fn point(name: &'static str) {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     static ASKED: OnceLock<Option<(String, AtomicU32)>> = OnceLock::new();
-    debug_assert!(ALL.contains(&name) || OF_SESSIONS.contains(&name), "{name} is not listed");
+    debug_assert!(
+        [ALL, OF_REQUESTS, OF_SESSIONS].iter().any(|list| list.contains(&name)),
+        "{name} is not listed"
+    );
     let asked = ASKED.get_or_init(|| {
         let text = std::env::var("MVM_CRASH_AT").ok()?;
         let (name, passings) = text.split_once(':').unwrap_or((&text, "1"));

@@ -228,6 +228,10 @@ pub trait Driver: Send + Sync + 'static {
         instance: &InstanceId,
     ) -> impl Future<Output = Result<SnapshotRef, DriverError>> + Send;
 
+    /// Has a snapshot that is being written end early, if it can: [`Self::snapshot`] then fails, and leaves nothing. The
+    /// only call that may overlap another for the same instance. Where nothing is being written nothing is done.
+    fn stop_snapshot(&self, instance: &InstanceId) -> impl Future<Output = Result<(), DriverError>> + Send;
+
     /// A paused VM made from a snapshot; the snapshot stays until it is discarded.
     fn restore(
         &self,
@@ -441,6 +445,10 @@ impl Driver for AnyDriver {
 
     async fn snapshot(&self, instance: &InstanceId) -> Result<SnapshotRef, DriverError> {
         each!(self, driver => driver.snapshot(instance).await)
+    }
+
+    async fn stop_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        each!(self, driver => driver.stop_snapshot(instance).await)
     }
 
     async fn restore(&self, spec: &VmSpec, snapshot: &SnapshotRef) -> Result<(), DriverError> {

@@ -12,6 +12,7 @@ mod guest;
 mod memory;
 pub mod recover;
 mod rest;
+mod rest_called_off;
 pub mod runner;
 mod secrets;
 mod steps;
@@ -195,6 +196,11 @@ pub struct Executor<D> {
     pub writing: Writing,
 }
 
+/// Whether a step that was to put an instance to rest ended with it running: it has work, or a request wants it.
+pub(crate) fn was_called_off(action: Action, phase: Phase) -> bool {
+    matches!(action, Action::Warm | Action::Sleep) && phase == Phase::Running
+}
+
 /// Who decided on a step that no person asked for.
 const BY_RECONCILE: &str = "reconcile";
 const BY_REQUEST: &str = "request";
@@ -215,7 +221,7 @@ impl<D: Driver> Executor<D> {
     ) -> Result<Phase, StepError> {
         let patience = Patience::of(order.spec.as_ref());
         let before = self.records.get(lease.id());
-        let work = Box::pin(self.carry_out(lease.id(), order, patience, watch));
+        let work = Box::pin(self.carry_out(lease, order, patience, watch));
         let result = self.within(lease.id(), order.action, patience, work).await;
         let nobody = if order.on_demand { BY_REQUEST } else { BY_RECONCILE };
         let actor = order.asked_by.as_deref().unwrap_or(nobody);
@@ -265,9 +271,11 @@ impl<D: Driver> Executor<D> {
             actor: actor.to_owned(),
             action: action.to_string(),
             reason: reason.to_owned(),
-            outcome: result
-                .as_ref()
-                .map_or_else(|error| format!("failed: {}", chain(error)), |_| "done".to_owned()),
+            outcome: match result {
+                Ok(phase) if was_called_off(action, *phase) => "called off".to_owned(),
+                Ok(_) => "done".to_owned(),
+                Err(error) => format!("failed: {}", chain(error)),
+            },
         });
     }
 
@@ -296,11 +304,12 @@ impl<D: Driver> Executor<D> {
 
     async fn carry_out(
         &self,
-        id: &InstanceId,
+        lease: &Lease,
         order: &Order,
         patience: Patience,
         watch: &mut Stopwatch,
     ) -> Result<Phase, StepError> {
+        let id = lease.id();
         let record = self.records.get(id).ok_or_else(|| StepError::Gone(id.clone()))?;
         let reason = order.reason.as_str();
         match order.action {
@@ -310,8 +319,11 @@ impl<D: Driver> Executor<D> {
             }
             Action::Wake => self.wake(record, order, watch).await?,
             Action::Resume => self.resume(record, order.on_demand, reason, watch).await?,
-            Action::Warm => self.warm(record, patience.drain, reason).await?,
-            Action::Sleep => self.sleep(record, order.spec.as_ref(), patience.drain, reason).await?,
+            Action::Warm => self.warm(record, patience.drain, reason, lease.call_off()).await?,
+            Action::Sleep => {
+                let spec = order.spec.as_ref();
+                self.sleep(record, spec, patience.drain, reason, lease.call_off()).await?;
+            }
             Action::Stop => self.stop(record, patience.grace, reason).await?,
             Action::Destroy => self.destroy(record).await?,
             Action::Replace => {

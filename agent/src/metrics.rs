@@ -100,8 +100,7 @@ impl Metrics {
         let requests = Family::default();
         let instances = Family::default();
         let reconcile = Histogram::new(RECONCILE_BUCKETS);
-        let wakes =
-            Family::new_with_constructor((|| Histogram::new(WAKE_BUCKETS)) as fn() -> Histogram);
+        let wakes = Family::new_with_constructor((|| Histogram::new(WAKE_BUCKETS)) as fn() -> Histogram);
         let session_connected = Gauge::default();
         let certificate_expiry = Gauge::default();
         let resident_memory = Gauge::default();

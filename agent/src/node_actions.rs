@@ -18,7 +18,7 @@ use mvm_proto::{DesiredState, InstanceId, NodeId, Phase, PoolId, Problem, Tenant
 
 use crate::driver::{Driver, DriverError};
 use crate::execute::timing::Stage;
-use crate::execute::{Order, PoolSpec, StepError, Stopwatch};
+use crate::execute::{Order, PoolSpec, StepError, Stopwatch, WakeKind};
 use crate::export::{Export, export};
 use crate::guest_link::GuestLinks;
 use crate::isolation::NetworkReport;
@@ -211,13 +211,16 @@ impl<D: Driver> Actor<D> {
             Some(other) => other.await.ok(),
             None => None,
         };
-        let lease = async {
-            match on_demand {
-                true => self.waker.records.wait_lease_on_demand(id).await,
-                false => self.waker.records.wait_lease(id, to).await,
+        let (lease, kept) = match on_demand {
+            true => self.waker.lease(id).await?,
+            false => {
+                let lease = self.waker.records.wait_lease(id, to);
+                (tokio::time::timeout(LEASE_PATIENCE, lease).await.map_err(|_| busy(id))?, false)
             }
         };
-        let lease = tokio::time::timeout(LEASE_PATIENCE, lease).await.map_err(|_| busy(id))?;
+        if kept {
+            watch.is(WakeKind::Kept);
+        }
         // What was waited for may have changed it, or ended it.
         let phase = self.waker.find(tenant, pool, id)?;
         let step = action.step(phase).map_err(|hint| illegal(id, phase, *action, hint))?;
@@ -226,7 +229,7 @@ impl<D: Driver> Actor<D> {
             return Err(no_spec(tenant, pool));
         }
         if step.is_some() && matches!(to, Phase::Running | Phase::Warm | Phase::Sleeping) {
-            self.waker.check_room(&lease, to).await?;
+            self.waker.check_room(id, to).await?;
         }
         let before = self.override_it(manual).await?;
         watch.lap(Stage::Queued);

@@ -106,14 +106,11 @@ impl Instances {
                     instance_id: text(filter.id.as_ref()),
                 };
                 let answer = within(self.timeout, client.list_instances(request)).await?;
-                let found = answer
-                    .instances
-                    .into_iter()
-                    .map(|one| Found {
-                        node_id: one.node_id,
-                        instance: one.instance.unwrap_or_default(),
-                        wake: None,
-                    });
+                let found = answer.instances.into_iter().map(|one| Found {
+                    node_id: one.node_id,
+                    instance: one.instance.unwrap_or_default(),
+                    wake: None,
+                });
                 let silent = answer.silent.into_iter();
                 let silent =
                     silent.map(|node| format!("{} is not in the list: {}", node.node_id, node.reason));

@@ -40,6 +40,8 @@ pub struct FakeDriver {
     forks: bool,
     /// What tests make VMMs burn: since when, and which share of a core.
     burning: Mutex<BTreeMap<InstanceId, (Instant, u32)>>,
+    /// Snapshots that are to end early.
+    stops: broadcast::Sender<InstanceId>,
 }
 
 impl FakeDriver {
@@ -68,6 +70,7 @@ impl FakeDriver {
             faults: Arc::default(),
             forks: false,
             burning: Mutex::default(),
+            stops: broadcast::Sender::new(64),
         }
     }
 
@@ -207,7 +210,9 @@ impl Driver for FakeDriver {
 
     async fn snapshot(&self, instance: &InstanceId) -> Result<SnapshotRef, DriverError> {
         let secrets = self.host.life(instance).is_some_and(|life| life.has_secrets());
-        self.change(instance, "snapshot", |entry, _| {
+        let mut stops = self.stops.subscribe();
+        let stopped = async { while stops.recv().await.as_ref() != Ok(instance) {} };
+        let written = self.change(instance, "snapshot", |entry, _| {
             let vm = alive(entry, instance, "snapshot")?;
             if vm.state != VmState::Paused {
                 let (instance, found) = (instance.clone(), vm.state);
@@ -219,8 +224,19 @@ impl Driver for FakeDriver {
             entry.snapshot = Some(snapshot.clone());
             entry.console.push_str(if secrets { "saved with secrets\n" } else { "saved\n" });
             Ok(snapshot)
-        })
-        .await
+        });
+        tokio::select! {
+            written = written => written,
+            () = stopped => {
+                Err(DriverError::Vmm { instance: instance.clone(), reason: "its snapshot was stopped".to_owned() })
+            }
+        }
+    }
+
+    async fn stop_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        // Nobody listening means that nothing is written.
+        let _ = self.stops.send(instance.clone());
+        Ok(())
     }
 
     async fn restore(&self, spec: &VmSpec, snapshot: &SnapshotRef) -> Result<(), DriverError> {

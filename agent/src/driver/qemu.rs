@@ -334,6 +334,11 @@ impl<H: Host> Driver for QemuDriver<H> {
         self.save(instance).await
     }
 
+    async fn stop_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        // Asked of one that is not saving, it does nothing.
+        self.command(instance, "stop the snapshot of", "migrate_cancel").await
+    }
+
     async fn restore(&self, spec: &VmSpec, snapshot: &SnapshotRef) -> Result<(), DriverError> {
         same_revision(&spec.instance, snapshot.revision, spec.revision)?;
         match self.live(&spec.instance, "restore").await? {

@@ -30,6 +30,8 @@ pub(super) enum Drain {
     Over,
     /// It has work again: leave it running.
     CalledOff,
+    /// A request wants it: the same, for the request.
+    Wanted,
 }
 
 impl<D: Driver> Executor<D> {

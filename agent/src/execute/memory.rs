@@ -22,19 +22,19 @@ impl<D: Driver> Executor<D> {
         }
     }
 
-    /// Measures all that have a VMM.
+    /// Measures all that run: what is paused stays as it was measured when it was.
     pub(crate) async fn measure_memory(&self) {
         if !self.driver.kind().uses_host_resources() {
             return;
         }
-        let mut alive = Vec::new();
+        let mut running = Vec::new();
         self.records.for_each(|record, _| {
-            if matches!(record.phase, Phase::Running | Phase::Warm) {
-                alive.push(record.id.clone());
+            if record.phase == Phase::Running {
+                running.push(record.id.clone());
             }
         });
-        if !alive.is_empty() {
-            measure(&self.isolation, &self.records, alive).await;
+        if !running.is_empty() {
+            measure(&self.isolation, &self.records, running).await;
         }
     }
 }
@@ -46,6 +46,8 @@ async fn measure(isolation: &Isolation, records: &Records, instances: Vec<Instan
                 records.set_memory_used(&used.instance, used.bytes);
             }
         }
-        Err(error) => tracing::warn!(error = %chain(&error), "could not measure what instances cost in memory"),
+        Err(error) => {
+            tracing::warn!(error = %chain(&error), "could not measure what instances cost in memory");
+        }
     }
 }

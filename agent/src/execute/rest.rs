@@ -12,6 +12,7 @@ use super::{Executor, Order, PoolSpec, StepError};
 use crate::crash;
 use crate::driver::{Driver, DriverError};
 use crate::record::Record;
+use crate::state::CallOff;
 use crate::text::chain;
 
 impl<D: Driver> Executor<D> {
@@ -118,7 +119,7 @@ impl<D: Driver> Executor<D> {
     }
 
     /// Marks an instance as a request's, with its place in the count that it came from.
-    fn lend(&self, record: &mut Record, home: Phase) {
+    pub(super) fn lend(&self, record: &mut Record, home: Phase) {
         record.on_demand = true;
         record.home.get_or_insert(home);
         record.last_used_at = Some(self.clock.now());
@@ -167,17 +168,27 @@ impl<D: Driver> Executor<D> {
         mut record: Record,
         drain: Duration,
         reason: &str,
+        call_off: &CallOff,
     ) -> Result<(), StepError> {
         if !matches!(record.phase, Phase::Warm | Phase::Running) {
             return Err(Self::wrong_phase(&record, Action::Warm));
         }
-        if record.phase == Phase::Running && self.drain(&record, drain).await? == Drain::CalledOff {
-            self.used(record);
-            return Ok(());
+        if record.phase == Phase::Running {
+            match self.drain_unless_wanted(&record, drain, call_off).await? {
+                Drain::Over => {}
+                Drain::CalledOff => {
+                    self.used(record);
+                    return Ok(());
+                }
+                Drain::Wanted => return self.go_on(record, Phase::Warm).await,
+            }
         }
         crash::point("warm.drained");
         self.pause(&mut record).await?;
         crash::point("warm.paused");
+        if !call_off.pass() {
+            return self.go_on(record, Phase::Warm).await;
+        }
         let marked = record.staging.is_some() || record.on_demand || record.retry_not_before.is_some();
         record.staging = None;
         record.retry_not_before = None;
@@ -218,6 +229,7 @@ impl<D: Driver> Executor<D> {
         spec: Option<&PoolSpec>,
         drain: Duration,
         reason: &str,
+        call_off: &CallOff,
     ) -> Result<(), StepError> {
         if !matches!(record.phase, Phase::Warm | Phase::Running) {
             return Err(Self::wrong_phase(&record, Action::Sleep));
@@ -231,21 +243,35 @@ impl<D: Driver> Executor<D> {
             self.refresh(&mut record);
             record.enter(Phase::Running, self.clock.now(), reason);
         }
-        if record.phase == Phase::Running && self.drain(&record, drain).await? == Drain::CalledOff {
-            self.used(record);
-            return Ok(());
+        if record.phase == Phase::Running {
+            match self.drain_unless_wanted(&record, drain, call_off).await? {
+                Drain::Over => {}
+                Drain::CalledOff => {
+                    self.used(record);
+                    return Ok(());
+                }
+                Drain::Wanted => return self.go_on(record, Phase::Sleeping).await,
+            }
         }
         crash::point("sleep.drained");
         if wipes {
             self.wipe_secrets(&mut record).await?;
+        }
+        if call_off.is_called_off() {
+            return self.go_on(record, Phase::Sleeping).await;
         }
         self.pause(&mut record).await?;
         crash::point("sleep.paused");
         record.enter(Phase::Warm, self.clock.now(), reason);
         self.intend(&mut record, Action::Sleep).await?;
         crash::point("sleep.intended");
-        record.snapshot = Some(self.driver.snapshot(&record.id).await?);
+        let snapshot = self.snapshot_unless_wanted(&record.id, call_off).await?;
         crash::point("sleep.snapshotted");
+        // From here on a request waits until it sleeps, and wakes it.
+        let Some(snapshot) = snapshot.filter(|_| call_off.pass()) else {
+            return self.go_on(record, Phase::Sleeping).await;
+        };
+        record.snapshot = Some(snapshot);
         record.staging = None;
         record.idle_since = None;
         self.conclude(&mut record, Phase::Sleeping, reason).await?;

@@ -11,6 +11,7 @@ use crate::crash;
 use crate::driver::Driver;
 use crate::image::Resolution;
 use crate::record::{Intent, Record};
+use crate::state::CallOff;
 use crate::text::chain;
 
 impl<D: Driver> Executor<D> {
@@ -171,9 +172,11 @@ impl<D: Driver> Executor<D> {
         self.stop(record, patience.grace, reason).await?;
         let staging = (back_to != Phase::Running).then_some(back_to);
         self.start(again()?, spec, staging, reason).await?;
+        // Half a replacement can't be called off.
+        let nobody = CallOff::default();
         match back_to {
-            Phase::Warm => self.warm(again()?, patience.drain, reason).await,
-            Phase::Sleeping => self.sleep(again()?, Some(spec), patience.drain, reason).await,
+            Phase::Warm => self.warm(again()?, patience.drain, reason, &nobody).await,
+            Phase::Sleeping => self.sleep(again()?, Some(spec), patience.drain, reason, &nobody).await,
             _ => Ok(()),
         }
     }

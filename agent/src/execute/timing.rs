@@ -10,6 +10,8 @@ use tokio::time::Instant;
 pub enum WakeKind {
     /// It ran already.
     Running,
+    /// It was about to rest, which was called off.
+    Kept,
     /// From warm: its processors were let go.
     Resumed,
     /// From its snapshot.
@@ -23,6 +25,7 @@ impl WakeKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Running => "running",
+            Self::Kept => "kept",
             Self::Resumed => "resumed",
             Self::Woken => "woken",
             Self::Started => "started",

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::gate::Gate;
 use crate::driver::Driver;
 use crate::execute::timing::{Stage, millis};
-use crate::execute::{Executor, Order, Stopwatch};
+use crate::execute::{Executor, Order, Stopwatch, WakeKind};
 use crate::ledger::InForce;
 use crate::state::{Lease, Records};
 use crate::text::chain;
@@ -143,8 +143,7 @@ impl<D: Driver> Waker<D> {
     ) -> Result<WakeTiming, Problem> {
         let mut watch = Stopwatch::start();
         self.find(tenant, pool, id)?;
-        let lease = self.records.wait_lease_on_demand(id);
-        let lease = tokio::time::timeout(LEASE_PATIENCE, lease).await.map_err(|_| busy(id))?;
+        let (lease, kept) = self.lease(id).await?;
         // What was waited for may have changed it, or ended it.
         let phase = self.find(tenant, pool, id)?;
         let action = match phase {
@@ -152,8 +151,10 @@ impl<D: Driver> Waker<D> {
             Phase::Sleeping => Action::Wake,
             other => return Err(not_resting(id, other)),
         };
-        if phase != Phase::Running {
-            self.check_room(&lease, Phase::Running).await?;
+        if phase == Phase::Running {
+            watch.is(if kept { WakeKind::Kept } else { WakeKind::Running });
+        } else {
+            self.check_room(id, Phase::Running).await?;
         }
         let reason = "woken on demand".to_owned();
         let order = Order { action, staging: None, reason, spec: None, on_demand: true, asked_by: None };
@@ -171,24 +172,61 @@ impl<D: Driver> Waker<D> {
         })
     }
 
-    /// Whether quotas and capacity have room for the leased instance in phase `to`.
-    pub(crate) async fn check_room(&self, lease: &Lease, to: Phase) -> Result<(), Problem> {
-        let Some(in_force) = shown(&self.in_force) else { return Ok(()) };
+    /// The right to bring an instance up. What is putting it to rest is called off, if it still can be. Whether it was.
+    pub(crate) async fn lease(&self, id: &InstanceId) -> Result<(Lease, bool), Problem> {
+        let mut kept = false;
+        let lease = async {
+            loop {
+                let released = self.records.released();
+                tokio::pin!(released);
+                // Registered before looking, so that a release in between is not missed.
+                released.as_mut().enable();
+                if let Some(lease) = self.records.lease_on_demand(id) {
+                    return lease;
+                }
+                kept |= self.call_off_rest(id).await;
+                released.await;
+            }
+        };
+        let lease = tokio::time::timeout(LEASE_PATIENCE, lease).await.map_err(|_| busy(id))?;
+        Ok((lease, kept))
+    }
+
+    /// Its place among those that run may be another's by now: then it rests first, and is woken if there is room.
+    async fn call_off_rest(&self, id: &InstanceId) -> bool {
+        if !self.records.can_call_off(id) {
+            return false;
+        }
         let gate = self.gate.close().await;
+        if self.has_room(id, Phase::Running).is_err() {
+            return false;
+        }
+        let called_off = self.records.call_off_rest(id);
+        if called_off {
+            gate.admit();
+        }
+        called_off
+    }
+
+    /// Whether quotas and capacity have room for an instance in phase `to`. For whoever has its lease.
+    pub(crate) async fn check_room(&self, id: &InstanceId, to: Phase) -> Result<(), Problem> {
+        let gate = self.gate.close().await;
+        self.has_room(id, to)?;
+        gate.admit();
+        Ok(())
+    }
+
+    /// For whoever has closed the gate.
+    fn has_room(&self, id: &InstanceId, to: Phase) -> Result<(), Problem> {
+        let Some(in_force) = shown(&self.in_force) else { return Ok(()) };
         let blocked = self.blocked.borrow().clone();
         let instances = self.records.observed();
         let observation =
             Observation { capacity: self.capacity, blocked, instances, ..Observation::default() };
-        check_move(&in_force.desired, &observation, lease.id(), to).map_err(|reason| {
-            Problem::new(
-                409,
-                "no_room",
-                format!("{} can't become {to}: {reason}", lease.id()),
-                "free some of it first",
-            )
-        })?;
-        gate.admit();
-        Ok(())
+        check_move(&in_force.desired, &observation, id, to).map_err(|reason| {
+            let detail = format!("{id} can't become {to}: {reason}");
+            Problem::new(409, "no_room", detail, "free some of it first")
+        })
     }
 }
 

@@ -20,7 +20,9 @@ pub(super) async fn answer(
 ) -> Result<Option<reply::Answer>, Problem> {
     match ask {
         Some(request::Ask::Wake(asked)) => wake(node, &asked).await.map(Some),
-        Some(request::Ask::ListInstances(asked)) => list(node, &asked).map(|found| Some(instances(found, None))),
+        Some(request::Ask::ListInstances(asked)) => {
+            list(node, &asked).map(|found| Some(instances(found, None)))
+        }
         Some(request::Ask::Act(asked)) => act(node, &asked).await.map(Some),
         Some(request::Ask::GetLogs(asked)) => logs(node, &asked).await.map(Some),
         None => Err(unknown_request()),

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that can not go on fails there")]
 
 mod acceptance;
+mod call_off;
 mod cluster;
 mod crash;
 mod disk;

@@ -46,7 +46,10 @@ async fn a_wake_from_a_snapshot_says_where_its_time_went() {
     assert!(timing.restored_ms >= 2.0 * CALL_MS, "restored and let go: {timing:?}");
     assert!(timing.recorded_ms >= CALL_MS, "its snapshot is discarded: {timing:?}");
     let Wake { kind, total } = told.try_recv().unwrap();
-    assert_eq!((kind, total.as_millis()), (WakeKind::Woken, Duration::from_secs_f64(timing.total_ms / 1000.0).as_millis()));
+    assert_eq!(
+        (kind, total.as_millis()),
+        (WakeKind::Woken, Duration::from_secs_f64(timing.total_ms / 1000.0).as_millis())
+    );
     assert!(told.try_recv().is_err(), "one wake is counted once");
     assert_eq!(wake(&node, &id).await.kind, "running");
     assert!(told.try_recv().is_err(), "one that runs is not woken");
@@ -57,7 +60,8 @@ async fn a_wake_says_whether_it_resumed_or_had_to_start_over() {
     let dir = tempfile::tempdir().unwrap();
     let (node, id) = resting(dir.path(), 1, 0).await;
     let timing = wake(&node, &id).await;
-    assert_eq!((timing.kind.as_str(), timing.restored_ms), ("resumed", CALL_MS), "{timing:?}");
+    assert_eq!(timing.kind, "resumed", "{timing:?}");
+    assert!((CALL_MS..CALL_MS + 2.0).contains(&timing.restored_ms), "{timing:?}");
 
     let dir = tempfile::tempdir().unwrap();
     let (node, id) = resting(dir.path(), 0, 1).await;

@@ -181,11 +181,8 @@ fn time_line(wake: &WakeTiming) -> String {
         ("ready", wake.ready_ms),
         ("recorded", wake.recorded_ms),
     ];
-    let shown: Vec<_> = stages
-        .iter()
-        .filter(|(_, ms)| *ms >= 0.05)
-        .map(|(name, ms)| format!("{name} {ms:.1}"))
-        .collect();
+    let shown: Vec<_> =
+        stages.iter().filter(|(_, ms)| *ms >= 0.05).map(|(name, ms)| format!("{name} {ms:.1}")).collect();
     let parts = if shown.is_empty() { String::new() } else { format!(": {}", shown.join(", ")) };
     let waited = match wake.joined {
         true => format!("; another request's wake, waited {:.1} ms for", wake.waited_ms),

@@ -77,10 +77,9 @@ pub(super) async fn act(
         by: by.to_string(),
     };
     match state.fleet.ask(&place.node, request::Ask::Act(act), ACT_WAIT).await? {
-        Some(reply::Answer::Instances(listed)) => Ok(ActOnInstanceResponse {
-            instance: listed.instances.into_iter().next(),
-            wake: listed.wake,
-        }),
+        Some(reply::Answer::Instances(listed)) => {
+            Ok(ActOnInstanceResponse { instance: listed.instances.into_iter().next(), wake: listed.wake })
+        }
         _ => Err(other_answer(&place.node)),
     }
 }
