@@ -17,6 +17,7 @@ pub mod runner;
 mod secrets;
 mod steps;
 pub mod timing;
+mod warmup;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use std::time::Duration;
 
 use mvm_host::HostError;
 use mvm_planner::Action;
-use mvm_proto::document::{Persist, Pool, Resources, RuntimePolicy, SeccompPolicy, Subnet, Tenant};
+use mvm_proto::document::{Persist, Pool, Resources, RuntimePolicy, SeccompPolicy, Subnet, Tenant, Warmup};
 use mvm_proto::instance::IllegalMove;
 use mvm_proto::status::Event;
 use mvm_proto::{Digest, InstanceId, Phase, ProfileId};
@@ -74,6 +75,8 @@ pub enum StepError {
     NoImage(String),
     #[error("its VM ended: {0}")]
     Died(String),
+    #[error("the pool's warm-up {0}")]
+    Warmup(String),
     #[error("its guest speaks version 1 of the guest protocol, and can't be given an identity")]
     NoRebirth,
     #[error("the step was not begun, for its intent could not be recorded")]
@@ -110,6 +113,7 @@ pub struct PoolSpec {
     pub grace: Duration,
     pub drain: Duration,
     pub persist: Option<Persist>,
+    pub warmup: Option<Warmup>,
 }
 
 impl PoolSpec {
@@ -129,6 +133,7 @@ impl PoolSpec {
             grace: Duration::from_secs(pool.runtime_policy.graceful_shutdown_seconds),
             drain: Duration::from_secs(pool.runtime_policy.drain_timeout_seconds),
             persist: pool.persist.clone(),
+            warmup: pool.warmup.clone(),
         }
     }
 
@@ -161,6 +166,8 @@ pub struct Order {
 struct Patience {
     grace: Duration,
     drain: Duration,
+    /// For what is run in its pool's template, if that is made first.
+    warmup: Duration,
 }
 
 impl Patience {
@@ -169,6 +176,7 @@ impl Patience {
         Self {
             grace: spec.map_or(Duration::from_secs(policy.graceful_shutdown_seconds), |spec| spec.grace),
             drain: spec.map_or(Duration::from_secs(policy.drain_timeout_seconds), |spec| spec.drain),
+            warmup: spec.and_then(|spec| spec.warmup.as_ref()).map_or(Duration::ZERO, warmup::longest),
         }
     }
 }
@@ -286,9 +294,13 @@ impl<D: Driver> Executor<D> {
         patience: Patience,
         work: impl Future<Output = Result<Phase, StepError>>,
     ) -> Result<Phase, StepError> {
-        let sessions = self.sessions.patience(action, self.records.get(id).as_ref());
+        let record = self.records.get(id);
+        let sessions = self.sessions.patience(action, record.as_ref());
+        let own = record.and_then(|record| record.warmup.as_ref().map(warmup::longest)).unwrap_or_default();
         // The pool's template boots first, if there is none yet.
-        let deadline = STEP_DEADLINE + 2 * self.boot_deadline + patience.grace + patience.drain + sessions;
+        let template = self.boot_deadline + patience.warmup.max(own);
+        let deadline =
+            STEP_DEADLINE + template + self.boot_deadline + patience.grace + patience.drain + sessions;
         let result = match tokio::time::timeout(deadline, work).await {
             Ok(result) => result,
             Err(_) => Err(StepError::TimedOut(deadline)),

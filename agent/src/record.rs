@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use mvm_planner::{Action, ObservedInstance};
-use mvm_proto::document::{Persist, Resources, SeccompPolicy, Subnet};
+use mvm_proto::document::{Persist, Resources, SeccompPolicy, Subnet, Warmup};
 use mvm_proto::instance::IllegalMove;
 use mvm_proto::status::InstanceStatus;
 use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
@@ -79,6 +79,9 @@ pub struct Record {
     /// What its pool said of sessions when it last started.
     #[serde(default)]
     pub persist: Option<Persist>,
+    /// What was run in the template that it is a fork of, or is to be if that is made anew.
+    #[serde(default)]
+    pub warmup: Option<Warmup>,
     #[serde(default)]
     pub session: Option<SessionMark>,
     /// An effect that was begun and whose outcome is not recorded yet.

@@ -291,6 +291,7 @@ impl Records {
             failures: 0,
             retry_not_before: None,
             persist: spec.persist.clone(),
+            warmup: spec.warmup.clone(),
             session: Some(SessionMark::Fresh),
             intent: None,
         };

@@ -70,6 +70,7 @@ impl<D: Driver> Executor<D> {
         record.image = Some(image);
         record.staging = staging;
         record.persist.clone_from(&spec.persist);
+        record.warmup.clone_from(&spec.warmup);
         record.snapshot = None;
         let is_new = record.phase == Phase::Created;
         self.intend(&mut record, if is_new { Action::Create } else { Action::Start }).await?;

@@ -17,3 +17,4 @@ mod task;
 mod test_node;
 mod wake;
 mod wake_timing;
+mod warmup;
