@@ -61,6 +61,10 @@ pub const ALL: &[&str] = &[
     "sweep.removed",
 ];
 
+/// Points that only a request passes which comes while its instance is being put to rest. The node's tests end an agent
+/// there.
+pub const OF_REQUESTS: &[&str] = &["call_off.discarded", "call_off.resumed", "call_off.kept"];
+
 /// Points that only a real guest's session passes. The tests with microVMs end an agent there.
 pub const OF_SESSIONS: &[&str] = &["persist.content", "persist.index", "persist.head", "persist.brought"];
 
@@ -79,7 +83,7 @@ pub(crate) fn point(name: &'static str) {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     static ASKED: OnceLock<Option<(String, AtomicU32)>> = OnceLock::new();
-    let listed = [ALL, OF_SESSIONS, OF_SNAPSHOTS].iter().any(|points| points.contains(&name));
+    let listed = [ALL, OF_REQUESTS, OF_SESSIONS, OF_SNAPSHOTS].iter().any(|points| points.contains(&name));
     debug_assert!(listed, "{name} is not listed");
     let asked = ASKED.get_or_init(|| {
         let text = std::env::var("MVM_CRASH_AT").ok()?;

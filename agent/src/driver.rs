@@ -244,6 +244,10 @@ pub trait Driver: Send + Sync + 'static {
         keeping: &Keeping,
     ) -> impl Future<Output = Result<SnapshotRef, DriverError>> + Send;
 
+    /// Has a snapshot that is being written end early, if it can: [`Self::snapshot`] then fails, and leaves nothing. The
+    /// only call that may overlap another for the same instance. Where nothing is being written nothing is done.
+    fn stop_snapshot(&self, instance: &InstanceId) -> impl Future<Output = Result<(), DriverError>> + Send;
+
     /// A paused VM made from a snapshot, which says itself how it was kept; the snapshot stays until it is discarded.
     /// Without its key it fails with [`DriverError::Key`].
     fn restore(
@@ -467,6 +471,10 @@ impl Driver for AnyDriver {
 
     async fn snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<SnapshotRef, DriverError> {
         each!(self, driver => driver.snapshot(instance, keeping).await)
+    }
+
+    async fn stop_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        each!(self, driver => driver.stop_snapshot(instance).await)
     }
 
     async fn restore(

@@ -10,11 +10,15 @@ mod disk;
 mod fork;
 mod guest;
 mod keeping;
+mod memory;
 pub mod recover;
 mod rest;
+mod rest_called_off;
 pub mod runner;
 mod secrets;
 mod steps;
+pub mod timing;
+mod warmup;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -22,13 +26,14 @@ use std::time::Duration;
 
 use mvm_host::HostError;
 use mvm_planner::Action;
-use mvm_proto::document::{Persist, Pool, Resources, RuntimePolicy, SeccompPolicy, Subnet, Tenant};
+use mvm_proto::document::{Persist, Pool, Resources, RuntimePolicy, SeccompPolicy, Subnet, Tenant, Warmup};
 use mvm_proto::instance::IllegalMove;
 use mvm_proto::status::Event;
 use mvm_proto::{Digest, InstanceId, Phase, ProfileId};
 use tokio::sync::{Semaphore, broadcast};
 
 pub use disk::{NoRoom, Writing};
+pub use timing::{Stopwatch, Wake, WakeKind};
 
 pub(crate) use self::guest::DATA_DISK_PATH;
 use crate::audit::{AuditLog, Entry};
@@ -79,6 +84,8 @@ pub enum StepError {
     NoImage(String),
     #[error("its VM ended: {0}")]
     Died(String),
+    #[error("the pool's warm-up {0}")]
+    Warmup(String),
     #[error("its guest speaks version 1 of the guest protocol, and can't be given an identity")]
     NoRebirth,
     #[error("the step was not begun, for its intent could not be recorded")]
@@ -117,6 +124,7 @@ pub struct PoolSpec {
     pub grace: Duration,
     pub drain: Duration,
     pub persist: Option<Persist>,
+    pub warmup: Option<Warmup>,
 }
 
 impl PoolSpec {
@@ -137,6 +145,7 @@ impl PoolSpec {
             grace: Duration::from_secs(pool.runtime_policy.graceful_shutdown_seconds),
             drain: Duration::from_secs(pool.runtime_policy.drain_timeout_seconds),
             persist: pool.persist.clone(),
+            warmup: pool.warmup.clone(),
         }
     }
 
@@ -169,6 +178,8 @@ pub struct Order {
 struct Patience {
     grace: Duration,
     drain: Duration,
+    /// For what is run in its pool's template, if that is made first.
+    warmup: Duration,
 }
 
 impl Patience {
@@ -177,6 +188,7 @@ impl Patience {
         Self {
             grace: spec.map_or(Duration::from_secs(policy.graceful_shutdown_seconds), |spec| spec.grace),
             drain: spec.map_or(Duration::from_secs(policy.drain_timeout_seconds), |spec| spec.drain),
+            warmup: spec.and_then(|spec| spec.warmup.as_ref()).map_or(Duration::ZERO, warmup::longest),
         }
     }
 }
@@ -197,9 +209,16 @@ pub struct Executor<D> {
     pub boot_deadline: Duration,
     /// Where what is worth knowing beside a step's outcome is told.
     pub events: broadcast::Sender<Event>,
+    /// Where every wake that ended well is told.
+    pub wakes: broadcast::Sender<Wake>,
     pub audit: AuditLog,
     pub secrets: Arc<Secrets>,
     pub writing: Writing,
+}
+
+/// Whether a step that was to put an instance to rest ended with it running: it has work, or a request wants it.
+pub(crate) fn was_called_off(action: Action, phase: Phase) -> bool {
+    matches!(action, Action::Warm | Action::Sleep) && phase == Phase::Running
 }
 
 /// Who decided on a step that no person asked for.
@@ -210,13 +229,27 @@ impl<D: Driver> Executor<D> {
     /// Does what `order` says to the leased instance and answers the phase it is in then. After an error the
     /// record says what is left of it and why.
     pub async fn execute(&self, lease: &Lease, order: &Order) -> Result<Phase, StepError> {
+        self.execute_timed(lease, order, &mut Stopwatch::start()).await
+    }
+
+    /// The same with a stopwatch that goes along: when the instance runs, it says where the time went.
+    pub async fn execute_timed(
+        &self,
+        lease: &Lease,
+        order: &Order,
+        watch: &mut Stopwatch,
+    ) -> Result<Phase, StepError> {
         let patience = Patience::of(order.spec.as_ref());
         let before = self.records.get(lease.id());
-        let work = Box::pin(self.carry_out(lease.id(), order, patience));
+        let work = Box::pin(self.carry_out(lease, order, patience, watch));
         let result = self.within(lease.id(), order.action, patience, work).await;
         let nobody = if order.on_demand { BY_REQUEST } else { BY_RECONCILE };
         let actor = order.asked_by.as_deref().unwrap_or(nobody);
         self.write_down(before.as_ref(), actor, order.action, &order.reason, &result);
+        if let (Ok(_), Some(wake)) = (&result, watch.wake()) {
+            // Nobody listening is no error.
+            let _ = self.wakes.send(wake);
+        }
         result
     }
 
@@ -229,10 +262,10 @@ impl<D: Driver> Executor<D> {
         let before = record.clone();
         let work = async {
             match intent.action {
-                Action::Wake => self.wake_up(record, reason).await?,
+                Action::Wake => self.wake_up(record, reason, &mut Stopwatch::start()).await?,
                 Action::Stop => self.stop(record, patience.grace, reason).await?,
                 Action::Destroy => self.destroy(record).await?,
-                _ => self.boot_up(record, reason).await?,
+                _ => self.boot_up(record, reason, &mut Stopwatch::start()).await?,
             }
             Ok(self.phase_of(id))
         };
@@ -258,9 +291,11 @@ impl<D: Driver> Executor<D> {
             actor: actor.to_owned(),
             action: action.to_string(),
             reason: reason.to_owned(),
-            outcome: result
-                .as_ref()
-                .map_or_else(|error| format!("failed: {}", chain(error)), |_| "done".to_owned()),
+            outcome: match result {
+                Ok(phase) if was_called_off(action, *phase) => "called off".to_owned(),
+                Ok(_) => "done".to_owned(),
+                Err(error) => format!("failed: {}", chain(error)),
+            },
         });
     }
 
@@ -271,9 +306,13 @@ impl<D: Driver> Executor<D> {
         patience: Patience,
         work: impl Future<Output = Result<Phase, StepError>>,
     ) -> Result<Phase, StepError> {
-        let sessions = self.sessions.patience(action, self.records.get(id).as_ref());
+        let record = self.records.get(id);
+        let sessions = self.sessions.patience(action, record.as_ref());
+        let own = record.and_then(|record| record.warmup.as_ref().map(warmup::longest)).unwrap_or_default();
         // The pool's template boots first, if there is none yet.
-        let deadline = STEP_DEADLINE + 2 * self.boot_deadline + patience.grace + patience.drain + sessions;
+        let template = self.boot_deadline + patience.warmup.max(own);
+        let deadline =
+            STEP_DEADLINE + template + self.boot_deadline + patience.grace + patience.drain + sessions;
         let result = match tokio::time::timeout(deadline, work).await {
             Ok(result) => result,
             Err(_) => Err(StepError::TimedOut(deadline)),
@@ -283,15 +322,18 @@ impl<D: Driver> Executor<D> {
             self.settle_failure(id, action, reason).await;
         }
         self.measure_after(action, id).await;
+        self.measure_memory_after(action, id);
         result
     }
 
     async fn carry_out(
         &self,
-        id: &InstanceId,
+        lease: &Lease,
         order: &Order,
         patience: Patience,
+        watch: &mut Stopwatch,
     ) -> Result<Phase, StepError> {
+        let id = lease.id();
         let record = self.records.get(id).ok_or_else(|| StepError::Gone(id.clone()))?;
         let reason = order.reason.as_str();
         match order.action {
@@ -299,10 +341,13 @@ impl<D: Driver> Executor<D> {
                 let spec = order.spec.as_ref().ok_or_else(|| StepError::NoSpec(id.clone()))?;
                 self.start(record, spec, order.staging, reason).await?;
             }
-            Action::Wake => self.wake(record, order.staging, order.on_demand, reason).await?,
-            Action::Resume => self.resume(record, order.on_demand, reason).await?,
-            Action::Warm => self.warm(record, patience.drain, reason).await?,
-            Action::Sleep => self.sleep(record, order.spec.as_ref(), patience.drain, reason).await?,
+            Action::Wake => self.wake(record, order, watch).await?,
+            Action::Resume => self.resume(record, order.on_demand, reason, watch).await?,
+            Action::Warm => self.warm(record, patience.drain, reason, lease.call_off()).await?,
+            Action::Sleep => {
+                let spec = order.spec.as_ref();
+                self.sleep(record, spec, patience.drain, reason, lease.call_off()).await?;
+            }
             Action::Stop => self.stop(record, patience.grace, reason).await?,
             Action::Destroy => self.destroy(record).await?,
             Action::Replace => {

@@ -150,6 +150,7 @@ fn new_pool(pool_id: &PoolId, profile: ProfileId, record: &Record, desired_count
         snapshot_encryption: record.at_rest.encryption,
         stopped_retention_seconds: default_stopped_retention(),
         persist: None,
+        warmup: record.warmup.clone(),
     }
 }
 

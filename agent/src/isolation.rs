@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use mvm_host::cgroup::{InstanceGroup, InstanceLimits, TenantLimits, VmmCost, VmmKind};
 use mvm_host::network::{DEFAULT_MTU, Port, TenantNet, vmm_user};
 use mvm_host::sandbox::{Demand, Filter};
-use mvm_host::{AnyHost, DiskUse, Host as _, HostError, Operation, Outcome};
+use mvm_host::{AnyHost, DiskUse, Host as _, HostError, MemoryUse, Operation, Outcome};
 use mvm_proto::document::{EgressMode, SeccompPolicy, Subnet, Tenant};
 use mvm_proto::{InstanceId, TenantId};
 
@@ -96,6 +96,14 @@ impl Isolation {
     pub async fn disk_use(&self, instance: &InstanceId) -> Result<Option<DiskUse>, HostError> {
         match self.host.perform(&Operation::MeasureDisk { instance: instance.clone() }).await? {
             Outcome::Disk(found) => Ok(found),
+            other => Err(HostError::Refused(format!("{other:?} is not the answer to a measurement"))),
+        }
+    }
+
+    /// What these instances' VMMs cost in memory, by looking; those without one are left out.
+    pub async fn memory_use(&self, instances: Vec<InstanceId>) -> Result<Vec<MemoryUse>, HostError> {
+        match self.host.perform(&Operation::MeasureMemory { instances }).await? {
+            Outcome::Memory(found) => Ok(found),
             other => Err(HostError::Refused(format!("{other:?} is not the answer to a measurement"))),
         }
     }

@@ -19,11 +19,22 @@ use prometheus_client::registry::Registry;
 
 use network::NetworkCounters;
 
+use crate::execute::Wake;
+
 /// The media type of the text that [`Metrics::render`] gives.
 pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// From a pass that finds nothing to do to one that boots a full pool, in seconds.
 const RECONCILE_BUCKETS: [f64; 9] = [0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0, 120.0];
+
+/// From a resume to a boot on a loaded machine without KVM, in seconds.
+const WAKE_BUCKETS: [f64; 14] =
+    [0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabel {
+    kind: &'static str,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResultLabel {
@@ -73,6 +84,7 @@ pub struct Metrics {
     requests: Family<RequestLabels, Counter>,
     instances: Family<PhaseLabel, Gauge>,
     reconcile: Histogram,
+    wakes: Family<KindLabel, Histogram, fn() -> Histogram>,
     session_connected: Gauge,
     certificate_expiry: Gauge,
     resident_memory: Gauge,
@@ -88,6 +100,7 @@ impl Metrics {
         let requests = Family::default();
         let instances = Family::default();
         let reconcile = Histogram::new(RECONCILE_BUCKETS);
+        let wakes = Family::new_with_constructor((|| Histogram::new(WAKE_BUCKETS)) as fn() -> Histogram);
         let session_connected = Gauge::default();
         let certificate_expiry = Gauge::default();
         let resident_memory = Gauge::default();
@@ -106,6 +119,8 @@ impl Metrics {
         registry.register("mvm_agent_instances", "Instances on this node, by phase", instances.clone());
         let help = "How long one pass of the reconcile loop took";
         registry.register("mvm_agent_reconcile_duration_seconds", help, reconcile.clone());
+        let help = "How long instances took from the request to running, by how they came to run";
+        registry.register("mvm_agent_wake_duration_seconds", help, wakes.clone());
         let help = "1 while a session to the coordinator is up";
         registry.register("mvm_agent_session_connected", help, session_connected.clone());
         let help = "Attempts to reach the coordinator, by outcome";
@@ -127,6 +142,7 @@ impl Metrics {
             requests,
             instances,
             reconcile,
+            wakes,
             session_connected,
             certificate_expiry,
             resident_memory,
@@ -146,6 +162,11 @@ impl Metrics {
 
     pub fn reconciled(&self, took: Duration) {
         self.reconcile.observe(took.as_secs_f64());
+    }
+
+    pub fn woken(&self, wake: &Wake) {
+        let kind = KindLabel { kind: wake.kind.as_str() };
+        self.wakes.get_or_create(&kind).observe(wake.total.as_secs_f64());
     }
 
     pub fn session(&self, connected: bool) {
@@ -204,6 +225,7 @@ mod tests {
     use mvm_proto::InstanceId;
 
     use super::*;
+    use crate::execute::WakeKind;
 
     fn traffic(instance: Option<InstanceId>) -> Traffic {
         let tenant = "acme".parse().unwrap();
@@ -217,6 +239,7 @@ mod tests {
         metrics.request("/v1/node/info", 200);
         metrics.dialled(false);
         metrics.reconciled(Duration::from_millis(3));
+        metrics.woken(&Wake { kind: WakeKind::Woken, total: Duration::from_millis(60) });
         metrics.certificate(Timestamp::from_unix_ms(99_000));
         metrics.count_instances(&[InstanceStatus { phase: "warm".to_owned(), ..InstanceStatus::default() }]);
         metrics.network(&NetworkFound {
@@ -234,6 +257,8 @@ mod tests {
             "mvm_agent_session_dials_total{result=\"failed\"} 1",
             "mvm_agent_certificate_expiry_timestamp_seconds 99",
             "mvm_agent_reconcile_duration_seconds_count 1",
+            "mvm_agent_wake_duration_seconds_bucket{le=\"0.1\",kind=\"woken\"} 1",
+            "mvm_agent_wake_duration_seconds_bucket{le=\"0.05\",kind=\"woken\"} 0",
             "mvm_tenant_network_bytes_total{tenant=\"acme\",direction=\"sent\"} 7",
             "mvm_instance_network_bytes_total{tenant=\"acme\",instance=\"i-0000002a\",direction=\"received\"} 9",
             "mvm_firewall_dropped_packets_total{reason=\"to-host\"} 5",

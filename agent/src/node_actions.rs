@@ -13,11 +13,12 @@ use futures::future::BoxFuture;
 use mvm_host::HostError;
 pub use mvm_planner::MAX_OVERRIDE;
 use mvm_planner::{Action, Observation};
-use mvm_proto::status::InstanceStatus;
+use mvm_proto::status::{InstanceStatus, WakeTiming};
 use mvm_proto::{DesiredState, InstanceId, NodeId, Phase, PoolId, Problem, TenantId};
 
 use crate::driver::{Driver, DriverError};
-use crate::execute::{Order, PoolSpec, StepError};
+use crate::execute::timing::Stage;
+use crate::execute::{Order, PoolSpec, StepError, Stopwatch, WakeKind};
 use crate::export::{Export, export};
 use crate::guest_link::GuestLinks;
 use crate::isolation::NetworkReport;
@@ -144,10 +145,18 @@ pub struct Manual {
     pub by: String,
 }
 
+/// What came of an action.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Acted {
+    /// That the instance is in then.
+    pub phase: Phase,
+    /// Where the time went; of a wake only.
+    pub wake: Option<WakeTiming>,
+}
+
 /// Acts on instances, whatever the driver.
 pub(crate) trait Acts: Send + Sync {
-    /// Answers the phase that the instance is in then.
-    fn act(&self, manual: Manual) -> BoxFuture<'static, Result<Phase, Problem>>;
+    fn act(&self, manual: Manual) -> BoxFuture<'static, Result<Acted, Problem>>;
 
     fn console(
         &self,
@@ -170,7 +179,7 @@ impl<D> Clone for Actor<D> {
 }
 
 impl<D: Driver> Acts for Actor<D> {
-    fn act(&self, manual: Manual) -> BoxFuture<'static, Result<Phase, Problem>> {
+    fn act(&self, manual: Manual) -> BoxFuture<'static, Result<Acted, Problem>> {
         let this = self.clone();
         Box::pin(async move {
             // Runs on even when the caller goes away: half an action helps nobody.
@@ -191,18 +200,27 @@ impl<D: Driver> Acts for Actor<D> {
 }
 
 impl<D: Driver> Actor<D> {
-    async fn carry_out(&self, manual: &Manual) -> Result<Phase, Problem> {
+    async fn carry_out(&self, manual: &Manual) -> Result<Acted, Problem> {
         let Manual { tenant, pool, instance: id, action, .. } = manual;
         let to = action.leads_to();
+        let mut watch = Stopwatch::start();
         self.waker.find(tenant, pool, id)?;
         let on_demand = *action == ManualAction::Wake;
-        let lease = async {
-            match on_demand {
-                true => self.waker.records.wait_lease_on_demand(id).await,
-                false => self.waker.records.wait_lease(id, to).await,
+        // One that is under way is this one's too; the window is opened all the same.
+        let joined = match self.waker.under_way(id).filter(|_| on_demand) {
+            Some(other) => other.await.ok(),
+            None => None,
+        };
+        let (lease, kept) = match on_demand {
+            true => self.waker.lease(id).await?,
+            false => {
+                let lease = self.waker.records.wait_lease(id, to);
+                (tokio::time::timeout(LEASE_PATIENCE, lease).await.map_err(|_| busy(id))?, false)
             }
         };
-        let lease = tokio::time::timeout(LEASE_PATIENCE, lease).await.map_err(|_| busy(id))?;
+        if kept {
+            watch.is(WakeKind::Kept);
+        }
         // What was waited for may have changed it, or ended it.
         let phase = self.waker.find(tenant, pool, id)?;
         let step = action.step(phase).map_err(|hint| illegal(id, phase, *action, hint))?;
@@ -211,15 +229,17 @@ impl<D: Driver> Actor<D> {
             return Err(no_spec(tenant, pool));
         }
         if step.is_some() && matches!(to, Phase::Running | Phase::Warm | Phase::Sleeping) {
-            self.waker.check_room(&lease, to).await?;
+            self.waker.check_room(id, to).await?;
         }
         let before = self.override_it(manual).await?;
-        let Some(step) = step else { return Ok(phase) };
+        watch.lap(Stage::Queued);
+        let wake = |watch: &Stopwatch| on_demand.then(|| joined.unwrap_or_else(|| watch.read()));
+        let Some(step) = step else { return Ok(Acted { phase, wake: wake(&watch) }) };
         let reason = format!("{action} by hand, asked by {}", manual.by);
         let asked_by = Some(manual.by.clone());
         let order = Order { action: step, staging: None, reason, spec, on_demand, asked_by };
-        match self.waker.executor.execute(&lease, &order).await {
-            Ok(phase) => Ok(phase),
+        match self.waker.executor.execute_timed(&lease, &order, &mut watch).await {
+            Ok(phase) => Ok(Acted { phase, wake: wake(&watch) }),
             Err(error) => {
                 // What could not be done by hand is reconcile's to put right again.
                 if let Some(mut record) = self.waker.records.get(id) {
@@ -255,7 +275,7 @@ impl<D: Driver> Actor<D> {
 
 impl NodeHandle {
     /// Acts on an instance by hand; answers its phase when it is done.
-    pub async fn act(&self, manual: Manual) -> Result<Phase, Problem> {
+    pub async fn act(&self, manual: Manual) -> Result<Acted, Problem> {
         let subject = format!("{}/{}/{}", manual.tenant, manual.pool, manual.instance);
         let message = format!("by hand, asked by {}", manual.by);
         let event = manual.action.event();

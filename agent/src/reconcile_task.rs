@@ -11,7 +11,7 @@ use std::time::Duration;
 use mvm_host::AnyHost;
 use mvm_host::network::NetworkFound;
 use mvm_planner::Blocked;
-use mvm_proto::status::{Event, InstanceStatus, NodeStatus};
+use mvm_proto::status::{Event, InstanceStatus, NodeStatus, WakeTiming};
 use mvm_proto::{InstanceId, NodeId, PoolId, Problem, TenantId, Timestamp};
 use tokio::sync::{Notify, broadcast, watch};
 use tokio::time::Instant;
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::audit::{AuditLog, AuditSettings};
 use crate::driver::{AnyDriver, Driver};
 use crate::execute::recover::{Hands, Recovered};
-use crate::execute::{Executor, Writing};
+use crate::execute::{Executor, Wake, Writing};
 use crate::guest_link::GuestLinks;
 use crate::image::Images;
 use crate::isolation::Isolation;
@@ -29,7 +29,7 @@ use crate::node_actions::{Actor, Acts};
 use crate::persist::{SessionSettings, Sessions};
 use crate::reconcile::engine::{Engine, EngineSettings, Found, event_of};
 use crate::reconcile::status::{self, Facts};
-use crate::reconcile::wake::{Shown, Waker, Wakes, Woken, show, shown};
+use crate::reconcile::wake::{Shown, Waker, Wakes, show, shown};
 use crate::reconcile::{
     Clock, NodeError, NodeSettings, adopt, check_rights, open, open_images, planner_capacity,
 };
@@ -52,6 +52,9 @@ const FINISH_WITHIN: Duration = Duration::from_secs(6);
 
 /// A follower that is this many events behind loses the oldest ones and is told so.
 const EVENTS_KEPT: usize = 1024;
+
+/// The same for whoever counts wakes.
+const WAKES_KEPT: usize = 256;
 
 /// How many passes and plans were made, and how long the last pass took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -116,6 +119,7 @@ impl<D: Driver> Node<D> {
         let clock = settings.clock.clone();
         let capacity = planner_capacity(&settings.capacity);
         let events = broadcast::Sender::new(EVENTS_KEPT);
+        let wakes = broadcast::Sender::new(WAKES_KEPT);
         let host = settings.host.clone().unwrap_or_else(|| AnyHost::local(&settings.data_dir));
         let links = GuestLinks::new(Arc::clone(&driver), clock.clone());
         let isolation = Arc::new(Isolation::new(host, settings.driver, settings.isolation));
@@ -136,6 +140,7 @@ impl<D: Driver> Node<D> {
             sessions: Arc::clone(&sessions),
             boot_deadline: settings.boot_deadline,
             events: events.clone(),
+            wakes: wakes.clone(),
             audit: AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone()),
             secrets: Arc::new(Secrets::new(&settings.secrets_dir)),
             writing: Writing::default(),
@@ -169,6 +174,7 @@ impl<D: Driver> Node<D> {
             node_id: settings.node_id.clone(),
             status: watch::Sender::new(status),
             events,
+            wakes,
             passes: watch::Sender::new(Pass::default()),
             trigger: Notify::new(),
             records,
@@ -199,6 +205,7 @@ pub(crate) struct Shared {
     pub(crate) node_id: NodeId,
     status: watch::Sender<NodeStatus>,
     events: broadcast::Sender<Event>,
+    wakes: broadcast::Sender<Wake>,
     passes: watch::Sender<Pass>,
     trigger: Notify,
     pub(crate) records: Arc<Records>,
@@ -243,6 +250,12 @@ impl NodeHandle {
         self.shared.events.subscribe()
     }
 
+    /// Every wake that ended well, whoever asked for it.
+    #[must_use]
+    pub fn wakes(&self) -> broadcast::Receiver<Wake> {
+        self.shared.wakes.subscribe()
+    }
+
     /// What the last look at the tenants' networks found.
     #[must_use]
     pub fn network(&self) -> watch::Receiver<NetworkFound> {
@@ -284,16 +297,22 @@ impl NodeHandle {
         tenants.into_iter().collect()
     }
 
-    /// Brings a sleeping or warm instance to running for a request; one that runs is left as it is.
-    pub async fn wake(&self, tenant: &TenantId, pool: &PoolId, instance: &InstanceId) -> Result<(), Problem> {
+    /// Brings a sleeping or warm instance to running for a request; one that runs is left as it is. Says where the time
+    /// went.
+    pub async fn wake(
+        &self,
+        tenant: &TenantId,
+        pool: &PoolId,
+        instance: &InstanceId,
+    ) -> Result<WakeTiming, Problem> {
         let woken = self.shared.waker.wake(tenant.clone(), pool.clone(), instance.clone()).await;
-        if woken != Ok(Woken::ByAnother) {
+        if !woken.as_ref().is_ok_and(|timing| timing.joined) {
             if woken.is_ok() {
                 self.publish("InstanceWoken", &format!("{tenant}/{pool}/{instance}"), "woken on demand");
             }
             self.trigger();
         }
-        woken.map(|_| ())
+        woken
     }
 
     /// Asks for a pass now.

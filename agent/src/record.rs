@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use mvm_planner::{Action, ObservedInstance};
-use mvm_proto::document::{Persist, Resources, SeccompPolicy, Subnet};
+use mvm_proto::document::{Persist, Resources, SeccompPolicy, Subnet, Warmup};
 use mvm_proto::instance::IllegalMove;
 use mvm_proto::status::InstanceStatus;
 use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
@@ -65,6 +65,9 @@ pub struct Record {
     /// What it really has on disk, as last measured.
     #[serde(default)]
     pub disk_used_bytes: u64,
+    /// What its VMM cost in memory when that was last measured.
+    #[serde(default)]
+    pub memory_used_bytes: u64,
     pub last_used_at: Option<Timestamp>,
     /// Since when its guest has nothing to do; absent: it has, or nobody knows.
     #[serde(default)]
@@ -79,6 +82,9 @@ pub struct Record {
     /// What its pool said of sessions when it last started.
     #[serde(default)]
     pub persist: Option<Persist>,
+    /// What was run in the template that it is a fork of, or is to be if that is made anew.
+    #[serde(default)]
+    pub warmup: Option<Warmup>,
     #[serde(default)]
     pub session: Option<SessionMark>,
     /// An effect that was begun and whose outcome is not recorded yet.
@@ -206,6 +212,12 @@ impl Record {
         self.retry_not_before = self.retry_not_before.map(|at| at.min(now + LONGEST_RETRY));
     }
 
+    /// What it costs in memory as far as is known; what has no VMM costs none.
+    #[must_use]
+    pub fn memory_used(&self) -> u64 {
+        if matches!(self.phase, Phase::Running | Phase::Warm) { self.memory_used_bytes } else { 0 }
+    }
+
     #[must_use]
     pub fn status(&self) -> InstanceStatus {
         let time = |time: Option<Timestamp>| time.map_or_else(String::new, |time| time.to_string());
@@ -222,6 +234,7 @@ impl Record {
             override_until: time(self.override_until),
             claimed: self.claimed,
             disk_used_bytes: self.disk_used_bytes,
+            memory_used_bytes: self.memory_used(),
             ..InstanceStatus::default()
         }
     }

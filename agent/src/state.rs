@@ -3,6 +3,7 @@
 //! A record is changed only by whoever holds the instance's [`Lease`], so no instance is acted on twice at once.
 //! [`Records::save`] is durable when it returns; [`Records::set`] is for what the driver can be asked again.
 
+mod call_off;
 pub(crate) mod templates;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,11 +16,14 @@ use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
 use mvm_store::{SledStore, Store, StoreError, Transaction};
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 use crate::execute::PoolSpec;
 use crate::persist::SessionMark;
 use crate::record::{Net, Record};
 use crate::template::Template;
+
+pub use call_off::CallOff;
 
 const PREFIX: &str = "instance/";
 
@@ -65,11 +69,21 @@ struct Inner {
 }
 
 /// What becomes of an instance that is being worked on.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Moving {
     to: Phase,
     /// A request wants it: from here on it is no count's, also before its record says so.
     on_demand: bool,
+    /// The count that a request has it from; absent: the one that its phase is of.
+    home: Option<Phase>,
+    /// For requests that want it back; absent: it can't be called off.
+    call_off: Option<CallOff>,
+}
+
+impl Moving {
+    fn to(to: Phase) -> Self {
+        Self { to, on_demand: false, home: None, call_off: None }
+    }
 }
 
 /// The right to act on one instance. Ends when dropped.
@@ -77,12 +91,18 @@ struct Moving {
 pub struct Lease {
     records: Arc<Records>,
     id: InstanceId,
+    call_off: CallOff,
 }
 
 impl Lease {
     #[must_use]
     pub fn id(&self) -> &InstanceId {
         &self.id
+    }
+
+    /// Whether the step that this is for is wanted to go on.
+    pub(crate) fn call_off(&self) -> &CallOff {
+        &self.call_off
     }
 }
 
@@ -164,9 +184,9 @@ impl Records {
         let observed = records.map(|record| {
             let moving = inner.moving.get(&record.id);
             let mut observed = record.observed(moving.map(|moving| moving.to));
-            if moving.is_some_and(|moving| moving.on_demand) {
+            if let Some(moving) = moving.filter(|moving| moving.on_demand) {
                 observed.on_demand = true;
-                observed.home.get_or_insert(record.phase);
+                observed.home.get_or_insert(moving.home.unwrap_or(record.phase));
             }
             observed
         });
@@ -186,7 +206,7 @@ impl Records {
     /// The right to act on `id`, unless someone else has it.
     #[must_use]
     pub fn lease(self: &Arc<Self>, id: &InstanceId, moving_to: Phase) -> Option<Lease> {
-        self.lease_as(id, Moving { to: moving_to, on_demand: false })
+        self.lease_as(id, Moving::to(moving_to))
     }
 
     fn lease_as(self: &Arc<Self>, id: &InstanceId, moving: Moving) -> Option<Lease> {
@@ -194,31 +214,33 @@ impl Records {
         if inner.closing || inner.moving.contains_key(id) {
             return None;
         }
+        let call_off = moving.call_off.clone().unwrap_or_default();
         inner.moving.insert(id.clone(), moving);
-        Some(Lease { records: Arc::clone(self), id: id.clone() })
+        Some(Lease { records: Arc::clone(self), id: id.clone(), call_off })
     }
 
     /// Waits for the right to act on `id`.
     pub async fn wait_lease(self: &Arc<Self>, id: &InstanceId, moving_to: Phase) -> Lease {
-        self.wait_lease_as(id, Moving { to: moving_to, on_demand: false }).await
-    }
-
-    /// Waits for the right to bring `id` up for a request.
-    pub async fn wait_lease_on_demand(self: &Arc<Self>, id: &InstanceId) -> Lease {
-        self.wait_lease_as(id, Moving { to: Phase::Running, on_demand: true }).await
-    }
-
-    async fn wait_lease_as(self: &Arc<Self>, id: &InstanceId, moving: Moving) -> Lease {
         loop {
-            let released = self.released.notified();
+            let released = self.released();
             tokio::pin!(released);
             // Registered before looking, so that a release in between is not missed.
             released.as_mut().enable();
-            if let Some(lease) = self.lease_as(id, moving) {
+            if let Some(lease) = self.lease(id, moving_to) {
                 return lease;
             }
             released.await;
         }
+    }
+
+    /// The right to bring `id` up for a request, unless someone else acts on it.
+    pub(crate) fn lease_on_demand(self: &Arc<Self>, id: &InstanceId) -> Option<Lease> {
+        self.lease_as(id, Moving { on_demand: true, ..Moving::to(Phase::Running) })
+    }
+
+    /// Waits until someone gives a lease back.
+    pub(crate) fn released(&self) -> Notified<'_> {
+        self.released.notified()
     }
 
     /// Makes a new instance, in memory only: its id and address are taken from here on.
@@ -259,6 +281,7 @@ impl Records {
             at_rest: spec.at_rest,
             secrets_wiped: false,
             disk_used_bytes: 0,
+            memory_used_bytes: 0,
             last_used_at: None,
             idle_since: None,
             override_until: None,
@@ -269,13 +292,14 @@ impl Records {
             failures: 0,
             retry_not_before: None,
             persist: spec.persist.clone(),
+            warmup: spec.warmup.clone(),
             session: Some(SessionMark::Fresh),
             intent: None,
         };
         inner.insert(record.clone());
-        inner.moving.insert(id.clone(), Moving { to: Phase::Running, on_demand: false });
+        inner.moving.insert(id.clone(), Moving::to(Phase::Running));
         drop(inner);
-        Ok((record, Lease { records: Arc::clone(self), id }))
+        Ok((record, Lease { records: Arc::clone(self), id, call_off: CallOff::default() }))
     }
 
     /// Puts an instance that is about to start into `net`: it keeps its address unless that lies elsewhere.
@@ -313,6 +337,13 @@ impl Records {
     pub fn set_disk_used(&self, id: &InstanceId, bytes: u64) {
         if let Some(record) = self.lock().records.get_mut(id) {
             record.disk_used_bytes = bytes;
+        }
+    }
+
+    /// Notes what an instance's VMM was measured to cost in memory.
+    pub fn set_memory_used(&self, id: &InstanceId, bytes: u64) {
+        if let Some(record) = self.lock().records.get_mut(id) {
+            record.memory_used_bytes = bytes;
         }
     }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use mvm_agent::node_actions::ManualAction;
-use mvm_proto::status::InstanceStatus;
+use mvm_proto::status::{InstanceStatus, WakeTiming};
 use mvm_proto::wire::control::v1::{ActOnInstanceRequest, GetLogsRequest, ListInstancesRequest};
 use mvm_proto::{InstanceId, Phase, PoolId, Problem, TenantId};
 use serde::{Deserialize, Serialize};
@@ -44,6 +44,17 @@ pub(crate) struct Found {
     pub(crate) node_id: String,
     #[serde(flatten)]
     pub(crate) instance: InstanceStatus,
+    /// Where the time went, after a wake.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) wake: Option<WakeTiming>,
+}
+
+/// An agent's answer to an action.
+#[derive(Deserialize)]
+struct Acted {
+    #[serde(flatten)]
+    instance: InstanceStatus,
+    wake: Option<WakeTiming>,
 }
 
 impl Found {
@@ -95,10 +106,11 @@ impl Instances {
                     instance_id: text(filter.id.as_ref()),
                 };
                 let answer = within(self.timeout, client.list_instances(request)).await?;
-                let found = answer
-                    .instances
-                    .into_iter()
-                    .map(|one| Found { node_id: one.node_id, instance: one.instance.unwrap_or_default() });
+                let found = answer.instances.into_iter().map(|one| Found {
+                    node_id: one.node_id,
+                    instance: one.instance.unwrap_or_default(),
+                    wake: None,
+                });
                 let silent = answer.silent.into_iter();
                 let silent =
                     silent.map(|node| format!("{} is not in the list: {}", node.node_id, node.reason));
@@ -184,8 +196,9 @@ impl Instances {
                 if answer.is_empty() {
                     return Ok(None);
                 }
-                let read = serde_json::from_slice(&answer).context("could not read the agent's answer")?;
-                Ok(Some(Found { instance: read, ..found.clone() }))
+                let read: Acted =
+                    serde_json::from_slice(&answer).context("could not read the agent's answer")?;
+                Ok(Some(Found { instance: read.instance, wake: read.wake, ..found.clone() }))
             }
             Session::Coordinator(client) => {
                 let request = ActOnInstanceRequest {
@@ -197,7 +210,8 @@ impl Instances {
                     override_seconds: Some(override_seconds),
                 };
                 let answer = within(self.timeout, client.act_on_instance(request)).await?;
-                Ok(answer.instance.map(|instance| Found { instance, ..found.clone() }))
+                let wake = answer.wake;
+                Ok(answer.instance.map(|instance| Found { instance, wake, ..found.clone() }))
             }
         }
     }

@@ -18,6 +18,7 @@ mod jail;
 #[cfg(feature = "network")]
 pub mod links;
 mod local;
+mod memory;
 pub mod network;
 mod ownership;
 pub mod privileges;
@@ -181,6 +182,10 @@ pub enum Operation {
     MeasureDisk {
         instance: InstanceId,
     },
+    /// What the VMMs of these instances cost this machine in memory. Dear: the kernel walks all of it.
+    MeasureMemory {
+        instances: Vec<InstanceId>,
+    },
     /// Lets a VMM that runs as this user work in the run directory: make files of its own there, write these, and take
     /// away or replace none that is not its own.
     AdmitVmm {
@@ -265,6 +270,15 @@ pub enum Outcome {
     Groups(GroupsFound),
     /// Absent: the instance has no run directory, and nothing on disk.
     Disk(Option<DiskUse>),
+    /// Of those that have a VMM, in the order of ids.
+    Memory(Vec<MemoryUse>),
+}
+
+/// What an instance's VMM costs in memory: its own pages whole, and of each that others map too its share.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryUse {
+    pub instance: InstanceId,
+    pub bytes: u64,
 }
 
 /// What lies in a run directory, as blocks and not as lengths, and what its file system can still hold.

@@ -20,7 +20,7 @@ use super::files::{self, Dir, FILE_MODE, failed};
 use super::groups::Groups;
 use super::spawn::{self, Launch};
 use super::{Host, HostError, Operation, Outcome, ProcessEnd, ProcessIdentity, SpawnVmm, TAP_FD, VmmProcess};
-use super::{jail, process};
+use super::{jail, memory, process};
 
 /// Run directories of instances, below the data directory.
 pub(super) const VMS_DIR: &str = "vms";
@@ -276,6 +276,10 @@ impl Host for LocalHost {
             Operation::MeasureDisk { instance } => {
                 let (vms_dir, instance) = (self.vms_dir.clone(), instance.clone());
                 return blocking(move || files::run::measure(&vms_dir, &instance)).await.map(Outcome::Disk);
+            }
+            Operation::MeasureMemory { instances } => {
+                let (vms_dir, instances) = (self.vms_dir.clone(), instances.clone());
+                return blocking(move || memory::measure(&vms_dir, &instances)).await.map(Outcome::Memory);
             }
             Operation::AdmitVmm { instance, user, files } => {
                 let (user, files) = (*user, files.clone());

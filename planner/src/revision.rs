@@ -22,5 +22,69 @@ pub fn revision_of(tenant: &Tenant, pool: &Pool) -> Digest {
     part(&pool.instance_resources.mem_mib.to_be_bytes());
     part(&pool.instance_resources.data_disk_mib.to_be_bytes());
     part(tenant.secrets_hash.as_ref().map_or(&[][..], |digest| digest.as_bytes()));
+    // What it leaves behind is in every instance. A pool without one is called what it was before there were any.
+    if let Some(warmup) = &pool.warmup {
+        part(b"warm-up");
+        part(&warmup.timeout_seconds.to_be_bytes());
+        warmup.command.iter().for_each(|word| part(word.as_bytes()));
+    }
     Digest::of(&bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use mvm_proto::DesiredState;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn revision(warmup: Value) -> String {
+        let mut document = json!({
+            "schema_version": 1,
+            "node_id": "node-a",
+            "tenants": [{
+                "tenant_id": "acme",
+                "network": { "tenant_net_id": 1, "ipv4_subnet": "10.240.1.0/24" },
+                "quotas": {
+                    "max_vcpus": 4, "max_mem_mib": 1024, "max_running": 4, "max_warm": 4,
+                    "max_pools": 1, "max_instances_per_pool": 4, "max_disk_gib": 1,
+                },
+                "pools": [{
+                    "pool_id": "workers",
+                    "flake_ref": "builtin:busybox",
+                    "profile": "minimal",
+                    "instance_resources": { "vcpus": 1, "mem_mib": 128, "data_disk_mib": 64 },
+                    "desired_counts": { "running": 1, "warm": 0, "sleeping": 0 },
+                }],
+            }],
+        });
+        if !warmup.is_null() {
+            document["tenants"][0]["pools"][0]["warmup"] = warmup;
+        }
+        let desired = DesiredState::parse(document.to_string().as_bytes()).unwrap();
+        revision_of(&desired.tenants[0], &desired.tenants[0].pools[0]).to_string()
+    }
+
+    #[test]
+    fn a_pool_without_a_warm_up_is_called_what_it_always_was() {
+        // Recorded before there were warm-ups: another name would replace every instance there is.
+        assert_eq!(
+            revision(Value::Null),
+            "sha256:8bc9df75c8f83d2b5b4d67aee93c4a8ee9b2193a66d597135eda2037418935da"
+        );
+    }
+
+    #[test]
+    fn another_warm_up_is_another_revision() {
+        let names = [
+            revision(Value::Null),
+            revision(json!({ "command": ["/app/warm"] })),
+            revision(json!({ "command": ["/app/warm", "all"] })),
+            revision(json!({ "command": ["/app/warmall"] })),
+            revision(json!({ "command": ["/app/warm"], "timeout_seconds": 61 })),
+        ];
+        let different: std::collections::BTreeSet<_> = names.iter().collect();
+        assert_eq!(different.len(), names.len(), "{names:?}");
+        assert_eq!(names[1], revision(json!({ "command": ["/app/warm"], "timeout_seconds": 60 })));
+    }
 }

@@ -14,7 +14,7 @@ use proptest::sample::{select, subsequence};
 use crate::document::{
     DesiredCounts, DesiredState, Egress, EgressMode, MAX_PREFIX, MAX_TENANT_NET_ID, MIN_PREFIX, Network,
     Persist, Pool, PoolRole, Provenance, Quotas, Resources, RuntimePolicy, SCHEMA_VERSION, SeccompPolicy,
-    SignedDocument, SleepPolicy, SnapshotCompression, Subnet, Tenant,
+    SignedDocument, SleepPolicy, SnapshotCompression, Subnet, Tenant, Warmup,
 };
 use crate::json::MAX_INTEGER;
 use crate::{Digest, Timestamp};
@@ -184,11 +184,11 @@ fn pool(at: usize, share: u32) -> impl Strategy<Value = Pool> {
         select(vec![SeccompPolicy::Baseline, SeccompPolicy::Strict]),
         select(vec![SnapshotCompression::None, SnapshotCompression::Lz4, SnapshotCompression::Zstd]),
     );
-    let policies = (runtime_policy(), sleep_policy(), seconds(), option::of(persist()));
+    let policies = (runtime_policy(), sleep_policy(), seconds(), option::of(persist()), option::of(warmup()));
     (what, resources(), counts, flags, snapshots, policies).prop_map(
         move |(what, instance_resources, desired_counts, flags, snapshots, policies)| {
             let (pool_id, flake_ref, profile, image_digest, role) = what;
-            let (runtime_policy, sleep_policy, stopped_retention_seconds, persist) = policies;
+            let (runtime_policy, sleep_policy, stopped_retention_seconds, persist, warmup) = policies;
             Pool {
                 pool_id: parsed(&format!("p{at}-{pool_id}")),
                 flake_ref,
@@ -206,6 +206,7 @@ fn pool(at: usize, share: u32) -> impl Strategy<Value = Pool> {
                 snapshot_encryption: flags[2],
                 stopped_retention_seconds,
                 persist,
+                warmup,
             }
         },
     )
@@ -217,6 +218,11 @@ pub fn role() -> impl Strategy<Value = PoolRole> {
 
 fn flake_ref() -> impl Strategy<Value = String> {
     prop_oneof!["github:[a-z]{1,8}/[a-z-]{1,20}\\?rev=[0-9a-f]{40}", "oci:[!-~]{1,40}", "path:/[!-~]{0,40}"]
+}
+
+fn warmup() -> impl Strategy<Value = Warmup> {
+    (vec("[ -~]{1,20}", 1..5), 1..=3600_u64)
+        .prop_map(|(command, timeout_seconds)| Warmup { command, timeout_seconds })
 }
 
 fn persist() -> impl Strategy<Value = Persist> {

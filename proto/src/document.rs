@@ -34,6 +34,11 @@ pub const MAX_FLAKE_REF_BYTES: usize = 2048;
 pub const MAX_GUEST_PATH_BYTES: usize = 4095;
 /// The most bytes of the name of a store for persisted sessions.
 pub const MAX_STORE_BYTES: usize = 2048;
+/// The most words of a warm-up's command, and the most bytes of each.
+pub const MAX_COMMAND_WORDS: usize = 64;
+pub const MAX_COMMAND_WORD_BYTES: usize = 4096;
+/// The longest that a warm-up may take: a template that takes longer keeps its whole pool waiting.
+pub const MAX_WARMUP_SECONDS: u64 = 3600;
 /// The largest `tenant_net_id`: it is part of interface names, which are short.
 pub const MAX_TENANT_NET_ID: u16 = 4095;
 
@@ -196,6 +201,8 @@ pub struct Pool {
     pub stopped_retention_seconds: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub persist: Option<Persist>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup: Option<Warmup>,
 }
 
 /// The default of [`Pool::stopped_retention_seconds`].
@@ -323,6 +330,24 @@ pub struct Persist {
     pub store: String,
     #[schemars(range(min = 1, max = 86_400))]
     pub every_seconds: u64,
+}
+
+/// What is run in a pool's template before it is saved: every instance is a fork of what it leaves behind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct Warmup {
+    /// The program and its arguments; no shell.
+    #[schemars(length(min = 1, max = 64), inner(length(max = 4096), regex(pattern = "^[ -~]+$")))]
+    pub command: Vec<String>,
+    /// How long it may take.
+    #[schemars(default = "default_warmup_timeout", range(min = 1, max = 3600))]
+    pub timeout_seconds: u64,
+}
+
+/// The `timeout_seconds` of a warm-up that does not say.
+#[must_use]
+pub fn default_warmup_timeout() -> u64 {
+    60
 }
 
 /// Everything wrong with a document, in document order.

@@ -2,7 +2,7 @@
 
 pub use crate::wire::node::v1::{
     Capacity, Condition, Counts, Event, InstanceStatus, Mark, NodeInfo, NodeStatus, PassedOver, PoolStatus,
-    Usage,
+    Usage, WakeTiming,
 };
 
 use crate::{Digest, Timestamp};

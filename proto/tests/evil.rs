@@ -101,7 +101,7 @@ fn the_error(text: &str) -> mvm_proto::FieldError {
     let errors = DesiredState::parse(text.as_bytes()).expect_err("should be refused").0;
     assert_eq!(errors.len(), 1, "{errors:?}");
     let shown = errors[0].to_string();
-    assert!(shown.len() < 400 && shown.bytes().all(|b| (b' '..=b'~').contains(&b)), "{shown:?}");
+    assert!(shown.len() < 450 && shown.bytes().all(|b| (b' '..=b'~').contains(&b)), "{shown:?}");
     errors.into_iter().next().unwrap()
 }
 

@@ -6,7 +6,7 @@ use axum::extract::{Path, Query, RawQuery, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use http::{StatusCode, header};
-use mvm_proto::status::InstanceStatus;
+use mvm_proto::status::{InstanceStatus, WakeTiming};
 use mvm_proto::{InstanceId, PoolId, TenantId};
 use serde::{Deserialize, Serialize};
 
@@ -88,7 +88,17 @@ struct ActBody {
     override_seconds: Option<u64>,
 }
 
-/// Does one thing to an instance; answers how it is then, or 204 when it is gone.
+/// How an instance is after an action.
+#[derive(Serialize)]
+struct ActedBody {
+    #[serde(flatten)]
+    instance: InstanceStatus,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wake: Option<WakeTiming>,
+}
+
+/// Does one thing to an instance; answers how it is then, or 204 when it is gone. A request's wake is answered by
+/// where its time went alone.
 pub(super) async fn act(
     State(api): State<Api>,
     Extension(action): Extension<ManualAction>,
@@ -104,8 +114,8 @@ pub(super) async fn act(
     let override_for = override_for(asked.override_seconds)?;
     if action == ManualAction::Wake && asked.override_seconds.is_none() {
         // A request's wake: the sleep policy puts the instance back once it is idle, no window is needed.
-        api.shared.node.wake(&path.tenant, &path.pool, &path.instance).await?;
-        return Ok(StatusCode::NO_CONTENT.into_response());
+        let timing = api.shared.node.wake(&path.tenant, &path.pool, &path.instance).await?;
+        return Ok(Json(timing).into_response());
     }
     let manual = Manual {
         tenant: path.tenant.clone(),
@@ -115,9 +125,9 @@ pub(super) async fn act(
         override_for,
         by: caller.describe(),
     };
-    api.shared.node.act(manual).await?;
+    let wake = api.shared.node.act(manual).await?.wake;
     match find(&api, &path) {
-        Ok(instance) => Ok(Json(instance).into_response()),
+        Ok(instance) => Ok(Json(ActedBody { instance, wake }).into_response()),
         Err(_) => Ok(StatusCode::NO_CONTENT.into_response()),
     }
 }

@@ -32,6 +32,9 @@ type Held = Result<(), Broken>;
 /// The first random-looking id; each law has its own, so that a failure leaves the others alone.
 const FIRST_ID: u32 = 0xc0f0_0000;
 
+/// The number of a law that came after the others had theirs.
+const STOPPED: u32 = 40;
+
 /// What the laws are tried on.
 #[derive(Debug, Clone)]
 pub struct Subject {
@@ -87,6 +90,7 @@ pub async fn suite<D: Driver>(driver: &D, subject: &Subject) -> Held {
     another_revision_is_never_taken_for_the_one_that_runs(driver, &spec(2)).await?;
     pausing_and_resuming_are_idempotent(driver, &spec(3)).await?;
     a_snapshot_needs_a_pause_and_leaves_the_vm_paused(driver, &spec(4)).await?;
+    a_snapshot_that_was_stopped_leaves_a_vm_that_goes_on(driver, &spec(STOPPED)).await?;
     restoring_gives_a_paused_vm_and_keeps_the_snapshot(driver, &spec(5)).await?;
     a_discarded_snapshot_is_gone(driver, &spec(6)).await?;
     stopping_and_killing_what_is_gone_is_done(driver, &spec(7)).await?;
@@ -182,6 +186,31 @@ async fn a_snapshot_needs_a_pause_and_leaves_the_vm_paused<D: Driver>(driver: &D
     same(LAW, first, again)?;
     same(LAW, state(LAW, driver, spec).await?, Some(VmState::Paused))?;
     done(LAW, driver.remove(&spec.instance).await)
+}
+
+async fn a_snapshot_that_was_stopped_leaves_a_vm_that_goes_on<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
+    const LAW: &str = "a snapshot that was stopped leaves a VM that goes on";
+    let instance = &spec.instance;
+    done(LAW, driver.boot(spec).await)?;
+    // Where nothing is being written there is nothing to stop.
+    done(LAW, driver.stop_snapshot(instance).await)?;
+    for wait_ms in [0, 5, 20] {
+        done(LAW, driver.pause(instance).await)?;
+        let stop = async {
+            tokio::time::sleep(Duration::from_millis(wait_ms)).await;
+            driver.stop_snapshot(instance).await
+        };
+        // It may have been quicker.
+        let (_, stopped) = tokio::join!(driver.snapshot(instance), stop);
+        done(LAW, stopped)?;
+        done(LAW, driver.discard_snapshot(instance).await)?;
+        same(LAW, state(LAW, driver, spec).await?, Some(VmState::Paused))?;
+        done(LAW, driver.resume(instance).await)?;
+        same(LAW, state(LAW, driver, spec).await?, Some(VmState::Running))?;
+    }
+    done(LAW, driver.pause(instance).await)?;
+    done(LAW, driver.snapshot(instance).await)?;
+    done(LAW, driver.remove(instance).await)
 }
 
 async fn restoring_gives_a_paused_vm_and_keeps_the_snapshot<D: Driver>(driver: &D, spec: &VmSpec) -> Held {

@@ -45,6 +45,8 @@ pub struct FakeDriver {
     encrypts: bool,
     /// What tests make VMMs burn: since when, and which share of a core.
     burning: Mutex<BTreeMap<InstanceId, (Instant, u32)>>,
+    /// Snapshots that are to end early.
+    stops: broadcast::Sender<InstanceId>,
 }
 
 impl FakeDriver {
@@ -74,6 +76,7 @@ impl FakeDriver {
             forks: false,
             encrypts: true,
             burning: Mutex::default(),
+            stops: broadcast::Sender::new(64),
         }
     }
 
@@ -239,7 +242,9 @@ impl Driver for FakeDriver {
             key: lock.as_ref().map(|lock| lock.key.id()),
         };
         let secrets = self.host.life(instance).is_some_and(|life| life.has_secrets());
-        self.change(instance, "snapshot", |entry, _| {
+        let mut stops = self.stops.subscribe();
+        let stopped = async { while stops.recv().await.as_ref() != Ok(instance) {} };
+        let written = self.change(instance, "snapshot", |entry, _| {
             let vm = alive(entry, instance, "snapshot")?;
             if vm.state != VmState::Paused {
                 let (instance, found) = (instance.clone(), vm.state);
@@ -252,8 +257,19 @@ impl Driver for FakeDriver {
             (entry.form, entry.damaged) = (form, false);
             entry.console.push_str(if secrets { "saved with secrets\n" } else { "saved\n" });
             Ok(snapshot)
-        })
-        .await
+        });
+        tokio::select! {
+            written = written => written,
+            () = stopped => {
+                Err(DriverError::Vmm { instance: instance.clone(), reason: "its snapshot was stopped".to_owned() })
+            }
+        }
+    }
+
+    async fn stop_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        // Nobody listening means that nothing is written.
+        let _ = self.stops.send(instance.clone());
+        Ok(())
     }
 
     async fn restore(

@@ -339,6 +339,11 @@ impl<H: Host> Driver for QemuDriver<H> {
         self.save(instance, keeping).await
     }
 
+    async fn stop_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        // Asked of one that is not saving, it does nothing.
+        self.command(instance, "stop the snapshot of", "migrate_cancel").await
+    }
+
     async fn restore(
         &self,
         spec: &VmSpec,

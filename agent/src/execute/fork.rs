@@ -94,7 +94,7 @@ impl<D: Driver> Executor<D> {
         }
     }
 
-    /// Boots a guest, tells it nothing, saves it and ends it.
+    /// Boots a guest, tells it nothing, runs the pool's warm-up in it if there is one, saves it and ends it.
     async fn make_template(
         &self,
         record: &Record,
@@ -114,6 +114,12 @@ impl<D: Driver> Executor<D> {
         };
         if view.version < 2 {
             return Err(StepError::NoRebirth);
+        }
+        if let Some(warmup) = &record.warmup {
+            tokio::select! {
+                warmed = self.warm_up(id, warmup) => warmed?,
+                detail = super::guest::ended(&mut exits, id) => return Err(StepError::Died(detail)),
+            }
         }
         self.links.forget(id);
         crash::point("template.greeted");

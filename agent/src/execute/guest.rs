@@ -9,6 +9,7 @@ use tokio::sync::broadcast;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
+use super::timing::{Stage, Stopwatch};
 use super::{Executor, StepError};
 use crate::crash;
 use crate::driver::{BootImage, Driver, VmExit};
@@ -29,6 +30,8 @@ pub(super) enum Drain {
     Over,
     /// It has work again: leave it running.
     CalledOff,
+    /// A request wants it: the same, for the request.
+    Wanted,
 }
 
 impl<D: Driver> Executor<D> {
@@ -79,12 +82,14 @@ impl<D: Driver> Executor<D> {
         start_workload: bool,
         mut exits: broadcast::Receiver<VmExit>,
         points: [&'static str; 2],
+        watch: &mut Stopwatch,
     ) -> Result<(), StepError> {
         let id = record.id.clone();
         let deadline = Instant::now() + self.boot_deadline;
         self.links.open(&id);
         let life = async {
             let view = self.links.greeted(&id, deadline).await?;
+            watch.lap(Stage::Greeted);
             if view.version == 2 {
                 let message = "it speaks version 2 of the guest protocol: it can't be given secrets";
                 self.note("GuestOutdated", record, message);
@@ -107,9 +112,12 @@ impl<D: Driver> Executor<D> {
                 self.note("GuestOutdated", record, message);
             }
             crash::point(points[0]);
+            watch.lap(Stage::Reborn);
             self.isolation.open(record).await?;
+            watch.lap(Stage::Opened);
             self.links.ready(&id, deadline.max(Instant::now() + ANSWER_WITHIN)).await?;
             crash::point(points[1]);
+            watch.lap(Stage::Ready);
             Ok(())
         };
         tokio::select! {

@@ -6,10 +6,12 @@ use mvm_planner::Action;
 use mvm_proto::Phase;
 
 use super::guest::Drain;
-use super::{Executor, PoolSpec, StepError};
+use super::timing::{Stage, Stopwatch, WakeKind};
+use super::{Executor, Order, PoolSpec, StepError};
 use crate::crash;
 use crate::driver::{Driver, DriverError};
 use crate::record::Record;
+use crate::state::CallOff;
 use crate::text::chain;
 
 impl<D: Driver> Executor<D> {
@@ -17,24 +19,30 @@ impl<D: Driver> Executor<D> {
     pub(super) async fn wake(
         &self,
         mut record: Record,
-        staging: Option<Phase>,
-        on_demand: bool,
-        reason: &str,
+        order: &Order,
+        watch: &mut Stopwatch,
     ) -> Result<(), StepError> {
         if record.snapshot.is_none() {
             return Err(Self::wrong_phase(&record, Action::Wake));
         }
-        record.staging = staging;
-        if on_demand {
+        record.staging = order.staging;
+        if order.on_demand {
             self.lend(&mut record, Phase::Sleeping);
         }
         self.intend(&mut record, Action::Wake).await?;
         crash::point("wake.intended");
-        self.wake_up(record, reason).await
+        watch.is(WakeKind::Woken);
+        watch.lap(Stage::Recorded);
+        self.wake_up(record, &order.reason, watch).await
     }
 
     /// From the intent on: also where an earlier agent was cut off.
-    pub(super) async fn wake_up(&self, mut record: Record, reason: &str) -> Result<(), StepError> {
+    pub(super) async fn wake_up(
+        &self,
+        mut record: Record,
+        reason: &str,
+        watch: &mut Stopwatch,
+    ) -> Result<(), StepError> {
         let bundle = self.bundle(&record)?;
         let exits = self.driver.exits();
         if let Some(snapshot) = record.snapshot.clone() {
@@ -42,29 +50,36 @@ impl<D: Driver> Executor<D> {
             let bounds = self.isolation.prepare(&record).await?;
             crash::point("wake.bounded");
             let keeping = self.keeping(&record);
+            watch.lap(Stage::Prepared);
             match self.driver.restore(&record.spec(image, bounds), &snapshot, &keeping).await {
                 Err(error @ (DriverError::Unusable { .. } | DriverError::NoSnapshot { .. })) => {
-                    return self.start_over(record, &error, reason).await;
+                    watch.lap(Stage::Restored);
+                    return self.start_over(record, &error, reason, watch).await;
                 }
                 restored => restored?,
             }
             crash::point("wake.restored");
+            watch.lap(Stage::Restored);
             record.snapshot = None;
             // Paused and without a snapshot it is warm, whatever comes next.
             record.enter(Phase::Warm, self.clock.now(), reason);
             self.intend(&mut record, Action::Wake).await?;
             crash::point("wake.given_up");
+            watch.lap(Stage::Recorded);
         } else {
             // An earlier agent restored it: its port is known to that one's firewall, and to this one's from here on.
             self.isolation.prepare(&record).await?;
         }
         self.driver.resume(&record.id).await?;
         crash::point("wake.resumed");
-        self.bring_to_life(&mut record, bundle, false, exits, ["wake.reborn", "wake.ready"]).await?;
+        watch.lap(Stage::Restored);
+        let points = ["wake.reborn", "wake.ready"];
+        self.bring_to_life(&mut record, bundle, false, exits, points, watch).await?;
         self.conclude_running(&mut record, reason).await?;
         crash::point("wake.concluded");
         self.driver.discard_snapshot(&record.id).await?;
         crash::point("wake.discarded");
+        watch.lap(Stage::Recorded);
         Ok(())
     }
 
@@ -75,7 +90,9 @@ impl<D: Driver> Executor<D> {
         mut record: Record,
         cause: &DriverError,
         reason: &str,
+        watch: &mut Stopwatch,
     ) -> Result<(), StepError> {
+        watch.is_instead(WakeKind::Started);
         let message = format!("starts from the beginning, for what it remembered is lost: {}", chain(cause));
         self.note("SnapshotUnusable", &record, &message);
         let (on_demand, home) = (record.on_demand, record.home);
@@ -85,11 +102,12 @@ impl<D: Driver> Executor<D> {
         self.intend(&mut record, Action::Start).await?;
         crash::point("wake.forgotten");
         self.driver.discard_snapshot(&record.id).await?;
-        self.boot_up(record, reason).await
+        watch.lap(Stage::Recorded);
+        self.boot_up(record, reason, watch).await
     }
 
     /// Marks an instance as a request's, with its place in the count that it came from.
-    fn lend(&self, record: &mut Record, home: Phase) {
+    pub(super) fn lend(&self, record: &mut Record, home: Phase) {
         record.on_demand = true;
         record.home.get_or_insert(home);
         record.last_used_at = Some(self.clock.now());
@@ -100,20 +118,25 @@ impl<D: Driver> Executor<D> {
         mut record: Record,
         on_demand: bool,
         reason: &str,
+        watch: &mut Stopwatch,
     ) -> Result<(), StepError> {
         if !matches!(record.phase, Phase::Warm | Phase::Running) {
             return Err(Self::wrong_phase(&record, Action::Resume));
         }
+        watch.is(if record.phase == Phase::Warm { WakeKind::Resumed } else { WakeKind::Running });
         let without = record.phase == Phase::Warm && record.secrets_wiped;
         let bundle = if without { self.bundle(&record)? } else { None };
+        watch.lap(Stage::Prepared);
         self.driver.resume(&record.id).await?;
         crash::point("resume.resumed");
+        watch.lap(Stage::Restored);
         if record.phase == Phase::Warm {
             self.links.open(&record.id);
             self.give_secrets(&mut record, bundle).await?;
             self.refresh(&mut record);
             record.idle_since = None;
         }
+        watch.lap(Stage::Reborn);
         let marked = record.staging.is_some() || on_demand || record.retry_not_before.is_some();
         record.staging = None;
         if on_demand {
@@ -124,6 +147,7 @@ impl<D: Driver> Executor<D> {
         record.enter(Phase::Running, self.clock.now(), reason);
         self.keep(record, marked).await?;
         crash::point("resume.kept");
+        watch.lap(Stage::Recorded);
         Ok(())
     }
 
@@ -132,17 +156,27 @@ impl<D: Driver> Executor<D> {
         mut record: Record,
         drain: Duration,
         reason: &str,
+        call_off: &CallOff,
     ) -> Result<(), StepError> {
         if !matches!(record.phase, Phase::Warm | Phase::Running) {
             return Err(Self::wrong_phase(&record, Action::Warm));
         }
-        if record.phase == Phase::Running && self.drain(&record, drain).await? == Drain::CalledOff {
-            self.used(record);
-            return Ok(());
+        if record.phase == Phase::Running {
+            match self.drain_unless_wanted(&record, drain, call_off).await? {
+                Drain::Over => {}
+                Drain::CalledOff => {
+                    self.used(record);
+                    return Ok(());
+                }
+                Drain::Wanted => return self.go_on(record, Phase::Warm).await,
+            }
         }
         crash::point("warm.drained");
         self.pause(&mut record).await?;
         crash::point("warm.paused");
+        if !call_off.pass() {
+            return self.go_on(record, Phase::Warm).await;
+        }
         let marked = record.staging.is_some() || record.on_demand || record.retry_not_before.is_some();
         record.staging = None;
         record.retry_not_before = None;
@@ -183,6 +217,7 @@ impl<D: Driver> Executor<D> {
         spec: Option<&PoolSpec>,
         drain: Duration,
         reason: &str,
+        call_off: &CallOff,
     ) -> Result<(), StepError> {
         if !matches!(record.phase, Phase::Warm | Phase::Running) {
             return Err(Self::wrong_phase(&record, Action::Sleep));
@@ -197,21 +232,35 @@ impl<D: Driver> Executor<D> {
             self.refresh(&mut record);
             record.enter(Phase::Running, self.clock.now(), reason);
         }
-        if record.phase == Phase::Running && self.drain(&record, drain).await? == Drain::CalledOff {
-            self.used(record);
-            return Ok(());
+        if record.phase == Phase::Running {
+            match self.drain_unless_wanted(&record, drain, call_off).await? {
+                Drain::Over => {}
+                Drain::CalledOff => {
+                    self.used(record);
+                    return Ok(());
+                }
+                Drain::Wanted => return self.go_on(record, Phase::Sleeping).await,
+            }
         }
         crash::point("sleep.drained");
         if wipes {
             self.wipe_secrets(&mut record).await?;
+        }
+        if call_off.is_called_off() {
+            return self.go_on(record, Phase::Sleeping).await;
         }
         self.pause(&mut record).await?;
         crash::point("sleep.paused");
         record.enter(Phase::Warm, self.clock.now(), reason);
         self.intend(&mut record, Action::Sleep).await?;
         crash::point("sleep.intended");
-        record.snapshot = Some(self.driver.snapshot(&record.id, &keeping).await?);
+        let snapshot = self.snapshot_unless_wanted(&record.id, &keeping, call_off).await?;
         crash::point("sleep.snapshotted");
+        // From here on a request waits until it sleeps, and wakes it.
+        let Some(snapshot) = snapshot.filter(|_| call_off.pass()) else {
+            return self.go_on(record, Phase::Sleeping).await;
+        };
+        record.snapshot = Some(snapshot);
         record.staging = None;
         record.idle_since = None;
         self.conclude(&mut record, Phase::Sleeping, reason).await?;

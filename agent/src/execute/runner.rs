@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use mvm_planner::Step;
+use mvm_planner::{Action, Step};
 use mvm_proto::{DesiredState, InstanceId, Phase, PoolId, TenantId, Timestamp};
 use tokio::task::JoinSet;
 
@@ -30,6 +30,8 @@ pub struct Runner<D> {
     gate: Arc<Gate>,
     /// The requests that the plan of what waits knew of.
     admitted: u64,
+    /// When that plan was made; absent: there was none.
+    planned_at: Option<Timestamp>,
     slots: usize,
     running: JoinSet<Done>,
     per_pool: BTreeMap<PoolKey, usize>,
@@ -50,6 +52,7 @@ impl<D: Driver> Runner<D> {
             executor,
             records,
             admitted: gate.admitted(),
+            planned_at: None,
             gate,
             slots: slots.max(1),
             running: JoinSet::new(),
@@ -71,6 +74,7 @@ impl<D: Driver> Runner<D> {
             .map(|(tenant, pool)| ((&tenant.tenant_id, &pool.pool_id), (tenant, pool)))
             .collect();
         self.admitted = self.gate.admitted();
+        self.planned_at = Some(now);
         self.waiting = take_turns(steps)
             .map(|step| {
                 let named = pools.get(&(&step.tenant, &step.pool));
@@ -176,8 +180,16 @@ impl<D: Driver> Runner<D> {
     ) -> Result<Option<Lease>, StepError> {
         match (&step.instance, spec) {
             (Some(id), _) => {
-                let from = self.records.get(id).map(|record| record.phase);
-                Ok(self.records.lease(id, step.action.leads_to(from)))
+                let record = self.records.get(id);
+                let to = step.action.leads_to(record.as_ref().map(|record| record.phase));
+                if !matches!(step.action, Action::Warm | Action::Sleep) {
+                    return Ok(self.records.lease(id, to));
+                }
+                // By policy or count: a request is a better reason to run, whether it comes before the step's turn or
+                // while it is under way.
+                let used = record.and_then(|record| record.last_used_at);
+                let since = used.is_some_and(|used| self.planned_at.is_some_and(|planned| used > planned));
+                Ok(if since { None } else { self.records.lease_to_rest(id, to) })
             }
             (None, Some(spec)) => {
                 let (_, lease) = self.records.reserve(&step.tenant, &step.pool, spec, step.staging, now)?;

@@ -5,11 +5,13 @@ use std::time::Duration;
 use mvm_planner::Action;
 use mvm_proto::Phase;
 
+use super::timing::{Stage, Stopwatch};
 use super::{Executor, Patience, PoolSpec, StepError};
 use crate::crash;
 use crate::driver::Driver;
 use crate::image::Resolution;
 use crate::record::{Intent, Record};
+use crate::state::CallOff;
 use crate::text::chain;
 
 impl<D: Driver> Executor<D> {
@@ -69,15 +71,21 @@ impl<D: Driver> Executor<D> {
         record.image = Some(image);
         record.staging = staging;
         record.persist.clone_from(&spec.persist);
+        record.warmup.clone_from(&spec.warmup);
         record.snapshot = None;
         let is_new = record.phase == Phase::Created;
         self.intend(&mut record, if is_new { Action::Create } else { Action::Start }).await?;
         crash::point("start.intended");
-        self.boot_up(record, reason).await
+        self.boot_up(record, reason, &mut Stopwatch::start()).await
     }
 
     /// From the intent on: also where an earlier agent was cut off.
-    pub(super) async fn boot_up(&self, mut record: Record, reason: &str) -> Result<(), StepError> {
+    pub(super) async fn boot_up(
+        &self,
+        mut record: Record,
+        reason: &str,
+        watch: &mut Stopwatch,
+    ) -> Result<(), StepError> {
         if record.phase == Phase::Failed {
             self.driver.kill(&record.id).await?;
             crash::point("start.cleared");
@@ -93,14 +101,18 @@ impl<D: Driver> Executor<D> {
         let image = self.boot_image(&record)?;
         let bounds = self.isolation.prepare(&record).await?;
         crash::point("start.bounded");
+        watch.lap(Stage::Prepared);
         self.begin_vm(&record, image, bounds).await?;
         crash::point("start.begun");
         // A fork begins paused.
         self.driver.resume(&record.id).await?;
         crash::point("start.booted");
-        self.bring_to_life(&mut record, bundle, true, exits, ["start.reborn", "start.ready"]).await?;
+        watch.lap(Stage::Restored);
+        let points = ["start.reborn", "start.ready"];
+        self.bring_to_life(&mut record, bundle, true, exits, points, watch).await?;
         self.conclude_running(&mut record, reason).await?;
         crash::point("start.concluded");
+        watch.lap(Stage::Recorded);
         Ok(())
     }
 
@@ -162,9 +174,11 @@ impl<D: Driver> Executor<D> {
         self.stop(record, patience.grace, reason).await?;
         let staging = (back_to != Phase::Running).then_some(back_to);
         self.start(again()?, spec, staging, reason).await?;
+        // Half a replacement can't be called off.
+        let nobody = CallOff::default();
         match back_to {
-            Phase::Warm => self.warm(again()?, patience.drain, reason).await,
-            Phase::Sleeping => self.sleep(again()?, Some(spec), patience.drain, reason).await,
+            Phase::Warm => self.warm(again()?, patience.drain, reason, &nobody).await,
+            Phase::Sleeping => self.sleep(again()?, Some(spec), patience.drain, reason, &nobody).await,
             _ => Ok(()),
         }
     }

@@ -112,6 +112,7 @@ pub async fn reconcile_once(
         background: Arc::new(tokio::sync::Semaphore::new(1)),
         boot_deadline: settings.boot_deadline,
         events,
+        wakes: broadcast::Sender::new(1),
         audit: audit.clone(),
         secrets: Arc::new(Secrets::new(&settings.secrets_dir)),
         writing: Writing::default(),

@@ -117,6 +117,12 @@ fn usage(records: &[Record]) -> Usage {
     let mut usage = Usage::default();
     let used_bytes = records.iter().fold(0_u64, |sum, record| sum.saturating_add(record.disk_used_bytes));
     usage.disk_used_mib = used_bytes.div_ceil(1024 * 1024);
+    let memory_mib = |phase: Phase| {
+        let those = records.iter().filter(|record| record.phase == phase);
+        let bytes = those.fold(0_u64, |sum, record| sum.saturating_add(record.memory_used()));
+        bytes.div_ceil(1024 * 1024)
+    };
+    (usage.running_memory_mib, usage.warm_memory_mib) = (memory_mib(Phase::Running), memory_mib(Phase::Warm));
     for record in records {
         let size = &record.resources;
         usage.instances += 1;

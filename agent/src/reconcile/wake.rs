@@ -7,13 +7,15 @@ use std::time::Duration;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, Shared};
 use mvm_planner::{Action, Blocked, Capacity, Observation, check_move};
+use mvm_proto::status::WakeTiming;
 use mvm_proto::{InstanceId, Phase, PoolId, Problem, TenantId};
-
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::gate::Gate;
 use crate::driver::Driver;
-use crate::execute::{Executor, Order};
+use crate::execute::timing::{Stage, millis};
+use crate::execute::{Executor, Order, Stopwatch, WakeKind};
 use crate::ledger::InForce;
 use crate::state::{Lease, Records};
 use crate::text::chain;
@@ -39,20 +41,11 @@ pub(crate) trait Wakes: Send + Sync {
         tenant: TenantId,
         pool: PoolId,
         id: InstanceId,
-    ) -> BoxFuture<'static, Result<Woken, Problem>>;
-}
-
-/// Whose wake it was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Woken {
-    /// This request's.
-    Itself,
-    /// One that was under way when this request came.
-    ByAnother,
+    ) -> BoxFuture<'static, Result<WakeTiming, Problem>>;
 }
 
 /// What all who ask meanwhile wait for.
-type UnderWay = Shared<BoxFuture<'static, Result<(), Problem>>>;
+type UnderWay = Shared<BoxFuture<'static, Result<WakeTiming, Problem>>>;
 type Wakings = Arc<Mutex<BTreeMap<InstanceId, UnderWay>>>;
 
 fn lock(wakings: &Wakings) -> MutexGuard<'_, BTreeMap<InstanceId, UnderWay>> {
@@ -101,14 +94,14 @@ impl<D: Driver> Wakes for Waker<D> {
         tenant: TenantId,
         pool: PoolId,
         id: InstanceId,
-    ) -> BoxFuture<'static, Result<Woken, Problem>> {
+    ) -> BoxFuture<'static, Result<WakeTiming, Problem>> {
         // Before it joins another: whose instance it is, is asked for each request.
         if let Err(problem) = self.find(&tenant, &pool, &id) {
             return Box::pin(std::future::ready(Err(problem)));
         }
         let mut under_way = lock(&self.under_way);
         if let Some(other) = under_way.get(&id).cloned() {
-            return Box::pin(async move { other.await.map(|()| Woken::ByAnother) });
+            return joined(other);
         }
         let (this, listed) = (self.clone(), Listed(Arc::clone(&self.under_way), id.clone()));
         let place = id.clone();
@@ -120,15 +113,37 @@ impl<D: Driver> Wakes for Waker<D> {
         let wake = async move { task.await.unwrap_or_else(|error| Err(failed(&error.to_string()))) };
         let wake = wake.boxed().shared();
         under_way.insert(place, wake.clone());
-        Box::pin(async move { wake.await.map(|()| Woken::Itself) })
+        wake.boxed()
     }
 }
 
+/// Another's wake, for one who came while it was under way.
+fn joined(other: UnderWay) -> BoxFuture<'static, Result<WakeTiming, Problem>> {
+    let asked = Instant::now();
+    Box::pin(async move {
+        let timing = other.await?;
+        Ok(WakeTiming { joined: true, waited_ms: millis(asked.elapsed()), ..timing })
+    })
+}
+
 impl<D: Driver> Waker<D> {
-    async fn bring_up(&self, tenant: &TenantId, pool: &PoolId, id: &InstanceId) -> Result<(), Problem> {
+    /// The wake of this instance that is under way, for whoever wants it up too.
+    pub(crate) fn under_way(
+        &self,
+        id: &InstanceId,
+    ) -> Option<BoxFuture<'static, Result<WakeTiming, Problem>>> {
+        lock(&self.under_way).get(id).cloned().map(joined)
+    }
+
+    async fn bring_up(
+        &self,
+        tenant: &TenantId,
+        pool: &PoolId,
+        id: &InstanceId,
+    ) -> Result<WakeTiming, Problem> {
+        let mut watch = Stopwatch::start();
         self.find(tenant, pool, id)?;
-        let lease = self.records.wait_lease_on_demand(id);
-        let lease = tokio::time::timeout(LEASE_PATIENCE, lease).await.map_err(|_| busy(id))?;
+        let (lease, kept) = self.lease(id).await?;
         // What was waited for may have changed it, or ended it.
         let phase = self.find(tenant, pool, id)?;
         let action = match phase {
@@ -136,13 +151,17 @@ impl<D: Driver> Waker<D> {
             Phase::Sleeping => Action::Wake,
             other => return Err(not_resting(id, other)),
         };
-        if phase != Phase::Running {
-            self.check_room(&lease, Phase::Running).await?;
+        if phase == Phase::Running {
+            watch.is(if kept { WakeKind::Kept } else { WakeKind::Running });
+        } else {
+            self.check_room(id, Phase::Running).await?;
         }
         let reason = "woken on demand".to_owned();
         let order = Order { action, staging: None, reason, spec: None, on_demand: true, asked_by: None };
-        self.executor.execute(&lease, &order).await.map_err(|error| failed(&chain(&error)))?;
-        Ok(())
+        watch.lap(Stage::Queued);
+        let done = self.executor.execute_timed(&lease, &order, &mut watch).await;
+        done.map_err(|error| failed(&chain(&error)))?;
+        Ok(watch.read())
     }
 
     pub(crate) fn find(&self, tenant: &TenantId, pool: &PoolId, id: &InstanceId) -> Result<Phase, Problem> {
@@ -153,24 +172,61 @@ impl<D: Driver> Waker<D> {
         })
     }
 
-    /// Whether quotas and capacity have room for the leased instance in phase `to`.
-    pub(crate) async fn check_room(&self, lease: &Lease, to: Phase) -> Result<(), Problem> {
-        let Some(in_force) = shown(&self.in_force) else { return Ok(()) };
+    /// The right to bring an instance up. What is putting it to rest is called off, if it still can be. Whether it was.
+    pub(crate) async fn lease(&self, id: &InstanceId) -> Result<(Lease, bool), Problem> {
+        let mut kept = false;
+        let lease = async {
+            loop {
+                let released = self.records.released();
+                tokio::pin!(released);
+                // Registered before looking, so that a release in between is not missed.
+                released.as_mut().enable();
+                if let Some(lease) = self.records.lease_on_demand(id) {
+                    return lease;
+                }
+                kept |= self.call_off_rest(id).await;
+                released.await;
+            }
+        };
+        let lease = tokio::time::timeout(LEASE_PATIENCE, lease).await.map_err(|_| busy(id))?;
+        Ok((lease, kept))
+    }
+
+    /// Its place among those that run may be another's by now: then it rests first, and is woken if there is room.
+    async fn call_off_rest(&self, id: &InstanceId) -> bool {
+        if !self.records.can_call_off(id) {
+            return false;
+        }
         let gate = self.gate.close().await;
+        if self.has_room(id, Phase::Running).is_err() {
+            return false;
+        }
+        let called_off = self.records.call_off_rest(id);
+        if called_off {
+            gate.admit();
+        }
+        called_off
+    }
+
+    /// Whether quotas and capacity have room for an instance in phase `to`. For whoever has its lease.
+    pub(crate) async fn check_room(&self, id: &InstanceId, to: Phase) -> Result<(), Problem> {
+        let gate = self.gate.close().await;
+        self.has_room(id, to)?;
+        gate.admit();
+        Ok(())
+    }
+
+    /// For whoever has closed the gate.
+    fn has_room(&self, id: &InstanceId, to: Phase) -> Result<(), Problem> {
+        let Some(in_force) = shown(&self.in_force) else { return Ok(()) };
         let blocked = self.blocked.borrow().clone();
         let instances = self.records.observed();
         let observation =
             Observation { capacity: self.capacity, blocked, instances, ..Observation::default() };
-        check_move(&in_force.desired, &observation, lease.id(), to).map_err(|reason| {
-            Problem::new(
-                409,
-                "no_room",
-                format!("{} can't become {to}: {reason}", lease.id()),
-                "free some of it first",
-            )
-        })?;
-        gate.admit();
-        Ok(())
+        check_move(&in_force.desired, &observation, id, to).map_err(|reason| {
+            let detail = format!("{id} can't become {to}: {reason}");
+            Problem::new(409, "no_room", detail, "free some of it first")
+        })
     }
 }
 

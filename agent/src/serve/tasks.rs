@@ -93,7 +93,7 @@ where
     }
 }
 
-/// Notes each pass of the reconcile loop: for liveness, and for the metrics.
+/// Notes each pass of the reconcile loop, for liveness and for the metrics, and each wake.
 pub(super) async fn passes_task(
     node: NodeHandle,
     metrics: Arc<Metrics>,
@@ -101,9 +101,16 @@ pub(super) async fn passes_task(
     stop: CancellationToken,
 ) {
     let mut passes = node.passes();
+    let mut wakes = node.wakes();
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
+            wake = wakes.recv() => {
+                if let Ok(wake) = wake {
+                    metrics.woken(&wake);
+                }
+                continue;
+            }
             changed = passes.changed() => if changed.is_err() { return stop.cancelled().await },
         }
         let took = passes.borrow_and_update().took;

@@ -5,6 +5,7 @@
 
 use std::str::FromStr;
 
+use mvm_proto::status::{InstanceStatus, WakeTiming};
 use mvm_proto::wire::session::v1::{ActOnInstance, GetLogs, Instances, ListInstances, Wake, reply, request};
 use mvm_proto::{IdError, InstanceId, Phase, PoolId, Problem, TenantId};
 
@@ -18,24 +19,26 @@ pub(super) async fn answer(
     ask: Option<request::Ask>,
 ) -> Result<Option<reply::Answer>, Problem> {
     match ask {
-        Some(request::Ask::Wake(asked)) => wake(node, &asked).await.map(|()| None),
-        Some(request::Ask::ListInstances(asked)) => list(node, &asked).map(|found| Some(instances(found))),
+        Some(request::Ask::Wake(asked)) => wake(node, &asked).await.map(Some),
+        Some(request::Ask::ListInstances(asked)) => {
+            list(node, &asked).map(|found| Some(instances(found, None)))
+        }
         Some(request::Ask::Act(asked)) => act(node, &asked).await.map(Some),
         Some(request::Ask::GetLogs(asked)) => logs(node, &asked).await.map(Some),
         None => Err(unknown_request()),
     }
 }
 
-fn instances(instances: Vec<mvm_proto::status::InstanceStatus>) -> reply::Answer {
-    reply::Answer::Instances(Instances { instances })
+fn instances(instances: Vec<InstanceStatus>, wake: Option<WakeTiming>) -> reply::Answer {
+    reply::Answer::Instances(Instances { instances, wake })
 }
 
-async fn wake(node: &NodeHandle, asked: &Wake) -> Result<(), Problem> {
+async fn wake(node: &NodeHandle, asked: &Wake) -> Result<reply::Answer, Problem> {
     let (tenant, pool, instance) = place(&asked.tenant_id, &asked.pool_id, &asked.instance_id)?;
-    node.wake(&tenant, &pool, &instance).await
+    Ok(reply::Answer::Wake(node.wake(&tenant, &pool, &instance).await?))
 }
 
-fn list(node: &NodeHandle, asked: &ListInstances) -> Result<Vec<mvm_proto::status::InstanceStatus>, Problem> {
+fn list(node: &NodeHandle, asked: &ListInstances) -> Result<Vec<InstanceStatus>, Problem> {
     let tenant: Option<TenantId> = wanted("tenant_id", &asked.tenant_id)?;
     let pool: Option<PoolId> = wanted("pool_id", &asked.pool_id)?;
     let instance: Option<InstanceId> = wanted("instance_id", &asked.instance_id)?;
@@ -57,8 +60,8 @@ async fn act(node: &NodeHandle, asked: &ActOnInstance) -> Result<reply::Answer, 
     let override_for = override_for(asked.override_seconds)?;
     let by = asked.by.clone();
     let (t, p, i) = (tenant.clone(), pool.clone(), instance.clone());
-    node.act(Manual { tenant, pool, instance, action, override_for, by }).await?;
-    Ok(instances(node.find(&t, &p, &i).into_iter().collect()))
+    let acted = node.act(Manual { tenant, pool, instance, action, override_for, by }).await?;
+    Ok(instances(node.find(&t, &p, &i).into_iter().collect(), acted.wake))
 }
 
 async fn logs(node: &NodeHandle, asked: &GetLogs) -> Result<reply::Answer, Problem> {

@@ -4,6 +4,7 @@
 
 mod acceptance;
 mod at_rest;
+mod call_off;
 mod cluster;
 mod crash;
 mod disk;
@@ -16,3 +17,5 @@ mod subject;
 mod task;
 mod test_node;
 mod wake;
+mod wake_timing;
+mod warmup;

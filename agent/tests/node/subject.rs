@@ -68,6 +68,7 @@ impl Subject {
             background: Arc::new(tokio::sync::Semaphore::new(1)),
             boot_deadline: Duration::from_secs(90),
             events,
+            wakes: broadcast::Sender::new(16),
             secrets: Arc::new(Secrets::new(&dir.join("secrets"))),
             writing: Writing::default(),
         };

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use mvm_agent::driver::{Driver as _, VmState};
 use mvm_agent::reconcile::NodeSettings;
+use mvm_proto::status::WakeTiming;
 use mvm_proto::{InstanceId, Problem};
 use serde_json::json;
 
@@ -174,7 +175,7 @@ async fn nothing_of_a_tenant_is_woken_while_its_secrets_are_not_the_documents() 
 }
 
 /// Wakes an instance of the only pool while the test goes on.
-fn wake_beside(node: &TestNode, id: &InstanceId) -> tokio::task::JoinHandle<Result<(), Problem>> {
+fn wake_beside(node: &TestNode, id: &InstanceId) -> tokio::task::JoinHandle<Result<WakeTiming, Problem>> {
     let (handle, id) = (node.handle.clone(), id.clone());
     let (acme, workers) = ("acme".parse().unwrap(), "workers".parse().unwrap());
     tokio::spawn(async move { handle.wake(&acme, &workers, &id).await })

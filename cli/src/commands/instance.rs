@@ -5,7 +5,7 @@ use std::str::FromStr;
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use mvm_agent::node_actions::ManualAction;
-use mvm_proto::status::InstanceStatus;
+use mvm_proto::status::{InstanceStatus, WakeTiming};
 use mvm_proto::{InstanceId, Phase, PoolId, TenantId};
 
 use crate::args::Global;
@@ -157,6 +157,9 @@ async fn act(global: &Global, args: ActArgs, action: ManualAction) -> Run {
         until => format!("; reconcile keeps its hands off until {until}"),
     };
     progress.say(format!("{name} is {}{window}", after.instance.phase));
+    if let Some(wake) = &after.wake {
+        progress.say(time_line(wake));
+    }
     if global.output != output::Format::Table && global.output != output::Format::Wide {
         output::show(global.output, &after, |_| details(&after))?;
     }
@@ -164,6 +167,28 @@ async fn act(global: &Global, args: ActArgs, action: ManualAction) -> Run {
         return Ok(());
     }
     Err(Outcome::Failed(anyhow!("{name} is {}: {}", after.instance.phase, after.instance.reason)))
+}
+
+/// Where the time of a wake went, without the parts that took none.
+fn time_line(wake: &WakeTiming) -> String {
+    let stages = [
+        ("queued", wake.queued_ms),
+        ("prepared", wake.prepared_ms),
+        ("restored", wake.restored_ms),
+        ("greeted", wake.greeted_ms),
+        ("reborn", wake.reborn_ms),
+        ("opened", wake.opened_ms),
+        ("ready", wake.ready_ms),
+        ("recorded", wake.recorded_ms),
+    ];
+    let shown: Vec<_> =
+        stages.iter().filter(|(_, ms)| *ms >= 0.05).map(|(name, ms)| format!("{name} {ms:.1}")).collect();
+    let parts = if shown.is_empty() { String::new() } else { format!(": {}", shown.join(", ")) };
+    let waited = match wake.joined {
+        true => format!("; another request's wake, waited {:.1} ms for", wake.waited_ms),
+        false => String::new(),
+    };
+    format!("{} in {:.1} ms{parts}{waited}", wake.kind, wake.total_ms)
 }
 
 fn table(found: &[Found], wide: bool) -> comfy_table::Table {
@@ -177,7 +202,7 @@ fn table(found: &[Found], wide: bool) -> comfy_table::Table {
     }
     let mut table = output::plain();
     table.set_header(headings);
-    for Found { node_id, instance } in found {
+    for Found { node_id, instance, .. } in found {
         let mut row = vec![
             instance.instance_id.clone(),
             instance.tenant_id.clone(),
@@ -203,6 +228,13 @@ fn table(found: &[Found], wide: bool) -> comfy_table::Table {
     table
 }
 
+fn in_memory(bytes: u64) -> String {
+    match bytes {
+        0 => "-".to_owned(),
+        bytes => format!("{} MiB", bytes.div_ceil(1024 * 1024)),
+    }
+}
+
 fn details(found: &Found) -> comfy_table::Table {
     let InstanceStatus {
         instance_id,
@@ -217,6 +249,7 @@ fn details(found: &Found) -> comfy_table::Table {
         override_until,
         claimed,
         disk_used_bytes,
+        memory_used_bytes,
         session,
         persisted_at,
         loss_window_seconds,
@@ -238,6 +271,7 @@ fn details(found: &Found) -> comfy_table::Table {
         ("override until", or_dash(override_until)),
         ("claimed", if *claimed { "yes" } else { "no" }.to_owned()),
         ("on disk", format!("{} MiB", disk_used_bytes.div_ceil(1024 * 1024))),
+        ("in memory", in_memory(*memory_used_bytes)),
     ]);
     if !session.is_empty() || !persist_error.is_empty() {
         rows.extend([
@@ -255,6 +289,21 @@ fn details(found: &Found) -> comfy_table::Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wake_is_told_in_a_line_with_the_parts_that_took_time() {
+        let wake = WakeTiming {
+            kind: "woken".to_owned(),
+            total_ms: 61.25,
+            restored_ms: 48.0,
+            greeted_ms: 13.21,
+            queued_ms: 0.04,
+            ..WakeTiming::default()
+        };
+        assert_eq!(time_line(&wake), "woken in 61.2 ms: restored 48.0, greeted 13.2");
+        let joined = WakeTiming { joined: true, waited_ms: 2.0, restored_ms: 0.0, greeted_ms: 0.0, ..wake };
+        assert_eq!(time_line(&joined), "woken in 61.2 ms; another request's wake, waited 2.0 ms for");
+    }
 
     #[test]
     fn an_instance_is_named_by_its_id_or_by_its_whole_path() {

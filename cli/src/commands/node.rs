@@ -256,6 +256,15 @@ fn status_rows(node: &Node) -> Vec<(&'static str, String)> {
             format!("{} vCPUs, {} MiB memory, {} MiB disk", usage.vcpus, usage.mem_mib, usage.disk_mib),
         ),
         ("on disk", format!("{} MiB", usage.disk_used_mib)),
+        (
+            "in memory",
+            format!(
+                "{} MiB: {} MiB by running instances, {} MiB by warm ones",
+                usage.running_memory_mib + usage.warm_memory_mib,
+                usage.running_memory_mib,
+                usage.warm_memory_mib
+            ),
+        ),
         ("next pass", or_dash(&status.next_reconcile_at)),
     ];
     rows.extend(pool_rows(&status));

@@ -78,7 +78,7 @@ pub(super) async fn act(
     };
     match state.fleet.ask(&place.node, request::Ask::Act(act), ACT_WAIT).await? {
         Some(reply::Answer::Instances(listed)) => {
-            Ok(ActOnInstanceResponse { instance: listed.instances.into_iter().next() })
+            Ok(ActOnInstanceResponse { instance: listed.instances.into_iter().next(), wake: listed.wake })
         }
         _ => Err(other_answer(&place.node)),
     }
@@ -110,8 +110,11 @@ pub(super) async fn wake(
         pool_id: place.pool.to_string(),
         instance_id: place.instance.to_string(),
     };
-    state.fleet.ask(&place.node, request::Ask::Wake(wake), ACT_WAIT).await?;
-    Ok(WakeInstanceResponse {})
+    match state.fleet.ask(&place.node, request::Ask::Wake(wake), ACT_WAIT).await? {
+        Some(reply::Answer::Wake(timing)) => Ok(WakeInstanceResponse { wake: Some(timing) }),
+        // Older agents say only that it is done.
+        _ => Ok(WakeInstanceResponse { wake: None }),
+    }
 }
 
 /// Which instance, on which node of this cluster.

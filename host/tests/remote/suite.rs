@@ -101,6 +101,7 @@ pub(crate) async fn run<H: Host>(host: H, other: H, site: &Site) {
     starting_twice_is_one_process_that_is_found_ended_once_and_no_zombie(&host, &other, site).await;
     what_a_vmm_forks_is_no_second_vmm_but_does_not_outlive_it_unseen(&host, site).await;
     processor_time_is_that_of_exactly_this_process(&host, site).await;
+    memory_is_measured_of_what_lives_and_was_asked_for(&host, site).await;
     how_a_vmm_ended_is_told_to_whoever_started_it(&host, site).await;
     a_stranger_with_a_used_pid_is_never_signalled(&host, site).await;
     what_is_started_is_private_leads_its_own_session_and_inherits_nothing(&host, site).await;
@@ -215,6 +216,26 @@ async fn names_that_lead_out_of_a_run_directory_are_refused(host: &impl Host) {
             assert!(matches!(refusal, Some(HostError::Refused(_))), "{name}: {refusal:?}");
         }
     }
+}
+
+async fn memory_is_measured_of_what_lives_and_was_asked_for(host: &impl Host, site: &Site) {
+    let (asked, other) = (id(), InstanceId::from_bits(0x07e4));
+    let (one, two) = (patient(site, host, &asked).await, patient(site, host, &other).await);
+    let measure = async |instances: &[InstanceId]| {
+        let measure = Operation::MeasureMemory { instances: instances.to_vec() };
+        match host.perform(&measure).await.unwrap() {
+            Outcome::Memory(found) => found,
+            other => panic!("no measurement: {other:?}"),
+        }
+    };
+    let gone = InstanceId::from_bits(0x90e);
+    let found = measure(&[gone.clone(), asked.clone()]).await;
+    assert_eq!(found.iter().map(|used| &used.instance).collect::<Vec<_>>(), [&asked]);
+    assert!((4096..64 << 20).contains(&found[0].bytes), "{found:?}");
+    end(host, &vmm(&one)).await;
+    end(host, &VmmProcess { instance: other.clone(), process: two }).await;
+    assert_eq!(measure(&[asked, other.clone(), gone]).await, []);
+    host.perform(&Operation::RemoveRunDir { instance: other }).await.unwrap();
 }
 
 /// What an instance has on disk; absent: nothing.

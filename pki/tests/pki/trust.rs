@@ -103,6 +103,7 @@ fn desired_with(images: &[Option<Digest>]) -> DesiredState {
         snapshot_encryption: false,
         stopped_retention_seconds: 0,
         persist: None,
+        warmup: None,
     };
     let tenant = Tenant {
         tenant_id: "t".parse().unwrap(),

@@ -143,6 +143,7 @@ fn pool(kinds: Kinds) -> impl Strategy<Value = Pool> {
             snapshot_encryption: false,
             stopped_retention_seconds: times.2,
             persist: None,
+            warmup: None,
         },
     )
 }

@@ -6,9 +6,10 @@
 use super::rules::{self, Subnets, Unique};
 use super::{
     DesiredCounts, DesiredState, DocumentErrors, Egress, EgressMode, MAX_DOCUMENT_BYTES, MAX_FLAKE_REF_BYTES,
-    MAX_GUEST_PATH_BYTES, MAX_STORE_BYTES, MAX_TENANT_NET_ID, Network, Persist, Pool, PoolRole, Provenance,
-    Quotas, Resources, RuntimePolicy, SCHEMA_VERSION, SeccompPolicy, SignedDocument, SleepPolicy,
-    SnapshotCompression, Subnet, Tenant, default_stopped_retention,
+    MAX_GUEST_PATH_BYTES, MAX_STORE_BYTES, MAX_TENANT_NET_ID, MAX_WARMUP_SECONDS, Network, Persist, Pool,
+    PoolRole, Provenance, Quotas, Resources, RuntimePolicy, SCHEMA_VERSION, SeccompPolicy, SignedDocument,
+    SleepPolicy, SnapshotCompression, Subnet, Tenant, Warmup, default_stopped_retention,
+    default_warmup_timeout,
 };
 use crate::json::{Fields, Json, MAX_INTEGER, Node, Number, Report};
 use crate::{PoolId, TenantId};
@@ -55,6 +56,7 @@ const POOL: &[&str] = &[
     "snapshot_encryption",
     "stopped_retention_seconds",
     "persist",
+    "warmup",
 ];
 const RESOURCES: &[&str] = &["vcpus", "mem_mib", "data_disk_mib"];
 const COUNTS: &[&str] = &["running", "warm", "sleeping"];
@@ -62,6 +64,7 @@ const RUNTIME_POLICY: &[&str] =
     &["min_running_seconds", "min_warm_seconds", "drain_timeout_seconds", "graceful_shutdown_seconds"];
 const SLEEP_POLICY: &[&str] = &["warm_after_seconds", "sleep_after_seconds", "cpu_idle_percent"];
 const PERSIST: &[&str] = &["path", "store", "every_seconds"];
+const WARMUP: &[&str] = &["command", "timeout_seconds"];
 
 /// Reads a document as users write it.
 pub(super) fn local(bytes: &[u8]) -> Result<DesiredState, DocumentErrors> {
@@ -307,6 +310,7 @@ fn pool(
     let retention =
         fields.or("stopped_retention_seconds", default_stopped_retention(), |node| seconds(&node));
     let persist = fields.maybe("persist", |node| persist(&node));
+    let warmup = fields.maybe("warmup", |node| warmup(&node));
     Some(Pool {
         pool_id: pool_id?,
         flake_ref: flake_ref?,
@@ -324,6 +328,7 @@ fn pool(
         snapshot_encryption: snapshot_encryption?,
         stopped_retention_seconds: retention?,
         persist: persist?,
+        warmup: warmup?,
     })
 }
 
@@ -384,6 +389,14 @@ fn persist(node: &Node<'_, '_>) -> Option<Persist> {
     let store = fields.get("store", |node| rules::session_store(&node, MAX_STORE_BYTES));
     let every_seconds = fields.get("every_seconds", |node| node.integer(1..=86_400));
     Some(Persist { path: path?, store: store?, every_seconds: every_seconds? })
+}
+
+fn warmup(node: &Node<'_, '_>) -> Option<Warmup> {
+    let fields = node.fields(WARMUP)?;
+    let command = fields.get("command", |node| rules::command(&node));
+    let timeout_seconds =
+        fields.or("timeout_seconds", default_warmup_timeout(), |node| node.integer(1..=MAX_WARMUP_SECONDS));
+    Some(Warmup { command: command?, timeout_seconds: timeout_seconds? })
 }
 
 #[cfg(test)]

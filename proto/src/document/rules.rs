@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{DesiredCounts, DesiredState, Quotas, Subnet};
+use super::{DesiredCounts, DesiredState, MAX_COMMAND_WORD_BYTES, MAX_COMMAND_WORDS, Quotas, Subnet};
 use crate::FieldError;
 use crate::json::Node;
 
@@ -61,6 +61,27 @@ pub(super) fn printable(node: &Node<'_, '_>, max: usize) -> Option<String> {
     } else {
         node.refuse(format_args!("must be 1 to {max} printable ASCII characters without spaces"))
     }
+}
+
+/// A program and its arguments: printable ASCII, in which spaces stay what they are.
+pub(super) fn command(node: &Node<'_, '_>) -> Option<Vec<String>> {
+    let words = node.items()?;
+    if !(1..=MAX_COMMAND_WORDS).contains(&words.len()) {
+        return node
+            .refuse(format_args!("must be 1 to {MAX_COMMAND_WORDS} strings: a program and its arguments"));
+    }
+    let word = |node: Node<'_, '_>| {
+        let text = node.text()?;
+        let printable = text.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
+        if (1..=MAX_COMMAND_WORD_BYTES).contains(&text.len()) && printable {
+            Some(text.to_owned())
+        } else {
+            node.refuse(format_args!("must be 1 to {MAX_COMMAND_WORD_BYTES} printable ASCII characters"))
+        }
+    };
+    // Every word is looked at, so that all mistakes are told.
+    let words: Vec<_> = words.map(word).collect();
+    words.into_iter().collect()
 }
 
 /// A folder inside a guest: absolute, in its plainest form, and not the whole machine.

@@ -279,7 +279,8 @@ async fn migrate(
     drop(into);
     let mut migration = qmp.migration();
     qmp.command("migrate", json!({ "uri": "fd:state" }), answer_within).await?;
-    let over = migration.wait_for(|status| matches!(status.as_str(), "completed" | "failed" | "closed"));
+    let over = migration
+        .wait_for(|status| matches!(status.as_str(), "completed" | "failed" | "cancelled" | "closed"));
     let silent = |_| QmpError::Silent { command: "migrate", waited: within };
     let status =
         tokio::time::timeout(within, over).await.map_err(silent)?.map_err(|_| QmpError::Closed)?.clone();
@@ -290,6 +291,10 @@ async fn migrate(
             let status = qmp.command("query-migrate", Value::Null, answer_within).await?;
             let reason = status["error-desc"].as_str().unwrap_or("QEMU does not say why").to_owned();
             Err(QmpError::Refused { command: "migrate", reason })
+        }
+        "cancelled" => {
+            steady(qmp, answer_within).await?;
+            Err(QmpError::Refused { command: "migrate", reason: "it was called off".to_owned() })
         }
         _ => Err(QmpError::Closed),
     }

@@ -88,6 +88,19 @@ fn a_document_without_optional_fields_gets_the_documented_defaults() {
 }
 
 #[test]
+fn a_warm_up_has_a_minute_unless_it_says_otherwise() {
+    let of = |warmup: Value| {
+        let document = with(minimal(), "/tenants/0/pools/0/warmup", warmup);
+        let document = local(document.to_string().as_bytes()).unwrap();
+        document.tenants[0].pools[0].warmup.clone().unwrap()
+    };
+    let command = vec!["/app/warm".to_owned(), "with spaces".to_owned()];
+    assert_eq!(of(json!({ "command": command })), Warmup { command, timeout_seconds: 60 });
+    assert_eq!(of(json!({ "command": ["x"], "timeout_seconds": 3600 })).timeout_seconds, 3600);
+    assert_eq!(local(minimal().to_string().as_bytes()).unwrap().tenants[0].pools[0].warmup, None);
+}
+
+#[test]
 fn every_required_field_is_missed_by_its_path() {
     let required = [
         "/schema_version",
@@ -132,6 +145,7 @@ fn unknown_fields_are_refused_at_every_level() {
     let full = with(full, "/tenants/0/pools/0/sleep_policy", json!({}));
     let persist = json!({ "path": "/home", "store": "s3://bucket", "every_seconds": 60 });
     let full = with(full, "/tenants/0/pools/0/persist", persist);
+    let full = with(full, "/tenants/0/pools/0/warmup", json!({ "command": ["/app/warm", "all of it"] }));
     assert_eq!(errors(&full), [""; 0]);
     for parent in [
         "",
@@ -145,6 +159,7 @@ fn unknown_fields_are_refused_at_every_level() {
         "/tenants/0/pools/0/runtime_policy",
         "/tenants/0/pools/0/sleep_policy",
         "/tenants/0/pools/0/persist",
+        "/tenants/0/pools/0/warmup",
     ] {
         let found = errors(&with(full.clone(), &format!("{parent}/surprise"), json!(1)));
         assert_eq!(found.len(), 1, "{found:?}");
@@ -198,6 +213,32 @@ fn each_field_says_what_it_must_be_and_what_it_was() {
             "/tenants/0/pools/0/persist",
             json!({"path": "/a/../b", "store": "local", "every_seconds": 1}),
             "persist.path: must be an absolute path below `/`, without `.`, `..` or empty steps",
+        ),
+        ("/tenants/0/pools/0/warmup", json!("/app/warm"), "pools[0].warmup: must be an object"),
+        ("/tenants/0/pools/0/warmup", json!({}), "warmup.command: must be there, found nothing"),
+        ("/tenants/0/pools/0/warmup", json!({"command": "/app/warm"}), "warmup.command: must be an array"),
+        ("/tenants/0/pools/0/warmup", json!({"command": []}), "warmup.command: must be 1 to 64 strings"),
+        (
+            "/tenants/0/pools/0/warmup",
+            json!({"command": vec!["a"; 65]}),
+            "warmup.command: must be 1 to 64 strings",
+        ),
+        (
+            "/tenants/0/pools/0/warmup",
+            json!({"command": ["a", 1]}),
+            "warmup.command[1]: must be a string, found 1",
+        ),
+        ("/tenants/0/pools/0/warmup", json!({"command": ["a", ""]}), "warmup.command[1]: must be 1 to 4096"),
+        ("/tenants/0/pools/0/warmup", json!({"command": ["a\nb"]}), "warmup.command[0]: must be 1 to 4096"),
+        (
+            "/tenants/0/pools/0/warmup",
+            json!({"command": ["a"], "timeout_seconds": 0}),
+            "warmup.timeout_seconds: must be 1..=3600, found 0",
+        ),
+        (
+            "/tenants/0/pools/0/warmup",
+            json!({"command": ["a"], "timeout_seconds": 3601}),
+            "warmup.timeout_seconds: must be 1..=3600, found 3601",
         ),
     ];
     for (pointer, value, message) in cases {

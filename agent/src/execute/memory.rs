@@ -1,0 +1,53 @@
+//! What instances really cost in memory: measured seldom, for the kernel walks all of it to say so.
+
+use std::sync::Arc;
+
+use mvm_planner::Action;
+use mvm_proto::{InstanceId, Phase};
+
+use super::Executor;
+use crate::driver::Driver;
+use crate::isolation::Isolation;
+use crate::state::Records;
+use crate::text::chain;
+
+impl<D: Driver> Executor<D> {
+    /// Measures one instance after a step that changed what it costs. Nobody waits for it.
+    pub(super) fn measure_memory_after(&self, action: Action, id: &InstanceId) {
+        let ends = matches!(action, Action::Sleep | Action::Stop | Action::Destroy);
+        if !ends && self.driver.kind().uses_host_resources() {
+            let (isolation, records) = (Arc::clone(&self.isolation), Arc::clone(&self.records));
+            let id = id.clone();
+            tokio::spawn(async move { measure(&isolation, &records, vec![id]).await });
+        }
+    }
+
+    /// Measures all that run: what is paused stays as it was measured when it was.
+    pub(crate) async fn measure_memory(&self) {
+        if !self.driver.kind().uses_host_resources() {
+            return;
+        }
+        let mut running = Vec::new();
+        self.records.for_each(|record, _| {
+            if record.phase == Phase::Running {
+                running.push(record.id.clone());
+            }
+        });
+        if !running.is_empty() {
+            measure(&self.isolation, &self.records, running).await;
+        }
+    }
+}
+
+async fn measure(isolation: &Isolation, records: &Records, instances: Vec<InstanceId>) {
+    match isolation.memory_use(instances).await {
+        Ok(found) => {
+            for used in found {
+                records.set_memory_used(&used.instance, used.bytes);
+            }
+        }
+        Err(error) => {
+            tracing::warn!(error = %chain(&error), "could not measure what instances cost in memory");
+        }
+    }
+}

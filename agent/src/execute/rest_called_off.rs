@@ -1,0 +1,88 @@
+//! A request that comes while its instance is being put to rest: the rest is called off, and the instance goes on.
+//!
+//! It can be called off until the record says that the instance rests. Every state on the way is one that the next agent
+//! understands: a VM without a recorded snapshot is as warm or as running as it is seen to be.
+
+use std::time::Duration;
+
+use mvm_proto::{InstanceId, Phase};
+
+use super::guest::Drain;
+use super::{Executor, StepError};
+use crate::crash;
+use crate::driver::{Driver, SnapshotRef};
+use crate::record::Record;
+use crate::state::CallOff;
+use crate::text::chain;
+
+/// A snapshot that is only about to be written does not hear that it should end: it is told again this often.
+const STOP_AGAIN: Duration = Duration::from_millis(20);
+
+impl<D: Driver> Executor<D> {
+    /// Lets a running guest finish its work, unless a request wants it meanwhile.
+    pub(super) async fn drain_unless_wanted(
+        &self,
+        record: &Record,
+        timeout: Duration,
+        call_off: &CallOff,
+    ) -> Result<Drain, StepError> {
+        tokio::select! {
+            biased;
+            () = call_off.called_off() => Ok(Drain::Wanted),
+            drained = self.drain(record, timeout) => drained,
+        }
+    }
+
+    /// Writes a paused guest's memory. None: a request wants it, and what was written is not to be used.
+    pub(super) async fn snapshot_unless_wanted(
+        &self,
+        id: &InstanceId,
+        keeping: &Keeping,
+        call_off: &CallOff,
+    ) -> Result<Option<SnapshotRef>, StepError> {
+        if call_off.is_called_off() {
+            return Ok(None);
+        }
+        let mut snapshot = std::pin::pin!(self.driver.snapshot(id, keeping));
+        tokio::select! {
+            biased;
+            () = call_off.called_off() => {}
+            written = &mut snapshot => return Ok(Some(written?)),
+        }
+        loop {
+            if let Err(error) = self.driver.stop_snapshot(id).await {
+                // It is waited for instead.
+                tracing::warn!(%id, error = %chain(&error), "could not stop a snapshot");
+            }
+            // Whether it was written after all makes no difference.
+            if tokio::time::timeout(STOP_AGAIN, &mut snapshot).await.is_ok() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The guest runs on, or again, and is the request's. `home` is where it was on its way to: it keeps its place in
+    /// that count.
+    pub(super) async fn go_on(&self, mut record: Record, home: Phase) -> Result<(), StepError> {
+        if record.intent.is_some() {
+            self.driver.discard_snapshot(&record.id).await?;
+            crash::point("call_off.discarded");
+        }
+        let bundle = if record.secrets_wiped { self.bundle(&record)? } else { None };
+        self.driver.resume(&record.id).await?;
+        crash::point("call_off.resumed");
+        self.links.open(&record.id);
+        self.links.take_back_sleep(&record.id);
+        self.give_secrets(&mut record, bundle).await?;
+        self.refresh(&mut record);
+        record.idle_since = None;
+        record.staging = None;
+        record.intent = None;
+        record.retry_not_before = None;
+        self.lend(&mut record, home);
+        record.enter(Phase::Running, self.clock.now(), "a request called its rest off");
+        self.records.save(&record).await?;
+        crash::point("call_off.kept");
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! Where the time of a wake goes: a stopwatch that goes along with the step, from the request to the answer.
+
+use std::time::Duration;
+
+use mvm_proto::status::WakeTiming;
+use tokio::time::Instant;
+
+/// How an instance came to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WakeKind {
+    /// It ran already.
+    Running,
+    /// It was about to rest, which was called off.
+    Kept,
+    /// From warm: its processors were let go.
+    Resumed,
+    /// From its snapshot.
+    Woken,
+    /// From the beginning, for its snapshot was of no use.
+    Started,
+}
+
+impl WakeKind {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Kept => "kept",
+            Self::Resumed => "resumed",
+            Self::Woken => "woken",
+            Self::Started => "started",
+        }
+    }
+}
+
+/// The parts of a wake. One that comes twice counts for both times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Until its turn came: another step on the instance, and room for it.
+    Queued,
+    /// Its secrets read, its bounds made.
+    Prepared,
+    /// Its VMM started, its state loaded, its processors let go.
+    Restored,
+    /// Its guest answered.
+    Greeted,
+    /// Its guest has its secrets and knows who it is.
+    Reborn,
+    /// Its port is open.
+    Opened,
+    Ready,
+    /// What was done is written down, and what was used up is gone.
+    Recorded,
+}
+
+const STAGES: usize = Stage::Recorded as usize + 1;
+
+/// A wake that ended well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wake {
+    pub kind: WakeKind,
+    pub total: Duration,
+}
+
+#[derive(Debug)]
+pub struct Stopwatch {
+    begun: Instant,
+    last: Instant,
+    stages: [Duration; STAGES],
+    kind: Option<WakeKind>,
+}
+
+impl Stopwatch {
+    #[must_use]
+    pub fn start() -> Self {
+        let now = Instant::now();
+        Self { begun: now, last: now, stages: [Duration::ZERO; STAGES], kind: None }
+    }
+
+    /// What passed since the last lap went to `stage`.
+    pub(crate) fn lap(&mut self, stage: Stage) {
+        let now = Instant::now();
+        self.stages[stage as usize] += now - self.last;
+        self.last = now;
+    }
+
+    /// Says how the instance comes to run, unless that is known.
+    pub(crate) fn is(&mut self, kind: WakeKind) {
+        self.kind.get_or_insert(kind);
+    }
+
+    /// What it took to begin so was for nothing.
+    pub(crate) fn is_instead(&mut self, kind: WakeKind) {
+        self.kind = Some(kind);
+    }
+
+    /// The wake up to the last lap; absent: it was none.
+    #[must_use]
+    pub fn wake(&self) -> Option<Wake> {
+        let kind = self.kind.filter(|kind| *kind != WakeKind::Running)?;
+        Some(Wake { kind, total: self.last - self.begun })
+    }
+
+    /// For whoever asked.
+    #[must_use]
+    pub fn read(&self) -> WakeTiming {
+        let stage = |stage: Stage| millis(self.stages[stage as usize]);
+        let total_ms = millis(self.last - self.begun);
+        WakeTiming {
+            kind: self.kind.unwrap_or(WakeKind::Running).as_str().to_owned(),
+            total_ms,
+            waited_ms: total_ms,
+            joined: false,
+            queued_ms: stage(Stage::Queued),
+            prepared_ms: stage(Stage::Prepared),
+            restored_ms: stage(Stage::Restored),
+            greeted_ms: stage(Stage::Greeted),
+            reborn_ms: stage(Stage::Reborn),
+            opened_ms: stage(Stage::Opened),
+            ready_ms: stage(Stage::Ready),
+            recorded_ms: stage(Stage::Recorded),
+        }
+    }
+}
+
+/// Milliseconds to the microsecond: what is finer is noise.
+#[allow(clippy::cast_precision_loss, reason = "microseconds of a century fit a double's 53 bits")]
+pub(crate) fn millis(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_parts_of_a_wake_add_up_to_the_whole() {
+        let mut watch = Stopwatch::start();
+        let laps = [(Stage::Queued, 3), (Stage::Restored, 40), (Stage::Recorded, 2), (Stage::Restored, 1)];
+        for (stage, ms) in laps {
+            tokio::time::advance(Duration::from_millis(ms)).await;
+            watch.lap(stage);
+        }
+        assert_eq!(watch.wake(), None, "nothing was woken yet");
+        watch.is(WakeKind::Woken);
+        watch.is(WakeKind::Started);
+        let timing = watch.read();
+        let parts = [timing.queued_ms, timing.restored_ms, timing.recorded_ms, timing.total_ms];
+        assert_eq!((timing.kind.as_str(), parts), ("woken", [3.0, 41.0, 2.0, 46.0]));
+        watch.is_instead(WakeKind::Started);
+        let total = Duration::from_millis(46);
+        assert_eq!(watch.wake(), Some(Wake { kind: WakeKind::Started, total }));
+    }
+}

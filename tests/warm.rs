@@ -1,0 +1,82 @@
+//! Templates with a warm-up, wakes that say where their time went, and what instances cost in memory: with real microVMs.
+//!
+//! Needs QEMU and the test image (`make test` installs and builds both); says so when it can't run, and fails in CI.
+
+use std::time::Duration;
+
+use mvm_tests::{LoneAgent, microvms_or_say_so, nothing, path_text, small_pool, wait_until};
+use serde_json::{Value, json};
+
+const LONG: Duration = Duration::from_secs(120);
+const MIB: u64 = 1024 * 1024;
+
+fn agent() -> LoneAgent {
+    let images = mvm_tests::test_images();
+    LoneAgent::new("qemu", &["--images-dir", path_text(&images)])
+}
+
+fn warmed(running: u32, command: &[&str]) -> Value {
+    let mut document = small_pool(running, 0, 0);
+    document["tenants"][0]["pools"][0]["warmup"] = json!({ "command": command });
+    document
+}
+
+fn json_of(agent: &LoneAgent, args: &[&str]) -> Value {
+    let text = agent.mvm_ok(&[args, &["-o", "json"]].concat());
+    serde_json::from_str(&text).expect("mvm prints JSON")
+}
+
+#[test]
+fn every_fork_has_what_the_warm_up_left_and_wakes_say_where_their_time_went() {
+    if !microvms_or_say_so("every_fork_has_what_the_warm_up_left") {
+        return;
+    }
+    let mut agent = agent();
+    let script = "echo warmed > /run/left-behind; hostname >> /run/left-behind; ls /run/mvm/secrets /data >> /run/left-behind 2>&1; true";
+    agent.declare(&warmed(2, &["sh", "-c", script]));
+    agent.start();
+    let ids: Vec<String> = agent.wait_counts(2, 0, 0, LONG)["running"].iter().cloned().collect();
+    let left: Vec<String> = ids
+        .iter()
+        .map(|id| agent.mvm_ok(&["instance", "exec", id, "--", "cat", "/run/left-behind"]))
+        .collect();
+    assert!(left[0].starts_with("warmed\n"), "{}", left[0]);
+    assert_eq!(left[0], left[1], "it ran once, for both");
+    assert!(ids.iter().all(|id| !left[0].contains(id.as_str())), "it had nobody's name: {}", left[0]);
+    let events = agent.mvm_ok(&["events"]);
+    assert_eq!(events.matches("TemplateMade").count(), 1, "{events}");
+
+    let id = ids[0].as_str();
+    agent.mvm_ok(&["instance", "sleep", id]);
+    let woken = json_of(&agent, &["instance", "wake", id]);
+    assert_eq!((&woken["phase"], &woken["wake"]["kind"]), (&json!("running"), &json!("woken")), "{woken}");
+    let ms = |name: &str| woken["wake"][name].as_f64().unwrap_or_default();
+    assert!(ms("restored_ms") > 1.0 && ms("total_ms") > ms("restored_ms"), "{woken}");
+    agent.mvm_ok(&["instance", "warm", id]);
+    let resumed = agent.mvm(&["instance", "wake", id]);
+    let told = String::from_utf8_lossy(&resumed.stderr).into_owned();
+    assert!(told.contains("resumed in ") && told.contains(" ms"), "{told}");
+
+    // Measured after the step that changed it, beside whoever asked for that.
+    let memory = || json_of(&agent, &["instance", "get", id])["memory_used_bytes"].as_u64().unwrap_or(0);
+    wait_until("its memory to be measured", LONG, || memory() > 4 * MIB);
+    let stats = agent.mvm_ok(&["node", "stats"]);
+    assert!(stats.contains("by running instances"), "{stats}");
+}
+
+#[test]
+fn where_the_warm_up_fails_instances_boot_and_an_event_says_why() {
+    if !microvms_or_say_so("where_the_warm_up_fails") {
+        return;
+    }
+    let mut agent = agent();
+    agent.declare(&warmed(1, &["sh", "-c", "echo there is no model here >&2; exit 3"]));
+    agent.start();
+    agent.wait_counts(1, 0, 0, LONG);
+    let events = agent.mvm_ok(&["events"]);
+    let line = events.lines().find(|line| line.contains("TemplateFailed")).unwrap_or_default();
+    assert!(line.contains("ended with exit code 3"), "{events}");
+    assert!(line.contains("its output ends with `there is no model here`"), "{events}");
+    agent.declare(&nothing());
+    agent.wait_counts(0, 0, 0, LONG);
+}
