@@ -64,6 +64,10 @@ pub const ALL: &[&str] = &[
 /// Points that only a real guest's session passes. The tests with microVMs end an agent there.
 pub const OF_SESSIONS: &[&str] = &["persist.content", "persist.index", "persist.head", "persist.brought"];
 
+/// Points that only an instance on its way between nodes passes. The test of moves ends an agent there.
+pub const OF_MOVES: &[&str] =
+    &["export.marked", "import.begun", "import.received", "import.placed", "import.recorded"];
+
 /// Ends this process here, if a test asked for it.
 #[cfg(not(debug_assertions))]
 #[inline(always)]
@@ -76,7 +80,8 @@ pub(crate) fn point(name: &'static str) {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     static ASKED: OnceLock<Option<(String, AtomicU32)>> = OnceLock::new();
-    debug_assert!(ALL.contains(&name) || OF_SESSIONS.contains(&name), "{name} is not listed");
+    let known = [ALL, OF_SESSIONS, OF_MOVES].concat();
+    debug_assert!(known.contains(&name), "{name} is not listed");
     let asked = ASKED.get_or_init(|| {
         let text = std::env::var("MVM_CRASH_AT").ok()?;
         let (name, passings) = text.split_once(':').unwrap_or((&text, "1"));

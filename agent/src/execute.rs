@@ -9,6 +9,7 @@
 mod disk;
 mod fork;
 mod guest;
+mod moving;
 pub mod recover;
 mod rest;
 pub mod runner;
@@ -30,6 +31,7 @@ use tokio::sync::{Semaphore, broadcast};
 pub use disk::{NoRoom, Writing};
 
 pub(crate) use self::guest::DATA_DISK_PATH;
+use crate::archive::ArchiveError;
 use crate::audit::{AuditLog, Entry};
 use crate::crash;
 use crate::driver::{Driver, DriverError, VmState};
@@ -64,6 +66,8 @@ pub enum StepError {
     Bounds(#[from] HostError),
     #[error(transparent)]
     Secrets(#[from] SecretsError),
+    #[error("its archive can't be used")]
+    Archive(#[from] ArchiveError),
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
     #[error("its image is not there: {0}")]
@@ -205,6 +209,12 @@ impl<D: Driver> Executor<D> {
         let nobody = if order.on_demand { BY_REQUEST } else { BY_RECONCILE };
         let actor = order.asked_by.as_deref().unwrap_or(nobody);
         self.write_down(before.as_ref(), actor, order.action, &order.reason, &result);
+        if let Some(record) = before.filter(|before| before.exported_at.is_some())
+            && matches!(result, Ok(Phase::Running))
+        {
+            let message = "it was exported before and runs here again: an archive of it must not be imported";
+            self.note("ExportedInstanceRuns", &record, message);
+        }
         result
     }
 

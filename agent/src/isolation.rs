@@ -75,6 +75,13 @@ impl Isolation {
         Ok(bounds)
     }
 
+    /// The bounds that an instance would have, without making any: what of them its machine is made of.
+    #[must_use]
+    pub fn planned(&self, record: &Record) -> Bounds {
+        let nic = self.place(record).map(|(_, port)| Nic { tap: port.tap(), mac: port.mac().to_string() });
+        Bounds { nic, ..Bounds::default() }
+    }
+
     /// Lets packets pass, now that the guest has its own name and addresses.
     pub async fn open(&self, record: &Record) -> Result<(), HostError> {
         let Some((_, port)) = self.place(record) else { return Ok(()) };

@@ -1,10 +1,11 @@
 //! What every driver must do, as one suite. An implementation calls [`suite`] from its tests; one whose VMs outlive
 //! it calls [`outlives_its_owner`] too; one whose guests answer calls [`guest_suite`]; one whose VMs can be ended from
-//! outside calls [`sudden_ends`]; one that reads files calls [`refusals`]. Each law is one function, named by what it
-//! holds.
+//! outside calls [`sudden_ends`]; one that reads files calls [`refusals`]; one whose sleepers can be carried elsewhere calls
+//! [`moves`], and every other is held to refusing it. Each law is one function, named by what it holds.
 
 mod client;
 mod guests;
+mod moves;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use super::{BootImage, Driver, DriverError, Purpose, SnapshotRef, Vm, VmSpec, Vm
 
 pub use client::Client;
 pub use guests::{guest_suite, refusals, sudden_ends};
+pub use moves::moves;
 
 /// Which law does not hold, and what was seen instead.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +94,9 @@ pub async fn suite<D: Driver>(driver: &D, subject: &Subject) -> Held {
     removing_leaves_nothing(driver, &spec(9)).await?;
     the_console_can_be_read_in_part(driver, &spec(10)).await?;
     processor_time_is_known_of_what_lives_and_only_grows(driver, &spec(14)).await?;
+    if driver.immovable().is_some() {
+        moves::what_can_not_be_moved_says_so(driver, &spec(15)).await?;
+    }
     if driver.can_fork() {
         forks_are_vms_of_their_own(driver, [spec(11), spec(12), spec(13)]).await?;
     }

@@ -5,12 +5,14 @@
 //! Latency and failures are set by the test through [`Faults`]. A guest is a small script that speaks the guest
 //! protocol; it exists only while someone is connected to it.
 
+mod carry;
 mod faults;
 mod guest;
 mod life;
 mod world;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,7 +24,7 @@ use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 use super::{
-    Driver, DriverError, DriverKind, DriverUnavailable, GuestStream, Purpose, SnapshotRef, Vm, VmExit,
+    Driver, DriverError, DriverKind, DriverUnavailable, GuestStream, Part, Purpose, SnapshotRef, Vm, VmExit,
     VmSpec, VmState,
 };
 pub use faults::{Fault, Faults, Manner};
@@ -40,6 +42,8 @@ pub struct FakeDriver {
     forks: bool,
     /// What tests make VMMs burn: since when, and which share of a core.
     burning: Mutex<BTreeMap<InstanceId, (Instant, u32)>>,
+    /// What is being written of instances that come from elsewhere.
+    incoming: Mutex<BTreeMap<InstanceId, File>>,
 }
 
 impl FakeDriver {
@@ -68,6 +72,7 @@ impl FakeDriver {
             faults: Arc::default(),
             forks: false,
             burning: Mutex::default(),
+            incoming: Mutex::default(),
         }
     }
 
@@ -90,6 +95,10 @@ impl FakeDriver {
     /// Makes the VMM of an instance take this share of a core from now on, as if it had just been started.
     pub fn vmm_burns(&self, instance: &InstanceId, percent: u32) {
         self.burning().insert(instance.clone(), (Instant::now(), percent));
+    }
+
+    fn incoming(&self) -> MutexGuard<'_, BTreeMap<InstanceId, File>> {
+        self.incoming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn burning(&self) -> MutexGuard<'_, BTreeMap<InstanceId, (Instant, u32)>> {
@@ -280,6 +289,26 @@ impl Driver for FakeDriver {
         .await
     }
 
+    fn immovable(&self) -> Option<&'static str> {
+        None
+    }
+
+    async fn export(&self, snapshot: &SnapshotRef) -> Result<Vec<Part>, DriverError> {
+        self.carry_out(snapshot).await
+    }
+
+    async fn begin_import(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.make_room(instance).await
+    }
+
+    async fn import_part(&self, instance: &InstanceId, name: &str) -> Result<File, DriverError> {
+        self.incoming_part(instance, name)
+    }
+
+    async fn import(&self, spec: &VmSpec, exported: &SnapshotRef) -> Result<SnapshotRef, DriverError> {
+        self.carry_in(spec, exported).await
+    }
+
     async fn stop(&self, instance: &InstanceId, _grace: Duration) -> Result<(), DriverError> {
         self.change(instance, "stop", |entry, _| {
             if entry.vm.take().is_some() {
@@ -366,6 +395,12 @@ mod tests {
         conformance::suite(&FakeDriver::open(dir.path()).unwrap(), &subject).await.unwrap();
         let open = async || FakeDriver::open(dir.path()).unwrap();
         conformance::outlives_its_owner(open, &subject).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_sleeps_on_paper_moves_as_real_ones_do() {
+        let (one, other) = (FakeDriver::in_memory(), FakeDriver::in_memory());
+        conformance::moves(&one, &other, &conformance::Subject::imagined()).await.unwrap();
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub(super) enum Drain {
 
 impl<D: Driver> Executor<D> {
     /// The files that an instance is booted or restored with.
-    pub(super) fn boot_image(&self, record: &Record) -> Result<BootImage, StepError> {
+    pub(crate) fn boot_image(&self, record: &Record) -> Result<BootImage, StepError> {
         let imagined = || BootImage::imagined(&record.flake_ref).digest;
         let digest = record.image.or(record.image_digest).unwrap_or_else(imagined);
         Ok(self.images.boot_image(&digest, &record.flake_ref)?)

@@ -236,7 +236,7 @@ async fn who_was_away_finds_its_session_taken_and_touches_nothing() {
     write(&folder.path("mine"), b"three");
     let kept = away.keep(&folder, folder.root(), EVERY, at(3)).await;
     assert!(matches!(kept, Err(PersistError::Taken(_))), "{kept:?}");
-    let resumed = Session::resume(vault(&shelf), 0, &holder(1), EVERY).await.unwrap();
+    let resumed = Session::resume(vault(&shelf), 0, &holder(1), None, EVERY).await.unwrap();
     assert!(resumed.is_none());
     assert_eq!(brought_back(&shelf).await, looks(&theirs));
 }
@@ -254,7 +254,7 @@ async fn two_that_start_at_once_get_two_sessions_and_content_is_never_mixed() {
         futures::future::join_all(starts).await.into_iter().map(|slot| slot.unwrap()).collect();
     assert_eq!(slots, (0..6).collect());
     // One that has content never takes another's, free or not.
-    let free = Session::resume(vault(&shelf), 3, &holder(99), EVERY).await.unwrap();
+    let free = Session::resume(vault(&shelf), 3, &holder(99), None, EVERY).await.unwrap();
     assert!(free.is_none());
     let me = holder(7);
     let mine = Session::take(vault(&shelf), &me, Has::Content, EVERY, now).await.unwrap();
