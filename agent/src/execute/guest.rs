@@ -60,7 +60,7 @@ impl<D: Driver> Executor<D> {
                 .map_or_else(String::new, |net| format!("{}/{}", record.address, net.subnet.prefix())),
             gateway: net.map_or_else(String::new, |net| net.subnet.gateway().to_string()),
             mac: net.map_or_else(String::new, |net| Mac::of(net.id, record.offset).to_string()),
-            dns: Vec::new(),
+            dns: self.isolation.resolvers(net),
             entropy: Vec::new(),
             unix_ms: u64::try_from(now.unix_ms()).unwrap_or(0),
             env: env.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),

@@ -262,6 +262,29 @@ async fn two_that_start_at_once_get_two_sessions_and_content_is_never_mixed() {
 }
 
 #[tokio::test]
+async fn a_session_goes_on_where_its_instance_was_moved_to_and_only_there() {
+    let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
+    let shelf = Breaking::at(store.path());
+    write(&folder.path("mine"), b"one");
+    let mut there = take(&shelf, 1, at(0)).await;
+    there.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
+    let before = holder(1);
+    let here = Holder { node: "node-b".parse().unwrap(), ..holder(1) };
+    let stranger = Holder { node: "node-c".parse().unwrap(), ..holder(2) };
+    // Another instance's, or from nowhere: not its own.
+    let others = Session::resume(vault(&shelf), 0, &stranger, None, EVERY).await.unwrap();
+    assert!(others.is_none());
+    let moved = Session::resume(vault(&shelf), 0, &here, Some(&before), EVERY).await.unwrap().unwrap();
+    assert_eq!((moved.slot, moved.taken_at()), (0, Some(at(1))));
+    // From here on it is held in its new name, and the node that it left has lost it.
+    let kept = there.keep(&folder, folder.root(), EVERY, at(2)).await;
+    assert!(matches!(kept, Err(PersistError::Taken(_))), "{kept:?}");
+    let back = Session::resume(vault(&shelf), 0, &before, None, EVERY).await.unwrap();
+    assert!(back.is_none());
+    assert!(Session::resume(vault(&shelf), 0, &here, None, EVERY).await.unwrap().is_some());
+}
+
+#[tokio::test]
 async fn another_tenants_pool_is_another_place() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
     write(&folder.path("secret"), b"one");
