@@ -24,12 +24,9 @@ const FLAGS: &[&str] = &["--sweep-after", "1s"];
 struct Pair {
     one: LoneAgent,
     other: LoneAgent,
+    /// The pool without any count: what is there is left alone for as long as it is overridden.
+    empty: Value,
     dir: TempDir,
-}
-
-/// The pool without any count: what is there is left alone for as long as it is overridden.
-fn empty_pool() -> Value {
-    small_pool(0, 0, 0)
 }
 
 impl Pair {
@@ -45,7 +42,7 @@ impl Pair {
         other.declare(&empty);
         other.start();
         let dir = TempDir::new().expect("a temporary folder can be made");
-        let pair = Self { one, other, dir };
+        let pair = Self { one, other, empty, dir };
         (pair, id)
     }
 
@@ -56,9 +53,10 @@ impl Pair {
     }
 
     fn put_to_sleep(&self, id: &str) {
-        self.one.mvm_ok(&["instance", "sleep", id]);
         // What was acted on by hand is left alone, and nothing takes its place.
-        self.one.declare(&empty_pool());
+        self.one.mvm_ok(&["instance", "wake", id, "--override", "1h"]);
+        self.one.declare(&self.empty);
+        self.one.mvm_ok(&["instance", "sleep", id, "--override", "1h"]);
         self.one.wait_counts(0, 0, 1, PATIENCE);
     }
 
@@ -149,6 +147,9 @@ fn what_is_not_asleep_is_not_exported_and_what_ran_since_is_not_removed() {
     assert!(events.contains("ExportedInstanceRuns"), "{events}");
     let output = pair.one.mvm(&["instance", "export", &id, "-", "--remove"]);
     assert!(said(&output).contains("--remove needs a file"), "{}", said(&output));
+    let taken = pair.archive("sleeper");
+    let output = pair.one.mvm(&["instance", "export", &id, path_text(&taken)]);
+    assert!(said(&output).contains("is there already"), "{}", said(&output));
     let output = pair.one.mvm(&["instance", "export", "i-0badcafe", path_text(&path)]);
     assert!(said(&output).contains("there is no instance"), "{}", said(&output));
     assert_eq!(phase(&pair.one, &id).as_deref(), Some("running"));

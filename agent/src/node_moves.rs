@@ -234,7 +234,10 @@ impl<D: Driver> Actor<D> {
         let executor = &self.waker.executor;
         executor.boot_image(record).map_err(|error| no_image(record, &error))?;
         let net = executor.isolation.net_of(spec.net_id, spec.subnet);
-        let arriving = record.clone().arriving(header.node.clone(), net, self.clock.now());
+        let mut arriving = record.clone().arriving(header.node.clone(), net, self.clock.now());
+        // What is decided for a pool is decided here by this node's document.
+        arriving.seccomp = spec.seccomp;
+        arriving.persist.clone_from(&spec.persist);
         Ok((arriving, spec))
     }
 

@@ -38,7 +38,7 @@ fn a_guest_goes_on_counting_on_another_node_with_its_disk_and_only_where_it_fits
     guest(&pair.one, COUNT);
     wait_until("the guest to count", LONG, || count(&pair.one) > 3);
     let (before, counter) = (count(&pair.one), guest(&pair.one, "cat /run/counter"));
-    pair.one.mvm_ok(&["instance", "sleep", &id]);
+    pair.put_to_sleep(&id);
     let path = pair.export(&id);
     let archive = std::fs::metadata(&path).expect("the archive is there");
     println!("an archive of 128 MiB of memory and {DISK_MIB} MiB of disk has {} bytes", archive.len());
@@ -92,7 +92,8 @@ fn a_guest_goes_on_counting_on_another_node_with_its_disk_and_only_where_it_fits
     let disk = std::fs::metadata(disk).expect("its disk is there");
     assert_eq!(disk.len(), DISK_MIB << 20);
     assert!(disk.blocks() * 512 < 128 << 20, "holes stay holes: {} blocks", disk.blocks());
-    pair.one.mvm_ok(&["instance", "export", &id, path_text(&path), "--remove"]);
+    let again = pair.archive("again");
+    pair.one.mvm_ok(&["instance", "export", &id, path_text(&again), "--remove"]);
     assert_eq!(phase(&pair.one, &id), None);
 
     pair.other.mvm_ok(&["instance", "wake", &id]);

@@ -55,6 +55,12 @@ pub(crate) async fn export(global: &Global, args: ExportArgs) -> Run {
             "--remove needs a file: nobody here knows when what standard output leads to is on a disk"
         )));
     }
+    if !to_standard && args.file.exists() {
+        let shown = args.file.display();
+        return Err(Outcome::Usage(anyhow!(
+            "{shown} is there already, and may be all that is left of an instance"
+        )));
+    }
     let progress = Progress::new(global.quiet);
     let agent = args.endpoint.open_agent(global, "instance export").await?;
     let found = Instances::open(global, &args.endpoint).await?.find(&args.instance).await?;
