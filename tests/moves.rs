@@ -79,7 +79,11 @@ impl Pair {
         let before = kept(&self.other);
         let output = self.import(archive);
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains(says), "{says}: {said}\n{}", self.other.log());
+        assert!(
+            !output.status.success() && said.contains(says),
+            "{says}: {said}\n{before:?}\n{}",
+            self.other.log()
+        );
         assert_eq!(kept(&self.other), before, "{says}");
     }
 }

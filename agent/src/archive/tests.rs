@@ -1,3 +1,5 @@
+//! Archives written and read back, whole, damaged and cut off.
+
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 

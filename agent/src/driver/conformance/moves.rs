@@ -69,11 +69,13 @@ async fn what_does_not_fit_or_is_damaged_is_refused<D: Driver>(from: &D, to: &D,
     let refused = |imported: Result<SnapshotRef, DriverError>| {
         matches!(imported, Err(DriverError::Unusable { .. } | DriverError::OtherRevision { .. }))
     };
-    let names: Vec<String> = parts().await?.into_iter().map(|part| part.name).collect();
-    for damaged in &names {
+    // The memory alone, and all of it: what is neither memory nor names it is the archive's to keep whole.
+    let longest = |part: &Part| part.file.metadata().map_or(0, |found| found.len());
+    let memory = parts().await?.into_iter().max_by_key(longest).map(|part| part.name);
+    for only in [memory.as_deref(), None] {
         let flip = |name: &str, bytes: &mut Vec<u8>| {
             let middle = bytes.len() / 2;
-            if name == damaged
+            if only.is_none_or(|only| only == name)
                 && let Some(byte) = bytes.get_mut(middle)
             {
                 *byte ^= 1;
