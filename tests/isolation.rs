@@ -252,3 +252,50 @@ fn tenants_reach_their_own_and_nothing_else() {
         !links.contains("br-tenant") && !links.contains("tn7i") && !links.contains("tn8i")
     });
 }
+
+/// Answers every question for a name with one address.
+const RESOLVER: &str = r#"
+import socket
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("0.0.0.0", 53))
+while True:
+    question, sender = server.recvfrom(512)
+    end = question.index(b"\0", 12) + 5
+    is_a = question[end - 4:end - 2] == b"\0\1"
+    answer = b"\xc0\x0c\0\1\0\1\0\0\0\x3c\0\4" + socket.inet_aton("192.0.2.53") if is_a else b""
+    head = question[:2] + b"\x81\x80" + question[4:6] + (b"\0\1" if is_a else b"\0\0") + b"\0\0\0\0"
+    server.sendto(head + question[12:end] + answer, sender)
+"#;
+
+#[test]
+fn a_guest_is_told_its_gateway_as_its_resolver_and_gets_names_from_it() {
+    if !root_or_say_so("a_guest_is_told_its_gateway") || !microvms_or_say_so("a_guest_is_told_its_gateway") {
+        return;
+    }
+    let images = mvm_tests::test_images();
+    let dir = tempfile::tempdir().expect("a temporary folder can be made");
+    let flags = ["--images-dir", path_text(&images), "--gateway-dns"];
+    let mut agent = LoneAgent::with_networks("qemu", &flags);
+    let mut acme = tenant("acme", 7, "none", dir.path());
+    acme["pools"][0]["flake_ref"] = json!("builtin:busybox");
+    acme["pools"][0]["desired_counts"]["running"] = json!(1);
+    agent.declare(&document(&[acme]));
+    agent.start();
+    wait_until("a microVM to run", LONG, || {
+        agent.observe().is_some() && addresses(&agent, "acme").len() == 1
+    });
+    let mut resolver = agent.namespace().command("python3");
+    resolver.args(["-c", RESOLVER]);
+    let _resolver = Process::start(resolver, &dir.path().join("resolver.log"));
+    let (id, _) = addresses(&agent, "acme").remove(0);
+    let guest = |line: &str| agent.mvm(&["instance", "exec", &id, "--", "sh", "-c", line]);
+    let told = String::from_utf8_lossy(&guest("cat /etc/resolv.conf").stdout).into_owned();
+    assert_eq!(told.trim(), "nameserver 10.77.7.1");
+    wait_until("a name to be answered", LONG, || {
+        String::from_utf8_lossy(&guest("nslookup mvm.test").stdout).contains("192.0.2.53")
+    });
+    // Nothing else of the gateway answers.
+    assert!(!guest("nc -w 2 10.77.7.1 22 </dev/null").status.success());
+    agent.declare(&mvm_tests::nothing());
+    agent.wait_counts(0, 0, 0, LONG);
+}

@@ -33,6 +33,9 @@ pub enum Endpoint {
     Logs,
     Act(ManualAction),
     Exec,
+    Export,
+    Release,
+    Import,
 }
 
 /// One row of the table.
@@ -66,8 +69,12 @@ macro_rules! instance {
     };
 }
 
+/// Guests' whole memory, and the end of an instance: for whoever owns the node.
+const LOCAL_ONLY: &[Role] = &[];
 const COORDINATOR: &[Role] = &[Role::Coordinator];
 const COORDINATOR_AND_OPERATOR: &[Role] = &[Role::Coordinator, Role::Operator];
+
+pub(crate) const IMPORT_PATH: &str = "/v1/instances/import";
 
 /// The whole authorisation policy of the agent's API. Node certificates may call nothing: a node speaks for itself
 /// to the coordinator, and has no business with another node.
@@ -110,6 +117,14 @@ pub const TABLE: &[Rule] = &[
         COORDINATOR_AND_OPERATOR,
     ),
     post(E::Exec, instance!("/exec"), "runs a command inside an instance", COORDINATOR_AND_OPERATOR),
+    post(E::Export, instance!("/export"), "gives a sleeping instance as an archive", LOCAL_ONLY),
+    post(
+        E::Release,
+        instance!("/release"),
+        "removes a sleeping instance that was exported and has not changed since",
+        LOCAL_ONLY,
+    ),
+    post(E::Import, IMPORT_PATH, "takes in an instance from an archive", LOCAL_ONLY),
 ];
 
 const fn get(endpoint: Endpoint, path: &'static str, does: &'static str) -> Rule {
@@ -121,6 +136,12 @@ const fn post(endpoint: Endpoint, path: &'static str, does: &'static str, allows
 }
 
 impl Rule {
+    /// Whether the answer may take as long as a disk and whoever reads or writes the other end do.
+    #[must_use]
+    pub fn is_long(path: &str) -> bool {
+        path == IMPORT_PATH || path.ends_with("/export")
+    }
+
     /// Whether `caller` may make this call.
     #[must_use]
     pub fn permits(&self, caller: &Caller) -> bool {
@@ -191,6 +212,7 @@ mod tests {
         for rule in TABLE {
             let expected = match rule.endpoint {
                 E::Reconcile | E::Trust => [true, false, false],
+                E::Export | E::Release | E::Import => [false, false, false],
                 _ => [true, true, false],
             };
             let found =

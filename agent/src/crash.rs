@@ -71,6 +71,10 @@ pub const OF_SESSIONS: &[&str] = &["persist.content", "persist.index", "persist.
 /// Points that only a snapshot in files passes, while it is compressed. The tests with microVMs end an agent there.
 pub const OF_SNAPSHOTS: &[&str] = &["pack.written", "pack.named", "pack.noted", "pack.done"];
 
+/// Points that only an instance on its way between nodes passes. The test of moves ends an agent there.
+pub const OF_MOVES: &[&str] =
+    &["export.marked", "import.begun", "import.received", "import.placed", "import.recorded"];
+
 /// Ends this process here, if a test asked for it.
 #[cfg(not(debug_assertions))]
 #[inline(always)]
@@ -83,8 +87,8 @@ pub(crate) fn point(name: &'static str) {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     static ASKED: OnceLock<Option<(String, AtomicU32)>> = OnceLock::new();
-    let listed = [ALL, OF_REQUESTS, OF_SESSIONS, OF_SNAPSHOTS].iter().any(|points| points.contains(&name));
-    debug_assert!(listed, "{name} is not listed");
+    let known = [ALL, OF_REQUESTS, OF_SESSIONS, OF_SNAPSHOTS, OF_MOVES];
+    debug_assert!(known.iter().any(|points| points.contains(&name)), "{name} is not listed");
     let asked = ASKED.get_or_init(|| {
         let text = std::env::var("MVM_CRASH_AT").ok()?;
         let (name, passings) = text.split_once(':').unwrap_or((&text, "1"));

@@ -13,6 +13,7 @@ pub mod qemu;
 pub mod run_files;
 
 use std::fmt;
+use std::fs::File;
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -163,6 +164,13 @@ pub struct SnapshotRef {
     pub digest: Digest,
 }
 
+/// One file of what an instance is while it sleeps, open to be read.
+#[derive(Debug)]
+pub struct Part {
+    pub name: String,
+    pub file: File,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
     #[error("{instance} has no VM to {action}")]
@@ -279,6 +287,32 @@ pub trait Driver: Send + Sync + 'static {
     /// Deletes the instance's snapshot, if there is one.
     fn discard_snapshot(&self, instance: &InstanceId)
     -> impl Future<Output = Result<(), DriverError>> + Send;
+
+    /// Why what sleeps can't be carried to another node; absent: it can.
+    fn immovable(&self) -> Option<&'static str>;
+
+    /// All files that a sleeping instance is made of, its data disk included: what another node needs to restore it.
+    /// A snapshot that could not be restored here is not handed out.
+    fn export(&self, snapshot: &SnapshotRef) -> impl Future<Output = Result<Vec<Part>, DriverError>> + Send;
+
+    /// Makes a place for an instance that comes from another node, in place of whatever is left of one of its name.
+    fn begin_import(&self, instance: &InstanceId) -> impl Future<Output = Result<(), DriverError>> + Send;
+
+    /// A new file for a part of it, to be written. A name that no part can have is refused.
+    fn import_part(
+        &self,
+        instance: &InstanceId,
+        name: &str,
+    ) -> impl Future<Output = Result<File, DriverError>> + Send;
+
+    /// Makes the parts, written whole, the snapshot of an instance that sleeps here, if it fits what is here. `exported`
+    /// names the snapshot where it was made; the answer names it here. Until then nothing of it can be restored, and
+    /// [`Driver::remove`] takes all of it away.
+    fn import(
+        &self,
+        spec: &VmSpec,
+        exported: &SnapshotRef,
+    ) -> impl Future<Output = Result<SnapshotRef, DriverError>> + Send;
 
     /// Asks the guest to shut down and waits up to `grace`, then kills. A paused guest is killed at once.
     fn stop(
@@ -500,6 +534,26 @@ impl Driver for AnyDriver {
 
     async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
         each!(self, driver => driver.discard_snapshot(instance).await)
+    }
+
+    fn immovable(&self) -> Option<&'static str> {
+        each!(self, driver => driver.immovable())
+    }
+
+    async fn export(&self, snapshot: &SnapshotRef) -> Result<Vec<Part>, DriverError> {
+        each!(self, driver => driver.export(snapshot).await)
+    }
+
+    async fn begin_import(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        each!(self, driver => driver.begin_import(instance).await)
+    }
+
+    async fn import_part(&self, instance: &InstanceId, name: &str) -> Result<File, DriverError> {
+        each!(self, driver => driver.import_part(instance, name).await)
+    }
+
+    async fn import(&self, spec: &VmSpec, exported: &SnapshotRef) -> Result<SnapshotRef, DriverError> {
+        each!(self, driver => driver.import(spec, exported).await)
     }
 
     async fn stop(&self, instance: &InstanceId, grace: Duration) -> Result<(), DriverError> {

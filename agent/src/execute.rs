@@ -11,6 +11,7 @@ mod fork;
 mod guest;
 mod keeping;
 mod memory;
+mod moving;
 pub mod recover;
 mod rest;
 mod rest_called_off;
@@ -36,6 +37,7 @@ pub use disk::{NoRoom, Writing};
 pub use timing::{Stopwatch, Wake, WakeKind};
 
 pub(crate) use self::guest::DATA_DISK_PATH;
+use crate::archive::ArchiveError;
 use crate::audit::{AuditLog, Entry};
 use crate::crash;
 use crate::driver::{AtRest, Driver, DriverError, DriverKind, VmState};
@@ -78,6 +80,8 @@ pub enum StepError {
          snapshot_encryption to false"
     )]
     NoEncryption(DriverKind),
+    #[error("its archive can't be used")]
+    Archive(#[from] ArchiveError),
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
     #[error("its image is not there: {0}")]
@@ -249,6 +253,12 @@ impl<D: Driver> Executor<D> {
         if let (Ok(_), Some(wake)) = (&result, watch.wake()) {
             // Nobody listening is no error.
             let _ = self.wakes.send(wake);
+        }
+        if let Some(record) = before.filter(|before| before.exported_at.is_some())
+            && matches!(result, Ok(Phase::Running))
+        {
+            let message = "it was exported before and runs here again: an archive of it must not be imported";
+            self.note("ExportedInstanceRuns", &record, message);
         }
         result
     }

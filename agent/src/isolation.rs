@@ -56,6 +56,13 @@ impl Isolation {
         (self.settings.network == NetworkMode::Bridges).then_some(Net { id, subnet })
     }
 
+    /// What guests in this network ask for names; nothing where nobody answers them.
+    #[must_use]
+    pub fn resolvers(&self, net: Option<Net>) -> Vec<String> {
+        let asked = net.filter(|_| self.settings.gateway_dns);
+        asked.map(|net| net.subnet.gateway().to_string()).into_iter().collect()
+    }
+
     /// The bounds of an instance whose VM is about to start. Asked again, they are the same.
     pub async fn prepare(&self, record: &Record) -> Result<Bounds, HostError> {
         let mut bounds = Bounds { jail: self.jail(record), ..Bounds::default() };
@@ -73,6 +80,13 @@ impl Isolation {
             self.host.perform(&Operation::EnsurePort { net, port }).await?;
         }
         Ok(bounds)
+    }
+
+    /// The bounds that an instance would have, without making any: what of them its machine is made of.
+    #[must_use]
+    pub fn planned(&self, record: &Record) -> Bounds {
+        let nic = self.place(record).map(|(_, port)| Nic { tap: port.tap(), mac: port.mac().to_string() });
+        Bounds { nic, ..Bounds::default() }
     }
 
     /// Lets packets pass, now that the guest has its own name and addresses.

@@ -7,6 +7,7 @@
 
 pub mod acceptor;
 pub mod api;
+pub mod archive;
 pub mod audit;
 pub mod authz;
 pub mod certs;
@@ -29,6 +30,7 @@ pub mod local_socket;
 pub mod metrics;
 pub mod node_actions;
 pub mod node_info;
+pub mod node_moves;
 pub mod observe;
 pub mod persist;
 mod pressure_task;

@@ -170,11 +170,17 @@ pub(crate) struct Actor<D> {
     pub(crate) waker: Waker<D>,
     pub(crate) driver: Arc<D>,
     pub(crate) clock: Clock,
+    pub(crate) node_id: NodeId,
 }
 
 impl<D> Clone for Actor<D> {
     fn clone(&self) -> Self {
-        Self { waker: self.waker.clone(), driver: Arc::clone(&self.driver), clock: self.clock.clone() }
+        Self {
+            waker: self.waker.clone(),
+            driver: Arc::clone(&self.driver),
+            clock: self.clock.clone(),
+            node_id: self.node_id.clone(),
+        }
     }
 }
 
@@ -264,7 +270,7 @@ impl<D: Driver> Actor<D> {
         Ok(before)
     }
 
-    fn spec(&self, tenant: &TenantId, pool: &PoolId) -> Option<PoolSpec> {
+    pub(crate) fn spec(&self, tenant: &TenantId, pool: &PoolId) -> Option<PoolSpec> {
         let in_force = shown(&self.waker.in_force)?;
         let mut pools = in_force.desired.pools();
         pools
@@ -367,12 +373,12 @@ fn illegal(id: &InstanceId, phase: Phase, action: ManualAction, hint: &str) -> P
     Problem::new(409, "illegal_move", detail, format!("For one that is {phase}: {hint}."))
 }
 
-fn no_spec(tenant: &TenantId, pool: &PoolId) -> Problem {
+pub(crate) fn no_spec(tenant: &TenantId, pool: &PoolId) -> Problem {
     let detail = format!("the document in force does not say what {tenant}/{pool} is made of");
     Problem::new(409, "unmanaged_pool", detail, "Push a document that names the pool.")
 }
 
-fn not_recorded(error: &StateError) -> Problem {
+pub(crate) fn not_recorded(error: &StateError) -> Problem {
     let detail = format!("nothing was done, for it could not be recorded: {}", chain(error));
     Problem::new(507, "storage_failed", detail, "Free some disk space.")
 }

@@ -289,7 +289,9 @@ impl Sessions {
     ) -> Result<Session<ObjectShelf>, PersistError> {
         let (vault, me) = (self.vault(record, &persist.store)?, self.me(record));
         if let Some(slot) = record.session.and_then(SessionMark::slot)
-            && let Some(session) = Session::resume(vault.clone(), slot, &me, persist.every_seconds).await?
+            && let Some(session) =
+                Session::resume(vault.clone(), slot, &me, before(record).as_ref(), persist.every_seconds)
+                    .await?
         {
             return Ok(session);
         }
@@ -363,8 +365,14 @@ impl Sessions {
         let slot = record.session.and_then(SessionMark::slot).ok_or(PersistError::NoSession)?;
         let vault = self.vault(record, &persist.store)?;
         let name = vault.name(slot);
-        let resumed = Session::resume(vault, slot, &self.me(record), persist.every_seconds).await?;
+        let (me, before) = (self.me(record), before(record));
+        let resumed = Session::resume(vault, slot, &me, before.as_ref(), persist.every_seconds).await?;
         resumed.ok_or(PersistError::Taken(name))
+    }
+
+    /// Lets go of the session of an instance that goes on elsewhere, which is still its own there.
+    pub(crate) fn leave(&self, id: &InstanceId) {
+        locked(&self.seats).remove(id);
     }
 
     /// Gives the session of an instance that goes for good back to its pool.
@@ -571,6 +579,11 @@ impl Sessions {
             }
         }
     }
+}
+
+/// Who an instance that came from another node was there.
+fn before(record: &Record) -> Option<Holder> {
+    record.came_from.clone().map(|node| Holder { node, instance: record.id.clone() })
 }
 
 /// Whether `path` is `folder` or lies in it.

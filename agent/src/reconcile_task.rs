@@ -26,6 +26,7 @@ use crate::image::Images;
 use crate::isolation::Isolation;
 use crate::ledger::InForce;
 use crate::node_actions::{Actor, Acts};
+use crate::node_moves::Moves;
 use crate::persist::{SessionSettings, Sessions};
 use crate::reconcile::engine::{Engine, EngineSettings, Found, event_of};
 use crate::reconcile::status::{self, Facts};
@@ -168,7 +169,12 @@ impl<D: Driver> Node<D> {
             blocked: blocked.subscribe(),
             under_way: Arc::default(),
         };
-        let actor = Actor { waker: waker.clone(), driver: Arc::clone(&engine.driver), clock: clock.clone() };
+        let actor = Actor {
+            waker: waker.clone(),
+            driver: Arc::clone(&engine.driver),
+            clock: clock.clone(),
+            node_id: settings.node_id.clone(),
+        };
         let status = NodeStatus { node_id: settings.node_id.to_string(), ..NodeStatus::default() };
         let shared = Shared {
             node_id: settings.node_id.clone(),
@@ -182,6 +188,7 @@ impl<D: Driver> Node<D> {
             capacity,
             blocked,
             waker: Box::new(waker),
+            mover: Box::new(actor.clone()),
             actor: Box::new(actor),
             guests: links,
             network: engine.keeper.found.subscribe(),
@@ -215,6 +222,7 @@ pub(crate) struct Shared {
     pub(crate) blocked: watch::Sender<Vec<Blocked>>,
     waker: Box<dyn Wakes>,
     pub(crate) actor: Box<dyn Acts>,
+    pub(crate) mover: Box<dyn Moves>,
     pub(crate) guests: GuestLinks,
     network: watch::Receiver<NetworkFound>,
     /// Whether memory is short on this machine.

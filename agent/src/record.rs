@@ -7,7 +7,7 @@ use mvm_planner::{Action, ObservedInstance};
 use mvm_proto::document::{Persist, Resources, SeccompPolicy, Subnet, Warmup};
 use mvm_proto::instance::IllegalMove;
 use mvm_proto::status::InstanceStatus;
-use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
+use mvm_proto::{Digest, InstanceId, NodeId, Phase, PoolId, TenantId, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::driver::{AtRest, BootImage, Bounds, Purpose, SnapshotRef, VmSpec};
@@ -87,6 +87,12 @@ pub struct Record {
     pub warmup: Option<Warmup>,
     #[serde(default)]
     pub session: Option<SessionMark>,
+    /// The node that it came from, whose name its session may still bear.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub came_from: Option<NodeId>,
+    /// When what it is now was written to an archive. While that is imported elsewhere, it must not run here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exported_at: Option<Timestamp>,
     /// An effect that was begun and whose outcome is not recorded yet.
     pub intent: Option<Intent>,
 }
@@ -120,6 +126,10 @@ impl Record {
         }
         self.phase = phase;
         reason.clone_into(&mut self.reason);
+        if phase != Phase::Sleeping {
+            // It is another by now than the one in the archive.
+            self.exported_at = None;
+        }
         if Some(phase) == self.home || !matches!(phase, Phase::Running | Phase::Warm) {
             self.on_demand = false;
             self.home = None;
@@ -184,6 +194,30 @@ impl Record {
             Phase::Running => self.idle_since.map(after_use),
             Phase::Warm => Some(after_use(self.idle_since.unwrap_or(self.since))),
             _ => Some(after_use(self.since)),
+        }
+    }
+
+    /// The same instance as it arrives on another node: with its name, its content and its sessions, and nothing of what
+    /// was under way or decided for it where it was.
+    #[must_use]
+    pub fn arriving(self, from: NodeId, net: Option<Net>, now: Timestamp) -> Self {
+        Self {
+            net,
+            phase: Phase::Created,
+            since: now,
+            reason: format!("comes from {from}"),
+            disk_used_bytes: 0,
+            idle_since: None,
+            override_until: None,
+            claimed: false,
+            on_demand: false,
+            staging: None,
+            failures: 0,
+            retry_not_before: None,
+            came_from: Some(from),
+            exported_at: None,
+            intent: None,
+            ..self
         }
     }
 

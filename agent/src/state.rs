@@ -44,6 +44,10 @@ pub enum StateError {
     NoAddress { tenant: TenantId, subnet: String },
     #[error("no free instance id was found")]
     NoId,
+    #[error("there is an instance {0} on this node already")]
+    Exists(InstanceId),
+    #[error("{address} of tenant {tenant} is the address of {holder} here")]
+    AddressTaken { tenant: TenantId, address: Ipv4Addr, holder: InstanceId },
 }
 
 #[derive(Debug)]
@@ -294,12 +298,33 @@ impl Records {
             persist: spec.persist.clone(),
             warmup: spec.warmup.clone(),
             session: Some(SessionMark::Fresh),
+            came_from: None,
+            exported_at: None,
             intent: None,
         };
         inner.insert(record.clone());
         inner.moving.insert(id.clone(), Moving::to(Phase::Running));
         drop(inner);
         Ok((record, Lease { records: Arc::clone(self), id, call_off: CallOff::default() }))
+    }
+
+    /// Takes in an instance of another node, in memory only: its id and address are taken from here on.
+    pub fn admit(self: &Arc<Self>, record: Record) -> Result<Lease, StateError> {
+        let mut inner = self.lock();
+        let id = record.id.clone();
+        let template = inner.templates.values().any(|template| template.id == id);
+        if inner.closing || template || inner.records.contains_key(&id) || inner.moving.contains_key(&id) {
+            return Err(StateError::Exists(id));
+        }
+        let same = |other: &&Record| other.tenant == record.tenant && other.offset == record.offset;
+        if let Some(other) = inner.records.values().find(same) {
+            let (tenant, holder) = (record.tenant.clone(), other.id.clone());
+            return Err(StateError::AddressTaken { tenant, address: record.address, holder });
+        }
+        inner.insert(record);
+        inner.moving.insert(id.clone(), Moving::to(Phase::Sleeping));
+        drop(inner);
+        Ok(Lease { records: Arc::clone(self), id, call_off: CallOff::default() })
     }
 
     /// Puts an instance that is about to start into `net`: it keeps its address unless that lies elsewhere.

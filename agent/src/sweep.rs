@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use mvm_proto::InstanceId;
 use mvm_proto::status::Event;
+use mvm_proto::{InstanceId, Phase};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
@@ -61,6 +61,11 @@ impl Sweeper {
                 continue;
             }
             *due = now + TRY_AGAIN;
+            // One of this name may be about to arrive from elsewhere: whoever has the lease goes first.
+            let Some(lease) = records.lease(id, Phase::Destroyed) else { continue };
+            if records.get(id).is_some() {
+                continue;
+            }
             let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
             if !under_way.insert(id.clone()) {
                 continue;
@@ -77,6 +82,7 @@ impl Sweeper {
                     Err(error) => tell(&events, &clock, "StrangerKept", &id, &chain(&error)),
                 }
                 under_way.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+                drop(lease);
             });
         }
     }

@@ -1,9 +1,11 @@
 //! Calls to one agent's API: over the unix socket of this machine, or over HTTP/3 with an operator's certificate.
 
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context as _, anyhow};
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
@@ -127,6 +129,25 @@ impl AgentClient {
         self.within(async { Ok(self.ask(method, path, body).await?.1) }).await
     }
 
+    /// Sends what is read as it is read; the answer comes when all of it was taken, in whatever time that takes.
+    pub(crate) async fn upload(
+        &self,
+        path: &str,
+        content: Box<dyn std::io::Read + Send>,
+    ) -> Result<Bytes, Outcome> {
+        let Wire::Local(socket) = &self.wire else {
+            return Err(Outcome::Usage(anyhow!("this is done on the node itself, over its agent's socket")));
+        };
+        let request = Request::builder().method(Method::POST).uri(path).header(header::HOST, LOCAL_HOST);
+        let request = request.header(header::CONTENT_TYPE, "application/octet-stream");
+        let request = request.body(Upload::of(content)).context("could not make the request")?;
+        let mut connection = connect(socket).await?;
+        let answer = connection.send_request(request).await;
+        let answer = answer.map_err(|error| gone(anyhow::Error::new(error)))?;
+        let (status, body) = (answer.status(), Pieces::Local(answer.into_body()).all().await?);
+        if status.is_success() { Ok(body) } else { Err(Outcome::Failed(problem_from_json(&body))) }
+    }
+
     async fn within<T>(&self, work: impl Future<Output = Result<T, Outcome>>) -> Result<T, Outcome> {
         let limit = humantime::format_duration(self.timeout);
         let late = || Outcome::TimedOut(anyhow!("the agent gave no answer within {limit}"));
@@ -163,7 +184,11 @@ fn gone(error: anyhow::Error) -> Outcome {
     Outcome::Unreachable(error.context("the agent went away while it was asked"))
 }
 
-async fn connect(socket: &Path) -> Result<SendRequest<Full<Bytes>>, Outcome> {
+async fn connect<B>(socket: &Path) -> Result<SendRequest<B>, Outcome>
+where
+    B: hyper::body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     let stream = tokio::net::UnixStream::connect(socket).await.map_err(|error| {
         let hint = match error.kind() {
             std::io::ErrorKind::PermissionDenied => {
@@ -179,4 +204,49 @@ async fn connect(socket: &Path) -> Result<SendRequest<Full<Bytes>>, Outcome> {
     // Ends with the connection; what went wrong with it is told to whoever reads the answer.
     tokio::spawn(connection);
     Ok(sender)
+}
+
+/// Pieces that were read and not sent yet.
+const UPLOAD_PIECES: usize = 4;
+const UPLOAD_BYTES: usize = 256 * 1024;
+
+/// A body that is read by a thread of its own while it is sent.
+struct Upload(tokio::sync::mpsc::Receiver<std::io::Result<Bytes>>);
+
+impl Upload {
+    fn of(mut content: Box<dyn std::io::Read + Send>) -> Self {
+        let (pieces, body) = tokio::sync::mpsc::channel(UPLOAD_PIECES);
+        tokio::task::spawn_blocking(move || {
+            loop {
+                let mut piece = vec![0; UPLOAD_BYTES];
+                let read = match content.read(&mut piece) {
+                    Ok(0) => return,
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                    read => read,
+                };
+                let failed = read.is_err();
+                let piece = read.map(|length| {
+                    piece.truncate(length);
+                    Bytes::from(piece)
+                });
+                // Whoever took them may have refused already.
+                if pieces.blocking_send(piece).is_err() || failed {
+                    return;
+                }
+            }
+        });
+        Self(body)
+    }
+}
+
+impl hyper::body::Body for Upload {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<hyper::body::Frame<Bytes>, std::io::Error>>> {
+        self.0.poll_recv(context).map(|piece| piece.map(|piece| piece.map(hyper::body::Frame::data)))
+    }
 }

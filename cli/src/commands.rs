@@ -10,6 +10,7 @@ pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod image;
 pub(crate) mod instance;
+pub(crate) mod instance_move;
 pub(crate) mod net;
 pub(crate) mod node;
 pub(crate) mod plan;

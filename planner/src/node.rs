@@ -30,7 +30,7 @@ pub use hold::MAX_OVERRIDE;
 
 use mvm_proto::{DesiredState, InstanceId, Phase, Timestamp};
 
-use crate::observation::{Blocked, Observation};
+use crate::observation::{Blocked, Observation, ObservedInstance};
 use crate::plan::{NodePlan, OverLimit};
 use budget::{Budget, Usage};
 use draft::{Draft, Place};
@@ -139,6 +139,30 @@ pub fn check_move(
     let more = Usage::of(to, size, None).beyond(used);
     let of_tenant = tenant.map_or(Ok(()), |tenant| budget.fits_tenant(tenant, more));
     of_tenant.and_then(|()| budget.fits_node(more)).map_err(|shortage| shortage.to_string())
+}
+
+/// Whether an instance that comes from another node has room here in phase `to`. All of it is new: it is held to every
+/// limit that a new one would be. One whose pool nobody manages has no room.
+pub fn check_arrival(
+    desired: &DesiredState,
+    observed: &Observation,
+    newcomer: &ObservedInstance,
+    to: Phase,
+) -> Result<(), String> {
+    let others: Vec<_> = observed.instances.iter().filter(|other| other.id != newcomer.id).cloned().collect();
+    let mut pools = pools(desired);
+    let quotas = desired.tenants.iter().map(|tenant| tenant.quotas);
+    let mut budget = Budget::new(observed.capacity, quotas, pools.len());
+    sort_in(&mut budget, desired, &mut pools, &others);
+    let place = pools
+        .iter()
+        .map(|members| members.place)
+        .find(|place| place.tenant.tenant_id == newcomer.tenant && place.pool.pool_id == newcomer.pool);
+    let Some(place) = place else {
+        return Err(format!("the document does not name {}/{}", newcomer.tenant, newcomer.pool));
+    };
+    let asked = Usage::of(to, &newcomer.resources, None);
+    budget.spend(place.tenant_index, place.pool_index, asked).map_err(|shortage| shortage.to_string())
 }
 
 /// Quotas hold before every start: what already runs beyond one that was lowered is told of, not stopped.

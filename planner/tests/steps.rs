@@ -10,7 +10,7 @@ mod fleet;
 mod one_pool;
 
 use fleet::{AMPLE, AMPLE_CAPACITY};
-use mvm_planner::{Action, Capacity, Observation, check_wake, plan_node};
+use mvm_planner::{Action, Capacity, Observation, check_arrival, check_wake, plan_node};
 use mvm_proto::{InstanceId, Phase};
 use one_pool::{desired, id, now, observed, steps};
 
@@ -169,4 +169,26 @@ fn a_thousand_pools_at_rest_need_no_step() {
     }
     let plan = plan_node(&many, &all, now());
     assert_eq!((all.instances.len(), plan.steps.len(), plan.deferred.len()), (17_000, 0, 0));
+}
+
+#[test]
+fn one_that_comes_from_elsewhere_is_held_to_every_limit_of_a_new_one() {
+    let desired = desired(0, 0, 0);
+    let seen = observed(&desired, &[(Phase::Sleeping, 9), (Phase::Sleeping, 9)]);
+    let mut newcomer = seen.instances[0].clone();
+    newcomer.id = InstanceId::from_bits(0x77);
+    let arrives = |desired: &_, seen: &_| check_arrival(desired, seen, &newcomer, Phase::Sleeping);
+    assert_eq!(arrives(&desired, &seen), Ok(()));
+    let with = |change: fn(&mut mvm_proto::document::Quotas)| {
+        let mut tight = desired.clone();
+        change(&mut tight.tenants[0].quotas);
+        arrives(&tight, &seen).unwrap_err()
+    };
+    assert!(with(|quotas| quotas.max_instances_per_pool = 2).starts_with("max_instances_per_pool is 2"));
+    assert!(with(|quotas| quotas.max_disk_gib = 0).starts_with("max_disk_gib"));
+    let small = Observation { capacity: Capacity { max_instances: 2, ..AMPLE_CAPACITY }, ..seen.clone() };
+    assert!(arrives(&desired, &small).unwrap_err().starts_with("the node's max_instances is 2"));
+    let mut unnamed = desired.clone();
+    unnamed.tenants[0].pools.clear();
+    assert!(arrives(&unnamed, &seen).unwrap_err().starts_with("the document does not name"));
 }

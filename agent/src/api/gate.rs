@@ -56,6 +56,8 @@ pub(super) async fn admit(State(api): State<Api>, request: Request, next: Next) 
             debug!(caller = %caller.describe(), "asked too often");
             too_many_requests(limited)
         }
+        // What moves an instance has limits of its own: on how long nothing may come or be taken.
+        Ok(()) if Rule::is_long(request.uri().path()) => next.run(request).await,
         Ok(()) => match tokio::time::timeout(ANSWER_DEADLINE, next.run(request)).await {
             Ok(response) => response,
             Err(_) => problem::timed_out().into_response(),
@@ -101,6 +103,9 @@ pub(super) async fn authorise(State(rule): State<&'static Rule>, request: Reques
 fn forbidden(rule: &Rule, caller: &Caller) -> Refused {
     let detail = format!("{} may not call {} {}", caller.describe(), rule.method, rule.path);
     let roles: Vec<String> = rule.allows.iter().map(ToString::to_string).collect();
-    let remediation = format!("Call with a certificate of role {}.", roles.join(" or "));
+    let remediation = match roles.is_empty() {
+        true => "Call over the node's own unix socket.".to_owned(),
+        false => format!("Call with a certificate of role {}.", roles.join(" or ")),
+    };
     Refused(Problem::new(403, "forbidden", detail, remediation))
 }

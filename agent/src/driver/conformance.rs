@@ -1,11 +1,13 @@
 //! What every driver must do, as one suite. An implementation calls [`suite`] from its tests; one whose VMs outlive
 //! it calls [`outlives_its_owner`] too; one whose guests answer calls [`guest_suite`]; one whose VMs can be ended from
 //! outside calls [`sudden_ends`]; one that reads files calls [`refusals`]; one that compresses and encrypts calls
-//! [`at_rest_suite`], and [`kept_guests`] if its guests answer. Each law is one function, named by what it holds.
+//! [`at_rest_suite`], and [`kept_guests`] if its guests answer; one whose sleepers can be carried elsewhere calls [`moves`],
+//! and every other is held to refusing it. Each law is one function, named by what it holds.
 
 mod at_rest;
 mod client;
 mod guests;
+mod moves;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -18,6 +20,7 @@ use super::{BootImage, Driver, DriverError, Keeping, Purpose, SnapshotRef, Vm, V
 pub use at_rest::{at_rest_suite, kept_guests};
 pub use client::Client;
 pub use guests::{guest_suite, refusals, sudden_ends};
+pub use moves::moves;
 
 /// Which law does not hold, and what was seen instead.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +101,9 @@ pub async fn suite<D: Driver>(driver: &D, subject: &Subject) -> Held {
     removing_leaves_nothing(driver, &spec(9)).await?;
     the_console_can_be_read_in_part(driver, &spec(10)).await?;
     processor_time_is_known_of_what_lives_and_only_grows(driver, &spec(14)).await?;
+    if driver.immovable().is_some() {
+        moves::what_can_not_be_moved_says_so(driver, &spec(15)).await?;
+    }
     if driver.can_fork() {
         forks_are_vms_of_their_own(driver, [spec(11), spec(12), spec(13)]).await?;
     }
@@ -190,7 +196,7 @@ async fn a_snapshot_needs_a_pause_and_leaves_the_vm_paused<D: Driver>(driver: &D
 
 async fn a_snapshot_that_was_stopped_leaves_a_vm_that_goes_on<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
     const LAW: &str = "a snapshot that was stopped leaves a VM that goes on";
-    let instance = &spec.instance;
+    let (instance, plain) = (&spec.instance, Keeping::plain());
     done(LAW, driver.boot(spec).await)?;
     // Where nothing is being written there is nothing to stop.
     done(LAW, driver.stop_snapshot(instance).await)?;
@@ -201,7 +207,7 @@ async fn a_snapshot_that_was_stopped_leaves_a_vm_that_goes_on<D: Driver>(driver:
             driver.stop_snapshot(instance).await
         };
         // It may have been quicker.
-        let (_, stopped) = tokio::join!(driver.snapshot(instance), stop);
+        let (_, stopped) = tokio::join!(driver.snapshot(instance, &plain), stop);
         done(LAW, stopped)?;
         done(LAW, driver.discard_snapshot(instance).await)?;
         same(LAW, state(LAW, driver, spec).await?, Some(VmState::Paused))?;
@@ -209,7 +215,7 @@ async fn a_snapshot_that_was_stopped_leaves_a_vm_that_goes_on<D: Driver>(driver:
         same(LAW, state(LAW, driver, spec).await?, Some(VmState::Running))?;
     }
     done(LAW, driver.pause(instance).await)?;
-    done(LAW, driver.snapshot(instance).await)?;
+    done(LAW, driver.snapshot(instance, &plain).await)?;
     done(LAW, driver.remove(instance).await)
 }
 

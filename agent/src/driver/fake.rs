@@ -5,12 +5,14 @@
 //! Latency and failures are set by the test through [`Faults`]. A guest is a small script that speaks the guest
 //! protocol; it exists only while someone is connected to it.
 
+mod carry;
 mod faults;
 mod guest;
 mod life;
 mod world;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,7 +26,7 @@ use tokio::time::Instant;
 
 use super::at_rest::Form;
 use super::{
-    Driver, DriverError, DriverKind, DriverUnavailable, GuestStream, Keeping, Purpose, SnapshotRef, Vm,
+    Driver, DriverError, DriverKind, DriverUnavailable, GuestStream, Keeping, Part, Purpose, SnapshotRef, Vm,
     VmExit, VmSpec, VmState,
 };
 pub use faults::{Fault, Faults, Manner};
@@ -47,6 +49,8 @@ pub struct FakeDriver {
     burning: Mutex<BTreeMap<InstanceId, (Instant, u32)>>,
     /// Snapshots that are to end early.
     stops: broadcast::Sender<InstanceId>,
+    /// What is being written of instances that come from elsewhere.
+    incoming: Mutex<BTreeMap<InstanceId, File>>,
 }
 
 impl FakeDriver {
@@ -77,6 +81,7 @@ impl FakeDriver {
             encrypts: true,
             burning: Mutex::default(),
             stops: broadcast::Sender::new(64),
+            incoming: Mutex::default(),
         }
     }
 
@@ -114,6 +119,10 @@ impl FakeDriver {
     /// Makes the VMM of an instance take this share of a core from now on, as if it had just been started.
     pub fn vmm_burns(&self, instance: &InstanceId, percent: u32) {
         self.burning().insert(instance.clone(), (Instant::now(), percent));
+    }
+
+    fn incoming(&self) -> MutexGuard<'_, BTreeMap<InstanceId, File>> {
+        self.incoming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn burning(&self) -> MutexGuard<'_, BTreeMap<InstanceId, (Instant, u32)>> {
@@ -351,6 +360,26 @@ impl Driver for FakeDriver {
         .await
     }
 
+    fn immovable(&self) -> Option<&'static str> {
+        None
+    }
+
+    async fn export(&self, snapshot: &SnapshotRef) -> Result<Vec<Part>, DriverError> {
+        self.carry_out(snapshot).await
+    }
+
+    async fn begin_import(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.make_room(instance).await
+    }
+
+    async fn import_part(&self, instance: &InstanceId, name: &str) -> Result<File, DriverError> {
+        self.incoming_part(instance, name)
+    }
+
+    async fn import(&self, spec: &VmSpec, exported: &SnapshotRef) -> Result<SnapshotRef, DriverError> {
+        self.carry_in(spec, exported).await
+    }
+
     async fn stop(&self, instance: &InstanceId, _grace: Duration) -> Result<(), DriverError> {
         self.change(instance, "stop", |entry, _| {
             if entry.vm.take().is_some() {
@@ -449,6 +478,12 @@ mod tests {
         let (driver, subject) = (FakeDriver::in_memory(), conformance::Subject::imagined());
         let damage = async |instance: &InstanceId| driver.damage_snapshot(instance);
         conformance::at_rest_suite(&driver, &subject, keys.path(), damage).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_sleeps_on_paper_moves_as_real_ones_do() {
+        let (one, other) = (FakeDriver::in_memory(), FakeDriver::in_memory());
+        conformance::moves(&one, &other, &conformance::Subject::imagined()).await.unwrap();
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod vmm;
 mod vmm_file;
 pub mod vsock;
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,13 +42,17 @@ use self::version::Version;
 use self::vmm::{Live, Vmms, api_error, bad_request, host_error, io_error, same_revision};
 use self::vsock::GuestConnection;
 use super::{
-    Driver, DriverError, DriverKind, GuestStream, Keeping, SnapshotRef, Vm, VmExit, VmSpec, VmState,
+    Driver, DriverError, DriverKind, GuestStream, Keeping, Part, SnapshotRef, Vm, VmExit, VmSpec, VmState,
     run_files,
 };
 use mvm_host::{Host, JAIL, LocalHost, Operation};
 
 /// A follower that is further behind looks at the whole list anyway.
 const EXITS_KEPT: usize = 1024;
+
+/// Its state names disks and the TAP by where they were, and nobody has seen it go on elsewhere yet.
+const IMMOVABLE: &str =
+    "what Firecracker saved can be restored on its own node only; stop the instance, and start it elsewhere";
 
 /// Runs microVMs with Firecracker.
 #[derive(Debug)]
@@ -144,6 +149,10 @@ impl<H: Host> FirecrackerDriver<H> {
         }
         self.vmms.launch(spec, &Origin::Snapshot(&manifest), action).await
     }
+}
+
+fn immovable(instance: &InstanceId) -> DriverError {
+    DriverError::Unusable { instance: instance.clone(), reason: IMMOVABLE.to_owned() }
 }
 
 fn running(live: &Live, state: VmState) -> Vm {
@@ -252,6 +261,26 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
 
     async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
         self.vmms.discard(instance).await
+    }
+
+    fn immovable(&self) -> Option<&'static str> {
+        Some(IMMOVABLE)
+    }
+
+    async fn export(&self, snapshot: &SnapshotRef) -> Result<Vec<Part>, DriverError> {
+        Err(immovable(&snapshot.instance))
+    }
+
+    async fn begin_import(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        Err(immovable(instance))
+    }
+
+    async fn import_part(&self, instance: &InstanceId, _name: &str) -> Result<File, DriverError> {
+        Err(immovable(instance))
+    }
+
+    async fn import(&self, spec: &VmSpec, _exported: &SnapshotRef) -> Result<SnapshotRef, DriverError> {
+        Err(immovable(&spec.instance))
     }
 
     async fn stop(&self, instance: &InstanceId, grace: Duration) -> Result<(), DriverError> {

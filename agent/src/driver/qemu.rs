@@ -9,6 +9,7 @@
 
 mod args;
 mod binary;
+mod carry;
 mod live;
 mod pack;
 pub mod qmp;
@@ -22,6 +23,7 @@ mod tsc;
 mod watch;
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -34,7 +36,7 @@ use tokio::sync::broadcast;
 use super::probe::Probe;
 use super::run_files::Dial;
 use super::{
-    Driver, DriverError, DriverKind, GENERATIONS, GuestStream, Keeping, SnapshotRef, Vm, VmExit, VmSpec,
+    Driver, DriverError, DriverKind, GENERATIONS, GuestStream, Keeping, Part, SnapshotRef, Vm, VmExit, VmSpec,
     VmState, run_files,
 };
 pub use args::Accelerator;
@@ -379,6 +381,27 @@ impl<H: Host> Driver for QemuDriver<H> {
             self.remove_file(instance, "discard the snapshot of", name).await?;
         }
         Ok(())
+    }
+
+    fn immovable(&self) -> Option<&'static str> {
+        None
+    }
+
+    async fn export(&self, snapshot: &SnapshotRef) -> Result<Vec<Part>, DriverError> {
+        self.carry_out(snapshot).await
+    }
+
+    async fn begin_import(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.remove(instance).await?;
+        self.make_room(instance).await
+    }
+
+    async fn import_part(&self, instance: &InstanceId, name: &str) -> Result<File, DriverError> {
+        self.incoming(instance, name).await
+    }
+
+    async fn import(&self, spec: &VmSpec, exported: &SnapshotRef) -> Result<SnapshotRef, DriverError> {
+        self.carry_in(spec, exported).await
     }
 
     async fn stop(&self, instance: &InstanceId, grace: Duration) -> Result<(), DriverError> {

@@ -105,6 +105,16 @@ impl<D: Driver> Executor<D> {
         record: &Record,
         spec: Option<&PoolSpec>,
     ) -> Result<Option<Room>, StepError> {
+        self.room_for(record, spec, snapshot_bytes(record.resources.mem_mib)).await
+    }
+
+    /// The same for as much as it is known to come to.
+    pub(super) async fn room_for(
+        &self,
+        record: &Record,
+        spec: Option<&PoolSpec>,
+        wanted_bytes: u64,
+    ) -> Result<Option<Room>, StepError> {
         let Some(disk) = self.isolation.disk_use(&record.id).await? else { return Ok(None) };
         self.records.set_disk_used(&record.id, disk.used_bytes);
         let found = Found {
@@ -112,7 +122,6 @@ impl<D: Driver> Executor<D> {
             used_bytes: self.records.disk_used(&record.tenant),
             free_bytes: disk.free_bytes,
         };
-        let wanted_bytes = snapshot_bytes(record.resources.mem_mib);
         Ok(Some(self.writing.take(&record.id, &record.tenant, wanted_bytes, &found)?))
     }
 
@@ -136,7 +145,7 @@ impl<D: Driver> Executor<D> {
         }
     }
 
-    async fn measure(&self, id: &InstanceId) {
+    pub(crate) async fn measure(&self, id: &InstanceId) {
         match self.isolation.disk_use(id).await {
             Ok(found) => self.records.set_disk_used(id, found.map_or(0, |found| found.used_bytes)),
             Err(error) => {

@@ -36,7 +36,7 @@ pub(super) enum Drain {
 
 impl<D: Driver> Executor<D> {
     /// The files that an instance is booted or restored with.
-    pub(super) fn boot_image(&self, record: &Record) -> Result<BootImage, StepError> {
+    pub(crate) fn boot_image(&self, record: &Record) -> Result<BootImage, StepError> {
         let imagined = || BootImage::imagined(&record.flake_ref).digest;
         let digest = record.image.or(record.image_digest).unwrap_or_else(imagined);
         Ok(self.images.boot_image(&digest, &record.flake_ref)?)
@@ -63,7 +63,7 @@ impl<D: Driver> Executor<D> {
                 .map_or_else(String::new, |net| format!("{}/{}", record.address, net.subnet.prefix())),
             gateway: net.map_or_else(String::new, |net| net.subnet.gateway().to_string()),
             mac: net.map_or_else(String::new, |net| Mac::of(net.id, record.offset).to_string()),
-            dns: Vec::new(),
+            dns: self.isolation.resolvers(net),
             entropy: Vec::new(),
             unix_ms: u64::try_from(now.unix_ms()).unwrap_or(0),
             env: env.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),

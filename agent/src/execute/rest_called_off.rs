@@ -10,7 +10,7 @@ use mvm_proto::{InstanceId, Phase};
 use super::guest::Drain;
 use super::{Executor, StepError};
 use crate::crash;
-use crate::driver::{Driver, SnapshotRef};
+use crate::driver::{Driver, Keeping, SnapshotRef};
 use crate::record::Record;
 use crate::state::CallOff;
 use crate::text::chain;

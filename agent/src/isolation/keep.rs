@@ -70,7 +70,11 @@ impl Keeper {
         }
         let mut all = Vec::new();
         records.for_each(|record, moving| all.push((record.clone(), moving.is_some())));
-        let wanted = wanted(desired, all.iter().map(|(record, moving)| (record, *moving)));
+        let wanted = wanted(
+            desired,
+            self.isolation.settings.gateway_dns,
+            all.iter().map(|(record, moving)| (record, *moving)),
+        );
         let blocked = wanted.conflicts.iter().map(|(tenant, why)| Blocked {
             tenant: tenant.clone(),
             pool: None,

@@ -87,6 +87,8 @@ pub struct IsolationFlags {
     pub network: Option<NetworkMode>,
     pub cgroups: Option<Effort>,
     pub jail: Option<Effort>,
+    /// See [`IsolationSettings::gateway_dns`].
+    pub gateway_dns: bool,
 }
 
 /// What instances of a node are kept within.
@@ -95,11 +97,14 @@ pub struct IsolationSettings {
     pub network: NetworkMode,
     pub cgroups: Effort,
     pub jail: Effort,
+    /// Whether tenants may ask port 53 of their own gateway, where an operator runs a resolver.
+    pub gateway_dns: bool,
 }
 
 impl IsolationSettings {
     /// Nothing at all: for guests that are not real.
-    pub const NONE: Self = Self { network: NetworkMode::None, cgroups: Effort::None, jail: Effort::None };
+    pub const NONE: Self =
+        Self { network: NetworkMode::None, cgroups: Effort::None, jail: Effort::None, gateway_dns: false };
 
     /// What of it nobody but root can do.
     #[must_use]
@@ -113,8 +118,12 @@ impl IsolationSettings {
     }
 
     /// Everything, for guests that are.
-    pub const ALL: Self =
-        Self { network: NetworkMode::Bridges, cgroups: Effort::Required, jail: Effort::Required };
+    pub const ALL: Self = Self {
+        network: NetworkMode::Bridges,
+        cgroups: Effort::Required,
+        jail: Effort::Required,
+        gateway_dns: false,
+    };
 }
 
 impl IsolationFlags {
@@ -136,6 +145,7 @@ impl IsolationFlags {
             network: self.network.unwrap_or(usual.network),
             cgroups: self.cgroups.unwrap_or(usual.cgroups),
             jail: self.jail.unwrap_or(usual.jail),
+            gateway_dns: self.gateway_dns,
         }
     }
 }

@@ -55,7 +55,9 @@ impl Isolation {
         }
         let mut all = Vec::new();
         records.for_each(|record, moving| all.push((record.clone(), moving.is_some())));
-        let wanted = wanted(desired, all.iter().map(|(record, moving)| (record, *moving))).network;
+        let wanted =
+            wanted(desired, self.settings.gateway_dns, all.iter().map(|(record, moving)| (record, *moving)))
+                .network;
         let keep = Operation::KeepNetwork { wanted: wanted.clone() };
         let Outcome::Network(found) = self.host.perform(&keep).await? else {
             return Err(HostError::Refused("the host did not look at the network".to_owned()));

@@ -17,8 +17,10 @@ pub(super) struct Wanted {
 
 /// The document's networks, and those that instances are in all the same. An instance keeps the network that it was
 /// made in: where the document gives its number to another tenant or subnet, that one waits until the instance is gone.
+/// `dns`: whether tenants may ask their gateway for names.
 pub(super) fn wanted<'a>(
     desired: Option<&DesiredState>,
+    dns: bool,
     records: impl Iterator<Item = (&'a Record, bool)>,
 ) -> Wanted {
     let mut found = Wanted::default();
@@ -29,7 +31,7 @@ pub(super) fn wanted<'a>(
             net_id: tenant.network.tenant_net_id,
             subnet: tenant.network.ipv4_subnet,
             egress: tenant.egress.mode,
-            dns: false,
+            dns,
             isolate_ports: false,
             mtu: DEFAULT_MTU,
         };

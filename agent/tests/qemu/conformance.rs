@@ -27,6 +27,13 @@ async fn vms_on_qemu_outlive_their_driver() {
 }
 
 #[tokio::test]
+async fn what_sleeps_on_qemu_goes_on_below_another_data_directory() {
+    let Some(subject) = subject("what_sleeps_on_qemu_goes_on_below_another_data_directory") else { return };
+    let (from, to) = (DataDir::new(), DataDir::new());
+    conformance::moves(&driver(from.path()), &driver(to.path()), &subject).await.unwrap();
+}
+
+#[tokio::test]
 async fn qemu_killed_from_outside_is_told_and_gone() {
     let Some(subject) = subject("qemu_killed_from_outside") else { return };
     let dir = DataDir::new();

@@ -95,11 +95,15 @@ struct IsolationArgs {
     /// [default: required, none with the fake driver]
     #[arg(long, value_name = "EFFORT")]
     jail: Option<Effort>,
+    /// Let tenants ask port 53 of their own gateway, and tell guests to: run a resolver there that listens on all bridges
+    #[arg(long)]
+    gateway_dns: bool,
 }
 
 impl IsolationArgs {
     fn flags(&self) -> IsolationFlags {
-        IsolationFlags { network: self.network, cgroups: self.cgroups, jail: self.jail }
+        let Self { network, cgroups, jail, gateway_dns } = *self;
+        IsolationFlags { network, cgroups, jail, gateway_dns }
     }
 }
 

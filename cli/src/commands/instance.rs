@@ -10,6 +10,7 @@ use mvm_proto::{InstanceId, Phase, PoolId, TenantId};
 
 use crate::args::Global;
 use crate::commands::exec::{self, ExecArgs};
+use crate::commands::instance_move::{self, ExportArgs, ImportArgs};
 use crate::endpoint::EndpointArgs;
 use crate::exit::{Outcome, Run};
 use crate::instances::{Filter, Found, Instances};
@@ -38,6 +39,10 @@ pub(crate) enum InstanceCommand {
     Destroy(ActArgs),
     /// Run a command inside a running instance
     Exec(ExecArgs),
+    /// Write a sleeping instance, with its memory and its disk, to a file for another node
+    Export(ExportArgs),
+    /// Take in an instance that another node exported; it sleeps here until it is woken
+    Import(ImportArgs),
 }
 
 /// `i-0123abcd`, or `tenant/pool/i-0123abcd`.
@@ -129,6 +134,8 @@ pub(crate) async fn run(global: &Global, command: InstanceCommand) -> Run {
         InstanceCommand::Wake(args) => act(global, args, ManualAction::Wake).await,
         InstanceCommand::Destroy(args) => act(global, args, ManualAction::Destroy).await,
         InstanceCommand::Exec(args) => exec::run(global, args).await,
+        InstanceCommand::Export(args) => instance_move::export(global, args).await,
+        InstanceCommand::Import(args) => instance_move::import(global, args).await,
     }
 }
 
@@ -235,7 +242,7 @@ fn in_memory(bytes: u64) -> String {
     }
 }
 
-fn details(found: &Found) -> comfy_table::Table {
+pub(crate) fn details(found: &Found) -> comfy_table::Table {
     let InstanceStatus {
         instance_id,
         tenant_id,

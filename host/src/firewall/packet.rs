@@ -21,6 +21,7 @@ pub(super) const NFPROTO_IPV6: u8 = libc::NFPROTO_IPV6 as u8;
 pub(super) const CT_INVALID: u32 = 1;
 pub(super) const CT_ESTABLISHED: u32 = 2;
 pub(super) const CT_RELATED: u32 = 4;
+pub(super) const CT_NEW: u32 = 8;
 pub(super) const CT_REPLY: u8 = 1;
 
 /// Why a packet was dropped. Each has a counter of this name in the table that drops for it.
@@ -41,6 +42,8 @@ pub enum Reason {
     Ingress,
     /// Belongs to no connection and begins none.
     Invalid,
+    /// Begins one more than a tenant may have at once.
+    Connections,
     SpoofMac,
     SpoofIp,
     SpoofArp,
@@ -57,7 +60,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::CrossTenant,
         Self::Isolated,
         Self::ToHost,
@@ -65,6 +68,7 @@ impl Reason {
         Self::Egress,
         Self::Ingress,
         Self::Invalid,
+        Self::Connections,
         Self::SpoofMac,
         Self::SpoofIp,
         Self::SpoofArp,
@@ -86,6 +90,7 @@ impl Reason {
             Self::Egress => "egress",
             Self::Ingress => "ingress",
             Self::Invalid => "invalid",
+            Self::Connections => "connections",
             Self::SpoofMac => "spoof-mac",
             Self::SpoofIp => "spoof-ip",
             Self::SpoofArp => "spoof-arp",

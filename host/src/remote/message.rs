@@ -35,6 +35,10 @@ pub(super) enum Call {
     Names {
         instance: InstanceId,
     },
+    NamesIn {
+        instance: InstanceId,
+        dir: String,
+    },
     JailRoot {
         instance: InstanceId,
     },

@@ -25,7 +25,7 @@ const ACTION: &str = "compress the snapshot of";
 
 /// The state, compressed, in place of `state`.
 pub(super) const PACKED: &str = "packed";
-const NOTE: &str = "packed.json";
+pub(super) const NOTE: &str = "packed.json";
 const UNFINISHED: &str = "packed.tmp";
 const UNFINISHED_NOTE: &str = "packed.json.tmp";
 
@@ -36,13 +36,13 @@ const SYNC_EVERY_BYTES: u64 = 8 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Note {
     /// The manifest that it belongs to.
-    snapshot: Digest,
-    compression: SnapshotCompression,
+    pub(super) snapshot: Digest,
+    pub(super) compression: SnapshotCompression,
     /// What it must come to again.
-    plain_bytes: u64,
-    packed: FileStamp,
+    pub(super) plain_bytes: u64,
+    pub(super) packed: FileStamp,
     /// What the file hashes to.
-    digest: Digest,
+    pub(super) digest: Digest,
 }
 
 /// The file that a guest is in, and how.

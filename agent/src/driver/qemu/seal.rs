@@ -26,7 +26,7 @@ pub(super) struct Sealing {
 }
 
 /// The turn of whoever compresses or hashes an instance's snapshot. Given up in the middle, it stops what it began.
-struct Turn<'a, H: Host> {
+pub(super) struct Turn<'a, H: Host> {
     driver: &'a QemuDriver<H>,
     instance: &'a InstanceId,
     stop: Arc<AtomicBool>,
@@ -75,7 +75,7 @@ impl<H: Host> QemuDriver<H> {
     }
 
     /// None while someone else does it, or while the snapshot is being restored.
-    fn turn_to_seal<'a>(&'a self, instance: &'a InstanceId) -> Option<Turn<'a, H>> {
+    pub(super) fn turn_to_seal<'a>(&'a self, instance: &'a InstanceId) -> Option<Turn<'a, H>> {
         let mut all = lock(&self.inner.sealing);
         if all.contains_key(instance) {
             return None;

@@ -180,19 +180,24 @@ impl Found {
         let Some(text) = run_files::read(host, instance, &format!("{SNAPSHOT}/{MANIFEST}")).await? else {
             return Ok(None);
         };
+        Ok(Some(Self::parse(&text)))
+    }
+
+    /// A manifest as it was written.
+    pub(super) fn parse(text: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Numbered {
             #[serde(default)]
             format: u32,
         }
-        let parsed = serde_json::from_slice::<Numbered>(&text).map_err(|error| error.to_string());
+        let parsed = serde_json::from_slice::<Numbered>(text).map_err(|error| error.to_string());
         let manifest = parsed.and_then(|numbered| match numbered.format {
-            OLDEST_FORMAT..=FORMAT => serde_json::from_slice(&text).map_err(|error| error.to_string()),
+            OLDEST_FORMAT..=FORMAT => serde_json::from_slice(text).map_err(|error| error.to_string()),
             other => {
                 Err(format!("it is of format {other}, and this agent knows {OLDEST_FORMAT} to {FORMAT}"))
             }
         });
-        Ok(Some(manifest.map(|manifest| Self::of(manifest, &text))))
+        manifest.map(|manifest| Self::of(manifest, text))
     }
 }
 

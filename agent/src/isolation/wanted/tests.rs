@@ -49,7 +49,7 @@ fn document(tenants: &[(&str, u16, &str)]) -> DesiredState {
 }
 
 fn of(desired: Option<&DesiredState>, records: &[(Record, bool)]) -> Wanted {
-    wanted(desired, records.iter().map(|(record, moving)| (record, *moving)))
+    wanted(desired, false, records.iter().map(|(record, moving)| (record, *moving)))
 }
 
 fn bridges(wanted: &Wanted) -> Vec<String> {
@@ -99,4 +99,16 @@ fn a_network_waits_for_the_instances_of_another_with_its_number_or_addresses() {
     let moved = of(Some(&document(&[("acme", 9, "10.9.0.0/24")])), &old);
     assert_eq!(bridges(&moved), ["br-tenant-7", "br-tenant-9"]);
     assert!(moved.conflicts.is_empty());
+}
+
+#[test]
+fn names_are_answered_to_tenants_of_the_document_only_where_the_operator_says_so() {
+    let desired = document(&[("acme", 7, "10.1.0.0/24")]);
+    let left = [(record(1, "gone", Some((9, "10.9.0.0/24")), Phase::Running), false)];
+    let told = |dns| {
+        let found = wanted(Some(&desired), dns, left.iter().map(|(record, moving)| (record, *moving)));
+        found.network.nets.iter().map(|net| net.dns).collect::<Vec<_>>()
+    };
+    assert_eq!(told(false), [false, false]);
+    assert_eq!(told(true), [true, false]);
 }

@@ -1,0 +1,126 @@
+//! What sleeps, on its way to another node and from one.
+//!
+//! An instance that arrives is in memory only until all of it is there and fits: whatever ends the agent before that
+//! leaves files that no record owns, which the next agent sweeps. One that left is removed like one that is destroyed,
+//! except that its session goes with it.
+
+use std::time::Duration;
+
+use mvm_planner::Action;
+use mvm_proto::Phase;
+use tokio::io::AsyncRead;
+
+use super::{Executor, PoolSpec, StepError};
+use crate::archive::{Header, Reader};
+use crate::audit::Entry;
+use crate::crash;
+use crate::driver::{BootImage, Driver, DriverError, Part, SnapshotRef};
+use crate::record::Record;
+use crate::state::Lease;
+use crate::text::chain;
+
+impl<D: Driver> Executor<D> {
+    /// The files of the leased instance, which must sleep.
+    pub(crate) async fn outgoing(&self, record: &Record) -> Result<Vec<Part>, StepError> {
+        let gone = || StepError::Gone(record.id.clone());
+        let snapshot = record.snapshot.as_ref().ok_or_else(gone)?;
+        // It may still be there, from a sleep that could not end it.
+        self.driver.kill(&record.id).await?;
+        Ok(self.driver.export(snapshot).await?)
+    }
+
+    /// Notes that the leased instance is in an archive, as it is now.
+    pub(crate) async fn mark_exported(&self, lease: &Lease, by: &str) -> Result<(), StepError> {
+        let id = lease.id();
+        let mut record = self.records.get(id).ok_or_else(|| StepError::Gone(id.clone()))?;
+        let now = self.clock.now();
+        record.exported_at = Some(now);
+        record.reason = format!("exported at {now}, asked by {by}; not to run here once it is imported");
+        self.records.save(&record).await?;
+        crash::point("export.marked");
+        Ok(())
+    }
+
+    /// What an archive holds becomes the leased instance, which exists in memory only until it does.
+    pub(crate) async fn take_in<R: AsyncRead + Unpin>(
+        &self,
+        lease: &Lease,
+        header: &Header,
+        mut reader: Reader<R>,
+        spec: &PoolSpec,
+        override_for: Duration,
+        reason: &str,
+    ) -> Result<Record, StepError> {
+        let id = lease.id();
+        let mut record = self.records.get(id).ok_or_else(|| StepError::Gone(id.clone()))?;
+        let exported = record.snapshot.take().ok_or_else(|| StepError::Gone(id.clone()))?;
+        let image = self.boot_image(&record)?;
+        self.driver.begin_import(id).await?;
+        crash::point("import.begun");
+        let _room = self.room_for(&record, Some(spec), header.stored_bytes()).await?;
+        for member in &header.members {
+            let file = self.driver.import_part(id, &member.name).await?;
+            reader.member(member, Some(file)).await?;
+        }
+        reader.close().await?;
+        crash::point("import.received");
+        record.snapshot = Some(self.fit_in(&record, image, &exported).await?);
+        crash::point("import.placed");
+        // Not by a move of its life: it slept all the while.
+        let now = self.clock.now();
+        record.enter(Phase::Sleeping, now, reason);
+        record.override_until = (!override_for.is_zero()).then(|| now + override_for);
+        self.records.save(&record).await?;
+        crash::point("import.recorded");
+        Ok(record)
+    }
+
+    async fn fit_in(
+        &self,
+        record: &Record,
+        image: BootImage,
+        exported: &SnapshotRef,
+    ) -> Result<SnapshotRef, DriverError> {
+        self.driver.import(&record.spec(image, self.isolation.planned(record)), exported).await
+    }
+
+    /// Leaves nothing of an instance that could not be taken in.
+    pub(crate) async fn turn_away(&self, lease: &Lease) {
+        if let Err(error) = self.driver.remove(lease.id()).await {
+            // Without a record it is a stranger, and goes when the next sweep finds it.
+            tracing::warn!(id = %lease.id(), error = %chain(&error), "could not clear away what came of an archive");
+        }
+        self.records.forget(lease.id());
+    }
+
+    /// Removes the leased instance, which goes on elsewhere. Once this was begun it is finished, also by the next agent.
+    pub(crate) async fn let_move(&self, lease: &Lease) -> Result<(), StepError> {
+        let id = lease.id();
+        let mut record = self.records.get(id).ok_or_else(|| StepError::Gone(id.clone()))?;
+        self.intend(&mut record, Action::Destroy).await?;
+        crash::point("destroy.intended");
+        self.driver.remove(id).await?;
+        self.links.forget(id);
+        crash::point("destroy.removed");
+        self.isolation.release(&record).await?;
+        crash::point("destroy.released");
+        self.sessions.leave(id);
+        self.records.delete(id).await?;
+        crash::point("destroy.deleted");
+        Ok(())
+    }
+
+    /// Writes down a move by hand.
+    pub(crate) fn audit_move(&self, record: &Record, actor: &str, action: &str, failed: Option<String>) {
+        self.audit.append(Entry {
+            at: self.clock.now(),
+            tenant: record.tenant.clone(),
+            pool: Some(record.pool.clone()),
+            instance: Some(record.id.clone()),
+            actor: actor.to_owned(),
+            action: action.to_owned(),
+            reason: format!("{action} by hand, asked by {actor}"),
+            outcome: failed.map_or_else(|| "done".to_owned(), |failed| format!("failed: {failed}")),
+        });
+    }
+}
