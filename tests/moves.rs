@@ -214,7 +214,7 @@ fn an_archive_that_is_damaged_or_has_no_place_here_is_refused_and_leaves_nothing
         said(&output)
     );
     assert!(pair.import(&path).status.success());
-    let mut neighbour = forged.clone();
+    let mut neighbour = forged;
     neighbour.rename(&InstanceId::from_bits(0x0bad_cafe));
     pair.refused(&neighbour.write(&bad), "is the address of");
 }
