@@ -296,7 +296,7 @@ impl Records {
             let (tenant, holder) = (record.tenant.clone(), other.id.clone());
             return Err(StateError::AddressTaken { tenant, address: record.address, holder });
         }
-        inner.records.insert(id.clone(), record);
+        inner.insert(record);
         inner.moving.insert(id.clone(), Moving { to: Phase::Sleeping, on_demand: false });
         drop(inner);
         Ok(Lease { records: Arc::clone(self), id })
