@@ -214,9 +214,22 @@ fn an_archive_that_is_damaged_or_has_no_place_here_is_refused_and_leaves_nothing
         said(&output)
     );
     assert!(pair.import(&path).status.success());
-    let mut neighbour = forged.clone();
+    let mut neighbour = forged;
     neighbour.rename(&InstanceId::from_bits(0x0bad_cafe));
     pair.refused(&neighbour.write(&bad), "is the address of");
+    let mut full = small_pool(0, 0, 0);
+    full["tenants"][0]["quotas"]["max_instances_per_pool"] = json!(1);
+    pair.other.declare(&full);
+    wait_until("the quota to be in force", PATIENCE, || {
+        let dir = pair.other.data_dir();
+        let desired = pair.other.mvm_ok(&["agent", "desired", "--data-dir", path_text(&dir)]);
+        let desired: Value = serde_json::from_str(&desired).expect("JSON");
+        desired["tenants"][0]["quotas"]["max_instances_per_pool"] == 1
+    });
+    neighbour.header["record"]["offset"] = json!(77);
+    neighbour.header["record"]["address"] = json!("10.77.0.77");
+    neighbour.write(&bad);
+    pair.refused(&bad, "max_instances_per_pool is 1");
 }
 
 #[test]

@@ -248,10 +248,9 @@ impl<D: Driver> Actor<D> {
         let instances = self.waker.records.observed();
         let newcomer = instances.iter().find(|instance| instance.id == *lease.id()).cloned();
         let observation = Observation { capacity: self.waker.capacity, instances, ..Observation::default() };
-        if let Some(newcomer) = newcomer {
-            let room = check_arrival(&in_force.desired, &observation, &newcomer, Phase::Sleeping);
-            room.map_err(|reason| no_room(lease.id(), &reason))?;
-        }
+        let newcomer = newcomer.ok_or_else(|| failed(&format!("{} is not there any more", lease.id())))?;
+        let room = check_arrival(&in_force.desired, &observation, &newcomer, Phase::Sleeping);
+        room.map_err(|reason| no_room(lease.id(), &reason))?;
         gate.admit();
         Ok(())
     }
