@@ -130,7 +130,8 @@ pub(super) fn command_line(spec: &VmSpec, setup: &Setup) -> Vec<String> {
 
 /// The guest's memory, under one name whatever it is: saved memory is found again by its name.
 fn memory(spec: &VmSpec, memory: Memory) -> String {
-    let size = format!("id=memory,size={}M", spec.resources.mem_mib);
+    // A host that merges equal pages would let tenants learn of each other's; a dump would put them on its disk.
+    let size = format!("id=memory,size={}M,merge=off,dump=off", spec.resources.mem_mib);
     match memory {
         Memory::Anonymous => format!("memory-backend-ram,{size}"),
         Memory::Template => format!("memory-backend-file,{size},mem-path={TEMPLATE_MEMORY},share=on"),
@@ -241,7 +242,7 @@ mod tests {
              -kernel /images/kernel -append console=ttyS0 reboot=t panic=-1 no_timer_check \
              tsc_early_khz=2400000 tsc=reliable mitigations=off quiet root=/dev/vda \
              -initrd /images/initrd \
-             -object memory-backend-ram,id=memory,size=128M \
+             -object memory-backend-ram,id=memory,size=128M,merge=off,dump=off \
              -M microvm,acpi=on,memory-backend=memory -accel tcg,tb-size=64 -cpu max -smp 2 -m 128M \
              -nodefaults -no-user-config -display none -no-reboot \
              -global virtio-mmio.force-legacy=false \
@@ -273,7 +274,7 @@ mod tests {
             let setup = Setup { memory, ..setup(Accelerator::Tcg, Begin::Boot) };
             command_line(&spec(None, 0), &setup).join(" ")
         };
-        let file = "-object memory-backend-file,id=memory,size=128M";
+        let file = "-object memory-backend-file,id=memory,size=128M,merge=off,dump=off";
         assert!(line(Memory::Template).contains(&format!("{file},mem-path=memory,share=on ")));
         assert!(line(Memory::Fork).contains(&format!("{file},mem-path=base,share=off ")));
     }
