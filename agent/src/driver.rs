@@ -307,11 +307,13 @@ pub trait Driver: Send + Sync + 'static {
 
     /// Makes the parts, written whole, the snapshot of an instance that sleeps here, if it fits what is here. `exported`
     /// names the snapshot where it was made; the answer names it here. Until then nothing of it can be restored, and
-    /// [`Driver::remove`] takes all of it away.
+    /// [`Driver::remove`] takes all of it away. Without its key it fails with [`DriverError::Key`], and in clear it is
+    /// refused where `keeping` asks for encryption.
     fn import(
         &self,
         spec: &VmSpec,
         exported: &SnapshotRef,
+        keeping: &Keeping,
     ) -> impl Future<Output = Result<SnapshotRef, DriverError>> + Send;
 
     /// Asks the guest to shut down and waits up to `grace`, then kills. A paused guest is killed at once.
@@ -552,8 +554,13 @@ impl Driver for AnyDriver {
         each!(self, driver => driver.import_part(instance, name).await)
     }
 
-    async fn import(&self, spec: &VmSpec, exported: &SnapshotRef) -> Result<SnapshotRef, DriverError> {
-        each!(self, driver => driver.import(spec, exported).await)
+    async fn import(
+        &self,
+        spec: &VmSpec,
+        exported: &SnapshotRef,
+        keeping: &Keeping,
+    ) -> Result<SnapshotRef, DriverError> {
+        each!(self, driver => driver.import(spec, exported, keeping).await)
     }
 
     async fn stop(&self, instance: &InstanceId, grace: Duration) -> Result<(), DriverError> {

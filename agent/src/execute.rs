@@ -100,6 +100,10 @@ pub enum StepError {
     TimedOut(Duration),
     #[error("{0} does not exist")]
     Gone(InstanceId),
+    #[error(
+        "{0} is being removed, for it was moved: release it again, or start this agent anew to finish that"
+    )]
+    Leaving(InstanceId),
     #[error("{instance} is {found}, and can't {action}")]
     WrongPhase { instance: InstanceId, found: Phase, action: Action },
     #[error("the document in force does not say what {0} is made of")]
@@ -245,6 +249,10 @@ impl<D: Driver> Executor<D> {
     ) -> Result<Phase, StepError> {
         let patience = Patience::of(order.spec.as_ref());
         let before = self.records.get(lease.id());
+        // What is on its way out has a life elsewhere: whatever kept it from being removed, it has none here.
+        if before.as_ref().is_some_and(Record::is_leaving) && order.action != Action::Destroy {
+            return Err(StepError::Leaving(lease.id().clone()));
+        }
         let work = Box::pin(self.carry_out(lease, order, patience, watch));
         let result = self.within(lease.id(), order.action, patience, work).await;
         let nobody = if order.on_demand { BY_REQUEST } else { BY_RECONCILE };
@@ -253,12 +261,6 @@ impl<D: Driver> Executor<D> {
         if let (Ok(_), Some(wake)) = (&result, watch.wake()) {
             // Nobody listening is no error.
             let _ = self.wakes.send(wake);
-        }
-        if let Some(record) = before.filter(|before| before.exported_at.is_some())
-            && matches!(result, Ok(Phase::Running))
-        {
-            let message = "it was exported before and runs here again: an archive of it must not be imported";
-            self.note("ExportedInstanceRuns", &record, message);
         }
         result
     }
@@ -332,7 +334,7 @@ impl<D: Driver> Executor<D> {
             self.settle_failure(id, action, reason).await;
         }
         self.measure_after(action, id).await;
-        self.measure_memory_after(action, id);
+        self.measure_memory_after_step(id);
         result
     }
 

@@ -86,8 +86,8 @@ impl<D: Driver> Moves for Actor<D> {
 }
 
 impl<D: Driver> Actor<D> {
-    /// The lease of an instance that sleeps with a snapshot, and its record.
-    async fn sleeper(&self, asked: &Asked) -> Result<(Lease, Record), Problem> {
+    /// The lease of an instance that sleeps with a snapshot and `fits`, and its record.
+    async fn sleeper(&self, asked: &Asked, fits: fn(&Record) -> bool) -> Result<(Lease, Record), Problem> {
         let Asked { tenant, pool, instance: id, .. } = asked;
         if let Some(reason) = self.driver.immovable() {
             return Err(Problem::new(409, "immovable", format!("{id} can't be moved"), format!("{reason}.")));
@@ -97,9 +97,7 @@ impl<D: Driver> Actor<D> {
         let lease = tokio::time::timeout(LEASE_PATIENCE, lease).await.map_err(|_| busy(id))?;
         let phase = self.waker.find(tenant, pool, id)?;
         let record = self.waker.records.get(id);
-        let sleeps = |record: &Record| {
-            phase == Phase::Sleeping && record.snapshot.is_some() && record.intent.is_none()
-        };
+        let sleeps = |record: &Record| phase == Phase::Sleeping && record.snapshot.is_some() && fits(record);
         match record.filter(sleeps) {
             Some(record) => Ok((lease, record)),
             None => Err(not_sleeping(id, phase)),
@@ -107,7 +105,7 @@ impl<D: Driver> Actor<D> {
     }
 
     async fn write_archive(&self, asked: Asked) -> Result<Outgoing, Problem> {
-        let (lease, record) = self.sleeper(&asked).await?;
+        let (lease, record) = self.sleeper(&asked, |record| record.intent.is_none()).await?;
         let executor = &self.waker.executor;
         let begun = async {
             let parts = executor.outgoing(&record).await.map_err(|error| unfit(&record.id, &error))?;
@@ -117,6 +115,7 @@ impl<D: Driver> Actor<D> {
             Ok(begun) => begun,
             Err(problem) => {
                 executor.audit_move(&record, &asked.by, "export", Some(problem.detail.clone()));
+                executor.seal_later(&record);
                 return Err(problem);
             }
         };
@@ -137,6 +136,8 @@ impl<D: Driver> Actor<D> {
             let outcome = written.as_ref().err().map(chain_of);
             executor.audit_move(&header.record, &asked.by, "export", outcome);
             drop(lease);
+            // The export stopped what is done to a snapshot when nobody waits for it.
+            runtime.block_on(async { executor.seal_later(&header.record) });
             if let Err(error) = written {
                 tracing::warn!(id = %header.record.id, %error, "an archive was not written to its end");
                 // Whoever still reads must not take what came for all of it.
@@ -181,7 +182,10 @@ impl<D: Driver> Actor<D> {
             };
             let result = result.await;
             match &result {
-                Ok(record) => executor.measure(&record.id).await,
+                Ok(record) => {
+                    executor.measure(&record.id).await;
+                    executor.seal_later(record);
+                }
                 Err(_) => executor.turn_away(&lease).await,
             }
             result
@@ -237,6 +241,7 @@ impl<D: Driver> Actor<D> {
         let mut arriving = record.clone().arriving(header.node.clone(), net, self.clock.now());
         // What is decided for a pool is decided here by this node's document.
         arriving.seccomp = spec.seccomp;
+        arriving.at_rest = spec.at_rest;
         arriving.persist.clone_from(&spec.persist);
         Ok((arriving, spec))
     }
@@ -256,7 +261,9 @@ impl<D: Driver> Actor<D> {
     }
 
     async fn remove_moved(&self, asked: &Asked, snapshot: Digest) -> Result<(), Problem> {
-        let (lease, record) = self.sleeper(asked).await?;
+        // A release that did not come to its end is gone on with.
+        let fits = |record: &Record| record.intent.is_none() || record.is_leaving();
+        let (lease, record) = self.sleeper(asked, fits).await?;
         let id = &record.id;
         let same = record.snapshot.as_ref().is_some_and(|saved| saved.digest == snapshot);
         if !same || record.exported_at.is_none() {
@@ -381,6 +388,11 @@ fn unfit(id: &InstanceId, error: &StepError) -> Problem {
             let remediation =
                 "Use a node with the same QEMU, processor, kernel and image, or start the instance anew.";
             Problem::new(409, "snapshot_unusable", detail, remediation)
+        }
+        StepError::Driver(DriverError::Key { .. }) => {
+            let remediation =
+                "Put the tenant's key from the other node into this one's secrets directory first.";
+            Problem::new(409, "key_missing", detail, remediation)
         }
         _ => failed(&detail),
     }

@@ -112,6 +112,12 @@ pub struct Intent {
 }
 
 impl Record {
+    /// It is being removed, and nothing else is to become of it.
+    #[must_use]
+    pub fn is_leaving(&self) -> bool {
+        self.intent.as_ref().is_some_and(|intent| intent.action == Action::Destroy)
+    }
+
     /// Moves to another phase, if the life of an instance has that move.
     pub fn advance(&mut self, to: Phase, now: Timestamp, reason: &str) -> Result<(), IllegalMove> {
         self.phase.advance(to)?;

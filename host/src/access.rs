@@ -67,20 +67,7 @@ pub(super) fn dial(run_dir: &Path, name: &str) -> Result<UnixStream, HostError> 
 
 /// The names in a run directory; none of one that is not there.
 pub(super) fn names(run_dir: &Path) -> Result<Vec<String>, HostError> {
-    listed(Dir::open_run(run_dir))
-}
-
-/// The names in a directory of a run directory.
-pub(super) fn names_in(run_dir: &Path, dir: &str) -> Result<Vec<String>, HostError> {
-    let found = Dir::open_run(run_dir).and_then(|run_dir| {
-        let (parent, name) = run_dir.place(dir)?;
-        parent.sub(name)
-    });
-    listed(found)
-}
-
-fn listed(dir: Result<Dir, HostError>) -> Result<Vec<String>, HostError> {
-    let mut names: Vec<String> = match dir {
+    let mut names: Vec<String> = match Dir::open_run(run_dir) {
         Err(error) if error.is_not_found() => return Ok(Vec::new()),
         dir => dir?.list()?.into_iter().map(|name| name.to_string_lossy().into_owned()).collect(),
     };

@@ -79,10 +79,6 @@ impl Host for AnyHost {
         each!(self, host => host.names(instance).await)
     }
 
-    async fn names_in(&self, instance: &InstanceId, dir: &str) -> Result<Vec<String>, HostError> {
-        each!(self, host => host.names_in(instance, dir).await)
-    }
-
     async fn jail_root(&self, instance: &InstanceId) -> Result<Option<PathBuf>, HostError> {
         each!(self, host => host.jail_root(instance).await)
     }

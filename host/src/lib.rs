@@ -377,13 +377,6 @@ pub trait Host: Send + Sync + 'static {
     /// What lies in a run directory, by name.
     fn names(&self, instance: &InstanceId) -> impl Future<Output = Result<Vec<String>, HostError>> + Send;
 
-    /// What lies in a directory of a run directory, by name; nothing where there is no such directory.
-    fn names_in(
-        &self,
-        instance: &InstanceId,
-        dir: &str,
-    ) -> impl Future<Output = Result<Vec<String>, HostError>> + Send;
-
     /// Where the jail of an instance is, if it has one.
     fn jail_root(
         &self,

@@ -359,10 +359,6 @@ impl Host for LocalHost {
         access::names(&self.run_dir(instance))
     }
 
-    async fn names_in(&self, instance: &InstanceId, dir: &str) -> Result<Vec<String>, HostError> {
-        access::names_in(&self.run_dir(instance), dir)
-    }
-
     async fn jail_root(&self, instance: &InstanceId) -> Result<Option<PathBuf>, HostError> {
         Ok(jail::recorded_jail(&self.run_dir(instance)))
     }

@@ -142,7 +142,7 @@ impl LoneAgent {
     pub fn mvm_ok(&self, args: &[&str]) -> String {
         let output = self.mvm(args);
         let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "mvm {args:?} failed: {stderr}\n{}", self.log());
+        assert!(output.status.success(), "mvm {args:?} failed, {}: {stderr}\n{}", output.status, self.log());
         String::from_utf8(output.stdout).expect("mvm prints UTF-8")
     }
 

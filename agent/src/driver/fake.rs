@@ -376,8 +376,13 @@ impl Driver for FakeDriver {
         self.incoming_part(instance, name)
     }
 
-    async fn import(&self, spec: &VmSpec, exported: &SnapshotRef) -> Result<SnapshotRef, DriverError> {
-        self.carry_in(spec, exported).await
+    async fn import(
+        &self,
+        spec: &VmSpec,
+        exported: &SnapshotRef,
+        keeping: &Keeping,
+    ) -> Result<SnapshotRef, DriverError> {
+        self.carry_in(spec, exported, keeping).await
     }
 
     async fn stop(&self, instance: &InstanceId, _grace: Duration) -> Result<(), DriverError> {

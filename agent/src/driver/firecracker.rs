@@ -279,7 +279,12 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
         Err(immovable(instance))
     }
 
-    async fn import(&self, spec: &VmSpec, _exported: &SnapshotRef) -> Result<SnapshotRef, DriverError> {
+    async fn import(
+        &self,
+        spec: &VmSpec,
+        _exported: &SnapshotRef,
+        _keeping: &Keeping,
+    ) -> Result<SnapshotRef, DriverError> {
         Err(immovable(&spec.instance))
     }
 

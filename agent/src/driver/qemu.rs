@@ -36,8 +36,8 @@ use tokio::sync::broadcast;
 use super::probe::Probe;
 use super::run_files::Dial;
 use super::{
-    Driver, DriverError, DriverKind, GENERATIONS, GuestStream, Keeping, Part, SnapshotRef, Vm, VmExit, VmSpec,
-    VmState, run_files,
+    Driver, DriverError, DriverKind, GENERATIONS, GuestStream, Keeping, Part, SnapshotRef, Vm, VmExit,
+    VmSpec, VmState, run_files,
 };
 pub use args::Accelerator;
 pub(crate) use binary::Binary;
@@ -400,8 +400,13 @@ impl<H: Host> Driver for QemuDriver<H> {
         self.incoming(instance, name).await
     }
 
-    async fn import(&self, spec: &VmSpec, exported: &SnapshotRef) -> Result<SnapshotRef, DriverError> {
-        self.carry_in(spec, exported).await
+    async fn import(
+        &self,
+        spec: &VmSpec,
+        exported: &SnapshotRef,
+        keeping: &Keeping,
+    ) -> Result<SnapshotRef, DriverError> {
+        self.carry_in(spec, exported, keeping).await
     }
 
     async fn stop(&self, instance: &InstanceId, grace: Duration) -> Result<(), DriverError> {

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use mvm_planner::Action;
 use mvm_proto::{InstanceId, Phase};
 
 use super::Executor;
@@ -13,9 +12,9 @@ use crate::text::chain;
 
 impl<D: Driver> Executor<D> {
     /// Measures one instance after a step that changed what it costs. Nobody waits for it.
-    pub(super) fn measure_memory_after(&self, action: Action, id: &InstanceId) {
-        let ends = matches!(action, Action::Sleep | Action::Stop | Action::Destroy);
-        if !ends && self.driver.kind().uses_host_resources() {
+    pub(super) fn measure_memory_after_step(&self, id: &InstanceId) {
+        let lives = matches!(self.phase_of(id), Phase::Running | Phase::Warm);
+        if lives && self.driver.kind().uses_host_resources() {
             let (isolation, records) = (Arc::clone(&self.isolation), Arc::clone(&self.records));
             let id = id.clone();
             tokio::spawn(async move { measure(&isolation, &records, vec![id]).await });

@@ -81,7 +81,8 @@ impl<D: Driver> Executor<D> {
         image: BootImage,
         exported: &SnapshotRef,
     ) -> Result<SnapshotRef, DriverError> {
-        self.driver.import(&record.spec(image, self.isolation.planned(record)), exported).await
+        let spec = record.spec(image, self.isolation.planned(record));
+        self.driver.import(&spec, exported, &self.keeping(record)).await
     }
 
     /// Leaves nothing of an instance that could not be taken in.

@@ -29,6 +29,10 @@ impl<D: Driver> Executor<D> {
         if order.on_demand {
             self.lend(&mut record, Phase::Sleeping);
         }
+        if record.exported_at.is_some() {
+            let message = "it was exported before and is woken here: an archive of it must not be imported";
+            self.note("ExportedInstanceRuns", &record, message);
+        }
         self.intend(&mut record, Action::Wake).await?;
         crash::point("wake.intended");
         watch.is(WakeKind::Woken);

@@ -49,15 +49,23 @@ impl<D: Driver> Executor<D> {
             () = call_off.called_off() => {}
             written = &mut snapshot => return Ok(Some(written?)),
         }
-        loop {
-            if let Err(error) = self.driver.stop_snapshot(id).await {
-                // It is waited for instead.
-                tracing::warn!(%id, error = %chain(&error), "could not stop a snapshot");
+        let stop = async {
+            let mut told = false;
+            loop {
+                if let Err(error) = self.driver.stop_snapshot(id).await
+                    && !std::mem::replace(&mut told, true)
+                {
+                    // It is waited for instead.
+                    tracing::warn!(%id, error = %chain(&error), "could not stop a snapshot");
+                }
+                tokio::time::sleep(STOP_AGAIN).await;
             }
-            // Whether it was written after all makes no difference.
-            if tokio::time::timeout(STOP_AGAIN, &mut snapshot).await.is_ok() {
-                return Ok(None);
-            }
+        };
+        // Both go on: what stops it may need what the snapshot has in its hands. Whether it was written after all
+        // makes no difference.
+        tokio::select! {
+            _ = &mut snapshot => Ok(None),
+            () = stop => Ok(None),
         }
     }
 

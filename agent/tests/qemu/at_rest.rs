@@ -374,3 +374,53 @@ async fn a_full_disk_fails_an_encrypted_snapshot_and_costs_a_compressed_one_noth
     driver.restore(&spec, &saved, &keeping).await.unwrap();
     driver.remove(instance).await.unwrap();
 }
+
+/// Copies what is exported, as an archive would, and takes it in.
+async fn moved(
+    from: &QemuDriver,
+    to: &QemuDriver,
+    spec: &VmSpec,
+    saved: &SnapshotRef,
+    keeping: &Keeping,
+) -> Result<SnapshotRef, DriverError> {
+    to.begin_import(&spec.instance).await.unwrap();
+    for mut part in from.export(saved).await.unwrap() {
+        let mut copy = to.import_part(&spec.instance, &part.name).await.unwrap();
+        part.file.rewind().unwrap();
+        std::io::copy(&mut part.file, &mut copy).unwrap();
+        copy.sync_all().unwrap();
+    }
+    to.import(spec, saved, keeping).await
+}
+
+#[tokio::test]
+async fn what_is_compressed_or_encrypted_moves_where_its_key_is_and_nowhere_else() {
+    let Some(subject) = subject("what_is_compressed_or_encrypted_moves") else { return };
+    let (here, there, keys, no_keys) = (DataDir::new(), DataDir::new(), Keys::new(), Keys::new());
+    fs::remove_file(no_keys.path()).unwrap();
+    let (from, to) = (driver(here.path()), driver(there.path()));
+    for (number, at_rest) in (70..).zip([ZSTD, SEALED, SEALED_ZSTD]) {
+        let spec = spec(&subject, number);
+        let (instance, keeping) = (&spec.instance, keys.keeping(at_rest));
+        from.boot(&spec).await.unwrap();
+        from.pause(instance).await.unwrap();
+        let saved = from.snapshot(instance, &keeping).await.unwrap();
+        from.kill(instance).await.unwrap();
+        from.seal_snapshot(instance, &keeping).await.unwrap();
+
+        if at_rest.encryption {
+            let refused = moved(&from, &to, &spec, &saved, &no_keys.keeping(at_rest)).await;
+            assert!(matches!(refused, Err(DriverError::Key { .. })), "{at_rest:?}: {refused:?}");
+        } else {
+            let refused = moved(&from, &to, &spec, &saved, &keys.keeping(SEALED)).await;
+            assert!(matches!(refused, Err(DriverError::Unusable { .. })), "{at_rest:?}: {refused:?}");
+        }
+        to.remove(instance).await.unwrap();
+        let arrived = moved(&from, &to, &spec, &saved, &keeping).await.unwrap();
+        to.restore(&spec, &arrived, &keeping).await.unwrap();
+        assert_eq!(to.adopt(instance).await.unwrap().unwrap().state, VmState::Paused);
+        to.resume(instance).await.unwrap();
+        to.remove(instance).await.unwrap();
+        from.remove(instance).await.unwrap();
+    }
+}

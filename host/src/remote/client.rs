@@ -231,13 +231,6 @@ impl Host for RemoteHost {
         }
     }
 
-    async fn names_in(&self, instance: &InstanceId, dir: &str) -> Result<Vec<String>, HostError> {
-        match self.ask(Call::NamesIn { instance: instance.clone(), dir: dir.to_owned() }).await? {
-            (Answer::Names(names), _) => Ok(names),
-            _ => Err(unfitting()),
-        }
-    }
-
     async fn jail_root(&self, instance: &InstanceId) -> Result<Option<PathBuf>, HostError> {
         match self.ask(Call::JailRoot { instance: instance.clone() }).await? {
             (Answer::JailRoot(root), _) => Ok(root),

@@ -35,10 +35,6 @@ pub(super) enum Call {
     Names {
         instance: InstanceId,
     },
-    NamesIn {
-        instance: InstanceId,
-        dir: String,
-    },
     JailRoot {
         instance: InstanceId,
     },

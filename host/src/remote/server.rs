@@ -204,10 +204,6 @@ impl Helper {
                 Ok((Answer::Opened, Some(stream.into())))
             }
             Call::Names { instance } => with(Answer::Names(self.host.names(&instance).await?)),
-            Call::NamesIn { instance, dir } => {
-                self.policy.name(&dir)?;
-                with(Answer::Names(self.host.names_in(&instance, &dir).await?))
-            }
             Call::JailRoot { instance } => with(Answer::JailRoot(self.host.jail_root(&instance).await?)),
             Call::WaitEnd(_) | Call::Forget { .. } => refused("it is answered elsewhere"),
         }

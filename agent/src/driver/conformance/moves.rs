@@ -49,7 +49,7 @@ async fn a_sleeper_goes_on_elsewhere<D: Driver>(from: &D, to: &D, spec: &VmSpec)
     same(LAW, done(LAW, to.kept().await)?.contains(&spec.instance), true)?;
     let early = to.restore(spec, &saved, &Keeping::plain()).await;
     same(LAW, matches!(early, Err(DriverError::NoSnapshot { .. })), true)?;
-    let arrived = done(LAW, to.import(spec, &saved).await)?;
+    let arrived = done(LAW, to.import(spec, &saved, &Keeping::plain()).await)?;
     same(LAW, state(LAW, to, spec).await?, None)?;
     done(LAW, to.restore(spec, &arrived, &Keeping::plain()).await)?;
     same(LAW, state(LAW, to, spec).await?, Some(VmState::Paused))?;
@@ -82,15 +82,15 @@ async fn what_does_not_fit_or_is_damaged_is_refused<D: Driver>(from: &D, to: &D,
             }
         };
         carry(LAW, to, spec, parts().await?, flip).await?;
-        same(LAW, refused(to.import(spec, &saved).await), true)?;
+        same(LAW, refused(to.import(spec, &saved, &Keeping::plain()).await), true)?;
     }
     carry(LAW, to, spec, parts().await?, |_, bytes| bytes.truncate(bytes.len() / 2)).await?;
-    same(LAW, refused(to.import(spec, &saved).await), true)?;
+    same(LAW, refused(to.import(spec, &saved, &Keeping::plain()).await), true)?;
     carry(LAW, to, spec, Vec::new(), |_, _| {}).await?;
-    same(LAW, refused(to.import(spec, &saved).await), true)?;
+    same(LAW, refused(to.import(spec, &saved, &Keeping::plain()).await), true)?;
     carry(LAW, to, spec, parts().await?, |_, _| {}).await?;
     let other = VmSpec { revision: Digest::of(b"another revision"), ..spec.clone() };
-    same(LAW, refused(to.import(&other, &saved).await), true)?;
+    same(LAW, refused(to.import(&other, &saved, &Keeping::plain()).await), true)?;
     for name in ["../../elsewhere", "snapshot/../vmm.json", "vmm.json", ""] {
         let part = to.import_part(&spec.instance, name).await;
         same(LAW, matches!(part, Err(DriverError::Unusable { .. })), true)?;

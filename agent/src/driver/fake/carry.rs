@@ -7,7 +7,8 @@ use mvm_proto::InstanceId;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
-use super::super::{DriverError, Part, SnapshotRef, VmSpec};
+use super::super::at_rest::Form;
+use super::super::{DriverError, Keeping, Part, SnapshotRef, VmSpec};
 use super::world::{Entry, FakeVm};
 use super::{FakeDriver, same_revision};
 
@@ -17,6 +18,7 @@ const MEMORY: &str = "snapshot/memory.json";
 struct Carried {
     snapshot: SnapshotRef,
     asleep: FakeVm,
+    form: Form,
     console: String,
 }
 
@@ -39,7 +41,7 @@ impl FakeDriver {
         let Some((snapshot, asleep)) = saved else {
             return Err(DriverError::NoSnapshot { instance: instance.clone(), digest: wanted.digest });
         };
-        let carried = Carried { snapshot, asleep, console: entry.console };
+        let carried = Carried { snapshot, asleep, form: entry.form, console: entry.console };
         let text = serde_json::to_vec(&carried).map_err(|cause| io(instance, ACTION, cause))?;
         let mut file = File::from(
             memfd_create("mvm-fake", MemfdFlags::CLOEXEC).map_err(|cause| io(instance, ACTION, cause))?,
@@ -74,6 +76,7 @@ impl FakeDriver {
         &self,
         spec: &VmSpec,
         exported: &SnapshotRef,
+        keeping: &Keeping,
     ) -> Result<SnapshotRef, DriverError> {
         const ACTION: &str = "import";
         let instance = &spec.instance;
@@ -88,9 +91,15 @@ impl FakeDriver {
             return Err(unusable(instance, "it is not the snapshot that its record names"));
         }
         same_revision(instance, carried.snapshot.revision, spec.revision)?;
+        if keeping.at_rest.encryption && carried.form.key.is_none() {
+            return Err(unusable(instance, "its memory is in clear, and its pool's is to be encrypted here"));
+        }
+        let opened = keeping.lock_to_open(&carried.form, instance, spec.revision);
+        opened.map_err(|cause| DriverError::Key { instance: instance.clone(), action: ACTION, cause })?;
         self.change(instance, ACTION, |entry, _| {
             entry.snapshot = Some(carried.snapshot.clone());
             entry.asleep = Some(carried.asleep);
+            entry.form = carried.form;
             entry.console = carried.console + "arrived\n";
             Ok(carried.snapshot)
         })

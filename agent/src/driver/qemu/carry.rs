@@ -37,11 +37,16 @@ impl<H: Host> QemuDriver<H> {
         let unusable = |reason: String| DriverError::Unusable { instance: saved.clone(), reason };
         let io = |cause| DriverError::Io { instance: saved.clone(), action: EXPORT, cause };
         let host = &*self.inner.host;
-        self.stop_sealing(saved).await;
-        // Whoever takes it in knows its content by the seal.
-        self.seal(saved, &Keeping::plain()).await?;
         // Until its files are open nobody compresses it; after that what is open stays as it is.
-        let _turn = self.turn_to_seal(saved);
+        let turn = loop {
+            self.stop_sealing(saved).await;
+            if let Some(turn) = self.turn_to_seal(saved) {
+                break turn;
+            }
+            tokio::task::yield_now().await;
+        };
+        // Whoever takes it in knows its content by the seal.
+        self.seal_in(&turn, &Keeping::plain()).await?;
         let found = Found::read(host, saved).await.map_err(io)?.transpose().map_err(unusable)?;
         let Some(found) = found.filter(|found| found.digest == wanted.digest) else {
             return Err(DriverError::NoSnapshot { instance: saved.clone(), digest: wanted.digest });
@@ -53,12 +58,13 @@ impl<H: Host> QemuDriver<H> {
         if FileStamp::of_disk(host, saved).await.map_err(io)? != found.manifest.disk {
             return Err(unusable("its data disk moved on since it was made".to_owned()));
         }
-        let proof = if source.name == PACKED { NOTE } else { SEAL };
-        let needed = [MANIFEST, source.name, proof];
-        let named = host.names_in(saved, SNAPSHOT).await;
-        let named = named.map_err(|cause| self.host_error(saved, EXPORT, cause))?;
-        let named = named.into_iter().filter(|name| needed.contains(&name.as_str()));
-        let mut names: Vec<String> = named.map(|name| format!("{SNAPSHOT}/{name}")).collect();
+        let mut needed = vec![MANIFEST, source.name];
+        if source.name == PACKED {
+            needed.push(NOTE);
+        } else if source.form.key.is_none() {
+            needed.push(SEAL);
+        }
+        let mut names: Vec<String> = needed.into_iter().map(|name| format!("{SNAPSHOT}/{name}")).collect();
         if found.manifest.disk.is_some() {
             names.push(DATA_DISK.to_owned());
         }
@@ -100,6 +106,7 @@ impl<H: Host> QemuDriver<H> {
         &self,
         spec: &VmSpec,
         exported: &SnapshotRef,
+        keeping: &Keeping,
     ) -> Result<SnapshotRef, DriverError> {
         let instance = &spec.instance;
         let unusable = |reason: String| DriverError::Unusable { instance: instance.clone(), reason };
@@ -108,6 +115,14 @@ impl<H: Host> QemuDriver<H> {
         if found.manifest.revision != spec.revision {
             return Err(unusable(format!("it is of revision {}", found.manifest.revision)));
         }
+        if keeping.at_rest.encryption && found.manifest.form.key.is_none() {
+            return Err(unusable(
+                "its memory is in clear, and its pool's is to be encrypted here".to_owned(),
+            ));
+        }
+        // Without its key it would sleep here for ever.
+        let locked = keeping.lock_to_open(&found.manifest.form, instance, spec.revision);
+        locked.map_err(|cause| DriverError::Key { instance: instance.clone(), action: IMPORT, cause })?;
         let binary = self.binary(instance).await?;
         let here = Fit {
             image: spec.image.digest,
@@ -185,7 +200,8 @@ impl<H: Host> QemuDriver<H> {
         name: &str,
         digest: Digest,
     ) -> io::Result<Result<(), String>> {
-        let Some(file) = run_files::open(&*self.inner.host, instance, &format!("{UNFINISHED}/{name}")).await?
+        let Some(file) =
+            run_files::open(&*self.inner.host, instance, &format!("{UNFINISHED}/{name}")).await?
         else {
             return Ok(Err(format!("its {name} is missing")));
         };

@@ -42,8 +42,14 @@ impl<H: Host> Drop for Turn<'_, H> {
 
 impl<H: Host> QemuDriver<H> {
     pub(super) async fn seal(&self, instance: &InstanceId, keeping: &Keeping) -> Result<(), DriverError> {
-        let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
         let Some(turn) = self.turn_to_seal(instance) else { return Ok(()) };
+        self.seal_in(&turn, keeping).await
+    }
+
+    /// The same for whoever has the turn.
+    pub(super) async fn seal_in(&self, turn: &Turn<'_, H>, keeping: &Keeping) -> Result<(), DriverError> {
+        let instance = turn.instance;
+        let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
         let host = &*self.inner.host;
         let Some(Ok(found)) = Found::read(host, instance).await.map_err(io)? else { return Ok(()) };
         let (is, wanted) = (self.source(instance, &found).await.map_err(io)?, keeping.at_rest.compression);
