@@ -251,7 +251,7 @@ fn qemu_is_told_what_our_driver_tells_it_and_nothing_else() {
         ["-netdev", "user,id=n"],
         ["-netdev", "user,id=n,smb=/etc"], ["-device", "vfio-pci,host=01:00.0"],
         ["-device", "virtio-net-device,netdev=n,romfile=/etc/shadow"],
-        ["-M", "pc"], ["-M", "microvm,dtb=/etc/shadow"], ["-accel", "xen"], ["-object", "rng-random,id=r"],
+        ["-M", "pc"], ["-M", "microvm,dtb=/etc/shadow"], ["-accel", "xen"], ["-object", "rng-random,id=r"], ["-object", "memory-backend-ram,id=memory,size=64M,merge=on"],
         ["-fw_cfg", "name=opt/x,file=/etc/shadow"], ["-readconfig", "x"], ["-daemonize", ""], ["-runas", "root"],
         ["-drive", "file=/etc/shadow"], ["-append", "x"], ["-unknown", ""],
     ];

@@ -157,6 +157,7 @@ fn memory(value: &str) -> bool {
             "id" | "size" => is_plain(value),
             "mem-path" => in_file && is_plain(value),
             "share" => in_file && matches!(*value, "on" | "off"),
+            "merge" | "dump" => *value == "off",
             _ => false,
         })
 }
