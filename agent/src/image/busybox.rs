@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::cpio::Tree;
-use super::debian::{PackageCache, megabytes};
+use super::debian::{Package, PackageCache, megabytes};
 use super::error::{ImageError, OnPath};
 use super::kernel;
 use super::manifest::Part;
@@ -17,6 +17,11 @@ use super::work::Work;
 const KERNEL: &str = "linux-image-cloud-amd64";
 const KERNEL_PREFIX: &str = "linux-image-";
 const BUSYBOX: &str = "busybox-static";
+
+/// A kernel that is worse than the one before it, and that one. Debian's 6.1.192-1 dies when ext4 needs a block after its map
+/// of free ones had to leave memory.
+const BROKEN_KERNEL: &str = "linux-image-6.1.0-55-cloud-amd64";
+const BEFORE_BROKEN: &str = "linux-image-6.1.0-54-cloud-amd64";
 
 /// What a guest may need before its program runs: devices first, in the order in which they are found fastest.
 const MODULES: [&str; 10] = [
@@ -48,7 +53,7 @@ pub(super) fn build(
     let guest = guest_program(guest)?;
     let cache = PackageCache::open(cache)?;
     work.say("asking apt for the newest kernel");
-    let kernel_package = cache.get(&cache.behind(KERNEL, KERNEL_PREFIX, work)?, work)?;
+    let kernel_package = newest_kernel(&cache, work)?;
     let busybox_package = cache.get(BUSYBOX, work)?;
     let unpacked = staging.scratch()?;
     kernel_package.unpack(&unpacked, work)?;
@@ -94,6 +99,21 @@ pub(super) fn build(
         began.elapsed().as_secs_f32()
     ));
     Ok(vec![kernel_package.title, busybox_package.title])
+}
+
+/// The newest kernel, or the one before it where that is better and can be had.
+fn newest_kernel(cache: &PackageCache, work: &Work<'_>) -> Result<Package, ImageError> {
+    let newest = cache.behind(KERNEL, KERNEL_PREFIX, work)?;
+    if newest == BROKEN_KERNEL {
+        work.say(format!(
+            "{newest} loses track of ext4 disks when memory is short: taking the one before it"
+        ));
+        match cache.get(BEFORE_BROKEN, work) {
+            Ok(package) => return Ok(package),
+            Err(error) => work.say(format!("it can't be had, so {newest} it is: {error}")),
+        }
+    }
+    cache.get(&newest, work)
 }
 
 fn guest_program(path: Option<&Path>) -> Result<Vec<u8>, ImageError> {
