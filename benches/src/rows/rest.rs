@@ -117,6 +117,10 @@ impl Guest {
             })?;
             boots.push((*fork, millis(begun)));
         }
+        // What was acted on by hand is left alone for a while, also by pruning.
+        for end in ["stop", "destroy"] {
+            self.api.act(end)?;
+        }
         let row = |name: &str, pairs: &Pairs, peer: &str, goal| {
             let ours: Vec<f64> = pairs.iter().map(|(ours, _)| *ours).collect();
             Row::of(Subject::Rest, name, &ours, Unit::Milliseconds).beside(peer, pairs).goal(goal)
