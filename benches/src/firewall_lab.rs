@@ -130,7 +130,10 @@ impl FirewallLab {
         let passed = self.passed()? - before;
         // The last of them may still be on their way.
         if passed + 64 < u64::from(packets) {
-            return Err(format!("{passed} of {packets} packets passed the firewall").into());
+            let dropped = self.firewall.inspect()?.dropped;
+            return Err(
+                format!("{passed} of {packets} packets passed, and these were dropped: {dropped:?}").into()
+            );
         }
         Ok(took / packets)
     }

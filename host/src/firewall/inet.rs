@@ -8,8 +8,8 @@
 
 use super::packet::{
     BRIDGES, CT_ESTABLISHED, CT_INVALID, CT_NEW, CT_RELATED, CT_REPLY, DESTINATION_PORT, ICMP, IIFNAME,
-    IP_DADDR, IP_SADDR, L4PROTO, OIFNAME, Reason, ct_direction, ct_state, ct_state_not, drop_for, icmp_type,
-    iifname, is_tap, l4proto, no_ipv6, oifname,
+    IP_DADDR, IP_SADDR, L4PROTO, OIFNAME, Reason, ct_begins, ct_direction, ct_state, ct_state_not, drop_for,
+    icmp_type, iifname, is_tap, l4proto, no_ipv6, oifname,
 };
 use super::ruleset::{
     BaseKind, Chain, Element, Expr, Family, Hook, Key, KeyType, LookupKind, Set, SetKind, Table, accept,
@@ -140,10 +140,11 @@ fn chains() -> Vec<Chain> {
         rule([is_tap(oifname), drop_for(Reason::UnknownPort)]),
     ];
     let known_source = || rule([lookup(&[IIFNAME, IP_SADDR], SOURCES, NotIn), goto(BAD_SOURCE)]);
-    // Only what is about to pass: a connection that is dropped anyway takes up nothing.
+    // Only what is about to pass: a connection that is dropped anyway takes up nothing. And only its first packet: one that
+    // nobody answers stays new, and each look costs as much as the tenant has connections.
     let not_too_many = || {
         let one_more = lookup(&[IIFNAME], CONNECTIONS, In);
-        rule([ct_state(CT_NEW), one_more, drop_for(Reason::Connections)])
+        rule([ct_state(CT_NEW), ct_begins(), one_more, drop_for(Reason::Connections)])
     };
     let count_sent = || lookup(&[IIFNAME], SENT, In);
     let count_received = || rule([lookup(&[OIFNAME], RECEIVED, In), accept()]);

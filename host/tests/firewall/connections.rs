@@ -116,6 +116,35 @@ fn connections_go_where_they_may_without_br_netfilter() {
 }
 
 #[test]
+fn all_packets_of_a_connection_that_nobody_answers_pass() {
+    const ROUNDS: u32 = 5;
+    // More than a tenant may have connections: each must not be taken for one.
+    const PACKETS: u64 = 5_000;
+    if !privileged() {
+        return;
+    }
+    for br_netfilter in [true, false] {
+        let lab = Lab::new(br_netfilter);
+        let guest = lab.guest(A, FIRST);
+        let sent = || lab.inspect().tenants.get(&guest.port.tenant).map_or(0, |tenant| tenant.sent.packets);
+        let silent = lab.world.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 9)).unwrap());
+        let socket = guest.space.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap());
+        for round in 1..=ROUNDS {
+            let sender = socket.try_clone().unwrap();
+            let before = sent();
+            guest.space.run(move || {
+                for _ in 0..PACKETS {
+                    sender.send_to(b"anyone?", (WORLD, 9)).unwrap();
+                }
+            });
+            wait_until(&format!("packets of round {round} to have passed"), || sent() >= before + PACKETS);
+        }
+        drop(silent);
+        assert_eq!(drops(&lab, Reason::Connections), 0, "br_netfilter {br_netfilter}");
+    }
+}
+
+#[test]
 fn a_gateway_answers_names_only_to_its_own_tenant_and_only_while_it_is_told_to() {
     if !privileged() {
         return;
