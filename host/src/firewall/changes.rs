@@ -7,8 +7,8 @@ use nftnl::{Batch, ChainType, FinalizedBatch, MsgType, Policy, ProtoFamily};
 use nftnl_sys::{self as sys, libc};
 
 use super::ruleset::{
-    BaseKind, Chain, Element, Expr, Family, Hook, Keeps, LookupKind, NUMBER_TYPE, Placed, Set, SetKind,
-    TABLE, Verdict,
+    BaseKind, Chain, Element, Expr, Family, Hook, LookupKind, NUMBER_TYPE, Placed, Set, SetKind, TABLE,
+    Verdict,
 };
 use super::sys::{Field, RawExpression, RawMessage};
 use super::wire::{Writer, attribute};
@@ -22,8 +22,6 @@ pub(super) const MAP_FLAGS: u32 = libc::NFT_SET_MAP as u32;
 /// Room for a verdict in a map, as the kernel wants it said.
 const VERDICT_BYTES: u32 = 16;
 pub(super) const OBJECT_COUNTER: u32 = 1;
-/// More than so many, instead of up to so many.
-pub(super) const CONNLIMIT_OVER: u32 = 1;
 const USERDATA_KEY_ORDER: u8 = 0;
 const USERDATA_DATA_ORDER: u8 = 1;
 const HOST_ORDER: u32 = 1;
@@ -157,21 +155,11 @@ impl Changes {
                 .u32(attribute::SET_DATA_TYPE, NUMBER_TYPE)
                 .u32(attribute::SET_DATA_LEN, size_of::<u32>() as u32);
         }
-        let kept = match &set.keeps {
-            Keeps::Nothing => None,
-            Keeps::Counter => Some(("counter", Writer::default())),
-            Keeps::Connections(most) => {
-                let over = Writer::default()
-                    .u32(attribute::CONNLIMIT_COUNT, *most)
-                    .u32(attribute::CONNLIMIT_FLAGS, CONNLIMIT_OVER);
-                Some(("connlimit", over))
-            }
-            Keeps::Foreign(name) => Some((name.as_str(), Writer::default())),
-        };
-        if let Some((name, data)) = kept {
-            let expression =
-                Writer::default().text(attribute::EXPR_NAME, name).nest(attribute::EXPR_DATA, &data);
-            attributes = attributes.nest(attribute::SET_EXPR, &expression);
+        if set.counted {
+            let counter = Writer::default()
+                .text(attribute::EXPR_NAME, "counter")
+                .nest(attribute::EXPR_DATA, &Writer::default());
+            attributes = attributes.nest(attribute::SET_EXPR, &counter);
         }
         self.send(libc::NFT_MSG_NEWSET, family, libc::NLM_F_CREATE, attributes);
     }

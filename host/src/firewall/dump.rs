@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use nftnl_sys::libc;
 
-use super::changes::{CONNLIMIT_OVER, DATA_VERDICT_TYPE, MAP_FLAGS, OBJECT_COUNTER, RANGES_FLAGS};
+use super::changes::{DATA_VERDICT_TYPE, MAP_FLAGS, OBJECT_COUNTER, RANGES_FLAGS};
 use super::link::Link;
 use super::ruleset::{
-    Base, BaseKind, Chain, Element, Expr, Family, Hook, Keeps, LookupKind, NUMBER_TYPE, Rule, Set, SetKind,
-    TABLE, Verdict,
+    Base, BaseKind, Chain, Element, Expr, Family, Hook, LookupKind, NUMBER_TYPE, Rule, Set, SetKind, TABLE,
+    Verdict,
 };
 use super::wire::{Attributes, Reply, Writer, attribute};
 use super::{FirewallError, Tally};
@@ -116,6 +116,8 @@ fn chain_of(chain: &Attributes<'_>) -> Chain {
 
 fn set_of(set: &Attributes<'_>) -> Set {
     let flags = set.u32(attribute::SET_FLAGS).unwrap_or_default();
+    let counter =
+        |expression: Attributes<'_>| expression.text(attribute::EXPR_NAME).as_deref() == Some("counter");
     Set {
         name: set.text(attribute::SET_NAME).unwrap_or_default(),
         key_type: set.u32(attribute::SET_KEY_TYPE).unwrap_or_default(),
@@ -127,18 +129,7 @@ fn set_of(set: &Attributes<'_>) -> Set {
             MAP_FLAGS if set.u32(attribute::SET_DATA_TYPE) == Some(NUMBER_TYPE) => SetKind::Numbers,
             flags => SetKind::Foreign(flags),
         },
-        keeps: set.nest(attribute::SET_EXPR).map_or(Keeps::Nothing, |expression| keeps_of(&expression)),
-    }
-}
-
-fn keeps_of(expression: &Attributes<'_>) -> Keeps {
-    let name = expression.text(attribute::EXPR_NAME).unwrap_or_default();
-    let data = expression.nest(attribute::EXPR_DATA).unwrap_or_default();
-    let over = data.u32(attribute::CONNLIMIT_FLAGS) == Some(CONNLIMIT_OVER);
-    match (name.as_str(), data.u32(attribute::CONNLIMIT_COUNT)) {
-        ("counter", _) => Keeps::Counter,
-        ("connlimit", Some(most)) if over => Keeps::Connections(most),
-        _ => Keeps::Foreign(name),
+        counted: set.nest(attribute::SET_EXPR).is_some_and(counter),
     }
 }
 

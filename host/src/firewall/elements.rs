@@ -38,7 +38,6 @@ pub(super) fn of_net(net: &TenantNet) -> Vec<Placed> {
         } else {
             routed(inet::WITHIN, to_itself.to(Verdict::Accept))
         },
-        routed(inet::CONNECTIONS, bridge().element()),
         routed(inet::SENT, bridge().element()),
         routed(inet::RECEIVED, bridge().element()),
         bridged(bridge::GATEWAYS, Key::default().number(number_of(net.net_id)).address(gateway).element()),

@@ -7,9 +7,9 @@
 //! `forward` too, with the bridge as both interfaces.
 
 use super::packet::{
-    BRIDGES, CT_ESTABLISHED, CT_INVALID, CT_NEW, CT_RELATED, CT_REPLY, DESTINATION_PORT, ICMP, IIFNAME,
-    IP_DADDR, IP_SADDR, L4PROTO, OIFNAME, Reason, ct_begins, ct_direction, ct_state, ct_state_not, drop_for,
-    icmp_type, iifname, is_tap, l4proto, no_ipv6, oifname,
+    BRIDGES, CT_ESTABLISHED, CT_INVALID, CT_RELATED, CT_REPLY, DESTINATION_PORT, ICMP, IIFNAME, IP_DADDR,
+    IP_SADDR, L4PROTO, OIFNAME, Reason, ct_direction, ct_state, ct_state_not, drop_for, icmp_type, iifname,
+    is_tap, l4proto, no_ipv6, oifname,
 };
 use super::ruleset::{
     BaseKind, Chain, Element, Expr, Family, Hook, Key, KeyType, LookupKind, Set, SetKind, Table, accept,
@@ -32,8 +32,6 @@ pub(super) const WITHIN: &str = "within";
 pub(super) const APART: &str = "apart";
 /// Bridges whose traffic to the world gets the host's address.
 pub(super) const MASQUERADED: &str = "masqueraded";
-/// Which connections each bridge's guests began and still have.
-pub(super) const CONNECTIONS: &str = "connections";
 /// What passed, by bridge.
 pub(super) const SENT: &str = "sent";
 pub(super) const RECEIVED: &str = "received";
@@ -46,12 +44,6 @@ const TO_HOST: &str = "to-host";
 const FROM_HOST: &str = "from-host";
 const BETWEEN: &str = "between";
 const BAD_SOURCE: &str = "bad-source";
-
-/// How many connections a tenant may have at once that the host keeps track of: to the world, to its gateway and, with
-/// br_netfilter, among its own guests. The kernel has room for a quarter of a million by default, for everyone. To begin
-/// one more costs it a look at each that the same tenant has, about half a microsecond, charged to who sent the packet: that
-/// is why it is not more.
-const MAX_CONNECTIONS: u32 = 4096;
 
 const FILTER_PRIORITY: i32 = 0;
 const SOURCE_NAT_PRIORITY: i32 = 100;
@@ -88,7 +80,6 @@ pub(super) fn table() -> Table {
         Set::new(WITHIN, &[Interface, Interface]).of(SetKind::Verdicts),
         Set::new(APART, &[Interface, Interface]),
         Set::new(MASQUERADED, &[Interface]),
-        Set::new(CONNECTIONS, &[Interface]).connections(MAX_CONNECTIONS),
         Set::new(SENT, &[Interface]).counted(),
         Set::new(RECEIVED, &[Interface]).counted(),
         Set::new(DENIED, &[Address]).of(SetKind::Ranges),
@@ -101,7 +92,6 @@ pub(super) fn table() -> Table {
         Reason::Egress,
         Reason::Ingress,
         Reason::Invalid,
-        Reason::Connections,
         Reason::SpoofIp,
         Reason::Ipv6,
         Reason::UnknownPort,
@@ -140,12 +130,6 @@ fn chains() -> Vec<Chain> {
         rule([is_tap(oifname), drop_for(Reason::UnknownPort)]),
     ];
     let known_source = || rule([lookup(&[IIFNAME, IP_SADDR], SOURCES, NotIn), goto(BAD_SOURCE)]);
-    // Only what is about to pass: a connection that is dropped anyway takes up nothing. And only its first packet: one that
-    // nobody answers stays new, and each look costs as much as the tenant has connections.
-    let not_too_many = || {
-        let one_more = lookup(&[IIFNAME], CONNECTIONS, In);
-        rule([ct_state(CT_NEW), ct_begins(), one_more, drop_for(Reason::Connections)])
-    };
     let count_sent = || lookup(&[IIFNAME], SENT, In);
     let count_received = || rule([lookup(&[OIFNAME], RECEIVED, In), accept()]);
     let unknown = || drop_for(Reason::UnknownPort);
@@ -157,7 +141,6 @@ fn chains() -> Vec<Chain> {
             TO_WORLD,
             vec![
                 rule([ct_state(CT_INVALID), drop_for(Reason::Invalid)]),
-                not_too_many(),
                 rule([count_sent(), accept()]),
                 unknown(),
             ],
@@ -169,7 +152,6 @@ fn chains() -> Vec<Chain> {
         Chain::new(
             BETWEEN,
             vec![
-                not_too_many(),
                 lookup(&[IIFNAME, OIFNAME], WITHIN, Verdict),
                 rule([lookup(&[IIFNAME, OIFNAME], APART, In), drop_for(Reason::Isolated)]),
                 drop_for(Reason::CrossTenant),
@@ -205,7 +187,6 @@ fn chains() -> Vec<Chain> {
                 rule([ct_state(CT_ESTABLISHED), equals(ct_direction, &[CT_REPLY]), count_sent(), accept()]),
                 rule([lookup(&[IIFNAME, IP_DADDR], GATEWAYS, NotIn), drop_for(Reason::ToHost)]),
                 rule([ct_state(CT_INVALID), drop_for(Reason::Invalid)]),
-                not_too_many(),
                 rule([equals(l4proto, &[ICMP]), ct_state(CT_RELATED), count_sent(), accept()]),
                 rule([
                     equals(l4proto, &[ICMP]),

@@ -21,10 +21,7 @@ pub(super) const NFPROTO_IPV6: u8 = libc::NFPROTO_IPV6 as u8;
 pub(super) const CT_INVALID: u32 = 1;
 pub(super) const CT_ESTABLISHED: u32 = 2;
 pub(super) const CT_RELATED: u32 = 4;
-pub(super) const CT_NEW: u32 = 8;
 pub(super) const CT_REPLY: u8 = 1;
-/// Of a connection's status: a packet of it has left before.
-const CT_CONFIRMED: u32 = 8;
 
 /// Why a packet was dropped. Each has a counter of this name in the table that drops for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
@@ -44,8 +41,6 @@ pub enum Reason {
     Ingress,
     /// Belongs to no connection and begins none.
     Invalid,
-    /// Begins one more than a tenant may have at once.
-    Connections,
     SpoofMac,
     SpoofIp,
     SpoofArp,
@@ -62,7 +57,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 15] = [
         Self::CrossTenant,
         Self::Isolated,
         Self::ToHost,
@@ -70,7 +65,6 @@ impl Reason {
         Self::Egress,
         Self::Ingress,
         Self::Invalid,
-        Self::Connections,
         Self::SpoofMac,
         Self::SpoofIp,
         Self::SpoofArp,
@@ -92,7 +86,6 @@ impl Reason {
             Self::Egress => "egress",
             Self::Ingress => "ingress",
             Self::Invalid => "invalid",
-            Self::Connections => "connections",
             Self::SpoofMac => "spoof-mac",
             Self::SpoofIp => "spoof-ip",
             Self::SpoofArp => "spoof-arp",
@@ -125,18 +118,9 @@ pub(super) fn ct_state_not(bits: u32) -> Vec<Expr> {
     with_state(bits, libc::NFT_CMP_EQ)
 }
 
-/// Whether this packet is the first of its connection: one that nobody answers stays new for ever.
-pub(super) fn ct_begins() -> Vec<Expr> {
-    with_bits(libc::NFT_CT_STATUS, CT_CONFIRMED, libc::NFT_CMP_EQ)
-}
-
 fn with_state(bits: u32, operator: i32) -> Vec<Expr> {
-    with_bits(libc::NFT_CT_STATE, bits, operator)
-}
-
-fn with_bits(key: i32, bits: u32, operator: i32) -> Vec<Expr> {
     vec![
-        Expr::Ct { key: key as u32, register: 1 },
+        Expr::Ct { key: libc::NFT_CT_STATE as u32, register: 1 },
         Expr::And { register: 1, mask: bits.to_ne_bytes().to_vec() },
         compare(operator, &0u32.to_ne_bytes()),
     ]

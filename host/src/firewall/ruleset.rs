@@ -139,19 +139,8 @@ pub(super) struct Set {
     pub(super) key_type: u32,
     pub(super) key_bytes: u32,
     pub(super) kind: SetKind,
-    pub(super) keeps: Keeps,
-}
-
-/// What each element of a set keeps of the packets that meet it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Keeps {
-    Nothing,
-    /// How many they are.
-    Counter,
-    /// Which connections they belong to. A lookup goes on only for a packet that is of one more than these.
-    Connections(u32),
-    /// Something that ours never do.
-    Foreign(String),
+    /// Elements count what meets them.
+    pub(super) counted: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -224,16 +213,12 @@ impl Set {
             key_type: key.iter().fold(0, |types, part| types << 6 | part.number()),
             key_bytes: key.iter().map(|part| part.bytes()).sum(),
             kind: SetKind::Plain,
-            keeps: Keeps::Nothing,
+            counted: false,
         }
     }
 
     pub(super) fn counted(self) -> Self {
-        Self { keeps: Keeps::Counter, ..self }
-    }
-
-    pub(super) fn connections(self, most: u32) -> Self {
-        Self { keeps: Keeps::Connections(most), ..self }
+        Self { counted: true, ..self }
     }
 
     pub(super) fn of(self, kind: SetKind) -> Self {

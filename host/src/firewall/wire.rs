@@ -58,8 +58,6 @@ pub(super) mod attribute {
     pub(in super::super) const OBJECT_DATA: u16 = 4;
     pub(in super::super) const COUNTER_BYTES: u16 = 1;
     pub(in super::super) const COUNTER_PACKETS: u16 = 2;
-    pub(in super::super) const CONNLIMIT_COUNT: u16 = 1;
-    pub(in super::super) const CONNLIMIT_FLAGS: u16 = 2;
 }
 
 /// Attributes being written.
