@@ -272,7 +272,8 @@ fn work_ends_and_what_it_left_can_still_be_read() {
     let config = r#"{"workload": ["sh", "-c", "trap 'echo last words > RUN/said; exit' TERM; echo > RUN/worker-ready; while :; do sleep 0.01; done"], "ready": "file"}"#;
     let machine = Machine::with(Some(config), 3);
     let mut host = machine.ready();
-    host.wait_for(Readiness::Ready);
+    // Its word may have come with the greeting already, and comes once.
+    wait_until("the workload is ready", || machine.path("run").join("worker-ready").exists());
     assert_eq!(host.ask(Ask::EndWork(EndWork { grace_seconds: 5 })), done());
     let path = machine.path("run").join("said").to_str().unwrap().to_owned();
     assert_eq!(read(&mut host, ReadFile { path, offset: 0, limit: 0 }), b"last words\n");

@@ -160,6 +160,8 @@ impl Host {
                 Some(_) => {}
                 None => match self.stream.read(&mut buffer) {
                     Ok(length) if length > 0 => self.deframer.push(&buffer[..length]),
+                    // A child of this process ended meanwhile: reads with a time limit are not gone on with by themselves.
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                     _ => return None,
                 },
             }
