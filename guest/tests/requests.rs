@@ -60,7 +60,7 @@ fn secrets_are_there_before_the_workload_and_gone_before_sleep() {
     let secrets = || Secrets { offset: 0, data: b"TOKEN=x".to_vec().into(), padding: Vec::new(), last: true };
     assert_eq!(host.ask(Ask::Secrets(secrets())), done());
     assert_eq!(host.ask(Ask::Reborn(reborn(1))), done());
-    host.wait_for(Readiness::Ready);
+    wait_until("the workload is ready", || machine.path("run/worker-ready").exists());
     assert_eq!(std::fs::read_to_string(machine.path("run/seen")).unwrap(), "TOKEN=x");
     assert_eq!(host.ask(Ask::WipeSecrets(WipeSecrets {})), done());
     assert!(!machine.path("run/secrets/bundle").exists());
@@ -342,7 +342,8 @@ fn sleep_waits_for_the_work_and_can_be_called_off() {
     std::fs::write(machine.path("run/worker-busy"), "").unwrap();
     host.wait_for(Readiness::Busy);
     assert_eq!(code(&host.ask(Ask::PrepareSleep(PrepareSleep { timeout_seconds: 0 }))), "timed_out");
-    // Called off while it waits.
+    // Called off while it waits: once its own sign is there, not the last one's.
+    std::fs::remove_file(&sign).unwrap();
     let waiting = number();
     host.send(waiting, Ask::PrepareSleep(PrepareSleep { timeout_seconds: 1000 }));
     assert!(matches!(host.next_of(waiting), Body::Accepted(_)));
