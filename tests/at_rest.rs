@@ -67,18 +67,20 @@ fn an_agent_killed_at_any_point_of_compressing_leaves_a_snapshot_that_wakes() {
     let secrets = TempDir::new().expect("a temporary folder can be made");
     put_snapshot_key(secrets.path(), "acme");
     let (mut agent, id) = woken(&secrets, &document("zstd", true));
-    for (number, point) in crash::OF_SNAPSHOTS.iter().enumerate() {
+    let points = crash::OF_SNAPSHOTS;
+    for (number, point) in points.iter().cycle().take(3 * points.len()).enumerate() {
         agent.kill();
         agent.start_with(&[("MVM_CRASH_AT", point)]);
         shell(&agent, &id, &format!("echo {number} >> /tmp/kept"));
         // The agent may end before it could say that the instance sleeps.
         agent.mvm(&["instance", "sleep", &id]);
-        wait_until("the agent to end", LONG, || !agent.process().is_running());
+        agent.wait_crashed(point, LONG);
         let dir = snapshot(&agent, &id);
         assert!(dir.join("state").exists() || dir.join("packed.json").exists(), "{point}");
         agent.start();
-        // Odd ones wake at once, from whatever there is; the others when it was compressed after all.
-        if number % 2 == 0 {
+        // Every other one wakes at once, from whatever there is, and another one in each round; the rest when it was
+        // compressed after all.
+        if (number + number / points.len()).is_multiple_of(2) {
             wait_until("it to be compressed", LONG, || is_packed(&agent, &id));
         }
         agent.mvm_ok(&["instance", "wake", &id]);

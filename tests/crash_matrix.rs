@@ -1,19 +1,24 @@
 //! An agent ended by SIGKILL at every point around its durable writes and effects, on the fake driver: whatever was
-//! under way, the next agent comes to the desired state, and no instance is lost, doubled, leaked or renamed.
+//! under way, the next agent comes to the desired state, and no instance is lost, doubled, leaked or renamed, nor forgets
+//! anything.
 //!
 //! For each point: instances are brought to where a change passes it, the agent is started with the point armed and
 //! the change declared, ends itself there, and is started again. That it ended by the signal proves the point passed.
+//! What only a request passes is asked for: see [`requests`].
+
+#[path = "crash_matrix/requests.rs"]
+mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mvm_agent::crash;
 use mvm_tests::{LoneAgent, PATIENCE, nothing, small_pool, wait_for};
+use nix::sys::signal::Signal;
+use requests::Asked;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 /// What no record owns goes soon, and this test asks more often than a peer should.
 const FLAGS: &[&str] = &["--sweep-after", "1s", "--rate-per-second", "1000000", "--rate-burst", "1000000"];
@@ -62,6 +67,8 @@ fn case(point: &str) -> (Counts, Counts, Before) {
             Some("sleep") => (WARM, ASLEEP, Nothing),
             Some("wake") => (ASLEEP, UP, Nothing),
             Some("stop" | "destroy") => (UP, NONE, Nothing),
+            Some("call_off") => (WARM, ASLEEP, Nothing),
+            Some("export" | "import") => (ASLEEP, ASLEEP, Nothing),
             _ => panic!("no case passes {point}"),
         },
     }
@@ -71,29 +78,39 @@ struct Matrix {
     agent: LoneAgent,
     /// How many instances make each change.
     times: u32,
+    /// Where exports go.
+    archives: TempDir,
 }
 
 impl Matrix {
     fn new(times: u32) -> Self {
-        Self { agent: LoneAgent::new("fake", FLAGS), times }
+        let archives = TempDir::new().expect("a temporary folder can be made");
+        Self { agent: LoneAgent::new("fake", FLAGS), times, archives }
     }
 
-    fn declare(&self, (running, warm, sleeping): Counts) {
+    fn document(&self, (running, warm, sleeping): Counts) -> Value {
         let times = self.times;
-        self.agent.declare(&small_pool(running * times, warm * times, sleeping * times));
+        let mut document = small_pool(running * times, warm * times, sleeping * times);
+        // What a request wanted goes back soon.
+        document["tenants"][0]["pools"][0]["sleep_policy"] =
+            json!({"warm_after_seconds": 1, "sleep_after_seconds": 1});
+        document
+    }
+
+    fn declare(&self, counts: Counts) {
+        self.agent.declare(&self.document(counts));
+    }
+
+    /// Every instance, as the agent tells it.
+    fn list(&self) -> Option<Vec<Value>> {
+        self.send("GET", "/v1/instances")?["instances"].as_array().cloned()
     }
 
     /// Every instance: its phase and its address.
     fn instances(&self) -> Option<BTreeMap<String, (String, String)>> {
-        let mut stream = UnixStream::connect(self.agent.data_dir().join("agent.sock")).ok()?;
-        let request = "GET /v1/instances HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-        stream.write_all(request.as_bytes()).ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        let body: Value = serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()?;
         let text = |value: &Value| value.as_str().map(str::to_owned);
-        let list = body["instances"].as_array().or(body.as_array())?;
-        list.iter()
+        self.list()?
+            .iter()
             .map(|i| Some((text(&i["instance_id"])?, (text(&i["phase"])?, text(&i["address"])?))))
             .collect()
     }
@@ -107,6 +124,15 @@ impl Matrix {
         let mut all = self.kept();
         all.retain(|_, entry| entry["template"] != true);
         all
+    }
+
+    /// How often each instance was started from the beginning: what it remembered was lost each time.
+    fn starts(&self) -> BTreeMap<String, usize> {
+        let starts = |entry: &Value| {
+            let console = entry["console"].as_str().unwrap_or_default();
+            console.lines().filter(|line| ["booted", "forked"].contains(line)).count()
+        };
+        self.vms().iter().map(|(id, entry)| (id.clone(), starts(entry))).collect()
     }
 
     /// Every template is saved and has no VM.
@@ -176,11 +202,7 @@ impl Matrix {
     /// Starts an agent that ends itself at `point`, and waits for that.
     fn die_at(&mut self, point: &str) {
         self.agent.launch(&[("MVM_CRASH_AT", point)]);
-        let process = self.agent.process();
-        let status = wait_for(&format!("the agent to end at {point}"), PATIENCE, || {
-            (!process.is_running()).then(|| process.wait_exit(PATIENCE))
-        });
-        assert_eq!(status.signal(), Some(9), "{point} was not passed: {status}\n{}", self.agent.log());
+        self.agent.wait_crashed(point, PATIENCE);
     }
 
     fn prepare(&mut self, before: Before) {
@@ -226,18 +248,37 @@ impl Matrix {
         self.declare(from);
         self.agent.launch(&[]);
         let ids = self.settle(point, from);
+        let starts = self.starts();
         self.agent.kill();
         self.declare(to);
         self.prepare(before);
+        let asked = Asked::at(point);
+        self.archives = TempDir::new().expect("a temporary folder can be made");
+        if asked == Some(Asked::Import) {
+            self.send_away(point, &ids);
+        }
         let armed = if before == Before::Nothing { format!("{point}:{passing}") } else { point.to_owned() };
-        self.die_at(&armed);
+        match asked {
+            None => self.die_at(&armed),
+            Some(asked) => self.die_asked(&armed, asked, &ids),
+        }
         for id in self.vms().into_keys() {
             let _ = std::fs::remove_dir(self.world().join(format!("{id}.tmp")));
         }
         self.agent.launch(&[]);
+        if asked == Some(Asked::Import) {
+            self.take_in_the_rest(point, passing, &ids);
+            self.declare(to);
+        }
         let after = self.settle(point, to);
+        if asked == Some(Asked::Export) {
+            self.check_exports(point, passing);
+        }
         if from != NONE && to != NONE {
             assert_eq!(after, ids, "{point}: ids and addresses are kept\n{}", self.agent.log());
+            if !matches!(before, Before::VmsLost | Before::SnapshotsLost) {
+                assert_eq!(self.starts(), starts, "{point}: memory is kept\n{}", self.agent.log());
+            }
         }
         self.agent.kill();
     }
@@ -248,7 +289,9 @@ impl Matrix {
         self.agent.launch(&[]);
         self.settle(point, NONE);
         wait_for("the templates to be gone", PATIENCE, || self.templates_rest(0).then_some(()));
-        self.agent.kill();
+        // Their records go last: an agent that is killed before would leave one, and the next guest would only boot.
+        self.agent.process().signal(Signal::SIGTERM);
+        self.agent.process().wait_exit(PATIENCE);
     }
 
     fn run_all(&mut self, passing: u32) {
@@ -272,4 +315,26 @@ fn two_instances_survive_the_agents_end_where_the_first_of_them_passes_each_poin
 #[test]
 fn two_instances_survive_the_agents_end_where_the_second_of_them_passes_each_point() {
     Matrix::new(2).run_all(2);
+}
+
+/// What is listed is tried: by this matrix, or by the tests with microVMs that go through the other lists.
+#[test]
+fn every_point_in_the_agents_sources_is_listed() {
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/src")];
+    let mut found = BTreeSet::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("sources can be read").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = std::fs::read_to_string(path).expect("sources can be read");
+                let passed = text.split("crash::point(\"").skip(1);
+                found.extend(passed.filter_map(|rest| Some(rest.split_once('"')?.0.to_owned())));
+            }
+        }
+    }
+    let listed = [crash::ALL, crash::OF_SESSIONS, crash::OF_SNAPSHOTS].concat();
+    let unlisted: Vec<_> = found.iter().filter(|name| !listed.contains(&name.as_str())).collect();
+    assert!(found.len() > crash::ALL.len() / 2 && unlisted.is_empty(), "no agent is ended at {unlisted:?}");
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use forge::Forged;
 use mvm_agent::crash;
 use mvm_proto::InstanceId;
-use mvm_tests::{LoneAgent, PATIENCE, nothing, path_text, small_pool, wait_for, wait_until};
+use mvm_tests::{LoneAgent, PATIENCE, nothing, path_text, small_pool, wait_until};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -247,8 +247,7 @@ fn end_at(agent: &mut LoneAgent, point: &str, args: &[&str]) -> Output {
     agent.kill();
     agent.start_with(&[("MVM_CRASH_AT", point)]);
     let output = agent.mvm(args);
-    let process = agent.process();
-    wait_for(&format!("the agent to end at {point}"), PATIENCE, || (!process.is_running()).then_some(()));
+    agent.wait_crashed(point, PATIENCE);
     agent.start();
     output
 }
@@ -257,7 +256,7 @@ fn end_at(agent: &mut LoneAgent, point: &str, args: &[&str]) -> Output {
 fn an_agent_that_ends_anywhere_in_an_import_leaves_the_instance_whole_or_not_at_all() {
     let (mut pair, id) = Pair::fake();
     let path = pair.export(&id);
-    for point in crash::OF_MOVES.iter().filter(|point| point.starts_with("import.")) {
+    for point in crash::ALL.iter().filter(|point| point.starts_with("import.")) {
         let output = end_at(&mut pair.other, point, &["instance", "import", path_text(&path)]);
         assert!(!output.status.success(), "{point}");
         if *point == "import.recorded" {

@@ -6,6 +6,7 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use mvm_agent::crash;
 use mvm_tests::{
     LoneAgent, PATIENCE, microvms_or_say_so, nothing, path_text, small_pool, wait_for, wait_until,
 };
@@ -17,6 +18,11 @@ const LONG: Duration = Duration::from_secs(120);
 
 /// After this long without a word a session with the shortest interval is free: three intervals and thirty seconds.
 const FREE_AFTER: Duration = Duration::from_secs(34);
+
+/// Where an agent is killed before a new copy counts; once it does; and while it is brought back. Three times each.
+const BEFORE_IT_COUNTS: [&str; 2] = ["persist.content", "persist.index"];
+const ONCE_IT_COUNTS: &str = "persist.head";
+const BROUGHT_BACK: &str = "persist.brought";
 
 /// An agent with this store, and its only instance.
 fn running(store: &Path) -> (LoneAgent, String) {
@@ -124,7 +130,7 @@ fn an_agent_that_is_killed_in_the_middle_of_a_copy_leaves_the_old_session_whole(
 
     // The first piece of the new content is in the store; then all of it, and the index, but no head.
     first.kill();
-    first.start_with(&[("MVM_CRASH_AT", "persist.content")]);
+    first.start_with(&[("MVM_CRASH_AT", BEFORE_IT_COUNTS[0])]);
     // The agent may end before it could say that the command did.
     first.mvm(&[
         "instance",
@@ -135,9 +141,10 @@ fn an_agent_that_is_killed_in_the_middle_of_a_copy_leaves_the_old_session_whole(
         "-c",
         "cd /data/session && echo new > a && echo newer > b",
     ]);
-    wait_until("the agent to end", LONG, || !first.process().is_running());
-    first.launch(&[("MVM_CRASH_AT", "persist.index")]);
-    wait_until("the agent to end again", LONG, || !first.process().is_running());
+    first.wait_crashed(BEFORE_IT_COUNTS[0], LONG);
+    for (point, times) in BEFORE_IT_COUNTS.into_iter().zip([2, 3]) {
+        die_at(&mut first, point, times);
+    }
     let heads = store.path().join("acme/workers/heads/0");
     let newest =
         || std::fs::read_dir(&heads).ok()?.flatten().filter_map(|e| e.metadata().ok()?.modified().ok()).max();
@@ -156,6 +163,52 @@ fn an_agent_that_is_killed_in_the_middle_of_a_copy_leaves_the_old_session_whole(
     assert_eq!(shell(&first, &id, "cat /data/session/a"), "new\n");
     assert!(first.mvm_ok(&["events"]).contains("SessionTaken"));
     assert_eq!(status(&second, &other)["session"], "acme/workers/0");
+}
+
+/// Starts the agent and has it end itself at `point`, so many times.
+fn die_at(agent: &mut LoneAgent, point: &str, times: u32) {
+    for _ in 0..times {
+        agent.launch(&[("MVM_CRASH_AT", point)]);
+        agent.wait_crashed(point, LONG);
+    }
+}
+
+#[test]
+fn an_agent_that_is_killed_once_a_copy_counts_or_while_it_is_brought_back_loses_nothing() {
+    if !microvms_or_say_so("an_agent_that_is_killed_once_a_copy_counts") {
+        return;
+    }
+    let store = TempDir::new().expect("a temporary folder can be made");
+    let (mut agent, id) = running(store.path());
+    shell(&agent, &id, "mkdir /data/session && cd /data/session && echo one > a && echo two > b");
+    wait_copied(&agent, &id);
+    agent.kill();
+    die_at(&mut agent, ONCE_IT_COUNTS, 3);
+    agent.start();
+    assert_eq!(only(&agent), id);
+    wait_copied(&agent, &id);
+    assert_eq!(status(&agent, &id)["session"], "acme/workers/0");
+
+    // Destroyed, so that the next instance has nothing but the session.
+    let mut none = pool(0, 0);
+    none["tenants"][0]["pools"][0]["stopped_retention_seconds"] = json!(0);
+    agent.declare(&none);
+    wait_until("the instance to be gone", LONG, || agent.census().is_some_and(|census| census.is_empty()));
+    agent.kill();
+    agent.declare(&pool(1, 0));
+    // The first file is there, and the second is not.
+    die_at(&mut agent, BROUGHT_BACK, 3);
+    agent.start();
+    let other = only(&agent);
+    assert_eq!(shell(&agent, &other, "cd /data/session && ls && cat a b"), "a\nb\none\ntwo\n");
+    assert_eq!(status(&agent, &other)["session"], "acme/workers/0");
+    assert_eq!(agent.vmms().into_keys().collect::<Vec<_>>(), [other], "one VM, and no other");
+}
+
+#[test]
+fn an_agent_is_killed_at_every_point_of_a_session() {
+    let tried = [BEFORE_IT_COUNTS.as_slice(), &[ONCE_IT_COUNTS, BROUGHT_BACK]].concat();
+    assert_eq!(tried, crash::OF_SESSIONS);
 }
 
 #[test]

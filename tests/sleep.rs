@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use mvm_tests::{LoneAgent, NetNs, Process, microvms_or_say_so, path_text, root_or_say_so, wait_until};
+use mvm_tests::{
+    LoneAgent, NetNs, Process, microvms_or_say_so, path_text, pss_mib, root_or_say_so, wait_until,
+};
 use serde_json::{Value, json};
 
 const LONG: Duration = Duration::from_secs(180);
@@ -116,6 +118,7 @@ fn a_hundred_sleeps_lose_no_count_no_connection_and_no_file() {
     site.agent.mvm_ok(&["instance", "wake", &id]);
     let count = "n=0; while :; do n=$((n+1)); echo $n; sleep 0.05; done";
     site.guest(&id, &format!("({count} | nc {WORLD_ADDRESS} 9000) >/dev/null 2>&1 </dev/null &"));
+    site.guest(&id, "echo '10.99.0.9 db' >> /etc/hosts");
     let newest = || arrived(&lines).1.last().copied().unwrap_or(0);
     wait_until("the count to reach the world", LONG, || newest() > 0);
     for cycle in 0..CYCLES {
@@ -136,18 +139,13 @@ fn a_hundred_sleeps_lose_no_count_no_connection_and_no_file() {
     assert_eq!(numbers, expected, "no number is lost, doubled or out of turn");
     let files = site.guest(&id, "ls /data | grep -c '^[0-9]*$'");
     assert_eq!(files.trim(), CYCLES.to_string());
+    let told = site.guest(&id, "hostname; grep -c ' db$' /etc/hosts");
+    assert_eq!(told.lines().collect::<Vec<_>>(), [&id, "1"], "a wake changes nothing that its guest wrote");
     // What was acted on by hand is left alone for a while, also by pruning.
     for end in ["stop", "destroy"] {
         site.agent.mvm_ok(&["instance", end, &id]);
     }
     site.clear();
-}
-
-/// A process's share of what it has in memory.
-fn pss_mib(pid: u32) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("the VMM is there");
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).expect("the kernel tells the share");
-    line.trim().trim_end_matches(" kB").trim().parse::<u64>().expect("a number") / 1024
 }
 
 #[test]
@@ -166,10 +164,14 @@ fn twenty_forks_share_their_memory_and_nothing_else() {
     let mut seen = [const { BTreeSet::new() }; 5];
     for id in &census["running"] {
         let line = "cat /etc/machine-id; hostname; cat /sys/class/net/eth0/address; \
-                    busybox ifconfig eth0 | grep 'inet addr'; head -c 1048576 /dev/urandom | sha256sum";
+                    busybox ifconfig eth0 | grep 'inet addr'; head -c 1048576 /dev/urandom | sha256sum; \
+                    cat /sys/devices/system/clocksource/clocksource0/current_clocksource; cat /etc/hosts";
         let told = site.guest(id, line);
         let told: Vec<&str> = told.lines().map(str::trim).collect();
-        assert_eq!(told.len(), 5, "{told:?}");
+        let names = ["127.0.0.1 localhost", id].join(" ");
+        assert_eq!(told.get(6..), Some([names.as_str(), "::1 localhost"].as_slice()), "{told:?}");
+        // Its kernel has nothing left to do that booting began.
+        assert_ne!(told[5], "tsc-early");
         for (seen, told) in seen.iter_mut().zip(&told) {
             assert!(seen.insert((*told).to_owned()), "two forks have the same {told}");
         }

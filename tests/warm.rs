@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
-use mvm_tests::{LoneAgent, microvms_or_say_so, nothing, path_text, small_pool, wait_until};
+use mvm_tests::{
+    LoneAgent, microvms_or_say_so, nothing, path_text, pss_mib, root_or_say_so, small_pool, wait_until,
+};
 use serde_json::{Value, json};
 
 const LONG: Duration = Duration::from_secs(120);
@@ -77,6 +79,68 @@ fn where_the_warm_up_fails_instances_boot_and_an_event_says_why() {
     let line = events.lines().find(|line| line.contains("TemplateFailed")).unwrap_or_default();
     assert!(line.contains("ended with exit code 3"), "{events}");
     assert!(line.contains("its output ends with `there is no model here`"), "{events}");
+    agent.declare(&nothing());
+    agent.wait_counts(0, 0, 0, LONG);
+}
+
+/// The file that all forks of the node's only template map: what is in it, and how much of it is there.
+fn template(agent: &LoneAgent) -> (String, u64) {
+    let vms = std::fs::read_dir(agent.data_dir().join("vms")).expect("there are VMs");
+    let mut files = vms.filter_map(|entry| Some(entry.ok()?.path().join("snapshot/memory")));
+    let file = files.find(|path| path.exists()).expect("there is a template");
+    let digest = mvm_proto::Digest::of(&std::fs::read(&file).expect("a template can be read"));
+    let blocks = std::os::unix::fs::MetadataExt::blocks(&file.metadata().expect("it is there"));
+    (digest.to_string(), blocks)
+}
+
+#[test]
+#[allow(clippy::print_stdout, reason = "the figures are worth more than that they were within limits")]
+fn a_warm_instance_gives_back_what_its_guest_freed_and_others_keep_theirs() {
+    if !root_or_say_so("a_warm_instance_gives_back") || !microvms_or_say_so("a_warm_instance_gives_back") {
+        return;
+    }
+    let mut agent = agent();
+    agent.declare(&small_pool(2, 0, 0));
+    agent.start();
+    let ids: Vec<String> = agent.wait_counts(2, 0, 0, LONG)["running"].iter().cloned().collect();
+    let (id, other) = (ids[0].as_str(), ids[1].as_str());
+    let guest = |id: &str, line: &str| agent.mvm_ok(&["instance", "exec", id, "--", "sh", "-c", line]);
+    let free_kib = || -> u64 {
+        let told = guest(id, "grep MemFree: /proc/meminfo");
+        told.split_whitespace().nth(1).and_then(|number| number.parse().ok()).expect("a number")
+    };
+    let share = || pss_mib(agent.vmms()[id][0]);
+    let whole = template(&agent);
+    for id in &ids {
+        guest(id, "head -c 4194304 /dev/urandom > /run/kept; sha256sum /run/kept > /run/sum");
+    }
+    guest(id, "head -c 50331648 /dev/zero > /run/big; rm /run/big");
+    let (running, free) = (share(), free_kib());
+
+    // A guest has only so much time for it, and on a busy machine may not come to it: then the next rest does.
+    let mut rests = Vec::new();
+    while rests.last().is_none_or(|warm| warm + 20 >= running) {
+        assert!(rests.len() < 5, "{running} MiB running, {rests:?} warm\n{}", agent.log());
+        agent.mvm_ok(&["instance", "wake", id]);
+        agent.mvm_ok(&["instance", "warm", id]);
+        rests.push(share());
+    }
+    println!("MiB by share: {running} running, {rests:?} warm");
+    assert_eq!(template(&agent), whole, "nobody else's memory went with it");
+
+    // Asleep it is what it gave back, and awake it has all of it again.
+    for back in ["resumed", "woken"] {
+        let woken = json_of(&agent, &["instance", "wake", id]);
+        assert_eq!(woken["wake"]["kind"], back, "{woken}");
+        wait_until("the guest to have its memory again", LONG, || free_kib() + 8 * 1024 > free);
+        guest(id, "head -c 50331648 /dev/zero > /run/big; rm /run/big; sha256sum -c /run/sum");
+        agent.mvm_ok(&["instance", "warm", id]);
+        agent.mvm_ok(&["instance", "sleep", id]);
+    }
+    guest(other, "sha256sum -c /run/sum");
+    assert_eq!(template(&agent), whole);
+    agent.mvm_ok(&["instance", "stop", id]);
+    agent.mvm_ok(&["instance", "destroy", id]);
     agent.declare(&nothing());
     agent.wait_counts(0, 0, 0, LONG);
 }

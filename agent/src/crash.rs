@@ -3,7 +3,8 @@
 //! `MVM_CRASH_AT=name` ends the process the first time that it passes the point of that name, `name:3` the third
 //! time. Release builds have no such points at all.
 
-/// Every point, in the order of the steps that pass them. The crash matrix ends an agent at each.
+/// Every point but those of the lists below, in the order of the steps that pass them. The crash matrix ends an agent at
+/// each, three times.
 pub const ALL: &[&str] = &[
     "start.intended",
     "start.cleared",
@@ -21,6 +22,7 @@ pub const ALL: &[&str] = &[
     "start.ready",
     "start.concluded",
     "warm.drained",
+    "warm.reclaimed",
     "warm.paused",
     "warm.kept",
     "resume.resumed",
@@ -32,7 +34,9 @@ pub const ALL: &[&str] = &[
     "sleep.concluded",
     "sleep.killed",
     "sleep.released",
-    "wake.intended",
+    "call_off.discarded",
+    "call_off.resumed",
+    "call_off.kept",
     "wake.bounded",
     "wake.forgotten",
     "wake.restored",
@@ -52,6 +56,11 @@ pub const ALL: &[&str] = &[
     "destroy.removed",
     "destroy.released",
     "destroy.deleted",
+    "export.marked",
+    "import.begun",
+    "import.received",
+    "import.placed",
+    "import.recorded",
     "failure.cleared",
     "failure.recorded",
     "observe.recorded",
@@ -61,19 +70,12 @@ pub const ALL: &[&str] = &[
     "sweep.removed",
 ];
 
-/// Points that only a request passes which comes while its instance is being put to rest. The node's tests end an agent
-/// there.
-pub const OF_REQUESTS: &[&str] = &["call_off.discarded", "call_off.resumed", "call_off.kept"];
-
-/// Points that only a real guest's session passes. The tests with microVMs end an agent there.
+/// Points that only a real guest's session passes. The tests with microVMs end an agent at each, three times.
 pub const OF_SESSIONS: &[&str] = &["persist.content", "persist.index", "persist.head", "persist.brought"];
 
-/// Points that only a snapshot in files passes, while it is compressed. The tests with microVMs end an agent there.
+/// Points that only a snapshot in files passes, while it is compressed. The tests with microVMs end an agent at each,
+/// three times.
 pub const OF_SNAPSHOTS: &[&str] = &["pack.written", "pack.named", "pack.noted", "pack.done"];
-
-/// Points that only an instance on its way between nodes passes. The test of moves ends an agent there.
-pub const OF_MOVES: &[&str] =
-    &["export.marked", "import.begun", "import.received", "import.placed", "import.recorded"];
 
 /// Ends this process here, if a test asked for it.
 #[cfg(not(debug_assertions))]
@@ -87,8 +89,9 @@ pub(crate) fn point(name: &'static str) {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     static ASKED: OnceLock<Option<(String, AtomicU32)>> = OnceLock::new();
-    let known = [ALL, OF_REQUESTS, OF_SESSIONS, OF_SNAPSHOTS, OF_MOVES];
+    let known = [ALL, OF_SESSIONS, OF_SNAPSHOTS];
     debug_assert!(known.iter().any(|points| points.contains(&name)), "{name} is not listed");
+    tracing::trace!(name, "passed");
     let asked = ASKED.get_or_init(|| {
         let text = std::env::var("MVM_CRASH_AT").ok()?;
         let (name, passings) = text.split_once(':').unwrap_or((&text, "1"));

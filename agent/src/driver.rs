@@ -77,6 +77,10 @@ pub struct Bounds {
     /// How its VMM is confined; absent: not at all, or by a jailer with settings of its own.
     #[serde(default)]
     pub jail: Option<VmmJail>,
+    /// What it may do to the host's disk is limited: then its data disk goes past the host's page cache. What waits there is
+    /// charged to who first had it in memory, and need not be this VMM.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub direct_disk: bool,
 }
 
 /// Who a VMM runs as, and what is left to it.
@@ -239,7 +243,19 @@ pub trait Driver: Send + Sync + 'static {
     /// Stops the vCPUs; memory stays. The guest must already be drained.
     fn pause(&self, instance: &InstanceId) -> impl Future<Output = Result<(), DriverError>> + Send;
 
+    /// Lets the vCPUs run. A guest that gave memory back can have it again from then on.
     fn resume(&self, instance: &InstanceId) -> impl Future<Output = Result<(), DriverError>> + Send;
+
+    /// Asks a running guest to give back memory until it has `keep_mib` left, and waits for as long as it goes on doing so, at
+    /// most `within`. Says what it has left then; absent: this guest can't give any back, as those of most drivers can't.
+    fn reclaim(
+        &self,
+        _instance: &InstanceId,
+        _keep_mib: u64,
+        _within: Duration,
+    ) -> impl Future<Output = Result<Option<u64>, DriverError>> + Send {
+        std::future::ready(Ok(None))
+    }
 
     /// Whether memory can be kept encrypted. Then none of it is ever on a disk in clear.
     fn can_encrypt(&self) -> bool;
@@ -499,6 +515,15 @@ impl Driver for AnyDriver {
 
     async fn resume(&self, instance: &InstanceId) -> Result<(), DriverError> {
         each!(self, driver => driver.resume(instance).await)
+    }
+
+    async fn reclaim(
+        &self,
+        instance: &InstanceId,
+        keep_mib: u64,
+        within: Duration,
+    ) -> Result<Option<u64>, DriverError> {
+        each!(self, driver => driver.reclaim(instance, keep_mib, within).await)
     }
 
     fn can_encrypt(&self) -> bool {

@@ -12,11 +12,13 @@ mod guest;
 mod keeping;
 mod memory;
 mod moving;
+mod reclaim;
 pub mod recover;
 mod rest;
 mod rest_called_off;
 pub mod runner;
 mod secrets;
+mod settle;
 mod steps;
 pub mod timing;
 mod warmup;
@@ -27,7 +29,9 @@ use std::time::Duration;
 
 use mvm_host::HostError;
 use mvm_planner::Action;
-use mvm_proto::document::{Persist, Pool, Resources, RuntimePolicy, SeccompPolicy, Subnet, Tenant, Warmup};
+use mvm_proto::document::{
+    IoLimits, Persist, Pool, Resources, RuntimePolicy, SeccompPolicy, Subnet, Tenant, Warmup,
+};
 use mvm_proto::instance::IllegalMove;
 use mvm_proto::status::Event;
 use mvm_proto::{Digest, InstanceId, Phase, ProfileId};
@@ -133,6 +137,7 @@ pub struct PoolSpec {
     pub drain: Duration,
     pub persist: Option<Persist>,
     pub warmup: Option<Warmup>,
+    pub io_limits: Option<Box<IoLimits>>,
 }
 
 impl PoolSpec {
@@ -152,8 +157,9 @@ impl PoolSpec {
             max_disk_bytes: tenant.quotas.max_disk_gib.saturating_mul(1 << 30),
             grace: Duration::from_secs(pool.runtime_policy.graceful_shutdown_seconds),
             drain: Duration::from_secs(pool.runtime_policy.drain_timeout_seconds),
-            persist: pool.persist.clone(),
-            warmup: pool.warmup.clone(),
+            persist: pool.persist.as_deref().cloned(),
+            warmup: pool.warmup.as_deref().cloned(),
+            io_limits: pool.io_limits.clone(),
         }
     }
 
@@ -257,7 +263,8 @@ impl<D: Driver> Executor<D> {
         let result = self.within(lease.id(), order.action, patience, work).await;
         let nobody = if order.on_demand { BY_REQUEST } else { BY_RECONCILE };
         let actor = order.asked_by.as_deref().unwrap_or(nobody);
-        self.write_down(before.as_ref(), actor, order.action, &order.reason, &result);
+        self.write_down_step(before.as_ref(), actor, order.action, &order.reason, &result);
+        tracing::debug!(id = %lease.id(), action = %order.action, timing = ?watch.read(), "a step is over");
         if let (Ok(_), Some(wake)) = (&result, watch.wake()) {
             // Nobody listening is no error.
             let _ = self.wakes.send(wake);
@@ -282,11 +289,11 @@ impl<D: Driver> Executor<D> {
             Ok(self.phase_of(id))
         };
         let result = self.within(id, intent.action, patience, Box::pin(work)).await;
-        self.write_down(Some(&before), BY_RECONCILE, intent.action, reason, &result);
+        self.write_down_step(Some(&before), BY_RECONCILE, intent.action, reason, &result);
         result
     }
 
-    fn write_down(
+    fn write_down_step(
         &self,
         record: Option<&Record>,
         actor: &str,
@@ -295,19 +302,32 @@ impl<D: Driver> Executor<D> {
         result: &Result<Phase, StepError>,
     ) {
         let Some(record) = record else { return };
+        let outcome = match result {
+            Ok(phase) if was_called_off(action, *phase) => Ok("called off"),
+            Ok(_) => Ok("done"),
+            Err(error) => Err(chain(error)),
+        };
+        self.write_down(record, actor, action.as_str(), reason.to_owned(), outcome);
+    }
+
+    /// Leaves a word in the tenant's audit log on what was done to an instance: what came of it, or why nothing did.
+    fn write_down(
+        &self,
+        record: &Record,
+        actor: &str,
+        action: &str,
+        reason: String,
+        outcome: Result<&str, String>,
+    ) {
         self.audit.append(Entry {
             at: self.clock.now(),
             tenant: record.tenant.clone(),
             pool: Some(record.pool.clone()),
             instance: Some(record.id.clone()),
             actor: actor.to_owned(),
-            action: action.to_string(),
-            reason: reason.to_owned(),
-            outcome: match result {
-                Ok(phase) if was_called_off(action, *phase) => "called off".to_owned(),
-                Ok(_) => "done".to_owned(),
-                Err(error) => format!("failed: {}", chain(error)),
-            },
+            action: action.to_owned(),
+            reason,
+            outcome: outcome.map_or_else(|why| format!("failed: {why}"), str::to_owned),
         });
     }
 
@@ -351,7 +371,7 @@ impl<D: Driver> Executor<D> {
         match order.action {
             Action::Create | Action::Start => {
                 let spec = order.spec.as_ref().ok_or_else(|| StepError::NoSpec(id.clone()))?;
-                self.start(record, spec, order.staging, reason).await?;
+                self.start(record, spec, order.staging, reason, watch).await?;
             }
             Action::Wake => self.wake(record, order, watch).await?,
             Action::Resume => self.resume(record, order.on_demand, reason, watch).await?,
@@ -381,7 +401,8 @@ impl<D: Driver> Executor<D> {
         let half_booted =
             boots && matches!(record.phase, Phase::Created | Phase::Ready | Phase::Stopped | Phase::Failed);
         // What was restored and not told who it is must not run; while its snapshot stands, nothing is lost by that.
-        let half_woken = action == Action::Wake && record.intent.is_some();
+        let asleep = record.is_asleep();
+        let half_woken = action == Action::Wake && (asleep || record.intent.is_some());
         if half_booted {
             reason.push_str(&self.last_words(id).await);
         }
@@ -394,13 +415,11 @@ impl<D: Driver> Executor<D> {
         }
         let vm = self.driver.adopt(id).await.map(|vm| vm.map(|vm| vm.state));
         // A snapshot is worth something only while it is all that there is: memory that ran on has left it behind.
-        let asleep = record.phase == Phase::Sleeping && record.snapshot.is_some();
         let phase = match vm {
-            // Saved, and only its end is missing, which is seen to.
-            Ok(Some(VmState::Paused)) if asleep => Phase::Sleeping,
             Ok(Some(VmState::Running)) => Phase::Running,
+            // Saved, and if there is a VM, only its end is missing, which is seen to.
+            Ok(_) if asleep => Phase::Sleeping,
             Ok(Some(VmState::Paused)) => Phase::Warm,
-            Ok(None) if asleep => Phase::Sleeping,
             Ok(None) => Phase::Failed,
             // Nothing is known that was not known before.
             Err(_) => record.phase,

@@ -150,7 +150,8 @@ fn new_pool(pool_id: &PoolId, profile: ProfileId, record: &Record, desired_count
         snapshot_encryption: record.at_rest.encryption,
         stopped_retention_seconds: default_stopped_retention(),
         persist: None,
-        warmup: record.warmup.clone(),
+        warmup: record.warmup.clone().map(Box::new),
+        io_limits: record.io_limits.clone(),
     }
 }
 

@@ -308,6 +308,19 @@ impl GuestLinks {
         self.ask(instance, "a new identity", within, host_frame::Body::Reborn(reborn)).await
     }
 
+    /// The same for a guest that is known to understand it: said at once, with the hello if it has not greeted yet.
+    pub(crate) fn reborn_early(
+        &self,
+        instance: &InstanceId,
+        mut reborn: Reborn,
+        within: Duration,
+    ) -> Result<impl Future<Output = Result<(), LinkError>> + use<>, LinkError> {
+        reborn.entropy = entropy()?;
+        let call = self.link(instance)?.begin(host_frame::Body::Reborn(reborn))?;
+        let done = tokio::time::timeout(within, call.done());
+        Ok(async move { done.await.unwrap_or(Err(LinkError::Silent(within))) })
+    }
+
     /// The same without waiting: for a guest that already knows and only slept lightly. It is told before anything
     /// that is asked from here on.
     pub fn refresh(&self, instance: &InstanceId, mut reborn: Reborn) -> Result<(), LinkError> {

@@ -21,6 +21,7 @@ use tokio::time::Instant;
 
 use crate::metrics::{MEDIA_TYPE, Metrics};
 use crate::reconcile::Clock;
+use crate::reconcile_task::NodeHandle;
 use crate::session_task::SessionState;
 use crate::source::FileState;
 
@@ -33,7 +34,6 @@ const PROBE_FILE: &str = ".writable";
 /// What readiness is judged by.
 #[derive(Debug)]
 pub struct Health {
-    pub metrics: Arc<Metrics>,
     pub clock: Clock,
     pub interval: Duration,
     pub data_dir: PathBuf,
@@ -137,16 +137,15 @@ impl Health {
 }
 
 /// `/metrics`, `/healthz`, `/readyz`.
-pub fn router(health: Arc<Health>) -> Router {
-    Router::new()
-        .route("/metrics", get(metrics))
-        .route("/healthz", get(healthz))
-        .route("/readyz", get(readyz))
-        .with_state(health)
+pub fn router(health: Arc<Health>, metrics: Arc<Metrics>, node: NodeHandle) -> Router {
+    let measured = Router::new().route("/metrics", get(render)).with_state((metrics, node));
+    let asked =
+        Router::new().route("/healthz", get(healthz)).route("/readyz", get(readyz)).with_state(health);
+    measured.merge(asked)
 }
 
-async fn metrics(State(health): State<Arc<Health>>) -> Response {
-    ([(header::CONTENT_TYPE, MEDIA_TYPE)], health.metrics.render()).into_response()
+async fn render(State((metrics, node)): State<(Arc<Metrics>, NodeHandle)>) -> Response {
+    ([(header::CONTENT_TYPE, MEDIA_TYPE)], metrics.render(&node.instances(None))).into_response()
 }
 
 async fn healthz(State(health): State<Arc<Health>>) -> Response {
@@ -183,7 +182,6 @@ mod tests {
         let (pass, last_pass) = watch::channel(Instant::now());
         let (file, state) = watch::channel(FileState::InForce);
         let health = Health {
-            metrics: Arc::new(Metrics::new(Timestamp::from_unix_ms(0))),
             clock: Clock::new(|| Timestamp::from_unix_ms(0)),
             interval: Duration::from_secs(30),
             data_dir: dir.path().to_owned(),

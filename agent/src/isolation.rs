@@ -4,6 +4,7 @@
 //! opens it once the guest has acknowledged its identity. [`keep`] looks at everything once per interval, repairs what
 //! was changed behind our back, and removes what nobody wants.
 
+mod disk_limits;
 mod groups;
 mod keep;
 mod settings;
@@ -17,12 +18,13 @@ use mvm_host::cgroup::{InstanceGroup, InstanceLimits, TenantLimits, VmmCost, Vmm
 use mvm_host::network::{DEFAULT_MTU, Port, TenantNet, vmm_user};
 use mvm_host::sandbox::{Demand, Filter};
 use mvm_host::{AnyHost, DiskUse, Host as _, HostError, MemoryUse, Operation, Outcome};
-use mvm_proto::document::{EgressMode, SeccompPolicy, Subnet, Tenant};
+use mvm_proto::document::{EgressMode, IoLimits, SeccompPolicy, Subnet, Tenant};
 use mvm_proto::{InstanceId, TenantId};
 
 use crate::driver::{Bounds, DriverKind, Nic, VmmJail};
 use crate::record::{Net, Record};
 
+use disk_limits::DiskLimits;
 pub(crate) use groups::GroupKeeper;
 pub(crate) use keep::Keeper;
 pub use settings::{Effort, IsolationFlags, IsolationSettings, NetworkMode, UnknownMode};
@@ -38,12 +40,17 @@ pub struct Isolation {
     nets: Mutex<BTreeMap<u16, TenantNet>>,
     /// What tenants may take together, as the last document said.
     tenants: Mutex<BTreeMap<TenantId, TenantLimits>>,
+    /// What pools let each instance do to the disk, as the last document said.
+    disks: Mutex<DiskLimits>,
+    /// Nobody's network is made or taken away while it is compared with the records, which may be older than that.
+    comparing: tokio::sync::RwLock<()>,
 }
 
 impl Isolation {
     #[must_use]
     pub fn new(host: AnyHost, driver: DriverKind, settings: IsolationSettings) -> Self {
-        Self { host, settings, driver, nets: Mutex::default(), tenants: Mutex::default() }
+        let (nets, tenants, disks) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { host, settings, driver, nets, tenants, disks, comparing: tokio::sync::RwLock::default() }
     }
 
     fn nets(&self) -> MutexGuard<'_, BTreeMap<u16, TenantNet>> {
@@ -67,13 +74,23 @@ impl Isolation {
     pub async fn prepare(&self, record: &Record) -> Result<Bounds, HostError> {
         let mut bounds = Bounds { jail: self.jail(record), ..Bounds::default() };
         if self.settings.cgroups != Effort::None {
-            let (group, limits) = (group_of(record), self.limits(record));
+            let (group, mut limits) = (group_of(record), self.limits(record));
             let tenant_limits = self.tenant_limits(&record.tenant);
             let tenant = record.tenant.clone();
             self.host.perform(&Operation::EnsureTenantGroup { tenant, limits: tenant_limits }).await?;
-            self.host.perform(&Operation::EnsureGroup { group: group.clone(), limits }).await?;
+            loop {
+                let ensure = Operation::EnsureGroup { group: group.clone(), limits: limits.clone() };
+                let outcome = self.host.perform(&ensure).await?;
+                bounds.direct_disk = matches!(outcome, Outcome::Grouped { disk_limited: true });
+                // A document that came meanwhile found no group to change.
+                let now = self.limits(record);
+                if std::mem::replace(&mut limits, now) == limits {
+                    break;
+                }
+            }
             bounds.group = Some(group);
         }
+        let _not_compared = self.comparing.read().await;
         if let Some((net, port)) = self.place(record) {
             bounds.nic = Some(Nic { tap: port.tap(), mac: port.mac().to_string() });
             self.host.perform(&Operation::EnsureNet { net: net.clone() }).await?;
@@ -97,6 +114,7 @@ impl Isolation {
 
     /// Takes the bounds away, now that the VM is gone.
     pub async fn release(&self, record: &Record) -> Result<(), HostError> {
+        let _not_compared = self.comparing.read().await;
         if let Some((_, port)) = self.place(record) {
             self.host.perform(&Operation::RemovePort { port }).await?;
         }
@@ -164,7 +182,18 @@ impl Isolation {
 
     fn limits(&self, record: &Record) -> InstanceLimits {
         let size = record.resources;
-        InstanceLimits::new(size.vcpus, size.mem_mib, self.vmm_cost(size.mem_mib))
+        let limits = InstanceLimits::new(size.vcpus, size.mem_mib, self.vmm_cost(size.mem_mib));
+        InstanceLimits { io: self.io_limits(record), ..limits }
+    }
+
+    fn disks(&self) -> MutexGuard<'_, DiskLimits> {
+        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What an instance may do to the disk: as its pool says, or last said.
+    fn io_limits(&self, record: &Record) -> Option<IoLimits> {
+        let named = self.disks().get(&record.tenant, &record.pool);
+        named.unwrap_or_else(|| record.io_limits.as_deref().copied())
     }
 
     /// What a VMM takes beside a guest of this size. Of QEMU's two ways to run one, the dearer.
@@ -203,3 +232,6 @@ fn closed_net(record: &Record, net: Net) -> TenantNet {
         mtu: DEFAULT_MTU,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -187,8 +187,8 @@ impl Metrics {
         self.network.set(found);
     }
 
-    /// Counts instances by phase; phases without any are shown as 0, so that a graph falls instead of ending.
-    pub fn count_instances<'a>(&self, instances: impl IntoIterator<Item = &'a InstanceStatus>) {
+    /// Phases without any instance are shown as 0, so that a graph falls instead of ending.
+    fn count_instances(&self, instances: &[InstanceStatus]) {
         let mut counts = Phase::ALL.map(|phase| (phase, 0_i64));
         for instance in instances {
             if let Some((_, count)) = counts.iter_mut().find(|(phase, _)| phase.as_str() == instance.phase) {
@@ -200,9 +200,10 @@ impl Metrics {
         }
     }
 
-    /// All metrics as text.
+    /// All metrics as text. Instances are counted as they are now, not as the last pass saw them.
     #[must_use]
-    pub fn render(&self) -> String {
+    pub fn render(&self, instances: &[InstanceStatus]) -> String {
+        self.count_instances(instances);
         self.resident_memory.set(resident_bytes().unwrap_or(0));
         let mut text = String::new();
         // Writing to a string can't fail.
@@ -241,13 +242,13 @@ mod tests {
         metrics.reconciled(Duration::from_millis(3));
         metrics.woken(&Wake { kind: WakeKind::Woken, total: Duration::from_millis(60) });
         metrics.certificate(Timestamp::from_unix_ms(99_000));
-        metrics.count_instances(&[InstanceStatus { phase: "warm".to_owned(), ..InstanceStatus::default() }]);
         metrics.network(&NetworkFound {
             dropped: vec![Dropped { reason: "to-host".to_owned(), packets: 5, bytes: 300 }],
             traffic: vec![traffic(None), traffic(Some("i-0000002a".parse().unwrap()))],
             ..NetworkFound::default()
         });
-        let text = metrics.render();
+        let warm = InstanceStatus { phase: "warm".to_owned(), ..InstanceStatus::default() };
+        let text = metrics.render(&[warm]);
         for line in [
             "mvm_agent_documents_total{result=\"refused\"} 1",
             "mvm_agent_http_requests_total{route=\"/v1/node/info\",status=\"200\"} 1",

@@ -190,8 +190,15 @@ impl<D: Driver> Acts for Actor<D> {
         Box::pin(async move {
             // Runs on even when the caller goes away: half an action helps nobody.
             let action = manual.action;
-            let task = tokio::spawn(async move { this.carry_out(&manual).await });
-            task.await.unwrap_or_else(|error| Err(failed(action, &error.to_string())))
+            let (watch, up) = Stopwatch::watched();
+            let task = tokio::spawn(async move { this.carry_out(&manual, watch).await });
+            match up.await {
+                Ok(timing) => Ok(Acted {
+                    phase: Phase::Running,
+                    wake: (action == ManualAction::Wake).then_some(timing),
+                }),
+                Err(_) => task.await.unwrap_or_else(|error| Err(failed(action, &error.to_string()))),
+            }
         })
     }
 
@@ -206,10 +213,9 @@ impl<D: Driver> Acts for Actor<D> {
 }
 
 impl<D: Driver> Actor<D> {
-    async fn carry_out(&self, manual: &Manual) -> Result<Acted, Problem> {
+    async fn carry_out(&self, manual: &Manual, mut watch: Stopwatch) -> Result<Acted, Problem> {
         let Manual { tenant, pool, instance: id, action, .. } = manual;
         let to = action.leads_to();
-        let mut watch = Stopwatch::start();
         self.waker.find(tenant, pool, id)?;
         let on_demand = *action == ManualAction::Wake;
         // One that is under way is this one's too; the window is opened all the same.
@@ -235,9 +241,9 @@ impl<D: Driver> Actor<D> {
             return Err(no_spec(tenant, pool));
         }
         if step.is_some() && matches!(to, Phase::Running | Phase::Warm | Phase::Sleeping) {
-            self.waker.check_room(id, to).await?;
+            self.waker.check_room(id, to)?;
         }
-        let before = self.override_it(manual).await?;
+        let before = self.override_it(manual, step).await?;
         watch.lap(Stage::Queued);
         let wake = |watch: &Stopwatch| on_demand.then(|| joined.unwrap_or_else(|| watch.read()));
         let Some(step) = step else { return Ok(Acted { phase, wake: wake(&watch) }) };
@@ -250,15 +256,22 @@ impl<D: Driver> Actor<D> {
                 // What could not be done by hand is reconcile's to put right again.
                 if let Some(mut record) = self.waker.records.get(id) {
                     record.override_until = before;
-                    let _ = self.waker.records.save(&record).await;
+                    if self.waker.records.save(&record).await.is_err() {
+                        self.waker.records.set(record);
+                    }
                 }
                 Err(refused(*action, id, &error))
             }
         }
     }
 
-    /// Opens the window, durably. Answers what there was before.
-    async fn override_it(&self, manual: &Manual) -> Result<Option<mvm_proto::Timestamp>, Problem> {
+    /// Opens the window, durably, by itself or with the first thing that the step writes down. Answers what there was
+    /// before.
+    async fn override_it(
+        &self,
+        manual: &Manual,
+        step: Option<Action>,
+    ) -> Result<Option<mvm_proto::Timestamp>, Problem> {
         let records = &self.waker.records;
         let Some(mut record) = records.get(&manual.instance) else {
             return self.waker.find(&manual.tenant, &manual.pool, &manual.instance).map(|_| None);
@@ -266,7 +279,12 @@ impl<D: Driver> Actor<D> {
         let before = record.override_until;
         let window = !manual.override_for.is_zero();
         record.override_until = window.then(|| self.clock.now() + manual.override_for);
-        records.save(&record).await.map_err(|error| not_recorded(&error))?;
+        if matches!(step, Some(Action::Start | Action::Stop | Action::Destroy)) {
+            // Each begins with an intent, before anything is done.
+            records.set(record);
+        } else {
+            records.save(&record).await.map_err(|error| not_recorded(&error))?;
+        }
         Ok(before)
     }
 
@@ -285,12 +303,13 @@ impl NodeHandle {
         let subject = format!("{}/{}/{}", manual.tenant, manual.pool, manual.instance);
         let message = format!("by hand, asked by {}", manual.by);
         let event = manual.action.event();
+        let id = manual.instance.clone();
         let done = self.shared.actor.act(manual).await;
         match &done {
             Ok(_) => self.publish(event, &subject, &message),
             Err(problem) => self.publish("ManualActionFailed", &subject, &problem.detail),
         }
-        self.trigger();
+        self.trigger_after(id);
         done
     }
 

@@ -174,7 +174,7 @@ impl<D: Driver> Actor<D> {
             let (arriving, spec) = self.welcome(&header)?;
             let lease = records.admit(arriving).map_err(|error| taken(&error))?;
             let result = async {
-                self.check_arrival(&lease).await?;
+                self.check_arrival(&lease)?;
                 let reason = format!("imported from {}, asked by {}", header.node, import.by);
                 let taken_in =
                     executor.take_in(&lease, &header, reader, &spec, import.override_for, &reason).await;
@@ -243,13 +243,14 @@ impl<D: Driver> Actor<D> {
         arriving.seccomp = spec.seccomp;
         arriving.at_rest = spec.at_rest;
         arriving.persist.clone_from(&spec.persist);
+        arriving.io_limits.clone_from(&spec.io_limits);
         Ok((arriving, spec))
     }
 
     /// Whether quotas and capacity have room for the leased newcomer.
-    async fn check_arrival(&self, lease: &Lease) -> Result<(), Problem> {
+    fn check_arrival(&self, lease: &Lease) -> Result<(), Problem> {
         let Some(in_force) = shown(&self.waker.in_force) else { return Ok(()) };
-        let gate = self.waker.gate.close().await;
+        let gate = self.waker.gate.close();
         let instances = self.waker.records.observed();
         let newcomer = instances.iter().find(|instance| instance.id == *lease.id()).cloned();
         let observation = Observation { capacity: self.waker.capacity, instances, ..Observation::default() };

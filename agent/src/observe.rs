@@ -35,20 +35,23 @@ pub async fn observe<D: Driver>(
     links: Option<&GuestLinks>,
     capacity: Capacity,
     ends: &mut BTreeMap<InstanceId, String>,
-    now: Timestamp,
+    clock: impl Fn() -> Timestamp,
 ) -> Result<Seen, DriverError> {
+    // In this order: what was done until then is in the past of `now`.
+    let before = records.releases();
+    let now = clock();
     let listed = driver.list().await?;
     let mut vms: BTreeMap<&InstanceId, &Vm> = listed.iter().map(|vm| (&vm.instance, vm)).collect();
     let mut seen = Seen::default();
     let mut changed = Vec::new();
     let mut idle = Vec::new();
-    records.for_each(|record, moving| {
+    records.for_each_since(before, |record, acted_on| {
         let vm = vms.remove(&record.id).map(|vm| vm.state);
-        // Whoever acts on it knows better than this look, which may be older than the act.
-        if moving.is_some() {
+        // Whoever acts or acted on it knows better than this look, which may be older than the act.
+        if acted_on {
             return;
         }
-        if record.phase == Phase::Sleeping && record.intent.is_none() && vm == Some(VmState::Paused) {
+        if record.is_asleep() && record.intent.is_none() && vm.is_some() {
             seen.beside_snapshot.push(record.id.clone());
         }
         let differs = differs(record, vm);
@@ -69,6 +72,10 @@ pub async fn observe<D: Driver>(
     }
     for (id, phase) in changed {
         let Some(lease) = records.lease(&id, phase.unwrap_or(Phase::Running)) else { continue };
+        // Writing down what was seen of another took time, in which somebody may have acted on this one.
+        if records.acted_since(&id, before) {
+            continue;
+        }
         let Some(mut record) = records.get(lease.id()) else { continue };
         match phase {
             Some(Phase::Failed) => {

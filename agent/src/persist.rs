@@ -179,7 +179,7 @@ impl Sessions {
     pub(crate) fn follow(&self, desired: &DesiredState) {
         let policies = desired.pools().map(|(tenant, pool)| {
             let drain = Duration::from_secs(pool.runtime_policy.drain_timeout_seconds);
-            let policy = Policy { persist: pool.persist.clone(), drain };
+            let policy = Policy { persist: pool.persist.as_deref().cloned(), drain };
             ((tenant.tenant_id.clone(), pool.pool_id.clone()), policy)
         });
         *locked(&self.pools) = policies.collect();

@@ -48,6 +48,10 @@ const LISTEN_AFTER: Duration = Duration::from_secs(1);
 /// When to look again after the driver could not say what lives.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
+/// From a request that changed something to the pass that looks at what became of it: whoever asked may have more to ask,
+/// which comes first, and many requests are one pass.
+const AFTER_REQUEST: Duration = Duration::from_millis(10);
+
 /// How long steps under way may take when the agent ends; they are resolved at the next start otherwise.
 const FINISH_WITHIN: Duration = Duration::from_secs(6);
 
@@ -318,9 +322,18 @@ impl NodeHandle {
             if woken.is_ok() {
                 self.publish("InstanceWoken", &format!("{tenant}/{pool}/{instance}"), "woken on demand");
             }
-            self.trigger();
+            self.trigger_after(instance.clone());
         }
         woken
+    }
+
+    /// Asks for a pass once what is being done to this instance is over: whoever asked may have been answered before.
+    pub(crate) fn trigger_after(&self, instance: InstanceId) {
+        let handle = self.clone();
+        tokio::spawn(async move {
+            handle.shared.records.wait_released(&instance).await;
+            handle.trigger();
+        });
     }
 
     /// Asks for a pass now.
@@ -368,7 +381,10 @@ pub async fn reconcile_task<D: Driver>(
                         // Whoever gave documents is gone; the last one stays in force.
                         Err(_) => source_gone = true,
                     },
-                    () = shared.trigger.notified() => return true,
+                    () = shared.trigger.notified() => {
+                        tokio::time::sleep(AFTER_REQUEST).await;
+                        return true;
+                    }
                     exit = exits.recv() => match exit {
                         // Whoever acts on it ended it, or sees that it ended.
                         Ok(exit) if shared.records.is_moving(&exit.instance) => {}

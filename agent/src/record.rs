@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use mvm_planner::{Action, ObservedInstance};
-use mvm_proto::document::{Persist, Resources, SeccompPolicy, Subnet, Warmup};
+use mvm_proto::document::{IoLimits, Persist, Resources, SeccompPolicy, Subnet, Warmup};
 use mvm_proto::instance::IllegalMove;
 use mvm_proto::status::InstanceStatus;
 use mvm_proto::{Digest, InstanceId, NodeId, Phase, PoolId, TenantId, Timestamp};
@@ -85,6 +85,10 @@ pub struct Record {
     /// What was run in the template that it is a fork of, or is to be if that is made anew.
     #[serde(default)]
     pub warmup: Option<Warmup>,
+    /// What its pool let it do to the disk when it last started or was put to sleep: for when the document does not name
+    /// the pool any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io_limits: Option<Box<IoLimits>>,
     #[serde(default)]
     pub session: Option<SessionMark>,
     /// The node that it came from, whose name its session may still bear.
@@ -112,6 +116,12 @@ pub struct Intent {
 }
 
 impl Record {
+    /// All of its memory is in its snapshot: a VM that it has never ran, or ran before.
+    #[must_use]
+    pub fn is_asleep(&self) -> bool {
+        self.phase == Phase::Sleeping && self.snapshot.is_some()
+    }
+
     /// It is being removed, and nothing else is to become of it.
     #[must_use]
     pub fn is_leaving(&self) -> bool {

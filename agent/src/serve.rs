@@ -153,7 +153,6 @@ impl Agent {
         };
         let (pass_sender, last_pass) = watch::channel(Instant::now());
         let health = Arc::new(Health {
-            metrics: Arc::clone(&metrics),
             clock: clock.clone(),
             interval: settings.interval,
             data_dir: data_dir.clone(),
@@ -196,7 +195,8 @@ impl Agent {
             shutdown: stop.clone(),
         };
         let api = Api::new(parts, settings.rate);
-        doors.open(&mut tasks, &api, health::router(Arc::clone(&health)));
+        let local = health::router(Arc::clone(&health), Arc::clone(&metrics), handle.clone());
+        doors.open(&mut tasks, &api, local);
         if let Some(member) = member {
             member.spawn_upkeep(&mut tasks, certs, &metrics);
             if let (true, Some(coordinator)) = (dials, member.coordinator) {

@@ -64,6 +64,9 @@ struct Inner {
     by_pool: BTreeMap<(TenantId, PoolId), BTreeSet<InstanceId>>,
     /// What is being worked on.
     moving: BTreeMap<InstanceId, Moving>,
+    /// How often somebody was done with an instance, and which time of them was the last for each.
+    releases: u64,
+    last_release: BTreeMap<InstanceId, u64>,
     templates: BTreeMap<(TenantId, PoolId), Template>,
     template_turns: BTreeMap<(TenantId, PoolId), Arc<tokio::sync::Mutex<()>>>,
     /// Why the last write failed; absent: it did not.
@@ -112,7 +115,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.records.lock().moving.remove(&self.id);
+        self.records.lock().release(&self.id);
         self.records.released.notify_waiters();
     }
 }
@@ -122,6 +125,16 @@ impl Inner {
         let pool = (record.tenant.clone(), record.pool.clone());
         self.by_pool.entry(pool).or_default().insert(record.id.clone());
         self.records.insert(record.id.clone(), record);
+    }
+
+    fn release(&mut self, id: &InstanceId) {
+        self.moving.remove(id);
+        self.releases += 1;
+        if self.records.contains_key(id) {
+            self.last_release.insert(id.clone(), self.releases);
+        } else {
+            self.last_release.remove(id);
+        }
     }
 
     fn remove(&mut self, id: &InstanceId) {
@@ -180,6 +193,27 @@ impl Records {
         }
     }
 
+    /// A moment in the order of what is done to instances.
+    #[must_use]
+    pub(crate) fn releases(&self) -> u64 {
+        self.lock().releases
+    }
+
+    /// Calls `each` for every record, and says whether somebody acts on it or did so since that moment.
+    pub(crate) fn for_each_since(&self, moment: u64, mut each: impl FnMut(&Record, bool)) {
+        let inner = self.lock();
+        for (id, record) in &inner.records {
+            let acted = inner.last_release.get(id).is_some_and(|release| *release > moment);
+            each(record, acted || inner.moving.contains_key(id));
+        }
+    }
+
+    /// Whether somebody was done with acting on `id` since that moment.
+    #[must_use]
+    pub(crate) fn acted_since(&self, id: &InstanceId, moment: u64) -> bool {
+        self.lock().last_release.get(id).is_some_and(|release| *release > moment)
+    }
+
     /// Every instance as the planner sees it, those of a pool together: it looks at them so.
     #[must_use]
     pub fn observed(&self) -> Vec<ObservedInstance> {
@@ -232,6 +266,20 @@ impl Records {
             released.as_mut().enable();
             if let Some(lease) = self.lease(id, moving_to) {
                 return lease;
+            }
+            released.await;
+        }
+    }
+
+    /// Waits until nobody acts on `id`.
+    pub(crate) async fn wait_released(&self, id: &InstanceId) {
+        loop {
+            let released = self.released();
+            tokio::pin!(released);
+            // Registered before looking, so that a release in between is not missed.
+            released.as_mut().enable();
+            if !self.is_moving(id) {
+                return;
             }
             released.await;
         }
@@ -297,6 +345,7 @@ impl Records {
             retry_not_before: None,
             persist: spec.persist.clone(),
             warmup: spec.warmup.clone(),
+            io_limits: spec.io_limits.clone(),
             session: Some(SessionMark::Fresh),
             came_from: None,
             exported_at: None,

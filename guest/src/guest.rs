@@ -11,11 +11,12 @@ use crate::limits;
 use crate::link::{Link, Next, frame};
 use crate::protocol::guest_frame::Body;
 use crate::protocol::{Deframer, Found, HostFrame, Readiness, WriteFile};
+use crate::reborn::Identity;
 use crate::requests::{Request, Requests};
 use crate::secrets::Incoming;
-use crate::settings::{ImageConfig, Settings};
+use crate::settings::{ImageConfig, Machine, Settings};
 use crate::workload::Workload;
-use crate::{readiness, vitals};
+use crate::{readiness, reborn, sleep, vitals};
 
 /// A guest. Clones are the same one.
 #[derive(Debug, Clone)]
@@ -27,6 +28,8 @@ pub(crate) struct Shared {
     pub(crate) boot_id: String,
     /// Pieces of files, in the order in which they came.
     pub(crate) writes: mpsc::SyncSender<(u64, WriteFile)>,
+    /// Takes a job while its thread has none: to begin one costs a guest that just woke milliseconds.
+    idle_thread: mpsc::SyncSender<Job>,
     /// Held while the machine is changed: who it is is one decision at a time.
     pub(crate) rebirth: Mutex<()>,
     pub(crate) secrets: Incoming,
@@ -34,6 +37,8 @@ pub(crate) struct Shared {
     /// Something in the state changed that a thread may wait for.
     changed: Condvar,
 }
+
+type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Debug)]
 pub(crate) struct State {
@@ -48,9 +53,13 @@ pub(crate) struct State {
     /// `reborn` was carried out; its generation; what it said about the environment.
     pub(crate) configured: bool,
     pub(crate) generation: u64,
+    /// Who this machine is, once it is all of that.
+    pub(crate) identity: Option<Identity>,
     pub(crate) env: BTreeMap<String, String>,
     /// The request that prepares sleep, while it waits.
     pub(crate) preparing: Option<u64>,
+    /// The workload may have been told that sleep comes.
+    pub(crate) announced: bool,
     /// Shutdown has begun: nothing new is started.
     pub(crate) going: bool,
     /// Shutdown is complete: the program may end, or the machine go down.
@@ -61,6 +70,7 @@ impl Guest {
     /// Begins to watch what the workload says about itself. The workload is started by `reborn`.
     pub fn new(settings: Settings) -> io::Result<Self> {
         std::fs::create_dir_all(&settings.run_dir)?;
+        sleep::forget_sign(&settings.run_dir);
         let state = State {
             link: Link::default(),
             requests: Requests::default(),
@@ -70,18 +80,22 @@ impl Guest {
             workload: Workload::default(),
             configured: false,
             generation: 0,
+            identity: None,
             env: BTreeMap::new(),
             preparing: None,
+            announced: false,
             going: false,
             ended: false,
         };
         let (writes, pieces) = mpsc::sync_channel(limits::MAX_WORKING);
+        let (idle_thread, jobs) = mpsc::sync_channel::<Job>(0);
         let boot_id =
             std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
         let shared = Shared {
             settings,
             boot_id,
             writes,
+            idle_thread,
             rebirth: Mutex::new(()),
             secrets: Incoming::default(),
             state: Mutex::new(state),
@@ -89,7 +103,14 @@ impl Guest {
         };
         let guest = Self(Arc::new(shared));
         readiness::watch(&guest)?;
-        // It ends with the last clone of this guest, for it holds none itself while it waits.
+        if guest.0.settings.machine == Machine::Own {
+            reborn::get_ready(&guest.0.settings.run_dir);
+        }
+        // Both end with the last clone of this guest, for they hold none themselves while they wait.
+        spawn("idle", move || {
+            reborn::rehearse();
+            jobs.into_iter().for_each(|job| job());
+        })?;
         let weak = Arc::downgrade(&guest.0);
         spawn("files", move || {
             let mut uploads = Uploads::default();
@@ -148,6 +169,16 @@ impl Guest {
         });
     }
 
+    /// Has a thread do this: the one that waits for work, or else a new one.
+    pub(crate) fn do_beside(&self, job: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        match self.0.idle_thread.try_send(Box::new(job)) {
+            Ok(()) => Ok(()),
+            Err(mpsc::TrySendError::Full(job) | mpsc::TrySendError::Disconnected(job)) => {
+                spawn("request", job).map(drop)
+            }
+        }
+    }
+
     pub(crate) fn set_readiness(&self, readiness: Readiness, message: impl Into<String>) {
         let message = message.into();
         self.update(|state| {
@@ -204,7 +235,7 @@ fn read_frames(reader: &mut impl Read, guest: &Guest, epoch: u64) -> io::Result<
             }
             drop(state);
             if let Found::Message(frame) = found {
-                guest.handle(frame);
+                guest.handle(frame, epoch);
             }
         }
     }

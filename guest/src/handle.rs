@@ -1,6 +1,6 @@
 //! What each request does: the same for one that comes for the first time and one that comes again.
 
-use crate::guest::{Guest, State, spawn};
+use crate::guest::{Guest, State};
 use crate::limits;
 use crate::protocol::guest_frame::Body;
 use crate::protocol::host_frame::Body as Asked;
@@ -10,11 +10,11 @@ use crate::requests::Request;
 use crate::{files, relay, shutdown, sleep, workload};
 
 impl Guest {
-    /// Takes one frame. Those of another connection than the one that said hello last are dropped.
-    pub(crate) fn handle(&self, frame: HostFrame) {
+    /// Takes one frame of the connection of this epoch. Those of another than the one that said hello last are dropped.
+    pub(crate) fn handle(&self, frame: HostFrame, epoch: u64) {
         let HostFrame { nonce, request: number, body: Some(body) } = frame else { return };
         if let Asked::Hello(hello) = body {
-            self.greet(nonce, &hello);
+            self.greet(nonce, &hello, epoch);
             return;
         }
         let version = {
@@ -65,18 +65,42 @@ impl Guest {
             Asked::Ping(_) => self.update(|state| state.link.reply(number, Body::Done(Done {}))),
             Asked::Forget(_) => self.forget(number),
             Asked::PrepareSleep(request) => {
-                self.work(number, move |guest| sleep::prepare(guest, number, &request));
+                if self.begin(number, true) {
+                    let announced = sleep::announce(self, number);
+                    let begun = self.carry_out(number, move |guest| {
+                        announced.and_then(|()| sleep::prepare(guest, number, &request))
+                    });
+                    if !begun {
+                        sleep::cancel(self);
+                    }
+                }
             }
-            Asked::CancelSleep(_) => self.work(number, |guest| {
-                sleep::cancel(guest);
-                Ok(())
-            }),
+            Asked::CancelSleep(_) => {
+                if self.begin(number, true) {
+                    sleep::cancel(self);
+                    self.answer(number, Ok(Body::Done(Done {})));
+                }
+            }
             Asked::SetEntry(request) => self.work(number, move |_| files::set_entry(&request)),
             Asked::EndWork(request) => self.work(number, move |guest| {
                 shutdown::end_work(guest, request.grace_seconds);
                 Ok(())
             }),
-            Asked::Reborn(reborn) => self.work(number, move |guest| guest.reborn(&reborn)),
+            Asked::Reborn(reborn) => {
+                // Over so soon that its answer may as well be the first word about it.
+                if self.begin(number, false) {
+                    // Whatever sleep this guest prepared for is over; one that is asked for next is not.
+                    let announced = sleep::call_off(self);
+                    let take_down = move |guest: &Self| {
+                        if announced {
+                            sleep::take_down_sign(guest);
+                        }
+                    };
+                    if !self.carry_out_and(number, move |guest| guest.reborn(&reborn), take_down) {
+                        take_down(self);
+                    }
+                }
+            }
             Asked::Secrets(piece) => self.work(number, move |guest| guest.take_secrets(&piece)),
             Asked::WipeSecrets(_) => self.work(number, Guest::wipe_secrets),
             Asked::Shutdown(request) => self.work(number, move |guest| {
@@ -89,7 +113,7 @@ impl Guest {
         }
     }
 
-    fn greet(&self, nonce: u64, hello: &HostHello) {
+    fn greet(&self, nonce: u64, hello: &HostHello, epoch: u64) {
         let ours = (protocol::MIN_VERSION, self.0.settings.max_version);
         let version = protocol::negotiate((hello.min_version, hello.max_version), ours).unwrap_or(0);
         let answer = |state: &State| GuestHello {
@@ -102,6 +126,10 @@ impl Guest {
             configured: state.configured,
         };
         let unconfigured = self.update(|state| {
+            // Of an older connection: whoever came since has said hello, or will.
+            if state.link.epoch != epoch {
+                return false;
+            }
             // The same hello again: the answer did not arrive in time, and nothing was asked since.
             if state.link.nonce != Some(nonce) {
                 state.requests.lose_connection();
@@ -112,6 +140,7 @@ impl Guest {
         // An agent of version 1 never says who this guest is: the workload can't wait for that.
         if version == 1 && unconfigured {
             workload::start(self);
+            self.update(|_| ());
         }
     }
 
@@ -155,17 +184,37 @@ impl Guest {
 
     /// A request that a thread carries out and that ends in `done`.
     fn work(&self, number: u64, work: impl FnOnce(&Self) -> Result<(), Refusal> + Send + 'static) {
-        if !self.begin(number, true) {
-            return;
+        if self.begin(number, true) {
+            self.carry_out(number, work);
         }
+    }
+
+    /// The same for one that was begun. Whether there is a thread for it.
+    fn carry_out(
+        &self,
+        number: u64,
+        work: impl FnOnce(&Self) -> Result<(), Refusal> + Send + 'static,
+    ) -> bool {
+        self.carry_out_and(number, work, |_| ())
+    }
+
+    /// The same with something that nobody waits for.
+    fn carry_out_and(
+        &self,
+        number: u64,
+        work: impl FnOnce(&Self) -> Result<(), Refusal> + Send + 'static,
+        then: impl FnOnce(&Self) + Send + 'static,
+    ) -> bool {
         let guest = self.clone();
-        let spawned = spawn("request", move || {
+        let begun = self.do_beside(move || {
             let outcome = work(&guest).map(|()| Body::Done(Done {}));
             guest.answer(number, outcome);
+            then(&guest);
         });
-        if spawned.is_err() {
+        if begun.is_err() {
             self.abandon(number, Refusal::busy("threads"));
         }
+        begun.is_ok()
     }
 
     /// Answers without remembering: the same request may be sent again.
@@ -208,5 +257,77 @@ fn since(body: &Asked) -> u32 {
         }
         Asked::Secrets(_) | Asked::WipeSecrets(_) => 3,
         _ => 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Settings;
+    use crate::protocol::{CancelSleep, PrepareSleep, Readiness};
+
+    /// One that said hello to nonce 1 and has work, so that every sleep waits.
+    fn busy_guest() -> (tempfile::TempDir, Guest) {
+        let folder = tempfile::tempdir().unwrap();
+        let guest = Guest::new(Settings::borrowed(folder.path())).unwrap();
+        let hello = HostHello { min_version: 1, max_version: 3, agent: "test".into() };
+        guest.handle(HostFrame { nonce: 1, request: 0, body: Some(Asked::Hello(hello)) }, 0);
+        guest.set_readiness(Readiness::Busy, "");
+        (folder, guest)
+    }
+
+    /// Waits for it.
+    fn answer_to(guest: &Guest, number: u64) -> Body {
+        let mut state = guest.lock();
+        loop {
+            match state.requests.all.get(&number) {
+                Some(Request::Answered(body)) => return body.clone(),
+                _ => state = guest.wait(state, None),
+            }
+        }
+    }
+
+    #[test]
+    fn a_hello_of_an_older_connection_takes_nothing_from_the_newer_one() {
+        let (_folder, guest) = busy_guest();
+        let hello = |nonce, epoch| {
+            let hello = HostHello { min_version: 1, max_version: 3, agent: "test".into() };
+            guest.handle(HostFrame { nonce, request: 0, body: Some(Asked::Hello(hello)) }, epoch);
+            guest.lock().link.nonce
+        };
+        // Another connection came, and its agent said hello, while the older one's was about to be heard.
+        guest.lock().link.epoch = 1;
+        assert_eq!(hello(2, 1), Some(2));
+        assert_eq!(hello(3, 0), Some(2));
+    }
+
+    #[test]
+    fn a_sleep_that_is_asked_for_after_a_rebirth_is_not_called_off_by_it() {
+        let (_folder, guest) = busy_guest();
+        let ask = |request, body| guest.handle(HostFrame { nonce: 1, request, body: Some(body) }, 0);
+        // It can't be carried out yet.
+        let held = guest.0.rebirth.lock().unwrap();
+        ask(1, Asked::Reborn(protocol::Reborn { entropy: vec![7; 32], ..Default::default() }));
+        ask(2, Asked::PrepareSleep(PrepareSleep { timeout_seconds: 60 }));
+        drop(held);
+        assert_eq!(answer_to(&guest, 1), Body::Done(Done {}));
+        assert_eq!(guest.lock().preparing, Some(2));
+        guest.set_readiness(Readiness::Idle, "");
+        assert_eq!((answer_to(&guest, 2), guest.lock().announced), (Body::Done(Done {}), true));
+    }
+
+    #[test]
+    fn a_sleep_can_be_called_off_as_soon_as_it_was_asked_for() {
+        let (folder, guest) = busy_guest();
+        let ask = |request, body| guest.handle(HostFrame { nonce: 1, request, body: Some(body) }, 0);
+        // Often enough that a thread which had to begin first would be late once.
+        for number in (1..200).step_by(2) {
+            ask(number, Asked::PrepareSleep(PrepareSleep { timeout_seconds: 1000 }));
+            assert_eq!(guest.lock().preparing, Some(number));
+            ask(number + 1, Asked::CancelSleep(CancelSleep {}));
+            assert_eq!(guest.lock().preparing, None);
+            assert!(!folder.path().join("run/prepare-sleep").exists());
+            assert_eq!(answer_to(&guest, number), Refusal::new("busy", "called off").into_body());
+        }
     }
 }

@@ -32,6 +32,8 @@ pub const INBOUND_BYTES: usize = WINDOW_BYTES + CHUNK_BYTES;
 
 /// Signals that wait for an exec's thread. An agent that sends more meant the first ones.
 pub const MAX_PENDING_SIGNALS: usize = 16;
+/// What is written to the channel in one piece, and one frame more.
+pub const WRITE_BYTES: usize = 32 * 1024;
 /// Chunks of a file that wait for the writing thread.
 pub const MAX_QUEUED_CHUNKS: usize = 4;
 /// Entries of a folder in one frame: with the longest names still half of the longest message.
@@ -45,6 +47,9 @@ pub const OUTPUT_AFTER_END_BYTES: usize = 2 * 1024 * 1024;
 pub const CANCEL_GRACE: Duration = Duration::from_secs(2);
 
 pub const HEARTBEAT: Duration = Duration::from_secs(10);
+/// From a hello to the first heartbeat. Whoever says hello to a guest that just woke or was forked asks something of it
+/// next, and waits for that: figures come after it.
+pub const FIRST_HEARTBEAT: Duration = Duration::from_millis(200);
 /// How long connecting to a port on the loopback may take.
 pub const CONNECT: Duration = Duration::from_secs(5);
 /// For a disk that a request names, or the disk of the root, to appear.

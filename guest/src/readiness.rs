@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
-use crate::guest::{Guest, Shared, spawn};
+use crate::guest::{Guest, Shared, State, spawn};
 use crate::protocol::Readiness;
 
 const FILES: [(&str, Readiness); 3] =
@@ -22,7 +22,8 @@ pub(crate) fn watch(guest: &Guest) -> io::Result<()> {
     let folder = &guest.0.settings.run_dir;
     let watched = inotify::init(CreateFlags::CLOEXEC)?;
     let touched = WatchFlags::CREATE | WatchFlags::CLOSE_WRITE | WatchFlags::ATTRIB | WatchFlags::MOVED_TO;
-    inotify::add_watch(&watched, folder, touched | WatchFlags::DELETE_SELF)?;
+    let gone = WatchFlags::DELETE | WatchFlags::MOVED_FROM;
+    inotify::add_watch(&watched, folder, touched | gone | WatchFlags::DELETE_SELF)?;
     look(guest);
     let weak = Arc::downgrade(&guest.0);
     spawn("readiness", move || follow(&watched, &weak))?;
@@ -47,30 +48,55 @@ fn follow(watched: &OwnedFd, guest: &Weak<Shared>) {
             look(&guest);
         }
         let name = event.file_name().and_then(|name| name.to_str().ok()).unwrap_or_default();
-        if let Some((_, said)) = FILES.iter().find(|(file, _)| *file == name) {
-            hear(&guest, *said);
+        let Some((_, said)) = FILES.iter().find(|(file, _)| *file == name) else { continue };
+        // Heard of late, it may be gone again.
+        if guest.0.settings.run_dir.join(name).exists() {
+            guest.update(|state| state.hear(*said));
+        } else {
+            take_back(&guest);
         }
     }
 }
 
-/// The workload said this. A workload that has ended says nothing any more, and `ready` is less than idle and busy.
-fn hear(guest: &Guest, said: Readiness) {
-    guest.update(|state| {
-        let known = matches!(state.readiness, Readiness::Ready | Readiness::Idle | Readiness::Busy);
-        if state.readiness == Readiness::Failed || (known && said == Readiness::Ready) {
+impl State {
+    /// The workload said this. A workload that has ended says nothing any more, and `ready` is less than idle and busy.
+    fn hear(&mut self, said: Readiness) {
+        let known = matches!(self.readiness, Readiness::Ready | Readiness::Idle | Readiness::Busy);
+        if self.readiness == Readiness::Failed || (known && said == Readiness::Ready) {
             return;
         }
-        // Before the guest is told who it is, nobody can be ready.
-        if state.readiness == Readiness::Starting && !state.workload.started {
+        // Before the guest is told who it is, nobody can be ready: it is remembered until then, or until something newer.
+        if self.readiness == Readiness::Starting && !self.workload.started {
+            self.workload.said = Some(said);
             return;
         }
-        state.readiness = said;
-        state.message.clear();
-    });
+        self.workload.said = None;
+        self.readiness = said;
+        self.message.clear();
+    }
+
+    /// The workload was started, or there is none: what was said before counts. What it said since does in any case.
+    pub(crate) fn hear_workload(&mut self, is_ready: bool) {
+        if is_ready && self.readiness == Readiness::Starting {
+            self.readiness = Readiness::Ready;
+        }
+        if let Some(said) = self.workload.said.take() {
+            self.hear(said);
+        }
+    }
+}
+
+/// A file is gone. What was said by one that is gone before the workload was started, nobody says any more; later, what
+/// was said stays said.
+fn take_back(guest: &Guest) {
+    let waits = guest.lock().workload.said.take().is_some();
+    if waits {
+        look(guest);
+    }
 }
 
 /// What the files say that are there: the one touched last.
-pub(crate) fn look(guest: &Guest) {
+fn look(guest: &Guest) {
     let folder = &guest.0.settings.run_dir;
     let touched = |(file, said): (&str, Readiness)| {
         let modified = fs::metadata(folder.join(file)).and_then(|metadata| metadata.modified()).ok()?;
@@ -78,6 +104,6 @@ pub(crate) fn look(guest: &Guest) {
     };
     let last = FILES.into_iter().filter_map(touched).max_by_key(|(modified, _)| *modified);
     if let Some((_, said)) = last {
-        hear(guest, said);
+        guest.update(|state| state.hear(said));
     }
 }

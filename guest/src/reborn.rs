@@ -9,18 +9,38 @@ mod mounts;
 pub(crate) mod network;
 
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::time::Duration;
 
+use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::time::{ClockId, Timespec, clock_settime};
 
 use crate::guest::Guest;
-use crate::protocol::Reborn;
+use crate::protocol::{Mount, Reborn};
 use crate::refusal::Refusal;
 use crate::settings::Machine;
 use crate::{sleep, workload};
 
 /// Less would leave copies of one snapshot with randomness that can be guessed.
 const ENTROPY_BYTES: usize = 32;
+
+/// Does beforehand what every rebirth and every sleep needs: of a fork it is done already.
+pub(crate) fn get_ready(run_dir: &Path) {
+    // Its own pages are there when it needs them, also where memory is short. Without the right to that they are found.
+    let _ = mlockall(MlockAllFlags::CURRENT);
+    let _ = entropy::device();
+    identity::open_files();
+    sleep::get_ready(run_dir);
+}
+
+/// Goes through what takes memory of its own in a rebirth, and changes nothing: the thread that will do it has that then.
+pub(crate) fn rehearse() {
+    let name = "i-00000000".to_owned();
+    let request =
+        Reborn { instance_id: name.clone(), hostname: name, entropy: vec![0; 64], ..Reborn::default() };
+    let (_, identity) = (check(&request), Identity::of(&request));
+    std::hint::black_box((identity, identity::rehearse(&request.instance_id)));
+}
 
 impl Guest {
     pub(crate) fn reborn(&self, request: &Reborn) -> Result<(), Refusal> {
@@ -33,29 +53,54 @@ impl Guest {
                 return Err(Refusal::invalid(message));
             }
         }
+        let identity = Identity::of(request);
         if self.0.settings.machine == Machine::Own {
             // Randomness first: what follows may draw some.
             entropy::reseed(&request.entropy).map_err(|error| Refusal::io("reseed", &error))?;
             set_time(request.unix_ms)?;
-            identity::take(&request.instance_id, &request.hostname, &request.dns)?;
-            mounts::mount_all(&request.mounts)?;
-            if let Some((address, prefix, gateway)) = address {
-                network::configure(&request.mac, address, prefix, gateway)
-                    .map_err(|error| Refusal::io("network", &error))?;
+            let was = self.lock().identity.take();
+            if was.as_ref() != Some(&identity) {
+                identity::take(&request.instance_id, &request.hostname, &request.dns)?;
+                mounts::mount_all(&request.mounts)?;
+                if let Some((address, prefix, gateway)) = address {
+                    network::configure(&request.mac, address, prefix, gateway)
+                        .map_err(|error| Refusal::io("network", &error))?;
+                }
             }
         }
-        self.update(|state| {
+        let no_workload = {
+            let mut state = self.lock();
             state.generation = state.generation.max(request.generation);
-            state.env = request.env.clone().into_iter().collect();
+            state.env = request.env.clone();
             state.configured = true;
-        });
-        // Whatever sleep this guest prepared for is over.
-        sleep::cancel(self);
-        let no_workload = self.lock().config.as_ref().is_ok_and(|config| config.workload.is_empty());
+            state.identity = Some(identity);
+            state.config.as_ref().is_ok_and(|config| config.workload.is_empty())
+        };
         if request.start_workload || no_workload {
             workload::start(self);
         }
         Ok(())
+    }
+}
+
+/// What of a request stays as it is until another instance comes of this machine: an instance that only woke has all
+/// of it already.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    names: [String; 2],
+    network: [String; 3],
+    dns: Vec<String>,
+    mounts: Vec<Mount>,
+}
+
+impl Identity {
+    fn of(request: &Reborn) -> Self {
+        Self {
+            names: [request.instance_id.clone(), request.hostname.clone()],
+            network: [request.address.clone(), request.gateway.clone(), request.mac.clone()],
+            dns: request.dns.clone(),
+            mounts: request.mounts.clone(),
+        }
     }
 }
 

@@ -1,6 +1,10 @@
 //! Getting ready to be paused and saved, while still running.
 
-use std::fs;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::guest::Guest;
@@ -11,15 +15,59 @@ use crate::settings::Machine;
 /// Its appearance tells the workload that sleep comes; its removal, that it is over or was called off.
 const SIGN: &str = "prepare-sleep";
 
+/// The sign itself, under a name that says nothing: to put it up and take it down is to give it another name and take it
+/// away, which costs less than to make a file.
+const SIGN_AT_REST: &str = ".prepare-sleep";
+
+/// The kernel's caches, to be dropped. Open from the beginning, as all that is needed while somebody waits.
+static CACHES: OnceLock<File> = OnceLock::new();
+const CACHES_PATH: &str = "/proc/sys/vm/drop_caches";
+
+/// Does beforehand what every sleep needs.
+pub(crate) fn get_ready(run_dir: &Path) {
+    let _ = fs::write(run_dir.join(SIGN_AT_REST), "");
+    if let Ok(caches) = OpenOptions::new().write(true).open(CACHES_PATH) {
+        // What booting left behind need not be in a template, nor be dropped by each of its forks.
+        drop_caches(&caches);
+        // Drops nothing, and has the kernel say nothing of it from now on.
+        let _ = caches.write_all_at(b"4", 0);
+        let _ = CACHES.set(caches);
+    }
+}
+
+/// Says that sleep comes, and that `number` prepares it: a newer request to prepare takes the place of an older one.
+///
+/// By whoever reads the requests, as [`cancel`] is: what was asked last counts, whenever the threads come to it.
+pub(crate) fn announce(guest: &Guest, number: u64) -> Result<(), Refusal> {
+    let _sign = hold_sign();
+    guest.lock().announced = true;
+    put_up_sign(&guest.0.settings.run_dir).map_err(|error| Refusal::io(SIGN, &error))?;
+    guest.update(|state| state.preparing = Some(number));
+    Ok(())
+}
+
+/// Whatever an earlier run of this program prepared for, this one does not.
+pub(crate) fn forget_sign(run_dir: &Path) {
+    let _ = fs::remove_file(run_dir.join(SIGN));
+}
+
+fn put_up_sign(folder: &Path) -> io::Result<()> {
+    let (at_rest, sign) = (folder.join(SIGN_AT_REST), folder.join(SIGN));
+    match fs::hard_link(&at_rest, &sign) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            fs::write(&at_rest, "").and_then(|()| fs::hard_link(&at_rest, &sign))
+        }
+        // It is up already.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        linked => linked,
+    }
+}
+
 /// Waits until the workload is not busy and no exec runs; then everything is on the disk and memory is as small as it
 /// gets. When the time is over the rest is done all the same, for the agent may decide to go on.
 pub(crate) fn prepare(guest: &Guest, number: u64, request: &PrepareSleep) -> Result<(), Refusal> {
-    let sign = guest.0.settings.run_dir.join(SIGN);
-    fs::write(&sign, "").map_err(|error| Refusal::io(SIGN, &error))?;
     let deadline = Instant::now() + Duration::from_secs(request.timeout_seconds.into());
     let mut state = guest.lock();
-    // A newer request to prepare takes the place of this one.
-    state.preparing = Some(number);
     let in_time = loop {
         let busy =
             state.readiness == Readiness::Busy || state.requests.execs().any(|exec| exec.exit.is_none());
@@ -37,34 +85,79 @@ pub(crate) fn prepare(guest: &Guest, number: u64, request: &PrepareSleep) -> Res
     if guest.0.settings.machine == Machine::Own {
         rustix::fs::sync();
         // Memory that is only a copy of a disk would be saved with the rest.
-        let _ =
-            fs::write("/proc/sys/vm/drop_caches", droppable(rustix::system::uname().version().to_bytes()));
+        if let Some(caches) = CACHES.get() {
+            drop_caches(caches);
+        }
     }
     if in_time { Ok(()) } else { Err(Refusal::new("timed_out", "there is still work under way")) }
+}
+
+fn drop_caches(caches: &File) {
+    let _ = caches.write_all_at(droppable(rustix::system::uname().version().to_bytes()), 0);
 }
 
 /// What this kernel can be told to drop: all, or what is no page of a file.
 ///
 /// Debian's 6.1.192-1 takes for granted that ext4's map of free blocks is in memory: once it was dropped, whoever next
 /// needs a block of the data disk dies in the kernel, with the file system's locks in its hands.
-fn droppable(kernel_version: &[u8]) -> &'static str {
+fn droppable(kernel_version: &[u8]) -> &'static [u8] {
     const LOSES_EXT4: &[u8] = b"Debian 6.1.192-1 ";
-    if kernel_version.windows(LOSES_EXT4.len()).any(|part| part == LOSES_EXT4) { "2" } else { "3" }
+    if kernel_version.windows(LOSES_EXT4.len()).any(|part| part == LOSES_EXT4) { b"2" } else { b"3" }
 }
 
+/// Takes back what was announced, if anything was.
 pub(crate) fn cancel(guest: &Guest) {
-    guest.update(|state| state.preparing = None);
-    let _ = fs::remove_file(guest.0.settings.run_dir.join(SIGN));
+    if call_off(guest) {
+        take_down_sign(guest);
+    }
+}
+
+/// The same, but for the sign: whether there is one to be taken down. Whoever waits need not wait for that.
+pub(crate) fn call_off(guest: &Guest) -> bool {
+    guest.update(|state| {
+        state.preparing = None;
+        std::mem::take(&mut state.announced)
+    })
+}
+
+/// Takes the sign down, unless another sleep was announced since.
+pub(crate) fn take_down_sign(guest: &Guest) {
+    let _sign = hold_sign();
+    if !guest.lock().announced {
+        let _ = fs::remove_file(guest.0.settings.run_dir.join(SIGN));
+    }
+}
+
+/// Held while the sign is put up or taken down, and whether it should be there is looked at.
+fn hold_sign() -> MutexGuard<'static, ()> {
+    static SIGN_HELD: Mutex<()> = Mutex::new(());
+    SIGN_HELD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::droppable;
+    use super::*;
+    use crate::Settings;
+
+    #[test]
+    fn what_is_called_off_before_its_thread_begins_is_not_prepared() {
+        let folder = tempfile::tempdir().unwrap();
+        let guest = Guest::new(Settings::borrowed(folder.path())).unwrap();
+        let request = PrepareSleep { timeout_seconds: 0 };
+        announce(&guest, 7).unwrap();
+        cancel(&guest);
+        assert_eq!(prepare(&guest, 7, &request), Err(Refusal::new("busy", "called off")));
+        assert!(!folder.path().join("run").join(SIGN).exists());
+        announce(&guest, 8).unwrap();
+        announce(&guest, 9).unwrap();
+        assert_eq!(prepare(&guest, 8, &request), Err(Refusal::new("busy", "called off")), "9 is newer");
+        assert_eq!(prepare(&guest, 9, &request), Ok(()));
+    }
 
     #[test]
     fn pages_of_files_stay_where_the_kernel_can_not_do_without_them() {
-        assert_eq!(droppable(b"#1 SMP PREEMPT_DYNAMIC Debian 6.1.192-1 (2026-11-14)"), "2");
-        assert_eq!(droppable(b"#1 SMP PREEMPT_DYNAMIC Debian 6.1.190-1 (2026-10-20)"), "3");
-        assert_eq!(droppable(b"#1 SMP PREEMPT_DYNAMIC Debian 6.1.192-10 (2026-11-20)"), "3");
+        assert_eq!(droppable(b"#1 SMP PREEMPT_DYNAMIC Debian 6.1.192-1 (2026-11-14)"), b"2");
+        assert_eq!(droppable(b"#1 SMP PREEMPT_DYNAMIC Debian 6.1.190-1 (2026-10-20)"), b"3");
+        assert_eq!(droppable(b"#1 SMP PREEMPT_DYNAMIC Debian 6.1.192-10 (2026-11-20)"), b"3");
     }
 }

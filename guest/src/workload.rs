@@ -9,7 +9,6 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 
 use crate::guest::{Guest, spawn};
 use crate::protocol::Readiness;
-use crate::readiness;
 use crate::settings::{Machine, ReadyWhen};
 
 #[derive(Debug, Default)]
@@ -18,6 +17,8 @@ pub(crate) struct Workload {
     pub(crate) started: bool,
     /// Its process group, while it runs.
     pub(crate) group: Option<Pid>,
+    /// What was said of it before it was started.
+    pub(crate) said: Option<Readiness>,
 }
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -41,17 +42,17 @@ pub(crate) fn start(guest: &Guest) {
         if state.going || std::mem::replace(&mut state.workload.started, true) {
             return;
         }
+        if state.config.as_ref().is_ok_and(|config| config.workload.is_empty()) {
+            // The writer learns of it with the answer to whoever asked for this, and writes both at once.
+            return state.hear_workload(true);
+        }
         state.config.clone()
     };
     let config = match config {
         Ok(config) => config,
         Err(fault) => return guest.set_readiness(Readiness::Failed, fault),
     };
-    let Some((program, arguments)) = config.workload.split_first() else {
-        guest.set_readiness(Readiness::Ready, "");
-        readiness::look(guest);
-        return;
-    };
+    let Some((program, arguments)) = config.workload.split_first() else { return };
     let mut command = Command::new(program);
     command.args(arguments).process_group(0).current_dir("/").stdin(Stdio::null());
     command.env_clear().envs(environment(guest));
@@ -66,12 +67,8 @@ pub(crate) fn start(guest: &Guest) {
     };
     guest.update(|state| {
         state.workload.group = Some(Pid::from_child(&child));
-        if config.ready == ReadyWhen::Start {
-            state.readiness = Readiness::Ready;
-        }
+        state.hear_workload(config.ready == ReadyWhen::Start);
     });
-    // It may have said something before this thread came so far.
-    readiness::look(guest);
     let thread = guest.clone();
     let spawned = spawn("workload", move || {
         // Seen, but not reaped: its number is its own until nobody signals it any more.

@@ -8,18 +8,22 @@
 //! All calls block, mostly for microseconds; lowering a limit and removing a group can take longer. Version 1 of the
 //! interface is not used: with it a group of processes can neither be killed nor joined at birth.
 
+mod disk;
 mod ensure;
 mod error;
 mod events;
 mod file;
 mod group;
 mod hierarchy;
+mod io_max;
 mod limits;
 mod pressure;
+#[doc(hidden)]
+pub mod pretended;
 mod remove;
 mod usage;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -30,10 +34,12 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode as FileMode, OFlags};
 use serde::{Deserialize, Serialize};
 
+pub use disk::{Disk, Machine};
 pub use error::CgroupError;
 pub use events::CgroupEvents;
 pub use group::{Group, InstanceGroup, Repair};
-pub use limits::{CPU_PERIOD_US, InstanceLimits, IoLimits, Setting, TenantLimits, VmmCost, VmmKind};
+pub use io_max::IoFound;
+pub use limits::{CPU_PERIOD_US, InstanceLimits, Setting, TenantLimits, VmmCost, VmmKind};
 pub use pressure::{NODE_MEMORY_PRESSURE, Pressure, PressureWatch, Stall, parse_pressure, read_pressure};
 pub use usage::{Limit, LimitEvent, Usage, Usages, changes};
 
@@ -63,11 +69,20 @@ pub struct CgroupSettings {
     /// no processes and must not be the agent's own unit or below it.
     pub parent: Option<PathBuf>,
     pub name: String,
+    /// Where disks are looked up.
+    #[serde(default)]
+    pub machine: Machine,
 }
 
 impl Default for CgroupSettings {
     fn default() -> Self {
-        Self { mode: Mode::default(), mount: None, parent: None, name: DEFAULT_NAME.to_owned() }
+        Self {
+            mode: Mode::default(),
+            mount: None,
+            parent: None,
+            name: DEFAULT_NAME.to_owned(),
+            machine: Machine::default(),
+        }
     }
 }
 
@@ -78,6 +93,11 @@ pub struct Cgroups {
     /// Absent where nothing can be limited: every call then does nothing and succeeds.
     tree: Option<Tree>,
     missing: Mutex<BTreeSet<String>>,
+    /// Instances whose disk should be limited and is not, each with the reason.
+    unheld: Mutex<BTreeMap<InstanceGroup, String>>,
+    /// The directory whose disk instances are limited on.
+    disk_of: Option<PathBuf>,
+    machine: Machine,
     page_size: u64,
 }
 
@@ -129,7 +149,15 @@ impl Cgroups {
         };
         let page_size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
         let page_size = page_size.and_then(|size| u64::try_from(size).ok()).unwrap_or(4096);
-        let mut cgroups = Self { mode: settings.mode, tree: None, missing: Mutex::default(), page_size };
+        let mut cgroups = Self {
+            mode: settings.mode,
+            tree: None,
+            missing: Mutex::default(),
+            unheld: Mutex::default(),
+            disk_of: None,
+            machine: settings.machine.clone(),
+            page_size,
+        };
         let Some(mount) = mount else {
             cgroups.do_without(CgroupError::NotMounted)?;
             return Ok(cgroups);
@@ -146,7 +174,21 @@ impl Cgroups {
     #[must_use]
     pub fn absent(reason: impl Into<String>) -> Self {
         let missing = Mutex::new(BTreeSet::from([reason.into()]));
-        Self { mode: Mode::BestEffort, tree: None, missing, page_size: 4096 }
+        Self {
+            mode: Mode::BestEffort,
+            tree: None,
+            missing,
+            unheld: Mutex::default(),
+            disk_of: None,
+            machine: Machine::default(),
+            page_size: 4096,
+        }
+    }
+
+    /// The same with instances kept in this directory: what they do to its disk can be limited.
+    #[must_use]
+    pub fn with_disk_of(self, directory: PathBuf) -> Self {
+        Self { disk_of: Some(directory), ..self }
     }
 
     fn delegated(&self, mount: PathBuf, below: PathBuf) -> Result<Option<Tree>, CgroupError> {
@@ -174,11 +216,7 @@ impl Cgroups {
         match self.mode {
             Mode::Required => Err(cause),
             Mode::BestEffort => {
-                let told = match std::error::Error::source(&cause) {
-                    Some(source) => format!("{cause}: {source}"),
-                    None => cause.to_string(),
-                };
-                self.missing_now().insert(told);
+                self.missing_now().insert(cause.told());
                 Ok(())
             }
         }
@@ -196,10 +234,16 @@ impl Cgroups {
         self.missing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn unheld_now(&self) -> MutexGuard<'_, BTreeMap<InstanceGroup, String>> {
+        self.unheld.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// What can't be held on this machine, in words; empty unless [`Mode::BestEffort`] had to do without something.
     #[must_use]
     pub fn missing(&self) -> Vec<String> {
-        self.missing_now().iter().cloned().collect()
+        let mut missing = self.missing_now().clone();
+        missing.extend(self.unheld_now().values().cloned());
+        missing.into_iter().collect()
     }
 
     /// Whether anything is limited here at all.
@@ -264,7 +308,14 @@ impl Cgroups {
     /// One group's figures; none when it is not there.
     #[must_use]
     pub fn usage(&self, group: &Group) -> Option<Usage> {
-        self.directory(group).filter(|directory| directory.is_dir()).map(|directory| Usage::read(&directory))
+        let directory = self.directory(group).filter(|directory| directory.is_dir())?;
+        let mut usage = Usage::read(&directory);
+        if let Group::Instance(instance) = group
+            && self.unheld_now().contains_key(instance)
+        {
+            usage.io = IoFound::Unheld;
+        }
+        Some(usage)
     }
 
     /// Stops every process of an instance where it is, until [`Cgroups::thaw`]. One that could not be stopped in time

@@ -1,5 +1,6 @@
 //! Control groups as operations: opened at first use, each change in a thread for it, for the kernel may take its time.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -22,7 +23,8 @@ pub struct GroupsFound {
 /// The groups of this host, if it is to have any.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    settings: Option<CgroupSettings>,
+    /// With where instances are kept.
+    settings: Option<(CgroupSettings, PathBuf)>,
     open: Mutex<Option<Arc<Cgroups>>>,
 }
 
@@ -32,8 +34,8 @@ fn failed(cause: CgroupError) -> HostError {
 }
 
 impl Groups {
-    pub(super) fn new(settings: CgroupSettings) -> Self {
-        Self { settings: Some(settings), open: Mutex::default() }
+    pub(super) fn new(settings: CgroupSettings, vms_dir: PathBuf) -> Self {
+        Self { settings: Some((settings, vms_dir)), open: Mutex::default() }
     }
 
     fn opened(&self) -> Result<Arc<Cgroups>, HostError> {
@@ -42,7 +44,9 @@ impl Groups {
             return Ok(Arc::clone(open));
         }
         let opened = match &self.settings {
-            Some(settings) => Cgroups::open(settings).map_err(failed)?,
+            Some((settings, vms_dir)) => {
+                Cgroups::open(settings).map_err(failed)?.with_disk_of(vms_dir.clone())
+            }
             None => Cgroups::absent("control groups are switched off"),
         };
         Ok(Arc::clone(open.insert(Arc::new(opened))))
@@ -69,6 +73,12 @@ impl Groups {
             Operation::EnsureGroup { group, limits } => {
                 groups.ensure_pool(&group.tenant, &group.pool).map_err(failed)?;
                 groups.ensure_instance(group, limits).map_err(failed)?;
+                let found = groups.usage(&group.clone().into()).map(|usage| usage.io);
+                let disk_limited = limits.io.is_some() && found.is_some_and(|io| io.is(limits.io.as_ref()));
+                return Ok(Outcome::Grouped { disk_limited });
+            }
+            Operation::LimitIo { group, limits } => {
+                groups.ensure_io(group, limits.as_ref()).map_err(failed)?;
             }
             Operation::RemoveGroup { group } => {
                 groups.remove_instance(group, GONE_WITHIN).map_err(failed)?;

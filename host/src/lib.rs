@@ -36,6 +36,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use mvm_proto::document::IoLimits;
 use mvm_proto::{InstanceId, TenantId};
 use serde::{Deserialize, Serialize};
 
@@ -214,6 +215,12 @@ pub enum Operation {
         group: InstanceGroup,
         limits: InstanceLimits,
     },
+    /// What an instance may do to the disk that it is kept on, from now on; absent: all. A group that is not there has
+    /// nothing to limit. Which disk that is, nobody is told: it is looked up where this is carried out.
+    LimitIo {
+        group: InstanceGroup,
+        limits: Option<IoLimits>,
+    },
     /// Ends whatever is left in it, and removes it; its pool's too if that was the last.
     RemoveGroup {
         group: InstanceGroup,
@@ -268,6 +275,10 @@ pub enum Outcome {
     Probed(Vec<Probe>),
     /// What there is of control groups, and what can't be limited on this machine.
     Groups(GroupsFound),
+    /// The instance's control group is there; whether what it does to the disk is limited.
+    Grouped {
+        disk_limited: bool,
+    },
     /// Absent: the instance has no run directory, and nothing on disk.
     Disk(Option<DiskUse>),
     /// Of those that have a VMM, in the order of ids.

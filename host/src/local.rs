@@ -58,7 +58,8 @@ impl LocalHost {
     /// The same with control groups.
     #[must_use]
     pub fn with_groups(self, settings: CgroupSettings) -> Self {
-        Self { groups: Arc::new(Groups::new(settings)), ..self }
+        let groups = Groups::new(settings, self.vms_dir.clone());
+        Self { groups: Arc::new(groups), ..self }
     }
 
     fn own(&self) -> MutexGuard<'_, HashMap<InstanceId, Own>> {
@@ -288,6 +289,7 @@ impl Host for LocalHost {
             Operation::EnsureTenantGroup { .. }
             | Operation::RemoveTenantGroup { .. }
             | Operation::EnsureGroup { .. }
+            | Operation::LimitIo { .. }
             | Operation::RemoveGroup { .. }
             | Operation::LookAtGroups => {
                 let (groups, operation) = (Arc::clone(&self.groups), operation.clone());
@@ -301,8 +303,12 @@ impl Host for LocalHost {
         Ok(Outcome::Done)
     }
 
+    /// Beside everything else: how long a walk over `/proc` takes is up to everyone who has processes here.
     async fn vmms(&self) -> Result<Vec<VmmProcess>, HostError> {
-        self.scan()
+        let vms_dir = self.vms_dir.clone();
+        let scanned = tokio::task::spawn_blocking(move || process::scan(&vms_dir)).await;
+        let scanned = scanned.unwrap_or_else(|cause| Err(std::io::Error::other(cause)));
+        scanned.map_err(failed("look for processes in", &self.vms_dir))
     }
 
     async fn run_dirs(&self) -> Result<Vec<InstanceId>, HostError> {

@@ -78,6 +78,12 @@ fn machine() -> &'static Capabilities {
     MACHINE.get_or_init(sandbox::probe)
 }
 
+/// Whether a guest of this VMM could, by giving memory back, make a hole in a file that others have in memory.
+fn gives_back_shared_memory(args: &[String]) -> bool {
+    let maps = |arg: &String| arg.starts_with("memory-backend-file,") && arg.contains("share=off");
+    args.iter().any(|arg| arg.starts_with("virtio-balloon-device")) && args.iter().any(maps)
+}
+
 /// Starts it in its own session, with nothing of this process but `PATH`: no terminal, no input, no open files.
 pub(crate) fn launch(wanted: &Launch<'_>) -> Result<Launched, HostError> {
     let starting = || failed("start", wanted.program);
@@ -103,6 +109,12 @@ pub(crate) fn launch(wanted: &Launch<'_>) -> Result<Launched, HostError> {
             Some(sandbox::prepare(confine, machine(), &program, wanted.dir, base, taken)?)
         }
     };
+    let filtered = confinement.as_ref().is_some_and(|prepared| prepared.measures.filter);
+    if !filtered && gives_back_shared_memory(wanted.args) {
+        let why =
+            "a guest that shares its template's memory gives none back without a filter on system calls";
+        return Err(HostError::Refused(why.to_owned()));
+    }
     let program = confinement.as_ref().map_or(program, |prepared| prepared.program.clone());
     let null = File::open("/dev/null").map_err(failed("open", Path::new("/dev/null")))?;
     if let Some(prepared) = &confinement {

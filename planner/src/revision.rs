@@ -5,7 +5,8 @@ use mvm_proto::document::{Pool, Tenant};
 
 /// The content hash of everything that makes a booted instance of this pool what it is.
 ///
-/// Counts, policies and guards are absent on purpose: changing them replaces nothing.
+/// Counts, policies, guards and limits on the disk are absent on purpose: changing them replaces nothing. Limits on the disk
+/// are set anew on instances that run.
 #[must_use]
 pub fn revision_of(tenant: &Tenant, pool: &Pool) -> Digest {
     let mut bytes = Vec::with_capacity(256);
@@ -39,6 +40,10 @@ mod tests {
     use super::*;
 
     fn revision(warmup: Value) -> String {
+        revision_with(warmup, Value::Null)
+    }
+
+    fn revision_with(warmup: Value, io_limits: Value) -> String {
         let mut document = json!({
             "schema_version": 1,
             "node_id": "node-a",
@@ -61,6 +66,9 @@ mod tests {
         if !warmup.is_null() {
             document["tenants"][0]["pools"][0]["warmup"] = warmup;
         }
+        if !io_limits.is_null() {
+            document["tenants"][0]["pools"][0]["io_limits"] = io_limits;
+        }
         let desired = DesiredState::parse(document.to_string().as_bytes()).unwrap();
         revision_of(&desired.tenants[0], &desired.tenants[0].pools[0]).to_string()
     }
@@ -72,6 +80,12 @@ mod tests {
             revision(Value::Null),
             "sha256:8bc9df75c8f83d2b5b4d67aee93c4a8ee9b2193a66d597135eda2037418935da"
         );
+    }
+
+    #[test]
+    fn limits_on_the_disk_replace_nothing() {
+        let limited = revision_with(Value::Null, json!({ "write_bytes_per_second": 1_048_576 }));
+        assert_eq!(limited, revision(Value::Null));
     }
 
     #[test]

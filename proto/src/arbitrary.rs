@@ -12,9 +12,10 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 use crate::document::{
-    DesiredCounts, DesiredState, Egress, EgressMode, MAX_PREFIX, MAX_TENANT_NET_ID, MIN_PREFIX, Network,
-    Persist, Pool, PoolRole, Provenance, Quotas, Resources, RuntimePolicy, SCHEMA_VERSION, SeccompPolicy,
-    SignedDocument, SleepPolicy, SnapshotCompression, Subnet, Tenant, Warmup,
+    DesiredCounts, DesiredState, Egress, EgressMode, IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND, IoLimits,
+    MAX_PREFIX, MAX_TENANT_NET_ID, MIN_PREFIX, Network, Persist, Pool, PoolRole, Provenance, Quotas,
+    Resources, RuntimePolicy, SCHEMA_VERSION, SeccompPolicy, SignedDocument, SleepPolicy,
+    SnapshotCompression, Subnet, Tenant, Warmup,
 };
 use crate::json::MAX_INTEGER;
 use crate::{Digest, Timestamp};
@@ -184,11 +185,13 @@ fn pool(at: usize, share: u32) -> impl Strategy<Value = Pool> {
         select(vec![SeccompPolicy::Baseline, SeccompPolicy::Strict]),
         select(vec![SnapshotCompression::None, SnapshotCompression::Lz4, SnapshotCompression::Zstd]),
     );
-    let policies = (runtime_policy(), sleep_policy(), seconds(), option::of(persist()), option::of(warmup()));
+    let kept = (option::of(persist()), option::of(warmup()), option::of(io_limits()));
+    let policies = (runtime_policy(), sleep_policy(), seconds(), kept);
     (what, resources(), counts, flags, snapshots, policies).prop_map(
         move |(what, instance_resources, desired_counts, flags, snapshots, policies)| {
             let (pool_id, flake_ref, profile, image_digest, role) = what;
-            let (runtime_policy, sleep_policy, stopped_retention_seconds, persist, warmup) = policies;
+            let (runtime_policy, sleep_policy, stopped_retention_seconds, kept) = policies;
+            let (persist, warmup, io_limits) = kept;
             Pool {
                 pool_id: parsed(&format!("p{at}-{pool_id}")),
                 flake_ref,
@@ -205,8 +208,9 @@ fn pool(at: usize, share: u32) -> impl Strategy<Value = Pool> {
                 snapshot_compression: snapshots.1,
                 snapshot_encryption: flags[2],
                 stopped_retention_seconds,
-                persist,
-                warmup,
+                persist: persist.map(Box::new),
+                warmup: warmup.map(Box::new),
+                io_limits: io_limits.map(Box::new),
             }
         },
     )
@@ -223,6 +227,29 @@ fn flake_ref() -> impl Strategy<Value = String> {
 fn warmup() -> impl Strategy<Value = Warmup> {
     (vec("[ -~]{1,20}", 1..5), 1..=3600_u64)
         .prop_map(|(command, timeout_seconds)| Warmup { command, timeout_seconds })
+}
+
+fn io_limits() -> impl Strategy<Value = IoLimits> {
+    let bytes = || option::of(IO_BYTES_PER_SECOND);
+    let ops = || option::of(IO_OPS_PER_SECOND);
+    // One is always there: which of the four, and how much it is.
+    (bytes(), bytes(), ops(), ops(), 0..4_usize, IO_OPS_PER_SECOND).prop_map(
+        |(read_bytes, write_bytes, read_ops, write_ops, first, limit)| {
+            let mut limits = IoLimits {
+                read_bytes_per_second: read_bytes,
+                write_bytes_per_second: write_bytes,
+                read_ops_per_second: read_ops,
+                write_ops_per_second: write_ops,
+            };
+            match first {
+                0 => limits.read_bytes_per_second = Some(limit.max(*IO_BYTES_PER_SECOND.start())),
+                1 => limits.write_bytes_per_second = Some(limit.max(*IO_BYTES_PER_SECOND.start())),
+                2 => limits.read_ops_per_second = Some(limit),
+                _ => limits.write_ops_per_second = Some(limit),
+            }
+            limits
+        },
+    )
 }
 
 fn persist() -> impl Strategy<Value = Persist> {

@@ -4,6 +4,7 @@
 //! Reading is in [`decode`]: strict, and with all errors at once. The JSON Schema is generated from these types.
 
 mod decode;
+mod io_limits;
 mod rules;
 pub mod schema;
 mod subnet;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::envelope::Payload;
 use crate::{ClusterId, Digest, FieldError, NodeId, PoolId, Problem, ProfileId, TenantId, Timestamp};
 
+pub use io_limits::{IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND, IoLimits};
 pub use subnet::{MAX_PREFIX, MIN_PREFIX, SubnetError};
 
 /// The version of the document's schema that this build reads and writes.
@@ -200,9 +202,12 @@ pub struct Pool {
     #[schemars(default = "default_stopped_retention", range(max = 9_007_199_254_740_991u64))]
     pub stopped_retention_seconds: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub persist: Option<Persist>,
+    pub persist: Option<Box<Persist>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub warmup: Option<Warmup>,
+    pub warmup: Option<Box<Warmup>>,
+    /// What each instance may do to the node's disk. Boxed: most pools have none, and plans go over all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io_limits: Option<Box<IoLimits>>,
 }
 
 /// The default of [`Pool::stopped_retention_seconds`].

@@ -129,8 +129,15 @@ fn no_evil_text_gets_into_any_field_and_none_reaches_a_terminal() {
 fn no_evil_text_is_a_key_at_any_level() {
     let document = full_document();
     let parents = ["", "/tenants/0", "/tenants/0/network", "/tenants/0/quotas", "/tenants/0/egress"];
-    let inner =
-        ["", "/instance_resources", "/desired_counts", "/runtime_policy", "/sleep_policy", "/persist"];
+    let inner = [
+        "",
+        "/instance_resources",
+        "/desired_counts",
+        "/runtime_policy",
+        "/sleep_policy",
+        "/persist",
+        "/io_limits",
+    ];
     let inner = inner.map(|name| format!("/tenants/0/pools/1{name}"));
     for parent in parents.iter().copied().chain(inner.iter().map(String::as_str)) {
         for text in evil_texts() {
@@ -173,6 +180,7 @@ fn numbers_that_are_not_what_they_seem_are_refused() {
         ("\"sleeping\": 120", "tenants[0].pools[1].desired_counts.sleeping"),
         ("\"stopped_retention_seconds\": 3600", "tenants[0].pools[1].stopped_retention_seconds"),
         ("\"every_seconds\": 300", "tenants[0].pools[1].persist.every_seconds"),
+        ("\"write_bytes_per_second\": 52428800", "tenants[0].pools[1].io_limits.write_bytes_per_second"),
     ];
     for (field, path) in fields {
         let (name, _) = field.split_once(':').unwrap();

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -92,6 +93,18 @@ impl LoneAgent {
 
     pub fn process(&mut self) -> &mut Process {
         self.process.as_mut().expect("the agent was started")
+    }
+
+    /// Waits until an agent that was started with `MVM_CRASH_AT` has ended itself there.
+    pub fn wait_crashed(&mut self, point: &str, limit: Duration) {
+        let deadline = std::time::Instant::now() + limit;
+        while self.process().is_running() {
+            let late = std::time::Instant::now() >= deadline;
+            assert!(!late, "{point} was not passed within {limit:?}\n{}", self.log());
+            std::thread::park_timeout(crate::POLL);
+        }
+        let status = self.process().wait_exit(limit);
+        assert_eq!(status.signal(), Some(9), "{point} was not passed: {status}\n{}", self.log());
     }
 
     /// SIGKILL.
@@ -225,6 +238,13 @@ fn vmms_below(vms: &Path) -> BTreeMap<String, Vec<u32>> {
         }
     }
     found
+}
+
+/// A process's share of what it has in memory.
+pub fn pss_mib(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("the VMM is there");
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).expect("the kernel tells the share");
+    line.trim().trim_end_matches(" kB").trim().parse::<u64>().expect("a number") / 1024
 }
 
 /// A document with one tenant and one pool of small instances, no minimum runtimes, and pruning.

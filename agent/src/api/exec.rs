@@ -5,7 +5,7 @@
 //! has accepted the command, so everything that prevents that is an ordinary problem. A caller that goes away before
 //! the end kills the command.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ struct ExecBody {
     #[serde(default)]
     command: Vec<String>,
     #[serde(default)]
-    env: HashMap<String, String>,
+    env: BTreeMap<String, String>,
     #[serde(default)]
     directory: String,
     /// Absent: it may run for ever.

@@ -64,7 +64,8 @@ impl FakeDriver {
     pub fn open(dir: &Path) -> Result<Self, DriverUnavailable> {
         let state = |cause| DriverUnavailable::State { path: dir.to_owned(), cause };
         mvm_pki::files::create_private_dir(dir).map_err(state)?;
-        World::load(dir, true).map(Self::with).map_err(state)
+        let world = World::load(dir, true).map_err(state)?;
+        Ok(Self { faults: Arc::new(Faults::asked()), ..Self::with(world) })
     }
 
     /// What lives in `dir` now, without touching it: nothing done to these VMs is kept.
@@ -178,12 +179,10 @@ impl Driver for FakeDriver {
     }
 
     async fn list(&self) -> Result<Vec<Vm>, DriverError> {
-        Ok(self
-            .host
-            .world()
-            .entries()
-            .filter_map(|(id, entry)| Some(vm_of(id, entry.vm.as_ref()?)))
-            .collect())
+        let vm = |(id, entry): (&InstanceId, &Entry)| Some(vm_of(id, entry.vm.as_ref()?));
+        let listed = self.host.world().entries().filter_map(vm).collect();
+        self.faults.grow_old().await;
+        Ok(listed)
     }
 
     async fn kept(&self) -> Result<Vec<InstanceId>, DriverError> {

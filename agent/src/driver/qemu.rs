@@ -8,6 +8,7 @@
 //! middle of a restore. Its guest never ran, so it is ended wherever it is found.
 
 mod args;
+mod balloon;
 mod binary;
 mod carry;
 mod live;
@@ -41,7 +42,7 @@ use super::{
 };
 pub use args::Accelerator;
 pub(crate) use binary::Binary;
-use live::{Live, Record};
+use live::{Live, Record, Short};
 use mvm_host::{EndSignal, Host, LocalHost, Operation, Outcome, VmmProcess};
 pub use settings::{AcceleratorChoice, QemuSettings};
 use watch::{VMM_LOG, watch_vmm};
@@ -302,7 +303,12 @@ impl<H: Host> Driver for QemuDriver<H> {
             if self.was_left_loading(live, &run).await {
                 self.end_processes(live.instance(), "end the unfinished restore of").await?;
             } else if !live.has_ended() {
-                found.push(live.as_vm(&run));
+                let vm = live.as_vm(&run);
+                // An earlier agent may have ended before it could.
+                if vm.state == VmState::Running && live.short() == Short::Unknown {
+                    self.give_back(live);
+                }
+                found.push(vm);
             }
         }
         Ok(found)
@@ -330,7 +336,20 @@ impl<H: Host> Driver for QemuDriver<H> {
     }
 
     async fn resume(&self, instance: &InstanceId) -> Result<(), DriverError> {
-        self.command(instance, "resume", "cont").await
+        self.command(instance, "resume", "cont").await?;
+        if let Some(live) = lock(&self.inner.lives).get(instance) {
+            self.give_back(live);
+        }
+        Ok(())
+    }
+
+    async fn reclaim(
+        &self,
+        instance: &InstanceId,
+        keep_mib: u64,
+        within: Duration,
+    ) -> Result<Option<u64>, DriverError> {
+        self.deflate(instance, keep_mib, within).await
     }
 
     fn can_encrypt(&self) -> bool {

@@ -20,13 +20,13 @@ use crate::text::chain;
 const TRY_AGAIN: Duration = Duration::from_secs(600);
 
 impl<D: Driver> Executor<D> {
-    /// A VM for the instance: the one that it has, a fork, or one that boots. Paused or running.
+    /// A VM for the instance: the one that it has, a fork, or one that boots. Paused or running. Whether it is a fork.
     pub(super) async fn begin_vm(
         &self,
         record: &Record,
         image: BootImage,
         bounds: Bounds,
-    ) -> Result<(), StepError> {
+    ) -> Result<bool, StepError> {
         let spec = record.spec(image, bounds);
         if self.driver.can_fork()
             && self.driver.adopt(&record.id).await?.is_none()
@@ -38,10 +38,11 @@ impl<D: Driver> Executor<D> {
                     self.note("TemplateUnusable", record, &message);
                     self.drop_template(&record.tenant, &record.pool).await?;
                 }
-                forked => return Ok(forked?),
+                forked => return Ok(forked.map(|()| true)?),
             }
         }
-        Ok(self.driver.boot(&spec).await?)
+        self.driver.boot(&spec).await?;
+        Ok(false)
     }
 
     /// The template that the instance is to be forked from, made if there is none yet. None: it boots.
@@ -121,9 +122,14 @@ impl<D: Driver> Executor<D> {
                 detail = super::guest::ended(&mut exits, id) => return Err(StepError::Died(detail)),
             }
         }
-        self.links.forget(id);
+        tokio::select! {
+            () = self.settle(id) => {}
+            detail = super::guest::ended(&mut exits, id) => return Err(StepError::Died(detail)),
+        }
         crash::point("template.greeted");
         self.driver.pause(id).await?;
+        // Only now: a guest that has seen its agent go begins anew with the next one, which takes a fork longer.
+        self.links.forget(id);
         // It is no one's yet, and every fork maps it: as it is.
         let snapshot = self.driver.snapshot(id, &Keeping::plain()).await?;
         crash::point("template.saved");

@@ -34,6 +34,16 @@ pub(super) enum Drain {
     Wanted,
 }
 
+/// What a guest whose VM runs is given, and told.
+pub(super) struct Life {
+    pub(super) bundle: Option<Zeroizing<Vec<u8>>>,
+    pub(super) start_workload: bool,
+    /// It is known to be of a version that can be told who it is.
+    pub(super) understands: bool,
+    /// Passed when it knows who it is, and when it is ready.
+    pub(super) points: [&'static str; 2],
+}
+
 impl<D: Driver> Executor<D> {
     /// The files that an instance is booted or restored with.
     pub(crate) fn boot_image(&self, record: &Record) -> Result<BootImage, StepError> {
@@ -73,21 +83,28 @@ impl<D: Driver> Executor<D> {
         }
     }
 
-    /// Gives a guest whose VM runs its secrets, tells it who it is, and waits until it is ready. `points` are passed
-    /// after each of the last two.
+    /// Gives a guest whose VM runs its secrets, tells it who it is, and waits until it is ready.
     pub(super) async fn bring_to_life(
         &self,
         record: &mut Record,
-        bundle: Option<Zeroizing<Vec<u8>>>,
-        start_workload: bool,
+        life: Life,
         mut exits: broadcast::Receiver<VmExit>,
-        points: [&'static str; 2],
         watch: &mut Stopwatch,
     ) -> Result<(), StepError> {
+        let Life { bundle, start_workload, understands, points } = life;
         let id = record.id.clone();
         let deadline = Instant::now() + self.boot_deadline;
         self.links.open(&id);
+        let holds_back = start_workload && self.sessions.holds_back(record);
         let life = async {
+            // Nothing has to come before: then it is the first thing that the guest hears.
+            let told = match bundle {
+                None if understands => {
+                    let identity = self.identity(record, start_workload && !holds_back);
+                    Some(self.links.reborn_early(&id, identity, self.boot_deadline)?)
+                }
+                _ => None,
+            };
             let view = self.links.greeted(&id, deadline).await?;
             watch.lap(Stage::Greeted);
             if view.version == 2 {
@@ -97,9 +114,13 @@ impl<D: Driver> Executor<D> {
             self.give_secrets(record, bundle).await?;
             if view.version >= 2 {
                 let left = deadline.saturating_duration_since(Instant::now()).max(ANSWER_WITHIN);
-                let holds_back = start_workload && self.sessions.holds_back(record);
-                let identity = self.identity(record, start_workload && !holds_back);
-                self.links.reborn(&id, identity, left).await?;
+                match told {
+                    Some(told) => told.await?,
+                    None => {
+                        let identity = self.identity(record, start_workload && !holds_back);
+                        self.links.reborn(&id, identity, left).await?;
+                    }
+                }
                 if start_workload {
                     self.sessions.bring_back(record, &self.records).await?;
                 }

@@ -23,6 +23,8 @@ impl<D: Driver> Executor<D> {
     ) -> Result<Keeping, StepError> {
         if let Some(spec) = spec {
             record.at_rest = spec.at_rest;
+            // For a wake that finds the pool gone from the document.
+            record.io_limits.clone_from(&spec.io_limits);
         }
         if record.at_rest.encryption && !self.driver.can_encrypt() {
             return Err(StepError::NoEncryption(self.driver.kind()));

@@ -12,7 +12,6 @@ use tokio::io::AsyncRead;
 
 use super::{Executor, PoolSpec, StepError};
 use crate::archive::{Header, Reader};
-use crate::audit::Entry;
 use crate::crash;
 use crate::driver::{BootImage, Driver, DriverError, Part, SnapshotRef};
 use crate::record::Record;
@@ -113,15 +112,7 @@ impl<D: Driver> Executor<D> {
 
     /// Writes down a move by hand.
     pub(crate) fn audit_move(&self, record: &Record, actor: &str, action: &str, failed: Option<String>) {
-        self.audit.append(Entry {
-            at: self.clock.now(),
-            tenant: record.tenant.clone(),
-            pool: Some(record.pool.clone()),
-            instance: Some(record.id.clone()),
-            actor: actor.to_owned(),
-            action: action.to_owned(),
-            reason: format!("{action} by hand, asked by {actor}"),
-            outcome: failed.map_or_else(|| "done".to_owned(), |failed| format!("failed: {failed}")),
-        });
+        let reason = format!("{action} by hand, asked by {actor}");
+        self.write_down(record, actor, action, reason, failed.map_or(Ok("done"), Err));
     }
 }

@@ -174,10 +174,8 @@ fn judge(record: &Record, vm: Option<VmState>, same_revision: bool) -> Verdict {
         (Some(_), Some(Action::Create | Action::Start | Action::Replace | Action::Wake | Action::Stop)) => {
             Verdict::Unfinished
         }
-        // Written whole and not run since: only the end of the VM was missing.
-        (Some(Phase::Warm), None) if record.phase == Phase::Sleeping && record.snapshot.is_some() => {
-            Verdict::SleepsBeside
-        }
+        // Written whole and not run since: only the end of the VM was missing, or it was being woken and has not run yet.
+        (Some(_), None) if record.is_asleep() => Verdict::SleepsBeside,
         // A sleep that was cut off before its snapshot was recorded: it is as warm as before.
         (Some(phase), Some(_)) => Verdict::IsWithoutSnapshot(phase),
         (Some(phase), None) if record.phase != phase || !same_revision => Verdict::IsWithoutSnapshot(phase),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use mvm_planner::Action;
 use mvm_proto::Phase;
 
-use super::guest::Drain;
+use super::guest::{Drain, Life};
 use super::timing::{Stage, Stopwatch, WakeKind};
 use super::{Executor, Order, PoolSpec, StepError};
 use crate::crash;
@@ -15,7 +15,8 @@ use crate::state::CallOff;
 use crate::text::chain;
 
 impl<D: Driver> Executor<D> {
-    /// The snapshot is given up before the guest runs: a disk that moved on never meets old memory.
+    /// The snapshot is given up before the guest runs: a disk that moved on never meets old memory. Nothing need be
+    /// written down before: until then it sleeps, and a VM beside its snapshot is one that never ran.
     pub(super) async fn wake(
         &self,
         mut record: Record,
@@ -33,10 +34,7 @@ impl<D: Driver> Executor<D> {
             let message = "it was exported before and is woken here: an archive of it must not be imported";
             self.note("ExportedInstanceRuns", &record, message);
         }
-        self.intend(&mut record, Action::Wake).await?;
-        crash::point("wake.intended");
         watch.is(WakeKind::Woken);
-        watch.lap(Stage::Recorded);
         self.wake_up(record, &order.reason, watch).await
     }
 
@@ -78,12 +76,16 @@ impl<D: Driver> Executor<D> {
         crash::point("wake.resumed");
         watch.lap(Stage::Restored);
         let points = ["wake.reborn", "wake.ready"];
-        self.bring_to_life(&mut record, bundle, false, exits, points, watch).await?;
-        self.conclude_running(&mut record, reason).await?;
+        // Only a guest that was told who it is has a generation.
+        let life = Life { bundle, start_workload: false, understands: record.generation > 0, points };
+        self.bring_to_life(&mut record, life, exits, watch).await?;
+        self.conclude_running(&mut record, reason, watch).await?;
         crash::point("wake.concluded");
-        self.driver.discard_snapshot(&record.id).await?;
+        if let Err(error) = self.driver.discard_snapshot(&record.id).await {
+            // It was given up: the next one takes its place.
+            tracing::warn!(id = %record.id, error = %chain(&error), "could not discard what it remembered asleep");
+        }
         crash::point("wake.discarded");
-        watch.lap(Stage::Recorded);
         Ok(())
     }
 
@@ -149,15 +151,18 @@ impl<D: Driver> Executor<D> {
         }
         record.retry_not_before = None;
         record.enter(Phase::Running, self.clock.now(), reason);
-        self.keep(record, marked).await?;
+        self.records.set(record.clone());
+        watch.is_up();
+        if marked {
+            self.write_up(&record).await;
+        }
         crash::point("resume.kept");
-        watch.lap(Stage::Recorded);
         Ok(())
     }
 
     pub(super) async fn warm(
         &self,
-        mut record: Record,
+        record: Record,
         drain: Duration,
         reason: &str,
         call_off: &CallOff,
@@ -165,17 +170,14 @@ impl<D: Driver> Executor<D> {
         if !matches!(record.phase, Phase::Warm | Phase::Running) {
             return Err(Self::wrong_phase(&record, Action::Warm));
         }
-        if record.phase == Phase::Running {
-            match self.drain_unless_wanted(&record, drain, call_off).await? {
-                Drain::Over => {}
-                Drain::CalledOff => {
-                    self.used(record);
-                    return Ok(());
-                }
-                Drain::Wanted => return self.go_on(record, Phase::Warm).await,
-            }
-        }
+        let Some(mut record) = self.drained(record, drain, Phase::Warm, call_off).await? else {
+            return Ok(());
+        };
         crash::point("warm.drained");
+        if record.phase == Phase::Running {
+            self.reclaim_unless_wanted(&record, call_off).await;
+            crash::point("warm.reclaimed");
+        }
         self.pause(&mut record).await?;
         crash::point("warm.paused");
         if !call_off.pass() {
@@ -188,6 +190,26 @@ impl<D: Driver> Executor<D> {
         self.keep(record, marked).await?;
         crash::point("warm.kept");
         Ok(())
+    }
+
+    /// Lets it finish its work, if it runs, on its way to `rest`. None: it goes on running, for it has work again or a
+    /// request wants it.
+    async fn drained(
+        &self,
+        record: Record,
+        timeout: Duration,
+        rest: Phase,
+        call_off: &CallOff,
+    ) -> Result<Option<Record>, StepError> {
+        if record.phase != Phase::Running {
+            return Ok(Some(record));
+        }
+        match self.drain_unless_wanted(&record, timeout, call_off).await? {
+            Drain::Over => return Ok(Some(record)),
+            Drain::CalledOff => self.used(record),
+            Drain::Wanted => self.go_on(record, rest).await?,
+        }
+        Ok(None)
     }
 
     async fn pause(&self, record: &mut Record) -> Result<(), StepError> {
@@ -236,16 +258,9 @@ impl<D: Driver> Executor<D> {
             self.refresh(&mut record);
             record.enter(Phase::Running, self.clock.now(), reason);
         }
-        if record.phase == Phase::Running {
-            match self.drain_unless_wanted(&record, drain, call_off).await? {
-                Drain::Over => {}
-                Drain::CalledOff => {
-                    self.used(record);
-                    return Ok(());
-                }
-                Drain::Wanted => return self.go_on(record, Phase::Sleeping).await,
-            }
-        }
+        let Some(mut record) = self.drained(record, drain, Phase::Sleeping, call_off).await? else {
+            return Ok(());
+        };
         crash::point("sleep.drained");
         if wipes {
             self.wipe_secrets(&mut record).await?;

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use super::{Executor, Order, PoolSpec, StepError};
 use crate::driver::Driver;
-use crate::reconcile::gate::Gate;
+use crate::reconcile::gate::{Closed, Gate};
 use crate::state::{Lease, Records};
 
 type PoolKey = (TenantId, PoolId);
@@ -48,10 +48,11 @@ impl<D: Driver> Runner<D> {
         gate: Arc<Gate>,
         slots: usize,
     ) -> Self {
+        let admitted = gate.close().admitted();
         Self {
             executor,
             records,
-            admitted: gate.admitted(),
+            admitted,
             planned_at: None,
             gate,
             slots: slots.max(1),
@@ -67,13 +68,20 @@ impl<D: Driver> Runner<D> {
         self.running.is_empty() && self.waiting.is_empty() && self.refused.is_empty()
     }
 
-    /// Replaces what waits by a newer plan's steps; what runs goes on.
-    pub fn submit(&mut self, desired: &DesiredState, steps: &[Step], now: Timestamp) {
+    /// Replaces what waits by a newer plan's steps; what runs goes on. For whoever closed the gate before it looked at
+    /// the records that the plan is of.
+    pub(crate) fn submit(
+        &mut self,
+        gate: &Closed<'_>,
+        desired: &DesiredState,
+        steps: &[Step],
+        now: Timestamp,
+    ) {
         let pools: BTreeMap<_, _> = desired
             .pools()
             .map(|(tenant, pool)| ((&tenant.tenant_id, &pool.pool_id), (tenant, pool)))
             .collect();
-        self.admitted = self.gate.admitted();
+        self.admitted = gate.admitted();
         self.planned_at = Some(now);
         self.waiting = take_turns(steps)
             .map(|step| {
@@ -81,7 +89,7 @@ impl<D: Driver> Runner<D> {
                 (step.clone(), named.map(|(tenant, pool)| PoolSpec::of(tenant, pool)))
             })
             .collect();
-        self.fill(now);
+        self.fill(gate, now);
     }
 
     /// Finishes what an earlier agent began, beside whatever the slots hold: these VMs already run.
@@ -122,7 +130,7 @@ impl<D: Driver> Runner<D> {
             Err(error) => {
                 tracing::error!(%error, "a step ended abnormally");
                 self.per_pool.clear();
-                self.fill(now());
+                self.fill_up(now());
                 return self.refused.pop_front();
             }
         };
@@ -130,7 +138,7 @@ impl<D: Driver> Runner<D> {
         if let Some(count) = self.per_pool.get_mut(&key) {
             *count = count.saturating_sub(1);
         }
-        self.fill(now());
+        self.fill_up(now());
         Some(done)
     }
 
@@ -144,8 +152,13 @@ impl<D: Driver> Runner<D> {
         if self.slots > 1 { self.slots - 1 } else { 1 }
     }
 
-    fn fill(&mut self, now: Timestamp) {
-        if self.gate.admitted() != self.admitted {
+    fn fill_up(&mut self, now: Timestamp) {
+        let gate = Arc::clone(&self.gate);
+        self.fill(&gate.close(), now);
+    }
+
+    fn fill(&mut self, gate: &Closed<'_>, now: Timestamp) {
+        if gate.admitted() != self.admitted {
             // A request took room that these may have counted on: the next plan says what still fits.
             self.waiting.clear();
         }

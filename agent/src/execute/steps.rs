@@ -5,6 +5,7 @@ use std::time::Duration;
 use mvm_planner::Action;
 use mvm_proto::Phase;
 
+use super::guest::Life;
 use super::timing::{Stage, Stopwatch};
 use super::{Executor, Patience, PoolSpec, StepError};
 use crate::crash;
@@ -32,16 +33,28 @@ impl<D: Driver> Executor<D> {
         Ok(self.records.save(record).await?)
     }
 
-    /// The same for a guest that is up: it is not ended because that could not be written down. The intent on disk has
-    /// the next agent find out again, and every later record of it says so too.
-    pub(super) async fn conclude_running(&self, record: &mut Record, reason: &str) -> Result<(), StepError> {
-        match self.conclude(record, Phase::Running, reason).await {
-            Err(StepError::State(error)) => {
-                tracing::warn!(id = %record.id, error = %chain(&error), "it runs, which could not be recorded");
-                self.records.set(record.clone());
-                Ok(())
-            }
-            concluded => concluded,
+    /// The same for a guest that is up. Whoever waits for it goes on at once: should this agent end before that is
+    /// durable, the intent on disk has the next one find out again. Nor is a guest ended because it could not be
+    /// written down; every later record of it says so too.
+    pub(super) async fn conclude_running(
+        &self,
+        record: &mut Record,
+        reason: &str,
+        watch: &mut Stopwatch,
+    ) -> Result<(), StepError> {
+        record.advance(Phase::Running, self.clock.now(), reason)?;
+        record.intent = None;
+        record.retry_not_before = None;
+        self.records.set(record.clone());
+        watch.is_up();
+        self.write_up(record).await;
+        Ok(())
+    }
+
+    /// Makes durable what the record of an instance that runs says.
+    pub(super) async fn write_up(&self, record: &Record) {
+        if let Err(error) = self.records.save(record).await {
+            tracing::warn!(id = %record.id, error = %chain(&error), "it runs, which could not be recorded");
         }
     }
 
@@ -51,6 +64,7 @@ impl<D: Driver> Executor<D> {
         spec: &PoolSpec,
         staging: Option<Phase>,
         reason: &str,
+        watch: &mut Stopwatch,
     ) -> Result<(), StepError> {
         if !matches!(record.phase, Phase::Created | Phase::Ready | Phase::Stopped | Phase::Failed) {
             return Err(Self::wrong_phase(&record, Action::Start));
@@ -72,11 +86,12 @@ impl<D: Driver> Executor<D> {
         record.staging = staging;
         record.persist.clone_from(&spec.persist);
         record.warmup.clone_from(&spec.warmup);
+        record.io_limits.clone_from(&spec.io_limits);
         record.snapshot = None;
         let is_new = record.phase == Phase::Created;
         self.intend(&mut record, if is_new { Action::Create } else { Action::Start }).await?;
         crash::point("start.intended");
-        self.boot_up(record, reason, &mut Stopwatch::start()).await
+        self.boot_up(record, reason, watch).await
     }
 
     /// From the intent on: also where an earlier agent was cut off.
@@ -102,17 +117,18 @@ impl<D: Driver> Executor<D> {
         let bounds = self.isolation.prepare(&record).await?;
         crash::point("start.bounded");
         watch.lap(Stage::Prepared);
-        self.begin_vm(&record, image, bounds).await?;
+        // What was forked greeted before it was saved.
+        let is_fork = self.begin_vm(&record, image, bounds).await?;
         crash::point("start.begun");
         // A fork begins paused.
         self.driver.resume(&record.id).await?;
         crash::point("start.booted");
         watch.lap(Stage::Restored);
         let points = ["start.reborn", "start.ready"];
-        self.bring_to_life(&mut record, bundle, true, exits, points, watch).await?;
-        self.conclude_running(&mut record, reason).await?;
+        let life = Life { bundle, start_workload: true, understands: is_fork, points };
+        self.bring_to_life(&mut record, life, exits, watch).await?;
+        self.conclude_running(&mut record, reason, watch).await?;
         crash::point("start.concluded");
-        watch.lap(Stage::Recorded);
         Ok(())
     }
 
@@ -173,7 +189,7 @@ impl<D: Driver> Executor<D> {
         let again = || self.records.get(&id).ok_or_else(|| StepError::Gone(id.clone()));
         self.stop(record, patience.grace, reason).await?;
         let staging = (back_to != Phase::Running).then_some(back_to);
-        self.start(again()?, spec, staging, reason).await?;
+        self.start(again()?, spec, staging, reason, &mut Stopwatch::start()).await?;
         // Half a replacement can't be called off.
         let nobody = CallOff::default();
         match back_to {

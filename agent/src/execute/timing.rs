@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mvm_proto::status::WakeTiming;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 /// How an instance came to run.
@@ -49,7 +50,7 @@ pub(crate) enum Stage {
     /// Its port is open.
     Opened,
     Ready,
-    /// What was done is written down, and what was used up is gone.
+    /// That its snapshot is given up is durable.
     Recorded,
 }
 
@@ -68,20 +69,51 @@ pub struct Stopwatch {
     last: Instant,
     stages: [Duration; STAGES],
     kind: Option<WakeKind>,
+    /// Who waits for the instance to be up.
+    waiter: Option<oneshot::Sender<WakeTiming>>,
+    /// It is: what the step still does is no part of the wake.
+    is_up: bool,
 }
 
 impl Stopwatch {
     #[must_use]
     pub fn start() -> Self {
         let now = Instant::now();
-        Self { begun: now, last: now, stages: [Duration::ZERO; STAGES], kind: None }
+        Self {
+            begun: now,
+            last: now,
+            stages: [Duration::ZERO; STAGES],
+            kind: None,
+            waiter: None,
+            is_up: false,
+        }
+    }
+
+    /// One that tells when the instance is up, which is before the last record of that is durable. Nothing is told of a
+    /// step that ends otherwise.
+    #[must_use]
+    pub fn watched() -> (Self, oneshot::Receiver<WakeTiming>) {
+        let (waiter, up) = oneshot::channel();
+        (Self { waiter: Some(waiter), ..Self::start() }, up)
     }
 
     /// What passed since the last lap went to `stage`.
     pub(crate) fn lap(&mut self, stage: Stage) {
+        if self.is_up {
+            return;
+        }
         let now = Instant::now();
         self.stages[stage as usize] += now - self.last;
         self.last = now;
+    }
+
+    /// The instance runs, and its record in memory says so.
+    pub(crate) fn is_up(&mut self) {
+        self.is_up = true;
+        if let Some(waiter) = self.waiter.take() {
+            // Whoever asked may have gone away.
+            let _ = waiter.send(self.read());
+        }
     }
 
     /// Says how the instance comes to run, unless that is known.

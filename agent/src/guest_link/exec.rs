@@ -1,6 +1,6 @@
 //! Programs run in a guest.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const WINDOW_STEP_BYTES: u64 = 16 * 1024;
 pub struct ExecRequest {
     /// The program and its arguments; no shell.
     pub command: Vec<String>,
-    pub env: HashMap<String, String>,
+    pub env: BTreeMap<String, String>,
     /// Empty: `/`.
     pub directory: String,
     /// Absent: it may run for ever.

@@ -69,6 +69,8 @@ struct Pending {
     inbox: Arc<Inbox>,
     kind: Kind,
     sent: bool,
+    /// It went out with this hello already.
+    with_hello: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -201,7 +203,9 @@ impl Link {
             .ok_or(LinkError::TooMany)?;
         let sent = inner.session.is_some();
         inner.put(number, &body)?;
-        inner.pending.insert(number, Pending { body, inbox: Arc::clone(&inbox), kind, sent });
+        inner
+            .pending
+            .insert(number, Pending { body, inbox: Arc::clone(&inbox), kind, sent, with_hello: None });
         drop(inner);
         if works {
             self.modify_view(|view| {
@@ -270,6 +274,19 @@ impl Link {
             });
         }
         self.work.notify_one();
+    }
+
+    /// What goes out right behind the hello: who a guest is. It is a guest's first question and waits for no other.
+    pub(super) fn put_early(&self, nonce: u64, out: &mut Vec<u8>) {
+        for (number, pending) in &mut self.lock().pending {
+            if matches!(pending.body, host_frame::Body::Reborn(_)) {
+                let body = Some(pending.body.clone());
+                // One that is too long is refused once the guest has greeted.
+                if put_frame(out, &HostFrame { nonce, request: *number, body }).is_ok() {
+                    (pending.sent, pending.with_hello) = (true, Some(nonce));
+                }
+            }
+        }
     }
 
     /// What is to be sent now, if anything.
@@ -400,6 +417,9 @@ impl Inner {
         let Some(session) = self.session else { return };
         let mut refused = Vec::new();
         for (number, pending) in &mut self.pending {
+            if pending.with_hello == Some(session.nonce) {
+                continue;
+            }
             let mut bodies = Vec::new();
             match (&pending.kind, &pending.body) {
                 (Kind::Exec { received, input, .. }, host_frame::Body::Exec(exec)) => {

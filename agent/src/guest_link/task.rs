@@ -168,6 +168,7 @@ impl Conversation<'_> {
         self.out.extend_from_slice(OPENING);
         // A hello is a few bytes.
         let _ = put_frame(&mut self.out, &HostFrame { nonce: self.nonce, request: 0, body });
+        self.link.put_early(self.nonce, &mut self.out);
     }
 
     fn is_written(&self) -> bool {

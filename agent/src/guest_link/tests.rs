@@ -292,6 +292,42 @@ async fn an_exec_goes_on_where_it_was_when_the_link_breaks_and_stale_frames_are_
     assert!(matches!(exit, ExecEvent::Exit { code: 3, .. }));
 }
 
+/// The guest's side of an opening that has its identity behind it: the hello's nonce and the identity's request.
+async fn opening_with_identity(stream: &mut DuplexStream, deframer: &mut Deframer) -> (u64, u64) {
+    assert_eq!(next_frame(stream, deframer).await, Found::Opening);
+    let Found::Message(hello) = next_frame(stream, deframer).await else { panic!("no hello") };
+    let Found::Message(told) = next_frame(stream, deframer).await else { panic!("no identity") };
+    assert!(matches!(told.body, Some(host_frame::Body::Reborn(_))), "{told:?}");
+    assert_eq!(told.nonce, hello.nonce);
+    (hello.nonce, told.request)
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_a_guest_is_goes_out_with_the_hello_and_once() {
+    let (links, mut theirs) = scripted(2);
+    let (mut second, mut first) = (theirs.pop().unwrap(), theirs.pop().unwrap());
+    links.open(&id(1));
+    let told = links.reborn_early(&id(1), identity(1), ANSWER_WITHIN).unwrap();
+    let mut deframer = Deframer::default();
+    let (nonce, request) = opening_with_identity(&mut first, &mut deframer).await;
+    let hello = GuestHello { version: 2, readiness: Readiness::Ready.into(), ..GuestHello::default() };
+    first.write_all(OPENING).await.unwrap();
+    say(&mut first, nonce, 0, guest_frame::Body::Hello(hello.clone())).await;
+    links.greeted(&id(1), soon()).await.unwrap();
+    let next = links.exec(&id(1), run(&["true"])).await.unwrap();
+    let Found::Message(asked) = next_frame(&mut first, &mut deframer).await else { panic!("no exec") };
+    assert!(matches!(asked.body, Some(host_frame::Body::Exec(_))), "it is not told twice: {asked:?}");
+    drop((first, next));
+
+    let mut deframer = Deframer::default();
+    let (nonce, again) = opening_with_identity(&mut second, &mut deframer).await;
+    assert_eq!(again, request, "the same request, for the answer was lost");
+    second.write_all(OPENING).await.unwrap();
+    say(&mut second, nonce, 0, guest_frame::Body::Hello(hello)).await;
+    say(&mut second, nonce, request, guest_frame::Body::Done(mvm_proto::guest::Done {})).await;
+    told.await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_guest_that_does_not_answer_is_opened_again_behind_a_filler() {
     let (links, mut theirs) = scripted(1);

@@ -1,16 +1,19 @@
-//! The control groups of tenants, once per interval and whenever their quotas change; and what met its limits.
+//! The control groups of tenants, once per interval and whenever their quotas change; what their instances may do to the disk,
+//! whenever that changes; and what met its limits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_host::cgroup::{Group, Limit, LimitEvent, TenantLimits, Usages, changes};
+use mvm_host::cgroup::{Group, InstanceGroup, Limit, LimitEvent, TenantLimits, Usages, changes};
 use mvm_host::{GroupsFound, Host as _, HostError, Operation, Outcome};
+use mvm_proto::document::IoLimits;
 use mvm_proto::status::{Condition, Event};
 use mvm_proto::{DesiredState, TenantId, Timestamp};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
+use super::disk_limits::{DiskLimits, in_words};
 use super::{Effort, Isolation};
 use crate::reconcile::Clock;
 use crate::state::Records;
@@ -44,7 +47,7 @@ impl GroupKeeper {
         Self { isolation, interval, grace, events, clock, last: None, usages, due, missing, error: None }
     }
 
-    /// Looks if it is time to, or if a tenant's quotas are others than before.
+    /// Looks if it is time to, or if a tenant's quotas or a pool's limits on the disk are others than before.
     pub(crate) async fn keep(&mut self, desired: Option<&DesiredState>, records: &Records) {
         if self.isolation.settings.cgroups == Effort::None {
             return;
@@ -53,13 +56,16 @@ impl GroupKeeper {
         let wanted: BTreeMap<TenantId, TenantLimits> =
             named.map(|tenant| (tenant.tenant_id.clone(), self.isolation.limits_of(tenant))).collect();
         let now = Instant::now();
-        let same = desired.is_none() || *self.isolation.tenants() == wanted;
+        let same = desired.is_none_or(|desired| {
+            *self.isolation.tenants() == wanted && self.isolation.disks().are_of(desired)
+        });
         if same && self.last.is_some_and(|at| now.duration_since(at) < self.interval) {
             return;
         }
         self.last = Some(now);
-        if desired.is_some() {
+        if let Some(desired) = desired {
             wanted.clone_into(&mut self.isolation.tenants());
+            *self.isolation.disks() = DiskLimits::of(desired);
         }
         self.error = match self.put_right(&wanted, records, desired.is_some()).await {
             Ok(()) => None,
@@ -81,9 +87,14 @@ impl GroupKeeper {
             let ensure = Operation::EnsureTenantGroup { tenant: tenant.clone(), limits: *limits };
             host.perform(&ensure).await?;
         }
-        let Outcome::Groups(found) = host.perform(&Operation::LookAtGroups).await? else {
-            return Err(HostError::Refused("the host did not look at control groups".to_owned()));
-        };
+        let mut found = self.look().await?;
+        let unlike = self.isolation.disks().unlike(&found.observed.groups);
+        let limited = self.limit_disks(&unlike).await;
+        if !unlike.is_empty() {
+            // What the kernel took, and what can't be limited, is told by looking.
+            found = self.look().await?;
+            self.tell_disks(&unlike, &found);
+        }
         let GroupsFound { observed, missing } = found;
         self.missing = missing;
         for event in changes(&self.usages, &observed.groups) {
@@ -93,7 +104,34 @@ impl GroupKeeper {
             self.sweep(observed.groups.keys(), wanted, records).await?;
         }
         self.usages = observed.groups;
-        Ok(())
+        limited
+    }
+
+    async fn look(&self) -> Result<GroupsFound, HostError> {
+        match self.isolation.host.perform(&Operation::LookAtGroups).await? {
+            Outcome::Groups(found) => Ok(found),
+            _ => Err(HostError::Refused("the host did not look at control groups".to_owned())),
+        }
+    }
+
+    /// Gives instances that run the limits of their pools. One that can't have them keeps no other from having them.
+    async fn limit_disks(&self, unlike: &[(InstanceGroup, Option<IoLimits>)]) -> Result<(), HostError> {
+        let mut limited = Ok(());
+        for (group, limits) in unlike {
+            let limit = Operation::LimitIo { group: group.clone(), limits: *limits };
+            let done = self.isolation.host.perform(&limit).await.map(|_| ());
+            limited = limited.and(done);
+        }
+        limited
+    }
+
+    fn tell_disks(&self, were_unlike: &[(InstanceGroup, Option<IoLimits>)], found: &GroupsFound) {
+        for (group, limits) in were_unlike {
+            let usage = found.observed.groups.get(&Group::from(group.clone()));
+            if usage.is_some_and(|usage| usage.io.is(limits.as_ref())) {
+                self.send("DiskLimitsChanged", group.to_string(), in_words(limits.as_ref()));
+            }
+        }
     }
 
     /// Removes groups that nobody has owned for long enough: instances first, for a tenant's goes last.
@@ -147,9 +185,13 @@ impl GroupKeeper {
             Limit::Throttled { periods, .. } => ("Throttled", format!("had to wait in {periods} period(s)")),
         };
         tracing::warn!(group = %event.group, kind, message);
+        self.send(kind, event.group.to_string(), message);
+    }
+
+    fn send(&self, kind: &str, subject: String, message: String) {
         let (at, kind) = (self.clock.now().to_string(), kind.to_owned());
         // Nobody listening is no error.
-        let _ = self.events.send(Event { at, kind, subject: event.group.to_string(), message });
+        let _ = self.events.send(Event { at, kind, subject, message });
     }
 
     pub(crate) fn condition(&self, now: Timestamp) -> Condition {

@@ -68,6 +68,9 @@ impl Keeper {
         if self.isolation.settings.network == NetworkMode::None {
             return Vec::new();
         }
+        let isolation = Arc::clone(&self.isolation);
+        // What somebody begins from here on waits; what was begun before is known to move.
+        let _comparing = isolation.comparing.write().await;
         let mut all = Vec::new();
         records.for_each(|record, moving| all.push((record.clone(), moving.is_some())));
         let wanted = wanted(

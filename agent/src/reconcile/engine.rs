@@ -150,8 +150,6 @@ impl<D: Driver> Engine<D> {
 
     /// Looks, and plans if document, observation or time changed anything. Steps begin at once.
     pub(crate) async fn pass(&mut self, in_force: Option<&Arc<InForce>>) -> Result<Found, DriverError> {
-        let gate = Arc::clone(&self.gate);
-        let _gate = gate.close().await;
         let now = self.clock.now();
         if let Some(in_force) = in_force {
             self.executor.sessions.follow(&in_force.desired);
@@ -161,7 +159,10 @@ impl<D: Driver> Engine<D> {
         let links = &self.executor.links;
         self.work.look_at_processors(&*self.driver, &self.records, links);
         let mut ends = std::mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner));
-        let seen = observe(&*self.driver, &self.records, Some(links), self.capacity, &mut ends, now).await?;
+        let (driver, records) = (&*self.driver, &self.records);
+        let seen =
+            observe(driver, records, Some(links), self.capacity, &mut ends, || self.clock.now()).await?;
+        let now = self.clock.now();
         self.end_leftovers(&seen.beside_snapshot);
         self.give_secrets_back();
         let strangers = self.strangers(seen.strangers).await?;
@@ -184,11 +185,7 @@ impl<D: Driver> Engine<D> {
         if let Some(in_force) = in_force {
             self.follow_policies(in_force);
             observation.blocked.extend(self.needs.look(&in_force.desired));
-            if !self.is_planned(in_force, &observation, now) {
-                let plan = plan_node(&in_force.desired, &observation, now);
-                self.plans += 1;
-                self.runner.submit(&in_force.desired, &plan.steps, now);
-                self.last = Some(Last { in_force: Arc::clone(in_force), observation, plan });
+            if self.decide(in_force, observation) {
                 self.drop_templates(in_force).await;
             }
         }
@@ -196,6 +193,23 @@ impl<D: Driver> Engine<D> {
             tracing::warn!(error = %chain(&error), "could not note which images are in use");
         }
         Ok(Found { died: seen.died, strangers })
+    }
+
+    /// Plans, if there is anything to plan for, and begins with it. The records are read here: requests may have been let
+    /// in while everything else was looked at.
+    fn decide(&mut self, in_force: &Arc<InForce>, mut observation: Observation) -> bool {
+        let gate = Arc::clone(&self.gate);
+        let gate = gate.close();
+        let now = self.clock.now();
+        observation.instances = self.records.observed();
+        if self.is_planned(in_force, &observation, now) {
+            return false;
+        }
+        let plan = plan_node(&in_force.desired, &observation, now);
+        self.plans += 1;
+        self.runner.submit(&gate, &in_force.desired, &plan.steps, now);
+        self.last = Some(Last { in_force: Arc::clone(in_force), observation, plan });
+        true
     }
 
     /// Templates of pools that are neither wanted nor there go. One that can't goes at the next change.
@@ -235,6 +249,10 @@ impl<D: Driver> Engine<D> {
     fn end_leftovers(&self, leftovers: &[InstanceId]) {
         for id in leftovers {
             let Some(lease) = self.records.lease(id, Phase::Sleeping) else { continue };
+            // A request may have woken it since.
+            if !self.records.get(id).is_some_and(|record| record.is_asleep() && record.intent.is_none()) {
+                continue;
+            }
             let driver = Arc::clone(&self.driver);
             tokio::spawn(async move {
                 if let Err(error) = driver.kill(lease.id()).await {

@@ -105,12 +105,18 @@ impl<D: Driver> Wakes for Waker<D> {
         }
         let (this, listed) = (self.clone(), Listed(Arc::clone(&self.under_way), id.clone()));
         let place = id.clone();
+        let (watch, up) = Stopwatch::watched();
         // Runs on even when the caller goes away: half a wake helps nobody.
         let task = tokio::spawn(async move {
             let _listed = listed;
-            this.bring_up(&tenant, &pool, &id).await
+            this.bring_up(&tenant, &pool, &id, watch).await
         });
-        let wake = async move { task.await.unwrap_or_else(|error| Err(failed(&error.to_string()))) };
+        let wake = async move {
+            match up.await {
+                Ok(timing) => Ok(timing),
+                Err(_) => task.await.unwrap_or_else(|error| Err(failed(&error.to_string()))),
+            }
+        };
         let wake = wake.boxed().shared();
         under_way.insert(place, wake.clone());
         wake.boxed()
@@ -140,8 +146,8 @@ impl<D: Driver> Waker<D> {
         tenant: &TenantId,
         pool: &PoolId,
         id: &InstanceId,
+        mut watch: Stopwatch,
     ) -> Result<WakeTiming, Problem> {
-        let mut watch = Stopwatch::start();
         self.find(tenant, pool, id)?;
         let (lease, kept) = self.lease(id).await?;
         // What was waited for may have changed it, or ended it.
@@ -154,7 +160,7 @@ impl<D: Driver> Waker<D> {
         if phase == Phase::Running {
             watch.is(if kept { WakeKind::Kept } else { WakeKind::Running });
         } else {
-            self.check_room(id, Phase::Running).await?;
+            self.check_room(id, Phase::Running)?;
         }
         let reason = "woken on demand".to_owned();
         let order = Order { action, staging: None, reason, spec: None, on_demand: true, asked_by: None };
@@ -184,7 +190,7 @@ impl<D: Driver> Waker<D> {
                 if let Some(lease) = self.records.lease_on_demand(id) {
                     return lease;
                 }
-                kept |= self.call_off_rest(id).await;
+                kept |= self.call_off_rest(id);
                 released.await;
             }
         };
@@ -193,11 +199,11 @@ impl<D: Driver> Waker<D> {
     }
 
     /// Its place among those that run may be another's by now: then it rests first, and is woken if there is room.
-    async fn call_off_rest(&self, id: &InstanceId) -> bool {
+    fn call_off_rest(&self, id: &InstanceId) -> bool {
         if !self.records.can_call_off(id) {
             return false;
         }
-        let gate = self.gate.close().await;
+        let gate = self.gate.close();
         if self.has_room(id, Phase::Running).is_err() {
             return false;
         }
@@ -209,8 +215,8 @@ impl<D: Driver> Waker<D> {
     }
 
     /// Whether quotas and capacity have room for an instance in phase `to`. For whoever has its lease.
-    pub(crate) async fn check_room(&self, id: &InstanceId, to: Phase) -> Result<(), Problem> {
-        let gate = self.gate.close().await;
+    pub(crate) fn check_room(&self, id: &InstanceId, to: Phase) -> Result<(), Problem> {
+        let gate = self.gate.close();
         self.has_room(id, to)?;
         gate.admit();
         Ok(())

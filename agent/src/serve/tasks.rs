@@ -116,7 +116,6 @@ pub(super) async fn passes_task(
         let took = passes.borrow_and_update().took;
         last_pass.send_replace(Instant::now());
         metrics.reconciled(took);
-        metrics.count_instances(&node.instances(None));
         metrics.network(&node.network().borrow());
     }
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use mvm_agent::driver::Driver as _;
 use mvm_agent::driver::fake::Fault;
+use mvm_agent::execute::recover::{Hands, recover};
 use mvm_agent::record::Record;
 use mvm_planner::Action;
 use mvm_proto::Phase;
@@ -18,6 +20,21 @@ async fn a_snapshot_that_memory_has_left_behind_is_given_up_when_a_step_fails() 
     subject.take(Action::Wake).await.unwrap_err();
     let record = subject.record();
     assert_eq!((record.phase, record.snapshot), (Phase::Running, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vm_that_an_agent_left_beside_a_snapshot_never_ran_whatever_it_looks_like() {
+    let dir = tempfile::tempdir().unwrap();
+    let subject = Subject::sleeping(dir.path()).await;
+    let snapshot = subject.record().snapshot;
+    // One that does not answer, for it is busy loading, looks as if it ran.
+    subject.run_on_unnoticed().await;
+    let (driver, now) = (&*subject.executor.driver, subject.executor.clock.now());
+    let recovered = recover(driver, subject.records(), Hands::On, now).await;
+    assert_eq!((recovered.resolved, recovered.unfinished), (1, Vec::new()));
+    let record = subject.record();
+    assert_eq!((record.phase, record.snapshot), (Phase::Sleeping, snapshot));
+    assert!(driver.adopt(&subject.id).await.unwrap().is_none(), "it is ended");
 }
 
 #[tokio::test(start_paused = true)]

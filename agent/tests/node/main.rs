@@ -8,6 +8,7 @@ mod call_off;
 mod cluster;
 mod crash;
 mod disk;
+mod disk_limits;
 mod documents;
 mod failures;
 mod full_disk;

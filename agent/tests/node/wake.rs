@@ -31,6 +31,28 @@ async fn a_pool_scales_from_zero_and_back_without_a_sixth_sleeper() {
     assert_eq!(node.handle.instances(None).len(), 5);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_no_look_and_a_look_older_than_it_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = TestNode::start(dir.path()).await;
+    node.want(simple(0, 1, 0));
+    node.until_counts(0, 1, 0).await;
+    let id = node.ids("warm")[0].clone();
+    let age = Duration::from_millis(500);
+    node.driver.faults.set_age_of_looks(age);
+    node.handle.trigger();
+    // The look has begun, and saw it paused.
+    tokio::time::sleep(age / 2).await;
+    let asked = tokio::time::Instant::now();
+    let (acme, workers) = ("acme".parse().unwrap(), "workers".parse().unwrap());
+    node.handle.wake(&acme, &workers, &id).await.unwrap();
+    assert!(asked.elapsed() < age / 4, "{:?}", asked.elapsed());
+    // That look is over, and the next is not.
+    tokio::time::sleep(age * 3 / 4).await;
+    let found = node.handle.instance(&id).unwrap();
+    assert_eq!((found.phase.as_str(), found.reason.as_str()), ("running", "woken on demand"));
+}
+
 /// A pool of one sleeper, and that one woken.
 async fn one_woken(dir: &std::path::Path) -> (TestNode, InstanceId) {
     let node = TestNode::start(dir).await;

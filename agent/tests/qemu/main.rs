@@ -8,6 +8,7 @@
 mod at_rest;
 mod conformance;
 mod damage;
+mod direct_disk;
 mod faults;
 
 use std::path::{Path, PathBuf};

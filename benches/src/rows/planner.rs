@@ -25,6 +25,9 @@ const PARSE_GOAL: Goal = Goal::RatioAtMost(0.3);
 const GROWTH_GOAL: Goal = Goal::RatioAtMost(1.1);
 /// Instances at the small and at the large end of growth.
 const GROWTH: (usize, usize) = (100, 100_000);
+/// Pairs of growth for each pair of another row: one takes milliseconds, and what else uses the processor's caches shows
+/// in every single one.
+const GROWTH_PAIRS: usize = 10;
 
 pub(super) fn measure(effort: &Effort) -> Result<Vec<Row>> {
     pin_this_thread(Core::Load)?;
@@ -75,7 +78,7 @@ fn growth(effort: &Effort, now: Timestamp) -> Result<Row> {
     let (few, many) = GROWTH;
     let small = Node::with_pools(few.div_ceil(PER_POOL), now)?;
     let large = Node::with_pools(many.div_ceil(PER_POOL), now)?;
-    let pairs = (0..effort.pairs)
+    let pairs = (0..GROWTH_PAIRS * effort.pairs)
         .map(|_| Ok((per_instance(&large, 1, now)?, per_instance(&small, 1000, now)?)))
         .collect::<Result<Vec<_>>>()?;
     let ours: Vec<f64> = pairs.iter().map(|(large, _)| *large).collect();

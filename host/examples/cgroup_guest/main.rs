@@ -1,14 +1,15 @@
 //! The first and only program of a microVM that tries control groups on a real kernel.
 //!
 //! Started by the kernel it mounts what it needs, runs every check, prints a line for each and ends the machine. The
-//! processes that the checks limit are this same program, started with the name of what to do. `tests/cgroups.rs`
-//! boots it and reads the lines.
+//! processes that the checks limit are this same program, started with the name of what to do. `tests/cgroup` boots it
+//! and reads the lines: once in a machine without devices, once in one with a disk.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
     reason = "a test that ends at the first surprise, on a console"
 )]
 
+mod disk;
 mod limits;
 mod lives;
 mod misbehave;
@@ -25,6 +26,9 @@ use mvm_host::{Born, spawn_into};
 use mvm_proto::InstanceId;
 use rustix::mount::{MountFlags, mount};
 use rustix::process::{WaitId, WaitIdOptions, WaitOptions, wait, waitid};
+
+/// In the command line of the machine that has a disk.
+const DISK_WORD: &str = "mvm.disk";
 
 /// This program, where the archive that the machine boots from has it.
 pub(crate) const SELF: &str = "/init";
@@ -55,6 +59,17 @@ const CHECKS: [(&str, Check); 15] = [
     ("200 instances come and go without a trace", lives::cycles),
 ];
 
+/// For the machine with a disk.
+const DISK_CHECKS: [(&str, Check); 7] = [
+    ("a limit on a directory's disk is taken by the kernel for its whole disk", disk::resolved),
+    ("writes past the page cache wait for their turn", disk::direct_writes),
+    ("writes through the page cache wait for their turn", disk::delayed_writes),
+    ("writes to a file that others made come to wait for their turn", disk::others_file),
+    ("reads wait for their turn, by bytes and by number", disk::reads),
+    ("a limit is changed and taken away under a writer", disk::changed),
+    ("a writer that waits for its turn can be killed", disk::killed),
+];
+
 /// What the checks share.
 pub(crate) struct Bench {
     pub(crate) cgroups: Arc<Cgroups>,
@@ -67,6 +82,12 @@ fn main() {
         return misbehave::run(what, &args[2..]);
     }
     mounts();
+    let with_disk =
+        fs::read_to_string("/proc/cmdline").unwrap().split_whitespace().any(|word| word == DISK_WORD);
+    let checks = if with_disk { &DISK_CHECKS[..] } else { &CHECKS };
+    if with_disk {
+        disk::find();
+    }
     let began = Instant::now();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut failed = 0;
@@ -88,8 +109,9 @@ fn main() {
             opening.elapsed(),
         ),
         Ok(cgroups) => {
+            let cgroups = cgroups.with_disk_of(disk::VMS.into());
             let bench = Bench { cgroups: Arc::new(cgroups), runtime };
-            for (name, run) in CHECKS {
+            for (name, run) in checks {
                 let began = Instant::now();
                 check(name, run(&bench), began.elapsed());
                 reap();

@@ -10,7 +10,7 @@ use std::time::Duration;
 use mvm_host::spawn_into;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
-use crate::SELF;
+use crate::{SELF, disk};
 
 pub(crate) fn run(what: &str, args: &[String]) {
     match what {
@@ -23,6 +23,8 @@ pub(crate) fn run(what: &str, args: &[String]) {
         "bomb" => bomb(),
         "hog" => hog(args[0].parse().unwrap()),
         "churn" => churn(args[0].parse().unwrap()),
+        "write" => disk::write(&args[0], &args[1], args[2].parse().unwrap()),
+        "read" => disk::read(&args[0], args[1].parse().unwrap(), args[2].parse().unwrap()),
         "tree" => tree(args[0].parse().unwrap()),
         "without-clone3" => without_clone3(&args[0], &args[1]),
         other => panic!("nobody does {other}"),

@@ -45,6 +45,12 @@ impl Cgroups {
         let Some(tree) = &self.tree else { return Ok(Vec::new()) };
         let mut repairs = self.ensure_pool(&instance.tenant, &instance.pool)?;
         self.ensure(tree, &instance.clone().into(), &limits.settings(), false, &mut repairs)?;
+        // The limits of a group that was just made are no repair.
+        let mut changed = Vec::new();
+        self.hold_io(tree, instance, limits.io.as_ref(), &mut changed)?;
+        if !repairs.iter().any(|repair| *repair == Repair::Made { group: instance.clone().into() }) {
+            repairs.append(&mut changed);
+        }
         Ok(repairs)
     }
 
@@ -63,11 +69,7 @@ impl Cgroups {
         }
         for setting in settings {
             if !tree.controllers.contains(setting.controller()) {
-                // Those that every limit needs were told when the hierarchy was opened.
-                if !hierarchy::NEEDED.contains(&setting.controller()) {
-                    let controllers = vec![setting.controller().to_owned()];
-                    self.do_without(CgroupError::Unavailable { controllers, group: tree.root.clone() })?;
-                }
+                // It was told when the hierarchy was opened.
                 continue;
             }
             match file::apply(&directory, &name, setting, self.page_size) {

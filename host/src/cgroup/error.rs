@@ -44,6 +44,12 @@ pub enum CgroupError {
     TenantMissing(String),
     #[error("wrote {wanted:?} to {file} of {group} and read {found:?} back")]
     NotTaken { group: String, file: String, wanted: String, found: String },
+    #[error(
+        "what is done to the disk of {} can't be limited: {reason}; keep the data directory on one disk with ext4, xfs, \
+         f2fs or btrfs, take io_limits out of the document, or run with best-effort control groups",
+        directory.display()
+    )]
+    NoDisk { directory: PathBuf, reason: String },
     #[error("{0} still holds groups or processes")]
     InUse(String),
     #[error("{group} was not {what} within {waited:?}")]
@@ -60,7 +66,18 @@ impl CgroupError {
     /// Whether what was asked for can be done on this machine at all; else trying again is of no use.
     #[must_use]
     pub fn is_lack_of_support(&self) -> bool {
-        matches!(self, Self::NotMounted | Self::Unavailable { .. } | Self::NotDelegated { .. })
+        matches!(
+            self,
+            Self::NotMounted | Self::Unavailable { .. } | Self::NotDelegated { .. } | Self::NoDisk { .. }
+        )
+    }
+
+    /// With its cause, for people.
+    pub(super) fn told(&self) -> String {
+        match std::error::Error::source(self) {
+            Some(source) => format!("{self}: {source}"),
+            None => self.to_string(),
+        }
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) fn mount_point(mountinfo: &str) -> Option<PathBuf> {
 }
 
 /// Spaces and the like are written as a backslash and three octal digits.
-fn unescaped(text: &str) -> String {
+pub(super) fn unescaped(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_owned();
     for part in parts {

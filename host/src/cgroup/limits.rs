@@ -4,6 +4,7 @@
 //! processors, and what its VMM needs to run it. So a guest that uses all it was promised is never killed, and a VMM
 //! that is taken over gets no more than that.
 
+use mvm_proto::document::IoLimits;
 use serde::{Deserialize, Serialize};
 
 /// Over which time a share of processors is measured: the kernel's own default. Shorter ones cost more switches,
@@ -102,6 +103,8 @@ pub struct InstanceLimits {
     pub pids: u32,
     /// Its share where all want more than there is: 1 to 10000, and 100 is everyone's.
     pub cpu_weight: u16,
+    /// What it may do to the disk; absent: all.
+    #[serde(default)]
     pub io: Option<IoLimits>,
 }
 
@@ -119,6 +122,7 @@ impl InstanceLimits {
         }
     }
 
+    /// All but what it may do to the disk, whose file is not like these.
     #[must_use]
     pub fn settings(&self) -> Vec<Setting> {
         let mut settings = memory(self.mem_mib.saturating_add(self.vmm_overhead_mib));
@@ -127,35 +131,7 @@ impl InstanceLimits {
         settings.push(Setting::needed("cpu.max", cpu_max(self.milli_cpus)));
         settings.push(Setting::needed("cpu.weight", self.cpu_weight.clamp(1, 10_000).to_string()));
         settings.push(Setting::needed("pids.max", pids_max(self.pids.into())));
-        settings.extend(self.io.as_ref().map(|io| Setting::needed("io.max", io.line())));
         settings
-    }
-}
-
-/// What one instance may do to one disk of the host. What is absent is not limited.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct IoLimits {
-    pub major: u32,
-    pub minor: u32,
-    pub read_bytes_per_s: Option<u64>,
-    pub write_bytes_per_s: Option<u64>,
-    pub reads_per_s: Option<u64>,
-    pub writes_per_s: Option<u64>,
-}
-
-impl IoLimits {
-    /// As the kernel writes it.
-    fn line(&self) -> String {
-        let value = |limit: Option<u64>| limit.map_or("max".to_owned(), |limit| limit.max(1).to_string());
-        format!(
-            "{}:{} rbps={} wbps={} riops={} wiops={}",
-            self.major,
-            self.minor,
-            value(self.read_bytes_per_s),
-            value(self.write_bytes_per_s),
-            value(self.reads_per_s),
-            value(self.writes_per_s)
-        )
     }
 }
 
@@ -169,7 +145,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    fn needed(file: &'static str, value: String) -> Self {
+    pub(super) fn needed(file: &'static str, value: String) -> Self {
         Self { file, value, needed: true }
     }
 
@@ -235,15 +211,7 @@ mod tests {
 
     #[test]
     fn an_instance_gets_its_guests_memory_and_its_vmms_and_no_swap() {
-        let mut limits = InstanceLimits::new(2, 256, COST);
-        limits.io = Some(IoLimits {
-            major: 8,
-            minor: 16,
-            read_bytes_per_s: Some(1 << 20),
-            write_bytes_per_s: None,
-            reads_per_s: None,
-            writes_per_s: Some(100),
-        });
+        let limits = InstanceLimits::new(2, 256, COST);
         assert_eq!(
             lines(&limits.settings()),
             [
@@ -253,7 +221,6 @@ mod tests {
                 "cpu.max 200000 100000",
                 "cpu.weight 100",
                 "pids.max 22",
-                "io.max 8:16 rbps=1048576 wbps=max riops=max wiops=100",
             ]
         );
     }

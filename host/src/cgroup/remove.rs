@@ -51,7 +51,9 @@ impl Cgroups {
         patience: Duration,
     ) -> Result<Option<Usage>, CgroupError> {
         let began = Instant::now();
-        if !self.kill_instance(instance, patience)? {
+        let was_there = self.kill_instance(instance, patience)?;
+        self.unheld_now().remove(instance);
+        if !was_there {
             return Ok(None);
         }
         let group = Group::Instance(instance.clone());

@@ -4,25 +4,14 @@ use std::fs;
 use std::path::Path;
 
 use mvm_proto::InstanceId;
+use mvm_proto::document::IoLimits;
 
 use super::*;
 
 const COST: VmmCost = VmmCost { mem_mib: 50, pids: 20 };
 
-/// A directory with the files that a kernel gives a group, as far as they are used here.
 fn like_a_group(directory: &Path, controllers: &str) {
-    fs::create_dir_all(directory).unwrap();
-    for (file, text) in [
-        ("cgroup.controllers", controllers),
-        ("cgroup.subtree_control", controllers),
-        ("memory.max", "max\n"),
-        ("memory.oom.group", "0\n"),
-        ("cpu.max", "max 100000\n"),
-        ("cpu.weight", "100\n"),
-        ("pids.max", "max\n"),
-    ] {
-        fs::write(directory.join(file), text).unwrap();
-    }
+    pretended::group(directory, controllers).unwrap();
 }
 
 fn settings(mount: &Path, mode: Mode) -> CgroupSettings {
@@ -39,7 +28,7 @@ fn limits_are_put_down_once_and_drift_is_put_right_and_told() {
     let mount = tempfile::tempdir().unwrap();
     let group = instance();
     for below in ["", "mvm", "mvm/acme", "mvm/acme/web", "mvm/acme/web/i-00000007"] {
-        like_a_group(&mount.path().join(below), "cpu memory pids\n");
+        like_a_group(&mount.path().join(below), "cpu memory pids");
     }
     let cgroups = Cgroups::open(&settings(mount.path(), Mode::Required)).unwrap();
     assert!(cgroups.is_enforcing() && cgroups.missing().is_empty());
@@ -65,7 +54,7 @@ fn limits_are_put_down_once_and_drift_is_put_right_and_told() {
 #[test]
 fn a_machine_without_the_controllers_is_refused_or_done_without_and_told() {
     let mount = tempfile::tempdir().unwrap();
-    like_a_group(mount.path(), "io rdma\n");
+    like_a_group(mount.path(), "io rdma");
     let refused = Cgroups::open(&settings(mount.path(), Mode::Required)).unwrap_err();
     assert!(refused.is_lack_of_support(), "{refused}");
     let cgroups = Cgroups::open(&settings(mount.path(), Mode::BestEffort)).unwrap();
@@ -89,33 +78,123 @@ fn with_best_effort_the_limits_that_can_be_held_are() {
     let mount = tempfile::tempdir().unwrap();
     let group = instance();
     for below in ["", "mvm", "mvm/acme", "mvm/acme/web", "mvm/acme/web/i-00000007"] {
-        like_a_group(&mount.path().join(below), "cpu pids\n");
+        like_a_group(&mount.path().join(below), "cpu pids");
     }
     let cgroups = Cgroups::open(&settings(mount.path(), Mode::BestEffort)).unwrap();
     let mut limits = InstanceLimits::new(1, 128, COST);
-    limits.io = Some(IoLimits {
-        major: 8,
-        minor: 0,
-        read_bytes_per_s: Some(1),
-        write_bytes_per_s: None,
-        reads_per_s: None,
-        writes_per_s: None,
-    });
+    limits.io = Some(writes(1 << 20));
     cgroups.ensure_instance(&group, &limits).unwrap();
-    let directory = cgroups.directory(&group.into()).unwrap();
+    let directory = cgroups.directory(&group.clone().into()).unwrap();
     assert_eq!(fs::read_to_string(directory.join("pids.max")).unwrap(), "21");
     assert_eq!(fs::read_to_string(directory.join("memory.max")).unwrap(), "max\n");
     let missing = cgroups.missing();
     assert_eq!(missing.len(), 2, "{missing:?}");
     assert!(missing.iter().any(|told| told.contains("controllers memory")), "{missing:?}");
     assert!(missing.iter().any(|told| told.contains("controllers io")), "{missing:?}");
+    // It is missed for as long as somebody asks for it.
+    limits.io = None;
+    cgroups.ensure_instance(&group, &limits).unwrap();
+    assert_eq!(cgroups.missing().len(), 1, "{:?}", cgroups.missing());
+}
+
+/// A machine whose only file system is of this kind, on the first partition of the disk 8:16.
+fn machine(root: &Path, kind: &str) -> Machine {
+    let (sys, mounts) = (root.join("sys"), root.join("mountinfo"));
+    let partition = sys.join("devices/sdb/sdb1");
+    fs::create_dir_all(&partition).unwrap();
+    fs::create_dir_all(sys.join("dev/block")).unwrap();
+    fs::write(sys.join("devices/sdb/dev"), "8:16\n").unwrap();
+    fs::write(partition.join("partition"), "1\n").unwrap();
+    std::os::unix::fs::symlink(&partition, sys.join("dev/block/8:17")).unwrap();
+    fs::write(&mounts, format!("1 0 8:17 / / rw - {kind} /dev/sdb1 rw\n")).unwrap();
+    Machine { sys, mounts }
+}
+
+fn writes(bytes: u64) -> IoLimits {
+    IoLimits { write_bytes_per_second: Some(bytes), ..IoLimits::default() }
+}
+
+fn with_io(bytes: u64) -> InstanceLimits {
+    InstanceLimits { io: Some(writes(bytes)), ..InstanceLimits::new(1, 128, COST) }
+}
+
+/// An instance's group on a machine whose data is on a file system of this kind.
+fn groups_on(mount: &Path, kind: &str, mode: Mode) -> Cgroups {
+    for below in ["", "mvm", "mvm/acme", "mvm/acme/web", "mvm/acme/web/i-00000007"] {
+        like_a_group(&mount.join(below), "cpu memory pids io");
+        fs::write(mount.join(below).join("io.max"), "").unwrap();
+    }
+    let settings = CgroupSettings { machine: machine(mount, kind), ..settings(mount, mode) };
+    Cgroups::open(&settings).unwrap().with_disk_of(mount.join("data/vms"))
+}
+
+#[test]
+fn limits_on_the_disk_are_set_changed_while_it_runs_and_taken_away() {
+    let mount = tempfile::tempdir().unwrap();
+    let cgroups = groups_on(mount.path(), "ext4", Mode::Required);
+    let group = instance();
+    let file = cgroups.directory(&group.clone().into()).unwrap().join("io.max");
+    let now = || fs::read_to_string(&file).unwrap();
+    cgroups.ensure_instance(&group, &with_io(1 << 20)).unwrap();
+    assert_eq!(now(), "8:16 rbps=max wbps=1048576 riops=max wiops=max");
+    assert_eq!(cgroups.ensure_instance(&group, &with_io(1 << 20)).unwrap(), []);
+    let repairs = cgroups.ensure_io(&group, Some(&writes(2 << 20))).unwrap();
+    let to = "8:16 rbps=max wbps=2097152 riops=max wiops=max".to_owned();
+    let from = "8:16 rbps=max wbps=1048576 riops=max wiops=max".to_owned();
+    let set = Repair::Set { group: group.clone().into(), file: "io.max".to_owned(), from, to };
+    assert_eq!(repairs, [set]);
+    let found = cgroups.usage(&group.clone().into()).unwrap().io;
+    assert_eq!(found, IoFound::Limited { disk: Disk { major: 8, minor: 16 }, limits: writes(2 << 20) });
+    assert_eq!(cgroups.ensure_io(&group, Some(&writes(2 << 20))).unwrap(), []);
+    assert_eq!(cgroups.ensure_io(&group, None).unwrap().len(), 1);
+    assert_eq!(now(), "8:16 rbps=max wbps=max riops=max wiops=max");
+    assert_eq!(cgroups.usage(&group.into()).unwrap().io, IoFound::Unlimited);
+}
+
+#[test]
+fn a_disk_that_the_kernel_does_not_limit_is_told_and_not_believed() {
+    let mount = tempfile::tempdir().unwrap();
+    let cgroups = groups_on(mount.path(), "ext4", Mode::Required);
+    let group = instance();
+    let file = cgroups.directory(&group.clone().into()).unwrap().join("io.max");
+    fs::remove_file(&file).unwrap();
+    std::os::unix::fs::symlink("/dev/null", &file).unwrap();
+    let refused = cgroups.ensure_io(&group, Some(&writes(1 << 20))).unwrap_err();
+    assert!(matches!(refused, CgroupError::NotTaken { .. }), "{refused}");
+}
+
+#[test]
+fn data_that_lies_on_no_disk_keeps_limited_instances_from_starting_or_is_told() {
+    let mount = tempfile::tempdir().unwrap();
+    let cgroups = groups_on(mount.path(), "overlay", Mode::Required);
+    let group = instance();
+    let refused = cgroups.ensure_instance(&group, &with_io(1 << 20)).unwrap_err();
+    assert!(refused.is_lack_of_support() && refused.to_string().contains("overlay"), "{refused}");
+    cgroups.ensure_instance(&group, &InstanceLimits::new(1, 128, COST)).unwrap();
+
+    let mount = tempfile::tempdir().unwrap();
+    let cgroups = groups_on(mount.path(), "overlay", Mode::BestEffort);
+    cgroups.ensure_instance(&group, &with_io(1 << 20)).unwrap();
+    assert!(cgroups.missing()[0].contains("its file system is overlay"), "{:?}", cgroups.missing());
+    assert_eq!(cgroups.usage(&group.clone().into()).unwrap().io, IoFound::Unheld);
+    cgroups.ensure_io(&group, None).unwrap();
+    assert_eq!(cgroups.missing(), [""; 0]);
+}
+
+#[test]
+fn a_group_that_is_gone_has_nothing_to_limit_and_is_not_made() {
+    let mount = tempfile::tempdir().unwrap();
+    let cgroups = groups_on(mount.path(), "ext4", Mode::Required);
+    let gone = InstanceGroup { instance: InstanceId::from_bits(8), ..instance() };
+    assert_eq!(cgroups.ensure_io(&gone, Some(&writes(1 << 20))).unwrap(), []);
+    assert!(!cgroups.directory(&gone.into()).unwrap().exists());
 }
 
 #[test]
 fn nothing_starts_without_its_tenants_quota_above_it() {
     let mount = tempfile::tempdir().unwrap();
     for below in ["", "mvm"] {
-        like_a_group(&mount.path().join(below), "cpu memory pids\n");
+        like_a_group(&mount.path().join(below), "cpu memory pids");
     }
     let cgroups = Cgroups::open(&settings(mount.path(), Mode::Required)).unwrap();
     let refused = cgroups.ensure_instance(&instance(), &InstanceLimits::new(1, 128, COST)).unwrap_err();
@@ -128,7 +207,7 @@ fn what_is_there_is_found_by_its_ids_and_the_rest_is_told() {
     for below in
         ["", "mvm", "mvm/acme", "mvm/acme/web", "mvm/acme/web/i-00000007", "mvm/acme/web/odd", "mvm/No"]
     {
-        like_a_group(&mount.path().join(below), "cpu memory pids\n");
+        like_a_group(&mount.path().join(below), "cpu memory pids");
     }
     let cgroups = Cgroups::open(&settings(mount.path(), Mode::Required)).unwrap();
     let observed = cgroups.observe().unwrap();

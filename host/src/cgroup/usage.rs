@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::file::counter;
 use super::group::Group;
+use super::io_max::IoFound;
 
 /// One group's figures. Counters only grow while the group lives. What the kernel does not tell is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +28,9 @@ pub struct Usage {
     /// Whether a process is in it or below.
     pub populated: bool,
     pub frozen: bool,
+    /// What it may do to disks.
+    #[serde(default)]
+    pub io: IoFound,
 }
 
 impl Usage {
@@ -51,6 +55,7 @@ impl Usage {
             pids_limit_hits: counter(&pids, "max").unwrap_or(0),
             populated: flag("populated"),
             frozen: flag("frozen"),
+            io: IoFound::read(&text("io.max")),
         }
     }
 }
@@ -216,6 +221,7 @@ mod tests {
             pids_limit_hits: 6,
             populated: true,
             frozen: true,
+            io: IoFound::Unlimited,
         };
         assert_eq!(Usage::read(group.path()), usage);
         fs::write(group.path().join("pids.events.local"), "max 5\n").unwrap();

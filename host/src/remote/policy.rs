@@ -7,6 +7,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use mvm_proto::InstanceId;
+use mvm_proto::document::IoLimits;
 use serde::{Deserialize, Serialize};
 
 use super::images;
@@ -165,10 +166,12 @@ impl Policy {
                 self.vmm_id(*user)?;
                 files.iter().try_for_each(|name| self.name(name))
             }
-            // Ids are all that they are made of, and limits of one's own tenants are the agent's to set.
+            // Ids are all that they are made of, and limits of one's own tenants are the agent's to set. Which disk is
+            // limited is not: that is looked up here.
+            Operation::EnsureGroup { group: _, limits } => io_limits(limits.io.as_ref()),
+            Operation::LimitIo { group: _, limits } => io_limits(limits.as_ref()),
             Operation::EnsureTenantGroup { .. }
             | Operation::RemoveTenantGroup { .. }
-            | Operation::EnsureGroup { .. }
             | Operation::RemoveGroup { .. }
             | Operation::LookAtGroups => Ok(()),
             // What is whose in it is checked where it is put into the firewall.
@@ -288,6 +291,14 @@ impl Policy {
             return refused("no VMM has such a command line");
         }
         vmm_args::check(*kind, &Line { policy: self, instance: &spawn.instance, args: &spawn.args })
+    }
+}
+
+/// As a document may say: less would leave a VMM that can't be ended while its writes wait.
+fn io_limits(limits: Option<&IoLimits>) -> Result<(), HostError> {
+    match limits {
+        Some(limits) if !limits.is_sensible() => refused(format!("no document limits a disk to {limits:?}")),
+        _ => Ok(()),
     }
 }
 

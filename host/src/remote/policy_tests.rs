@@ -212,6 +212,16 @@ fn qemu_is_told_what_our_driver_tells_it_and_nothing_else() {
                 "file":{{"driver":"file","filename":"{file}","read-only":{read_only}}}}}"#
         )
     };
+    let cached = |cache: &str| {
+        format!(
+            r#"{{"driver":"raw","node-name":"d","read-only":false,"cache":{cache},
+                "file":{{"driver":"file","filename":"data.img","read-only":false,"cache":{cache}}}}}"#
+        )
+    };
+    let named = format!("mvm-{}", id());
+    let with_disk = |disk: &str| site.spawn("qemu", &["-name", &named, "-blockdev", disk]);
+    site.admits(&with_disk(&cached(r#"{"direct":true}"#)));
+    site.refuses(&with_disk(&cached(r#"{"direct":true,"no-flush":true}"#)));
     let (kernel, initrd) = (site.image("a/kernel"), site.image("a/initrd"));
     let (rootfs, data) = (disk(&site.image("a/rootfs"), true), disk("data.img", false));
     #[rustfmt::skip]
@@ -319,4 +329,30 @@ fn firecracker_and_its_jailer_are_told_what_our_driver_tells_them() {
     let mut other = line("", "");
     other.extend(["--config-file", "x"].map(str::to_owned));
     site.refuses(&jailer(other));
+}
+
+#[test]
+fn a_disk_is_limited_as_documents_say_and_named_by_nobody() {
+    use crate::cgroup::{InstanceGroup, InstanceLimits, VmmCost};
+    let site = site();
+    let group = || {
+        let (tenant, pool) = ("acme".parse().unwrap(), "web".parse().unwrap());
+        InstanceGroup { tenant, pool, instance: id() }
+    };
+    let ensure = |io| {
+        let limits = InstanceLimits { io, ..InstanceLimits::new(1, 64, VmmCost { mem_mib: 1, pids: 1 }) };
+        Operation::EnsureGroup { group: group(), limits }
+    };
+    let limit = |limits| Operation::LimitIo { group: group(), limits };
+    let writes = |bytes| IoLimits { write_bytes_per_second: Some(bytes), ..IoLimits::default() };
+    let reads = |times| IoLimits { read_ops_per_second: Some(times), ..IoLimits::default() };
+    for limits in [None, Some(writes(65_536)), Some(reads(10))] {
+        site.admits(&ensure(limits));
+        site.admits(&limit(limits));
+    }
+    for limits in [IoLimits::default(), writes(0), writes(65_535), writes(u64::MAX), reads(0), reads(1 << 40)]
+    {
+        site.refuses(&ensure(Some(limits)));
+        site.refuses(&limit(Some(limits)));
+    }
 }

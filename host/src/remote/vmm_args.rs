@@ -27,7 +27,7 @@ const DEVICES: [&str; 7] = [
     "vhost-vsock-device",
     "virtserialport",
 ];
-const DEVICE_WORDS: [&str; 14] = [
+const DEVICE_WORDS: [&str; 16] = [
     "id",
     "bus",
     "chardev",
@@ -42,6 +42,8 @@ const DEVICE_WORDS: [&str; 14] = [
     "mq",
     "host_mtu",
     "deflate-on-oom",
+    "discard",
+    "write-zeroes",
 ];
 
 const QEMU_FLAGS: [&str; 3] = ["-nodefaults", "-no-user-config", "-no-reboot"];
@@ -181,6 +183,16 @@ struct BlockDevice {
     node_name: String,
     read_only: bool,
     file: BlockFile,
+    /// Whether it goes past the page cache, which is the agent's to say; no other word about caches is.
+    #[serde(default, rename = "cache")]
+    _cache: Option<BlockCache>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BlockCache {
+    #[serde(rename = "direct")]
+    _direct: bool,
 }
 
 #[derive(Deserialize)]
@@ -189,6 +201,8 @@ struct BlockFile {
     driver: String,
     filename: String,
     read_only: bool,
+    #[serde(default, rename = "cache")]
+    _cache: Option<BlockCache>,
 }
 
 /// A raw file: of the image store and read-only, or the instance's own.

@@ -2,7 +2,8 @@
 //!
 //! A filter of seccompiler has two answers; the strictest answer of several filters counts. So there is one for each
 //! answer that differs from the rest: `ENOSYS` for what the C library and QEMU try first and do without, `EPERM` for
-//! what nobody needs, and for [`Filter::Strict`] the end of the process for whatever is not on its list.
+//! what nobody needs, success without effect for holes in files, and for [`Filter::Strict`] the end of the process for
+//! whatever is not on its list.
 //!
 //! On x86-64 a call also has a second number, of the x32 interface, that no list names: those are all refused.
 
@@ -27,6 +28,7 @@ pub(super) fn programs(filter: Filter, launch: u32, kvm: bool) -> Result<Vec<Bpf
     let mut programs = vec![
         compile(unconditional(ABSENT), SeccompAction::Errno(errno(libc::ENOSYS)), SeccompAction::Allow)?,
         compile(forbidden, SeccompAction::Errno(errno(libc::EPERM)), SeccompAction::Allow)?,
+        compile(holes()?, SeccompAction::Errno(0), SeccompAction::Allow)?,
     ];
     if cfg!(target_arch = "x86_64") {
         programs.push(no_second_numbers());
@@ -88,6 +90,17 @@ fn conditional(launch: u32) -> Result<Rules, BackendError> {
     let mergeable = u64::from(libc::MADV_MERGEABLE.cast_unsigned());
     rules.insert(libc::SYS_madvise, vec![argument(2, Eq, mergeable)?]);
     Ok(rules)
+}
+
+/// Holes in files, which a VMM believes to have made and has not.
+///
+/// QEMU gives back a guest's memory by a hole in the file that it is mapped from, and then by letting its own pages go. The
+/// file is the template that others map too: only the second may happen. A VMM with a disk that could be trimmed must
+/// not be told that it is, for it would believe the blocks to be empty.
+fn holes() -> Result<Rules, BackendError> {
+    let hole = u64::from(libc::FALLOC_FL_PUNCH_HOLE.cast_unsigned());
+    let condition = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(hole), hole)?;
+    Ok(Rules::from([(libc::SYS_fallocate, vec![SeccompRule::new(vec![condition])?])]))
 }
 
 /// Instructions of a filter that is written by hand, because seccompiler's have no third answer and no ranges.

@@ -120,6 +120,16 @@ pub(crate) const FORBIDDEN: &[Attempt] = &[
     harmless("share equal pages with others", |_| {
         bare(libc::SYS_madvise, [0, 0, libc::MADV_MERGEABLE as u64, 0, 0])
     }),
+    harmless("a hole in a file", |_| {
+        const LENGTH: usize = 64 * 1024;
+        let mut file = OpenOptions::new().create(true).truncate(true).read(true).write(true).open("whole")?;
+        file.write_all(&[7; LENGTH])?;
+        let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, hole, 0, LENGTH as u64)?;
+        // It was told that there is one now.
+        let refused = io::Error::from_raw_os_error(libc::EPERM);
+        if fs::read("whole")?.contains(&7) { Err(refused) } else { Ok(()) }
+    }),
     // Programs and processes.
     harmless("run a shell", |_| Command::new("/bin/sh").arg("-c").arg(":").status().map(|_| ())),
     harmless("run what it wrote", |_| {

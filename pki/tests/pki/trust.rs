@@ -104,6 +104,7 @@ fn desired_with(images: &[Option<Digest>]) -> DesiredState {
         stopped_retention_seconds: 0,
         persist: None,
         warmup: None,
+        io_limits: None,
     };
     let tenant = Tenant {
         tenant_id: "t".parse().unwrap(),

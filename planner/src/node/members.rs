@@ -16,29 +16,52 @@ use crate::revision::revision_of;
 #[derive(Debug)]
 pub(crate) struct Members<'a> {
     pub(crate) place: Place<'a>,
-    pub(crate) revision: Digest,
+    /// Worked out when its first instance is looked at: by then the pool itself is near.
+    revision: Option<Digest>,
     /// Those that came first in the observation, and all that came apart from them later: mostly none.
     first: &'a [ObservedInstance],
     others: Vec<&'a [ObservedInstance]>,
     /// How many are in each phase that has a count, as far as [`is_settled`] holds for all.
     have: Places,
     all_settled: bool,
+    /// As of the instances so far. Said while the pool's counts are near, which they are not when a plan asks.
+    at_rest: bool,
 }
 
 /// The instances whose pool the document does not name, with the tenant if it names that.
 pub(crate) type Unnamed<'a> = Vec<(Option<&'a Tenant>, &'a ObservedInstance)>;
 
 impl<'a> Members<'a> {
+    fn none_of(place: Place<'a>) -> Self {
+        let have = Places::default();
+        Self {
+            place,
+            revision: None,
+            first: &[],
+            others: Vec::new(),
+            have,
+            all_settled: true,
+            at_rest: false,
+        }
+    }
+
     /// In the order of the observation.
     pub(crate) fn instances(&self) -> impl Iterator<Item = &'a ObservedInstance> {
         self.first.iter().chain(self.others.iter().copied().flatten())
     }
 
+    pub(crate) fn revision(&self) -> Digest {
+        self.revision.unwrap_or_else(|| revision_of(self.place.tenant, self.place.pool))
+    }
+
     fn add(&mut self, group: &'a [ObservedInstance]) {
+        let revision = self.revision();
         for instance in group {
-            self.all_settled &= is_settled(instance, &self.revision);
+            self.all_settled &= is_settled(instance, &revision);
             self.have.count(instance.phase);
         }
+        self.revision = Some(revision);
+        self.at_rest = self.all_settled && self.have == Places::wanted(self.place.pool);
         if self.first.is_empty() {
             self.first = group;
         } else {
@@ -50,7 +73,11 @@ impl<'a> Members<'a> {
     ///
     /// No pass has anything to do with such a pool. Most pools are like that most of the time.
     pub(crate) fn are_at_rest(&self) -> bool {
-        self.all_settled && self.have == Places::wanted(self.place.pool)
+        if self.first.is_empty() {
+            Places::wanted(self.place.pool) == Places::default()
+        } else {
+            self.at_rest
+        }
     }
 }
 
@@ -60,8 +87,7 @@ pub(crate) fn pools(desired: &DesiredState) -> Vec<Members<'_>> {
     for (tenant_index, tenant) in desired.tenants.iter().enumerate() {
         for (position, pool) in tenant.pools.iter().enumerate() {
             let place = Place { tenant, pool, tenant_index, pool_index: 0, position };
-            let (revision, have) = (revision_of(tenant, pool), Places::default());
-            pools.push(Members { place, revision, first: &[], others: Vec::new(), have, all_settled: true });
+            pools.push(Members::none_of(place));
         }
     }
     // Sorting takes half as much memory again, also where there is nothing to sort.

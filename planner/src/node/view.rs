@@ -75,7 +75,7 @@ impl<'a> PoolView<'a> {
     pub(crate) fn new(members: &Members<'a>, no_start: Option<String>, now: Timestamp) -> Self {
         let mut view = Self {
             place: members.place,
-            revision: members.revision,
+            revision: members.revision(),
             no_start,
             running: Vec::new(),
             warm: Vec::new(),

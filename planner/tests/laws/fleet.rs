@@ -144,6 +144,7 @@ fn pool(kinds: Kinds) -> impl Strategy<Value = Pool> {
             stopped_retention_seconds: times.2,
             persist: None,
             warmup: None,
+            io_limits: None,
         },
     )
 }

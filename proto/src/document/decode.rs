@@ -5,11 +5,11 @@
 
 use super::rules::{self, Subnets, Unique};
 use super::{
-    DesiredCounts, DesiredState, DocumentErrors, Egress, EgressMode, MAX_DOCUMENT_BYTES, MAX_FLAKE_REF_BYTES,
-    MAX_GUEST_PATH_BYTES, MAX_STORE_BYTES, MAX_TENANT_NET_ID, MAX_WARMUP_SECONDS, Network, Persist, Pool,
-    PoolRole, Provenance, Quotas, Resources, RuntimePolicy, SCHEMA_VERSION, SeccompPolicy, SignedDocument,
-    SleepPolicy, SnapshotCompression, Subnet, Tenant, Warmup, default_stopped_retention,
-    default_warmup_timeout,
+    DesiredCounts, DesiredState, DocumentErrors, Egress, EgressMode, IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND,
+    IoLimits, MAX_DOCUMENT_BYTES, MAX_FLAKE_REF_BYTES, MAX_GUEST_PATH_BYTES, MAX_STORE_BYTES,
+    MAX_TENANT_NET_ID, MAX_WARMUP_SECONDS, Network, Persist, Pool, PoolRole, Provenance, Quotas, Resources,
+    RuntimePolicy, SCHEMA_VERSION, SeccompPolicy, SignedDocument, SleepPolicy, SnapshotCompression, Subnet,
+    Tenant, Warmup, default_stopped_retention, default_warmup_timeout,
 };
 use crate::json::{Fields, Json, MAX_INTEGER, Node, Number, Report};
 use crate::{PoolId, TenantId};
@@ -57,6 +57,7 @@ const POOL: &[&str] = &[
     "stopped_retention_seconds",
     "persist",
     "warmup",
+    "io_limits",
 ];
 const RESOURCES: &[&str] = &["vcpus", "mem_mib", "data_disk_mib"];
 const COUNTS: &[&str] = &["running", "warm", "sleeping"];
@@ -65,6 +66,8 @@ const RUNTIME_POLICY: &[&str] =
 const SLEEP_POLICY: &[&str] = &["warm_after_seconds", "sleep_after_seconds", "cpu_idle_percent"];
 const PERSIST: &[&str] = &["path", "store", "every_seconds"];
 const WARMUP: &[&str] = &["command", "timeout_seconds"];
+const IO_LIMITS: &[&str] =
+    &["read_bytes_per_second", "write_bytes_per_second", "read_ops_per_second", "write_ops_per_second"];
 
 /// Reads a document as users write it.
 pub(super) fn local(bytes: &[u8]) -> Result<DesiredState, DocumentErrors> {
@@ -309,8 +312,9 @@ fn pool(
     let snapshot_encryption = fields.or("snapshot_encryption", false, |node| node.boolean());
     let retention =
         fields.or("stopped_retention_seconds", default_stopped_retention(), |node| seconds(&node));
-    let persist = fields.maybe("persist", |node| persist(&node));
-    let warmup = fields.maybe("warmup", |node| warmup(&node));
+    let persist = fields.maybe("persist", |node| persist(&node).map(Box::new));
+    let warmup = fields.maybe("warmup", |node| warmup(&node).map(Box::new));
+    let io_limits = fields.maybe("io_limits", |node| io_limits(&node).map(Box::new));
     Some(Pool {
         pool_id: pool_id?,
         flake_ref: flake_ref?,
@@ -329,6 +333,7 @@ fn pool(
         stopped_retention_seconds: retention?,
         persist: persist?,
         warmup: warmup?,
+        io_limits: io_limits?,
     })
 }
 
@@ -397,6 +402,23 @@ fn warmup(node: &Node<'_, '_>) -> Option<Warmup> {
     let timeout_seconds =
         fields.or("timeout_seconds", default_warmup_timeout(), |node| node.integer(1..=MAX_WARMUP_SECONDS));
     Some(Warmup { command: command?, timeout_seconds: timeout_seconds? })
+}
+
+fn io_limits(node: &Node<'_, '_>) -> Option<IoLimits> {
+    let fields = node.fields(IO_LIMITS)?;
+    if node.is_empty() {
+        return node.refuse(format_args!("must have at least one of {}", IO_LIMITS.join(", ")));
+    }
+    let bytes = |name| fields.maybe(name, |node| node.integer(IO_BYTES_PER_SECOND));
+    let ops = |name| fields.maybe(name, |node| node.integer(IO_OPS_PER_SECOND));
+    let (read_bytes, write_bytes) = (bytes("read_bytes_per_second"), bytes("write_bytes_per_second"));
+    let (read_ops, write_ops) = (ops("read_ops_per_second"), ops("write_ops_per_second"));
+    Some(IoLimits {
+        read_bytes_per_second: read_bytes?,
+        write_bytes_per_second: write_bytes?,
+        read_ops_per_second: read_ops?,
+        write_ops_per_second: write_ops?,
+    })
 }
 
 #[cfg(test)]

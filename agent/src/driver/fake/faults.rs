@@ -52,6 +52,7 @@ pub struct Faults {
 #[derive(Debug, Default)]
 struct Inner {
     latency: Duration,
+    age_of_looks: Duration,
     planned: Vec<Planned>,
     bad_image: Option<(String, Fault)>,
     manners: Vec<(Option<InstanceId>, Manner)>,
@@ -61,21 +62,46 @@ struct Inner {
 
 #[derive(Debug)]
 struct Planned {
-    action: &'static str,
+    action: String,
     instance: Option<InstanceId>,
     times: u32,
     fault: Fault,
 }
 
 impl Faults {
+    /// What a test asks of an agent that is another process: the calls that `MVM_FAKE_HANGS_AFTER` names take effect and
+    /// never answer. Release builds have no such thing.
+    pub(super) fn asked() -> Self {
+        let faults = Self::default();
+        if cfg!(debug_assertions)
+            && let Ok(action) = std::env::var("MVM_FAKE_HANGS_AFTER")
+        {
+            faults.plan(&action, None, u32::MAX, Fault::HangAfter);
+        }
+        faults
+    }
+
     /// Every call takes this long.
     pub fn set_latency(&self, latency: Duration) {
         self.lock().latency = latency;
     }
 
+    /// What is listed was so this long ago.
+    pub fn set_age_of_looks(&self, age: Duration) {
+        self.lock().age_of_looks = age;
+    }
+
+    pub(super) async fn grow_old(&self) {
+        let age = self.lock().age_of_looks;
+        if age > Duration::ZERO {
+            tokio::time::sleep(age).await;
+        }
+    }
+
     /// The next `times` calls of `action` go wrong, for one instance or for all.
-    pub fn plan(&self, action: &'static str, instance: Option<&InstanceId>, times: u32, fault: Fault) {
-        self.lock().planned.push(Planned { action, instance: instance.cloned(), times, fault });
+    pub fn plan(&self, action: &str, instance: Option<&InstanceId>, times: u32, fault: Fault) {
+        let (action, instance) = (action.to_owned(), instance.cloned());
+        self.lock().planned.push(Planned { action, instance, times, fault });
     }
 
     /// Every boot of this image goes wrong.

@@ -94,6 +94,8 @@ pub(super) struct Setup {
     pub(super) sandbox: bool,
     pub(super) begin: Begin,
     pub(super) memory: Memory,
+    /// The guest can be asked to give memory back.
+    pub(super) balloon: bool,
 }
 
 pub(super) fn command_line(spec: &VmSpec, setup: &Setup) -> Vec<String> {
@@ -110,10 +112,10 @@ pub(super) fn command_line(spec: &VmSpec, setup: &Setup) -> Vec<String> {
         push(&["-initrd", &text(initrd)]);
     }
     if let Some(rootfs) = &spec.image.rootfs {
-        push(&["-blockdev", &disk("rootfs", rootfs, true)]);
+        push(&["-blockdev", &disk("rootfs", rootfs, true, false)]);
     }
     if spec.resources.data_disk_mib > 0 {
-        push(&["-blockdev", &disk("data", Path::new(DATA_DISK), false)]);
+        push(&["-blockdev", &disk("data", Path::new(DATA_DISK), false, spec.bounds.direct_disk)]);
     }
     if spec.bounds.nic.is_some() {
         // Opened for it by whoever starts it: it needs no right to do so, and can open no other.
@@ -121,7 +123,7 @@ pub(super) fn command_line(spec: &VmSpec, setup: &Setup) -> Vec<String> {
     }
     push(&["-object", &memory(spec, setup.memory)]);
     let mac = spec.bounds.nic.as_ref().map_or("", |nic| &nic.mac);
-    args.extend(hardware(spec, &setup.accelerator, mac));
+    args.extend(hardware(spec, &setup.accelerator, setup.balloon, mac));
     if setup.begin == Begin::Incoming {
         args.extend(["-incoming", "defer"].map(str::to_owned));
     }
@@ -140,7 +142,7 @@ fn memory(spec: &VmSpec, memory: Memory) -> String {
 }
 
 /// What the guest sees of the machine. Saved memory fits only where all of this is the same.
-fn hardware(spec: &VmSpec, accelerator: &Accelerator, mac: &str) -> Vec<String> {
+fn hardware(spec: &VmSpec, accelerator: &Accelerator, balloon: bool, mac: &str) -> Vec<String> {
     let mut args = Vec::new();
     let mut push = |items: &[&str]| args.extend(items.iter().map(|item| (*item).to_owned()));
     push(&[
@@ -159,7 +161,10 @@ fn hardware(spec: &VmSpec, accelerator: &Accelerator, mac: &str) -> Vec<String> 
         push(&["-device", "virtio-blk-device,drive=rootfs,serial=rootfs"]);
     }
     if spec.resources.data_disk_mib > 0 {
-        push(&["-device", "virtio-blk-device,drive=data,serial=data,werror=report,rerror=report"]);
+        // Beside a balloon nothing makes holes in files, whatever it is told: see the filter on system calls.
+        let whole = if balloon { ",discard=off,write-zeroes=off" } else { "" };
+        let disk = format!("virtio-blk-device,drive=data,serial=data,werror=report,rerror=report{whole}");
+        push(&["-device", &disk]);
     }
     if spec.bounds.nic.is_some() {
         push(&["-device", &format!("virtio-net-device,netdev=net,mac={mac}")]);
@@ -168,12 +173,16 @@ fn hardware(spec: &VmSpec, accelerator: &Accelerator, mac: &str) -> Vec<String> 
     // Without an id QEMU tells no one when the guest opens it.
     push(&["-device", &format!("virtserialport,bus=serial.0,id=guest,chardev=guest,name={SERIAL_PORT}")]);
     push(&["-device", "virtio-rng-device"]);
+    if balloon {
+        // What the guest gave back and needs after all it takes, before it ends a program.
+        push(&["-device", "virtio-balloon-device,id=balloon,deflate-on-oom=on"]);
+    }
     args
 }
 
 /// Names what the guest sees of the machine, but for the card's address, which each fork is told anew.
-pub(super) fn hardware_digest(spec: &VmSpec, accelerator: &Accelerator) -> Digest {
-    Digest::of(hardware(spec, accelerator, "").join("\n").as_bytes())
+pub(super) fn hardware_digest(spec: &VmSpec, accelerator: &Accelerator, balloon: bool) -> Digest {
+    Digest::of(hardware(spec, accelerator, balloon, "").join("\n").as_bytes())
 }
 
 fn kernel_command_line(spec: &VmSpec, tsc_khz: Option<u64>) -> String {
@@ -189,10 +198,16 @@ fn kernel_command_line(spec: &VmSpec, tsc_khz: Option<u64>) -> String {
     line
 }
 
-/// As JSON, in which a path may contain anything.
-fn disk(name: &str, path: &Path, read_only: bool) -> String {
-    let file = json!({ "driver": "file", "filename": text(path), "read-only": read_only });
-    json!({ "driver": "raw", "node-name": name, "read-only": read_only, "file": file }).to_string()
+/// As JSON, in which a path may contain anything. `direct`: past the host's page cache.
+fn disk(name: &str, path: &Path, read_only: bool, direct: bool) -> String {
+    let mut file = json!({ "driver": "file", "filename": text(path), "read-only": read_only });
+    let mut disk = json!({ "driver": "raw", "node-name": name, "read-only": read_only });
+    if direct {
+        file["cache"] = json!({ "direct": true });
+        disk["cache"] = json!({ "direct": true });
+    }
+    disk["file"] = file;
+    disk.to_string()
 }
 
 fn text(path: &Path) -> String {
@@ -226,7 +241,7 @@ mod tests {
 
     fn setup(accelerator: Accelerator, begin: Begin) -> Setup {
         let tsc_khz = (accelerator == Accelerator::Tcg).then_some(2_400_000);
-        Setup { accelerator, tsc_khz, sandbox: true, begin, memory: Memory::Anonymous }
+        Setup { accelerator, tsc_khz, sandbox: true, begin, memory: Memory::Anonymous, balloon: false }
     }
 
     #[test]
@@ -250,6 +265,22 @@ mod tests {
              -device virtserialport,bus=serial.0,id=guest,chardev=guest,name=mvm.guest \
              -device virtio-rng-device"
         );
+    }
+
+    #[test]
+    fn a_disk_whose_use_is_limited_goes_past_the_page_cache_and_is_the_same_to_the_guest() {
+        let (plain, mut limited) = (spec(Some("/images/rootfs"), 16), spec(Some("/images/rootfs"), 16));
+        limited.bounds.direct_disk = true;
+        let disks = |spec: &VmSpec| -> Vec<String> {
+            let args = command_line(spec, &setup(Accelerator::Tcg, Begin::Boot));
+            args.into_iter().filter(|arg| arg.starts_with("{")).collect()
+        };
+        let (before, after) = (disks(&plain), disks(&limited));
+        assert_eq!(before[0], after[0]);
+        assert!(!before[1].contains("cache"), "{before:?}");
+        assert_eq!(after[1].matches(r#""cache":{"direct":true}"#).count(), 2, "{after:?}");
+        let digest = |spec: &VmSpec| hardware_digest(spec, &Accelerator::Tcg, false);
+        assert_eq!(digest(&plain), digest(&limited), "what sleeps wakes with or without a limit");
     }
 
     #[test]
@@ -282,24 +313,28 @@ mod tests {
     #[test]
     fn a_network_card_is_the_taps_and_part_of_the_machine() {
         let mut connected = spec(None, 0);
-        let plain = hardware_digest(&connected, &Accelerator::Tcg);
+        let plain = hardware_digest(&connected, &Accelerator::Tcg, false);
         let nic = Nic { tap: "tn7i3".to_owned(), mac: "02:4d:00:07:00:03".to_owned() };
         connected.bounds.nic = Some(nic);
         let line = command_line(&connected, &setup(Accelerator::Tcg, Begin::Boot)).join(" ");
         assert!(line.contains("-netdev tap,id=net,fd=3 "), "{line}");
         assert!(line.contains("-device virtio-net-device,netdev=net,mac=02:4d:00:07:00:03 "), "{line}");
-        let one = hardware_digest(&connected, &Accelerator::Tcg);
+        let one = hardware_digest(&connected, &Accelerator::Tcg, false);
         assert_ne!(plain, one);
         connected.bounds.nic = Some(Nic { tap: "tn7i4".to_owned(), mac: "02:4d:00:07:00:04".to_owned() });
-        assert_eq!(one, hardware_digest(&connected, &Accelerator::Tcg), "a fork has an address of its own");
+        assert_eq!(
+            one,
+            hardware_digest(&connected, &Accelerator::Tcg, false),
+            "a fork has an address of its own"
+        );
     }
 
     #[test]
     fn saved_memory_fits_the_same_machine_only() {
-        let one = hardware_digest(&spec(None, 0), &Accelerator::Tcg);
-        assert_eq!(one, hardware_digest(&spec(None, 0), &Accelerator::Tcg));
+        let one = hardware_digest(&spec(None, 0), &Accelerator::Tcg, false);
+        assert_eq!(one, hardware_digest(&spec(None, 0), &Accelerator::Tcg, false));
         let kvm = Accelerator::Kvm { cpu: "host".to_owned() };
-        assert_ne!(one, hardware_digest(&spec(None, 0), &kvm));
-        assert_ne!(one, hardware_digest(&spec(None, 16), &Accelerator::Tcg));
+        assert_ne!(one, hardware_digest(&spec(None, 0), &kvm, false));
+        assert_ne!(one, hardware_digest(&spec(None, 16), &Accelerator::Tcg, false));
     }
 }

@@ -127,7 +127,7 @@ impl<H: Host> QemuDriver<H> {
         let here = Fit {
             image: spec.image.digest,
             qemu: &binary.version,
-            hardware: args::hardware_digest(spec, &found.manifest.accelerator),
+            hardware: args::hardware_digest(spec, &found.manifest.accelerator, found.manifest.balloon),
             host: MadeOn::here().await,
         };
         if let Some(reason) = found.manifest.misfit(&here) {

@@ -1,6 +1,6 @@
 //! A VMM that lives: its process, its spec as far as known, and its control connection.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mvm_proto::{Digest, InstanceId};
@@ -27,6 +27,8 @@ pub(super) struct Record {
     pub(super) spec: VmSpec,
     pub(super) qemu: String,
     pub(super) accelerator: Accelerator,
+    #[serde(default)]
+    pub(super) balloon: bool,
 }
 
 impl Record {
@@ -46,6 +48,16 @@ pub(super) struct Live {
     /// How the process ended, once it has.
     pub(super) ended: watch::Receiver<Option<String>>,
     watcher: AbortHandle,
+    short: Mutex<Short>,
+}
+
+/// Whether a guest gave memory back and does not have it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Short {
+    /// It was found, and nobody here knows.
+    Unknown,
+    Yes,
+    No,
 }
 
 #[derive(Debug, Default)]
@@ -69,11 +81,25 @@ impl Live {
         ended: watch::Receiver<Option<String>>,
         watcher: AbortHandle,
     ) -> Self {
-        Self { vmm, record, control, connection: tokio::sync::Mutex::default(), ended, watcher }
+        let (connection, short) = (tokio::sync::Mutex::default(), Mutex::new(Short::Unknown));
+        Self { vmm, record, control, connection, ended, watcher, short }
     }
 
     pub(super) fn instance(&self) -> &InstanceId {
         &self.vmm.instance
+    }
+
+    pub(super) fn has_balloon(&self) -> bool {
+        self.record.as_ref().is_some_and(|record| record.balloon)
+    }
+
+    pub(super) fn short(&self) -> Short {
+        *self.short.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says what it was before.
+    pub(super) fn set_short(&self, short: Short) -> Short {
+        std::mem::replace(&mut self.short.lock().unwrap_or_else(PoisonError::into_inner), short)
     }
 
     pub(super) fn has_ended(&self) -> bool {

@@ -12,10 +12,11 @@ use std::time::Duration;
 use mvm_proto::InstanceId;
 use mvm_proto::document::SnapshotCompression;
 use serde_json::{Value, json};
+use tokio::sync::oneshot;
 
 use super::QemuDriver;
 use super::args::{self, TEMPLATE_MEMORY};
-use super::live::{Live, Record, vm_state};
+use super::live::{Live, Record, Short, vm_state};
 use super::qmp::{Qmp, QmpError};
 use super::snapshot::{
     FORM, FORMAT, FileStamp, Found, MANIFEST, MEMORY, MadeOn, Manifest, OWNER, SNAPSHOT, STATE, UNFINISHED,
@@ -141,6 +142,7 @@ impl<H: Host> QemuDriver<H> {
         let mib = record.spec.resources.mem_mib;
         let within = SAVE_BASE + Duration::from_secs(mib / SLOWEST_MIB_PER_SECOND);
         let memory_apart = record.spec.purpose == Purpose::Template;
+        let flushing = file.try_clone().and_then(Flushing::begin).map_err(io)?;
         let form = Form { key: lock.as_ref().map(|lock| lock.key.id()), ..Form::default() };
         let noted = serde_json::to_string(&form).map_err(|cause| io(cause.into()))?;
         let name = format!("{UNFINISHED}/{FORM}");
@@ -161,6 +163,8 @@ impl<H: Host> QemuDriver<H> {
             migrate(&qmp, into, memory_apart, self.answer_within(), within).await
         };
         let migrated = migrated.await;
+        // One that failed or was called off is removed: nobody waits for the disk to take it.
+        let flushed = if migrated.is_ok() { flushing.end().await } else { Ok(()) };
         if let Some(sealing) = sealing {
             // One that is stuck holds its end of the pipe open.
             let patience = if migrated.is_ok() { within } else { self.answer_within() };
@@ -177,6 +181,8 @@ impl<H: Host> QemuDriver<H> {
                 self.write_file(instance, &name, noted).await?;
             }
         }
+        // Whoever asks the disk after an error was told of it is not told again.
+        flushed.map_err(io)?;
         match migrated {
             Ok(()) => self.finish(live, record, form).await,
             Err(cause) => Err(live.explain(ACTION, cause).await),
@@ -198,7 +204,9 @@ impl<H: Host> QemuDriver<H> {
             image: record.spec.image.digest,
             qemu: record.qemu.clone(),
             accelerator: record.accelerator.clone(),
-            hardware: args::hardware_digest(&record.spec, &record.accelerator),
+            balloon: record.balloon,
+            short: record.balloon && live.short() != Short::No,
+            hardware: args::hardware_digest(&record.spec, &record.accelerator, record.balloon),
             made_on: MadeOn::here().await,
             state: self.stamp(instance, &format!("{UNFINISHED}/{STATE}")).await?,
             form,
@@ -237,6 +245,41 @@ impl<H: Host> QemuDriver<H> {
     async fn write_file(&self, instance: &InstanceId, name: &str, text: String) -> Result<(), DriverError> {
         let write = Operation::WriteFile { instance: instance.clone(), name: name.to_owned(), text };
         self.perform(instance, ACTION, write).await.map(|_| ())
+    }
+}
+
+/// Has the disk take a file while it is still being written: then little is left to wait for at its end. Ends when it is
+/// dropped, after the flush that is under way.
+struct Flushing {
+    wanted: Arc<()>,
+    flushed: oneshot::Receiver<io::Result<()>>,
+}
+
+/// Between one flush and the next: what is written meanwhile goes to the disk in one piece.
+const FLUSH_EVERY: Duration = Duration::from_millis(5);
+
+impl Flushing {
+    /// In a thread of its own: a save may take long, and those for short work are few.
+    fn begin(file: File) -> io::Result<Self> {
+        let wanted = Arc::new(());
+        let still = Arc::downgrade(&wanted);
+        let (tell, flushed) = oneshot::channel();
+        std::thread::Builder::new().name("flush".to_owned()).spawn(move || {
+            let mut flushed = Ok(());
+            while flushed.is_ok() && still.strong_count() > 0 {
+                std::thread::sleep(FLUSH_EVERY);
+                flushed = file.sync_data();
+            }
+            // Nobody may be waiting any more.
+            let _ = tell.send(flushed);
+        })?;
+        Ok(Self { wanted, flushed })
+    }
+
+    /// What the disk said, once it has all that was written so far.
+    async fn end(self) -> io::Result<()> {
+        drop(self.wanted);
+        self.flushed.await.map_err(io::Error::other)?
     }
 }
 

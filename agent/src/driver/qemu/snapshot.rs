@@ -52,6 +52,12 @@ pub(super) struct Manifest {
     pub(super) image: Digest,
     pub(super) qemu: String,
     pub(super) accelerator: Accelerator,
+    /// Part of the machine, and not of what a document says of it: whoever restores this needs to know.
+    #[serde(default)]
+    pub(super) balloon: bool,
+    /// The guest gave memory back, and is to have it again when it runs.
+    #[serde(default)]
+    pub(super) short: bool,
     /// Of all that the guest sees of the machine.
     pub(super) hardware: Digest,
     pub(super) made_on: MadeOn,
@@ -247,6 +253,8 @@ mod tests {
             image: Digest::of(b"image"),
             qemu: "7.2".to_owned(),
             accelerator: Accelerator::Tcg,
+            balloon: false,
+            short: false,
             hardware: Digest::of(b"hardware"),
             made_on: host.clone(),
             state: stamp,

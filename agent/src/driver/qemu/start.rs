@@ -11,7 +11,7 @@ use mvm_proto::InstanceId;
 use serde_json::json;
 
 use super::args::{self, Accelerator, Begin, Memory, Setup};
-use super::live::{Live, RECORD, Record};
+use super::live::{Live, RECORD, Record, Short};
 use super::qmp::{Qmp, QmpError};
 use super::save::capabilities;
 use super::saved::Saved;
@@ -76,7 +76,8 @@ impl<H: Host> QemuDriver<H> {
                 Memory::Template
             }
         };
-        self.start(spec, &binary, accelerator, Begin::Boot, memory, ACTION).await.map(|_| ())
+        let machine = Machine { accelerator, balloon: holds_template(spec), short: false };
+        self.start(spec, &binary, machine, Begin::Boot, memory, ACTION).await.map(|_| ())
     }
 
     /// The run directory, and the data disk if there is to be one.
@@ -118,6 +119,11 @@ impl<H: Host> QemuDriver<H> {
         const ACTION: &str = "fork";
         let _starting = self.starting(&spec.instance);
         let (saved, manifest, binary) = self.usable(spec, template, &Keeping::plain(), ACTION).await?;
+        if manifest.balloon && !holds_template(spec) {
+            let reason =
+                "its guests can give memory back, which takes a filter on the VMM's system calls".to_owned();
+            return Err(DriverError::Unusable { instance: template.instance.clone(), reason });
+        }
         self.make_place(spec, ACTION).await?;
         let share = Operation::ShareMemory {
             instance: spec.instance.clone(),
@@ -142,9 +148,10 @@ impl<H: Host> QemuDriver<H> {
         action: &'static str,
     ) -> Result<(), DriverError> {
         let instance = &spec.instance;
-        let accelerator = manifest.accelerator.clone();
+        let (balloon, short) = (manifest.balloon, manifest.short);
+        let machine = Machine { accelerator: manifest.accelerator.clone(), balloon, short };
         let (state, feed) = saved.open(instance, action).await?;
-        let (live, qmp) = self.start(spec, binary, accelerator, Begin::Incoming, memory, action).await?;
+        let (live, qmp) = self.start(spec, binary, machine, Begin::Incoming, memory, action).await?;
         let mib = manifest.state.bytes / 1024 / 1024;
         let within = LOAD_BASE + Duration::from_secs(mib / SLOWEST_MIB_PER_SECOND);
         match load(&qmp, state, manifest.memory.is_some(), self.answer_within(), within).await {
@@ -197,7 +204,7 @@ impl<H: Host> QemuDriver<H> {
         let here = Fit {
             image: spec.image.digest,
             qemu: &binary.version,
-            hardware: args::hardware_digest(spec, &manifest.accelerator),
+            hardware: args::hardware_digest(spec, &manifest.accelerator, manifest.balloon),
             host: MadeOn::here().await,
         };
         if let Some(reason) = manifest.misfit(&here) {
@@ -219,18 +226,25 @@ impl<H: Host> QemuDriver<H> {
         &self,
         spec: &VmSpec,
         binary: &Binary,
-        accelerator: Accelerator,
+        machine: Machine,
         begin: Begin,
         memory: Memory,
         action: &'static str,
     ) -> Result<(Arc<Live>, Arc<Qmp>), DriverError> {
         let instance = &spec.instance;
+        let Machine { accelerator, balloon, short } = machine;
         let tsc_khz = match accelerator {
             Accelerator::Tcg => tsc::khz().await,
             Accelerator::Kvm { .. } => None,
         };
-        let setup =
-            Setup { accelerator: accelerator.clone(), tsc_khz, sandbox: binary.sandbox, begin, memory };
+        let setup = Setup {
+            accelerator: accelerator.clone(),
+            tsc_khz,
+            sandbox: binary.sandbox,
+            begin,
+            memory,
+            balloon,
+        };
         for name in [args::QMP_SOCKET, args::GUEST_SOCKET, VMM_LOG] {
             self.remove_file(instance, action, name).await?;
         }
@@ -239,6 +253,7 @@ impl<H: Host> QemuDriver<H> {
             spec: spec.clone(),
             qemu: binary.version.clone(),
             accelerator,
+            balloon,
         };
         let text = serde_json::to_string_pretty(&record).map_err(|cause| DriverError::Io {
             instance: instance.clone(),
@@ -267,6 +282,7 @@ impl<H: Host> QemuDriver<H> {
             return Err(DriverError::Vmm { instance: instance.clone(), reason });
         };
         let live = self.register(&VmmProcess { instance: instance.clone(), process }).await;
+        live.set_short(if short { Short::Yes } else { Short::No });
         match self.first_answer(&live, begin).await {
             Ok(qmp) => Ok((live, qmp)),
             Err(cause) => {
@@ -296,6 +312,19 @@ impl<H: Host> QemuDriver<H> {
         }
         Ok(qmp)
     }
+}
+
+/// What of the machine is not said by its spec.
+struct Machine {
+    accelerator: Accelerator,
+    balloon: bool,
+    /// Its guest was saved without some of its memory.
+    short: bool,
+}
+
+/// Whether a guest that gives memory back leaves its template whole: its VMM's filter on system calls sees to that.
+fn holds_template(spec: &VmSpec) -> bool {
+    spec.bounds.jail.is_some()
 }
 
 /// What the VMM may see and do: its image to read, its run directory to work in, and nothing else.

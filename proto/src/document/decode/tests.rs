@@ -92,12 +92,50 @@ fn a_warm_up_has_a_minute_unless_it_says_otherwise() {
     let of = |warmup: Value| {
         let document = with(minimal(), "/tenants/0/pools/0/warmup", warmup);
         let document = local(document.to_string().as_bytes()).unwrap();
-        document.tenants[0].pools[0].warmup.clone().unwrap()
+        document.tenants[0].pools[0].warmup.as_deref().cloned().unwrap()
     };
     let command = vec!["/app/warm".to_owned(), "with spaces".to_owned()];
     assert_eq!(of(json!({ "command": command })), Warmup { command, timeout_seconds: 60 });
     assert_eq!(of(json!({ "command": ["x"], "timeout_seconds": 3600 })).timeout_seconds, 3600);
     assert_eq!(local(minimal().to_string().as_bytes()).unwrap().tenants[0].pools[0].warmup, None);
+}
+
+#[test]
+fn each_limit_on_the_disk_may_be_absent_and_is_then_not_written_either() {
+    let of = |limits: &Value| {
+        let document = with(minimal(), "/tenants/0/pools/0/io_limits", limits.clone());
+        let document = local(document.to_string().as_bytes()).unwrap();
+        *document.tenants[0].pools[0].io_limits.clone().unwrap()
+    };
+    let all = json!({
+        "read_bytes_per_second": 65_536, "write_bytes_per_second": 1_u64 << 40,
+        "read_ops_per_second": 10, "write_ops_per_second": 1_000_000_000,
+    });
+    for (name, value) in all.as_object().unwrap() {
+        let one = json!({ name: value });
+        let limits = of(&one);
+        assert!(limits.is_sensible());
+        assert_eq!(serde_json::to_value(limits).unwrap(), one);
+    }
+    assert_eq!(serde_json::to_value(of(&all)).unwrap(), all);
+    // A document without any is written as it was before there were limits: to the byte, for it may be signed.
+    let without = serde_json::to_string(&local(minimal().to_string().as_bytes()).unwrap()).unwrap();
+    assert!(!without.contains("io_limits"), "{without}");
+}
+
+#[test]
+fn limits_on_the_disk_make_a_pool_no_larger_than_a_pointer_does() {
+    assert_eq!(size_of::<Option<Box<IoLimits>>>(), size_of::<usize>());
+}
+
+#[test]
+fn limits_that_no_document_could_hold_are_not_sensible() {
+    let bytes = |read_bytes_per_second| IoLimits { read_bytes_per_second, ..IoLimits::default() };
+    let ops = |write_ops_per_second| IoLimits { write_ops_per_second, ..IoLimits::default() };
+    for limits in [bytes(None), bytes(Some(0)), bytes(Some(65_535)), bytes(Some(u64::MAX)), ops(Some(9))] {
+        assert!(!limits.is_sensible(), "{limits:?}");
+    }
+    assert!(ops(Some(10)).is_sensible() && !ops(Some(u64::from(u32::MAX))).is_sensible());
 }
 
 #[test]
@@ -146,6 +184,7 @@ fn unknown_fields_are_refused_at_every_level() {
     let persist = json!({ "path": "/home", "store": "s3://bucket", "every_seconds": 60 });
     let full = with(full, "/tenants/0/pools/0/persist", persist);
     let full = with(full, "/tenants/0/pools/0/warmup", json!({ "command": ["/app/warm", "all of it"] }));
+    let full = with(full, "/tenants/0/pools/0/io_limits", json!({ "write_bytes_per_second": 1_048_576 }));
     assert_eq!(errors(&full), [""; 0]);
     for parent in [
         "",
@@ -160,6 +199,7 @@ fn unknown_fields_are_refused_at_every_level() {
         "/tenants/0/pools/0/sleep_policy",
         "/tenants/0/pools/0/persist",
         "/tenants/0/pools/0/warmup",
+        "/tenants/0/pools/0/io_limits",
     ] {
         let found = errors(&with(full.clone(), &format!("{parent}/surprise"), json!(1)));
         assert_eq!(found.len(), 1, "{found:?}");
@@ -239,6 +279,34 @@ fn each_field_says_what_it_must_be_and_what_it_was() {
             "/tenants/0/pools/0/warmup",
             json!({"command": ["a"], "timeout_seconds": 3601}),
             "warmup.timeout_seconds: must be 1..=3600, found 3601",
+        ),
+        ("/tenants/0/pools/0/io_limits", json!(1_048_576), "pools[0].io_limits: must be an object"),
+        ("/tenants/0/pools/0/io_limits", json!(null), "pools[0].io_limits: must be an object, found null"),
+        (
+            "/tenants/0/pools/0/io_limits",
+            json!({}),
+            "io_limits: must have at least one of read_bytes_per_second, write_bytes_per_second, \
+             read_ops_per_second, write_ops_per_second",
+        ),
+        (
+            "/tenants/0/pools/0/io_limits",
+            json!({"read_bytes_per_second": 0}),
+            "io_limits.read_bytes_per_second: must be 65536..=1099511627776, found 0",
+        ),
+        (
+            "/tenants/0/pools/0/io_limits",
+            json!({"write_bytes_per_second": (1_u64 << 40) + 1}),
+            "io_limits.write_bytes_per_second: must be 65536..=1099511627776, found 1099511627777",
+        ),
+        (
+            "/tenants/0/pools/0/io_limits",
+            json!({"read_ops_per_second": 9}),
+            "io_limits.read_ops_per_second: must be 10..=1000000000, found 9",
+        ),
+        (
+            "/tenants/0/pools/0/io_limits",
+            json!({"write_ops_per_second": "max"}),
+            "io_limits.write_ops_per_second: must be an integer, 10..=1000000000, found \"max\"",
         ),
     ];
     for (pointer, value, message) in cases {

@@ -1,0 +1,101 @@
+//! What a guest that is about to be paused does not need goes back to the host: a warm instance costs what it uses.
+
+use std::time::Duration;
+
+use mvm_proto::InstanceId;
+
+use super::Executor;
+use crate::driver::Driver;
+use crate::record::Record;
+use crate::state::CallOff;
+use crate::text::chain;
+
+/// Where a guest's kernel says how much of its memory nobody uses.
+const MEMORY: &str = "/proc/meminfo";
+const MEMORY_BYTES: u64 = 4096;
+
+/// What a guest keeps beyond what it uses, to go on with while it gets the rest again: this, or a share of all.
+const SPARE_MIB: u64 = 8;
+const SPARE_SHARE: u64 = 16;
+
+/// Less is not worth what giving it back costs the guest.
+const WORTH_MIB: u64 = 16;
+
+/// A guest that takes longer is paused as it is.
+const AT_MOST: Duration = Duration::from_secs(2);
+
+/// How much a guest of this size should keep; absent: so little would be gained that it keeps all. `costs`: what its VMM has
+/// of the host's memory. What a fork never touched it shares with its template, and costs nothing.
+fn keep_mib(size: u64, free: u64, costs: u64) -> Option<u64> {
+    let used = size.saturating_sub(free);
+    let keep = used + SPARE_MIB.max(size / SPARE_SHARE);
+    let gained = size.saturating_sub(keep).min(costs.saturating_sub(used));
+    (gained >= WORTH_MIB).then_some(keep)
+}
+
+/// `MemFree` of what a Linux kernel tells of its memory.
+fn free_mib(text: &[u8]) -> Option<u64> {
+    let text = String::from_utf8_lossy(text);
+    let line = text.lines().find_map(|line| line.strip_prefix("MemFree:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib / 1024)
+}
+
+impl<D: Driver> Executor<D> {
+    /// Has a drained guest give back what it does not need, unless a request wants it meanwhile.
+    pub(super) async fn reclaim_unless_wanted(&self, record: &Record, call_off: &CallOff) {
+        tokio::select! {
+            biased;
+            () = call_off.called_off() => {}
+            () = self.reclaim(record) => {}
+        }
+    }
+
+    /// What keeps it from that keeps it from nothing else: it costs more, and is as warm.
+    async fn reclaim(&self, record: &Record) {
+        let id = &record.id;
+        if !self.driver.kind().uses_host_resources() {
+            return;
+        }
+        let Some((free, costs)) = self.figures(id).await else { return };
+        let Some(keep) = keep_mib(record.resources.mem_mib, free, costs) else { return };
+        match self.driver.reclaim(id, keep, AT_MOST).await {
+            Ok(left) => tracing::debug!(%id, free, costs, keep, ?left, "asked for memory back"),
+            Err(error) => {
+                tracing::warn!(%id, error = %chain(&error), "could not take a guest's memory back");
+            }
+        }
+    }
+
+    async fn figures(&self, id: &InstanceId) -> Option<(u64, u64)> {
+        let said = self.links.read_piece(id, MEMORY, 0, MEMORY_BYTES).await.ok()?;
+        let found = self.isolation.memory_use(vec![id.clone()]).await.ok()?;
+        Some((free_mib(&said)?, found.first()?.bytes >> 20))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_free_and_costs_something_is_given_back_but_for_a_spare() {
+        // It wrote 48 MiB and removed them again.
+        assert_eq!(keep_mib(128, 60, 105), Some(68 + 8));
+        // A fresh fork: most of what is free was never its own.
+        assert_eq!(keep_mib(128, 60, 46), None);
+        // It uses what it has.
+        assert_eq!(keep_mib(128, 20, 140), None);
+        // A large one keeps a larger spare.
+        assert_eq!(keep_mib(4096, 3000, 2000), Some(1096 + 256));
+        assert_eq!(keep_mib(128, 500, 0), None);
+    }
+
+    #[test]
+    fn a_kernels_word_on_its_memory_is_read() {
+        let told = b"MemTotal:         103124 kB\nMemFree:           61440 kB\nMemAvailable:      1 kB\n";
+        assert_eq!(free_mib(told), Some(60));
+        assert_eq!(free_mib(b"MemFree: much"), None);
+        assert_eq!(free_mib(b""), None);
+    }
+}

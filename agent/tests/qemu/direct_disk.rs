@@ -1,0 +1,54 @@
+//! A data disk that goes past the host's page cache, with a real VMM.
+
+use std::fs;
+use std::path::Path;
+
+use mvm_agent::driver::{Driver as _, Keeping, VmState};
+use mvm_proto::InstanceId;
+use mvm_proto::document::Resources;
+
+use super::{DataDir, driver, pids, spec, subject};
+
+/// As the kernel shows the flags of an open file.
+const O_DIRECT: u32 = 0o40_000;
+
+/// Whether the instance's VMM has its data disk open, and has it open past the page cache.
+async fn is_direct(dir: &Path, instance: &InstanceId) -> bool {
+    let pid = pids(dir, instance).await[0];
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let disk = open.filter(|file| fs::read_link(file.path()).is_ok_and(|path| path.ends_with("data.img")));
+    let flags = disk.map(|file| {
+        let info = format!("/proc/{pid}/fdinfo/{}", file.file_name().to_str().unwrap());
+        let text = fs::read_to_string(info).unwrap();
+        let flags = text.lines().find_map(|line| line.strip_prefix("flags:")).unwrap().trim().to_owned();
+        u32::from_str_radix(&flags, 8).unwrap()
+    });
+    let flags: Vec<u32> = flags.collect();
+    assert!(!flags.is_empty(), "the data disk is not open");
+    flags.iter().all(|flags| flags & O_DIRECT != 0)
+}
+
+#[tokio::test]
+async fn a_limited_data_disk_is_used_past_the_page_cache_and_a_sleeper_wakes_with_it_or_without() {
+    let Some(mut subject) = subject("a_limited_data_disk") else { return };
+    subject.resources = Resources { data_disk_mib: 16, ..subject.resources };
+    let dir = DataDir::new();
+    let driver = driver(dir.path());
+    let plain = spec(&subject, 30);
+    let mut limited = plain.clone();
+    limited.bounds.direct_disk = true;
+    let instance = &plain.instance;
+    driver.boot(&plain).await.unwrap();
+    assert!(!is_direct(dir.path(), instance).await);
+    // Asleep without a limit, awake with one, and the other way round.
+    for (wakes_as, direct) in [(&limited, true), (&plain, false)] {
+        driver.pause(instance).await.unwrap();
+        let snapshot = driver.snapshot(instance, &Keeping::plain()).await.unwrap();
+        driver.kill(instance).await.unwrap();
+        driver.restore(wakes_as, &snapshot, &Keeping::plain()).await.unwrap();
+        assert_eq!(is_direct(dir.path(), instance).await, direct);
+        driver.resume(instance).await.unwrap();
+        assert_eq!(driver.adopt(instance).await.unwrap().unwrap().state, VmState::Running);
+    }
+    driver.remove(instance).await.unwrap();
+}
