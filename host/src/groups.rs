@@ -71,6 +71,7 @@ impl Groups {
                 groups.remove_tenant(tenant).map_err(failed)?;
             }
             Operation::EnsureGroup { group, limits } => {
+                groups.clear_instance(group).map_err(failed)?;
                 groups.ensure_pool(&group.tenant, &group.pool).map_err(failed)?;
                 groups.ensure_instance(group, limits).map_err(failed)?;
                 let found = groups.usage(&group.clone().into()).map(|usage| usage.io);

@@ -74,7 +74,7 @@ impl Bench {
 
     /// Bytes that a group wrote to the disk.
     fn written(&self, group: &InstanceGroup) -> u64 {
-        let stat = self.read(group, "io.stat");
+        let stat = self.read(&group.clone().into(), "io.stat");
         let line =
             stat.lines().find(|line| line.starts_with(&format!("{} ", number("vda")))).unwrap_or_default();
         let bytes = line.split_whitespace().find_map(|word| word.strip_prefix("wbytes="));
@@ -92,13 +92,13 @@ impl Bench {
 pub(crate) fn resolved(bench: &Bench) -> Checked {
     let (disk, partition) = (number("vda"), number("vda1"));
     let group = bench.on_disk("whole", Some(writes(MIB)));
-    let held = bench.read(&group, "io.max");
+    let held = bench.read(&group.clone().into(), "io.max");
     let found = bench.cgroups.usage(&group.clone().into()).unwrap().io;
     // What a partition's own number would have come to.
     let file = bench.cgroups.directory(&group.clone().into()).unwrap().join("io.max");
     let refused = fs::write(file, format!("{partition} wbps=1048576"));
     bench.cgroups.ensure_io(&group, None).unwrap();
-    let taken_away = bench.read(&group, "io.max").is_empty();
+    let taken_away = bench.read(&group.clone().into(), "io.max").is_empty();
     bench.clear(&[group]);
     let well = held == format!("{disk} rbps=max wbps=1048576 riops=max wiops=max");
     let seen = matches!(found, IoFound::Limited { limits, .. } if limits == writes(MIB));

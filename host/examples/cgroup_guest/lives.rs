@@ -35,7 +35,8 @@ pub(crate) fn tree(bench: &Bench) -> Checked {
     let group = bench.instance("tree", 1, &usual());
     bench.start(&group, &["tree", "3"]);
     wait_until("the tree to grow", || bench.pids(&group) == 15)?;
-    let pids: Vec<String> = bench.read(&group, "cgroup.procs").lines().map(str::to_owned).collect();
+    let pids: Vec<String> =
+        bench.read(&group.clone().into(), "cgroup.procs").lines().map(str::to_owned).collect();
     // Some VMMs' jailers make groups of their own below the instance's.
     let directory = bench.cgroups.directory(&group.clone().into()).unwrap();
     fs::create_dir(directory.join("below")).unwrap();

@@ -21,7 +21,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mvm_host::cgroup::{CgroupSettings, Cgroups, InstanceGroup, InstanceLimits, TenantLimits, VmmCost};
+use mvm_host::cgroup::{
+    CgroupSettings, Cgroups, Group, InstanceGroup, InstanceLimits, TenantLimits, VmmCost,
+};
 use mvm_host::{Born, spawn_into};
 use mvm_proto::InstanceId;
 use rustix::mount::{MountFlags, mount};
@@ -170,8 +172,8 @@ impl Bench {
         spawn_into(Some(self.descriptor(group).as_fd()), Path::new(SELF), &args).unwrap()
     }
 
-    pub(crate) fn read(&self, group: &InstanceGroup, file: &str) -> String {
-        let directory = self.cgroups.directory(&group.clone().into()).unwrap();
+    pub(crate) fn read(&self, group: &Group, file: &str) -> String {
+        let directory = self.cgroups.directory(group).unwrap();
         fs::read_to_string(directory.join(file)).unwrap().trim().to_owned()
     }
 

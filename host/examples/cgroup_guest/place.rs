@@ -66,7 +66,8 @@ pub(crate) fn drift(bench: &Bench) -> Checked {
         .iter()
         .map(|repair| if let Repair::Set { file, .. } = repair { file.as_str() } else { "other" })
         .collect();
-    let repaired = files == ["memory.max", "cpu.max"] && bench.read(&group, "memory.max") == "33554432";
+    let repaired =
+        files == ["memory.max", "cpu.max"] && bench.read(&group.clone().into(), "memory.max") == "33554432";
     bench.clear(&[group]);
     let idle = again.is_empty() && tenant_again.is_empty();
     expect(idle && as_told && repaired, format!("{kept:?}, then repaired {files:?}"))

@@ -64,6 +64,16 @@ impl Cgroups {
         Ok(Some(last))
     }
 
+    /// Makes room for a new group under the same name, if nothing lives in the old one. For before something is born in
+    /// it: kernels count how often a group was killed, and some (6.1 of 2025 and later among them) kill whatever
+    /// `clone3` puts into one that ever was. Says whether there was one.
+    pub fn clear_instance(&self, instance: &InstanceGroup) -> Result<bool, CgroupError> {
+        match self.remove_empty(&instance.clone().into()) {
+            Err(CgroupError::InUse(_)) => Ok(false),
+            cleared => cleared,
+        }
+    }
+
     /// Only when no instance is in it. Says whether there was one.
     pub fn remove_pool(&self, tenant: &TenantId, pool: &PoolId) -> Result<bool, CgroupError> {
         self.remove_empty(&Group::Pool(tenant.clone(), pool.clone()))
