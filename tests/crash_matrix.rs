@@ -54,7 +54,7 @@ fn case(point: &str) -> (Counts, Counts, Before) {
     match point {
         "template.dropped" => (NONE, UP, CrashAt("template.booted")),
         "wake.forgotten" => (ASLEEP, UP, SnapshotsLost),
-        "start.cleared" | "observe.recorded" => (UP, UP, VmsLost),
+        "start.cleared" | "up.told" | "observe.recorded" => (UP, UP, VmsLost),
         "recover.removed" => (UP, NONE, CrashAt("destroy.intended")),
         "recover.saved" | "recover.done" => (WARM, ASLEEP, CrashAt("sleep.intended")),
         "sweep.removed" => (UP, UP, Stranger),

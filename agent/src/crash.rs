@@ -20,6 +20,7 @@ pub const ALL: &[&str] = &[
     "start.booted",
     "start.reborn",
     "start.ready",
+    "up.told",
     "start.concluded",
     "warm.drained",
     "warm.reclaimed",

@@ -432,6 +432,12 @@ impl<D: Driver> Executor<D> {
             Ok(Some(VmState::Paused)) => self.links.pause(id),
             Ok(Some(VmState::Running)) => {
                 self.links.open(id);
+                // It may have given memory back on its way to rest.
+                if action == Action::Warm
+                    && let Err(error) = self.driver.resume(id).await
+                {
+                    tracing::warn!(%id, error = %chain(&error), "could not let it go on with all of its memory");
+                }
             }
             Err(_) => {}
         }

@@ -98,6 +98,11 @@ impl FakeDriver {
         Self { encrypts: false, ..self }
     }
 
+    /// Tells an end that is not its VM's: that of a process which it had before, found late.
+    pub fn tell_earlier_end(&self, instance: &InstanceId) {
+        self.host.tell_earlier_end(instance);
+    }
+
     /// Ends a VM as a crash would: its snapshot and disk stay.
     pub fn crash(&self, instance: &InstanceId) {
         self.host.end(instance, "crashed");

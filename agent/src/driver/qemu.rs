@@ -219,7 +219,12 @@ impl<H: Host> QemuDriver<H> {
         let watcher = tokio::spawn(watch_vmm(weak, Arc::clone(host), vmm.clone(), tell)).abort_handle();
         let control = Dial::through(host, &vmm.instance, args::QMP_SOCKET);
         let live = Arc::new(Live::new(vmm.clone(), record, control, ended, watcher));
-        lives.insert(vmm.instance.clone(), Arc::clone(&live));
+        // Found by a look that took long, it may be older than the one that was started meanwhile.
+        let newer =
+            |known: &Arc<Live>| !known.has_ended() && known.vmm.process.start_time > vmm.process.start_time;
+        if !lives.get(&vmm.instance).is_some_and(newer) {
+            lives.insert(vmm.instance.clone(), Arc::clone(&live));
+        }
         live
     }
 

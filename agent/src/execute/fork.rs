@@ -111,7 +111,7 @@ impl<D: Driver> Executor<D> {
         let deadline = Instant::now() + self.boot_deadline;
         let view = tokio::select! {
             greeted = self.links.greeted(id, deadline) => greeted?,
-            detail = super::guest::ended(&mut exits, id) => return Err(StepError::Died(detail)),
+            detail = self.ended(&mut exits, id) => return Err(StepError::Died(detail)),
         };
         if view.version < 2 {
             return Err(StepError::NoRebirth);
@@ -119,12 +119,12 @@ impl<D: Driver> Executor<D> {
         if let Some(warmup) = &record.warmup {
             tokio::select! {
                 warmed = self.warm_up(id, warmup) => warmed?,
-                detail = super::guest::ended(&mut exits, id) => return Err(StepError::Died(detail)),
+                detail = self.ended(&mut exits, id) => return Err(StepError::Died(detail)),
             }
         }
         tokio::select! {
             () = self.settle(id) => {}
-            detail = super::guest::ended(&mut exits, id) => return Err(StepError::Died(detail)),
+            detail = self.ended(&mut exits, id) => return Err(StepError::Died(detail)),
         }
         crash::point("template.greeted");
         self.driver.pause(id).await?;

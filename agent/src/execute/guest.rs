@@ -143,7 +143,7 @@ impl<D: Driver> Executor<D> {
         };
         tokio::select! {
             lived = life => lived,
-            detail = ended(&mut exits, &id) => Err(StepError::Died(detail)),
+            detail = self.ended(&mut exits, &id) => Err(StepError::Died(detail)),
         }
     }
 
@@ -193,18 +193,7 @@ impl<D: Driver> Executor<D> {
             return grace;
         }
         crash::point("stop.asked");
-        let ended = async {
-            loop {
-                match exits.recv().await {
-                    Ok(exit) if exit.instance == record.id => return,
-                    Ok(_) => {}
-                    Err(_) => return,
-                }
-                if self.driver.adopt(&record.id).await.is_ok_and(|vm| vm.is_none()) {
-                    return;
-                }
-            }
-        };
+        let ended = self.ended(&mut exits, &record.id);
         // It may have ended before anyone listened.
         if self.driver.adopt(&record.id).await.is_ok_and(|vm| vm.is_some())
             && tokio::time::timeout(grace + SHUTDOWN_MARGIN, ended).await.is_err()
@@ -213,15 +202,21 @@ impl<D: Driver> Executor<D> {
         }
         Duration::ZERO
     }
-}
 
-/// How the VM of `id` ended, once it has.
-pub(super) async fn ended(exits: &mut broadcast::Receiver<VmExit>, id: &InstanceId) -> String {
-    loop {
-        match exits.recv().await {
-            Ok(exit) if exit.instance == *id => return exit.detail,
-            Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
-            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+    /// How the VM of `id` ended, once it has. What is told may be late, and of a process that it had before: so it
+    /// is looked for.
+    pub(super) async fn ended(&self, exits: &mut broadcast::Receiver<VmExit>, id: &InstanceId) -> String {
+        loop {
+            let detail = match exits.recv().await {
+                Ok(exit) if exit.instance == *id => exit.detail,
+                Ok(_) => continue,
+                // It may be among those that were missed.
+                Err(broadcast::error::RecvError::Lagged(_)) => "its VM ended".to_owned(),
+                Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+            };
+            if self.driver.adopt(id).await.is_ok_and(|vm| vm.is_none()) {
+                return detail;
+            }
         }
     }
 }

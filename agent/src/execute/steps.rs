@@ -34,7 +34,8 @@ impl<D: Driver> Executor<D> {
     }
 
     /// The same for a guest that is up. Whoever waits for it goes on at once: should this agent end before that is
-    /// durable, the intent on disk has the next one find out again. Nor is a guest ended because it could not be
+    /// durable, the intent on disk has the next one find out again. With a session that would bring back what the store
+    /// has, over what was worked since: then nobody goes on before. Nor is a guest ended because it could not be
     /// written down; every later record of it says so too.
     pub(super) async fn conclude_running(
         &self,
@@ -45,9 +46,15 @@ impl<D: Driver> Executor<D> {
         record.advance(Phase::Running, self.clock.now(), reason)?;
         record.intent = None;
         record.retry_not_before = None;
+        if record.session.is_some() {
+            self.write_up(record).await;
+        }
         self.records.set(record.clone());
         watch.is_up();
-        self.write_up(record).await;
+        crash::point("up.told");
+        if record.session.is_none() {
+            self.write_up(record).await;
+        }
         Ok(())
     }
 
@@ -68,6 +75,12 @@ impl<D: Driver> Executor<D> {
     ) -> Result<(), StepError> {
         if !matches!(record.phase, Phase::Created | Phase::Ready | Phase::Stopped | Phase::Failed) {
             return Err(Self::wrong_phase(&record, Action::Start));
+        }
+        if record.phase == Phase::Failed {
+            // Before the intent: a VM that is there after it is the one that was meant.
+            self.driver.kill(&record.id).await?;
+            crash::point("start.cleared");
+            record.advance(Phase::Stopped, self.clock.now(), reason)?;
         }
         let image = match self.images.resolve(&spec.image()) {
             Resolution::Ready(digest) => digest,
@@ -101,11 +114,6 @@ impl<D: Driver> Executor<D> {
         reason: &str,
         watch: &mut Stopwatch,
     ) -> Result<(), StepError> {
-        if record.phase == Phase::Failed {
-            self.driver.kill(&record.id).await?;
-            crash::point("start.cleared");
-            record.advance(Phase::Stopped, self.clock.now(), reason)?;
-        }
         if record.phase == Phase::Created {
             record.advance(Phase::Ready, self.clock.now(), reason)?;
         }

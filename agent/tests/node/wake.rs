@@ -204,6 +204,27 @@ fn wake_beside(node: &TestNode, id: &InstanceId) -> tokio::task::JoinHandle<Resu
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_end_of_an_earlier_process_told_late_does_not_end_a_wake() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = TestNode::start(dir.path()).await;
+    node.want(simple(0, 0, 1));
+    node.until_counts(0, 0, 1).await;
+    let id = node.ids("sleeping")[0].clone();
+    let boots = node.driver.boots();
+    let while_it_wakes = Duration::from_secs(2);
+    node.driver.faults.set_latency(while_it_wakes);
+    let woken = wake_beside(&node, &id);
+    for _ in 0..20 {
+        tokio::time::sleep(while_it_wakes / 4).await;
+        node.driver.tell_earlier_end(&id);
+    }
+    woken.await.unwrap().unwrap();
+    node.driver.faults.clear();
+    node.until_counts(1, 0, 0).await;
+    assert_eq!(node.driver.boots(), boots + 1, "it was restored, and not started anew");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_wake_under_way_is_finished_before_an_orderly_stop_and_keeps_its_memory() {
     let dir = tempfile::tempdir().unwrap();
     let node = TestNode::start(dir.path()).await;

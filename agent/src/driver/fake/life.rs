@@ -126,6 +126,11 @@ impl Host {
         self.tell(instance, lived, None, detail);
     }
 
+    pub(super) fn tell_earlier_end(&self, instance: &InstanceId) {
+        let detail = "an earlier one ended".to_owned();
+        let _ = self.exits.send(VmExit { instance: instance.clone(), detail });
+    }
+
     fn tell(&self, instance: &InstanceId, lived: bool, vm: Option<VmState>, detail: &str) {
         let mut lives = self.lives();
         if let Some(life) = lives.get(instance) {

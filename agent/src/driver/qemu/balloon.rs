@@ -62,7 +62,8 @@ impl<H: Host> QemuDriver<H> {
             if let Err(error) = given.await
                 && !live.has_ended()
             {
-                live.set_short(Short::Yes);
+                // The next look tries again.
+                live.set_short(Short::Unknown);
                 tracing::warn!(id = %live.instance(), error = %chain(&error), "could not give a guest its memory back");
             }
         });

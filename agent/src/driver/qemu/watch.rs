@@ -38,9 +38,10 @@ pub(super) async fn watch_vmm<H: Host>(
         Err(cause) => format!("its end could not be awaited: {}", crate::text::chain(cause)),
     };
     if let Some(inner) = weak.upgrade() {
+        // Whoever hears of it and looks finds it gone, and no one that was started since.
+        let mut lives = lock(&inner.lives);
         let _ = inner.exits.send(VmExit { instance: vmm.instance.clone(), detail: detail.clone() });
         tell.send_replace(Some(detail));
-        let mut lives = lock(&inner.lives);
         if lives.get(&vmm.instance).is_some_and(|live| live.vmm == vmm) {
             lives.remove(&vmm.instance);
         }
