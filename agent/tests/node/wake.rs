@@ -53,12 +53,18 @@ async fn a_request_waits_for_no_look_and_a_look_older_than_it_changes_nothing() 
     assert_eq!((found.phase.as_str(), found.reason.as_str()), ("running", "woken on demand"));
 }
 
-/// A pool of one sleeper, and that one woken.
-async fn one_woken(dir: &std::path::Path) -> (TestNode, InstanceId) {
+/// A pool of one sleeper.
+async fn one_asleep(dir: &std::path::Path) -> (TestNode, InstanceId) {
     let node = TestNode::start(dir).await;
     node.want(simple(0, 0, 1));
     node.until_counts(0, 0, 1).await;
     let id = node.ids("sleeping")[0].clone();
+    (node, id)
+}
+
+/// The same, and that one woken.
+async fn one_woken(dir: &std::path::Path) -> (TestNode, InstanceId) {
+    let (node, id) = one_asleep(dir).await;
     wake_beside(&node, &id).await.unwrap().unwrap();
     node.until_counts(1, 0, 0).await;
     (node, id)
@@ -127,10 +133,7 @@ async fn a_wake_under_way_is_taken_for_a_requests_and_puts_no_running_instance_t
 #[tokio::test(start_paused = true)]
 async fn a_thousand_requests_for_one_sleeper_are_one_wake() {
     let dir = tempfile::tempdir().unwrap();
-    let node = TestNode::start(dir.path()).await;
-    node.want(simple(0, 0, 1));
-    node.until_counts(0, 0, 1).await;
-    let id = node.ids("sleeping")[0].clone();
+    let (node, id) = one_asleep(dir.path()).await;
     let (acme, workers) = ("acme".parse().unwrap(), "workers".parse().unwrap());
     let mut events = node.handle.events();
     let before = node.driver.boots();
@@ -206,10 +209,7 @@ fn wake_beside(node: &TestNode, id: &InstanceId) -> tokio::task::JoinHandle<Resu
 #[tokio::test(start_paused = true)]
 async fn the_end_of_an_earlier_process_told_late_does_not_end_a_wake() {
     let dir = tempfile::tempdir().unwrap();
-    let node = TestNode::start(dir.path()).await;
-    node.want(simple(0, 0, 1));
-    node.until_counts(0, 0, 1).await;
-    let id = node.ids("sleeping")[0].clone();
+    let (node, id) = one_asleep(dir.path()).await;
     let boots = node.driver.boots();
     let while_it_wakes = Duration::from_secs(2);
     node.driver.faults.set_latency(while_it_wakes);
@@ -227,10 +227,7 @@ async fn the_end_of_an_earlier_process_told_late_does_not_end_a_wake() {
 #[tokio::test(start_paused = true)]
 async fn a_wake_under_way_is_finished_before_an_orderly_stop_and_keeps_its_memory() {
     let dir = tempfile::tempdir().unwrap();
-    let node = TestNode::start(dir.path()).await;
-    node.want(simple(0, 0, 1));
-    node.until_counts(0, 0, 1).await;
-    let id = node.ids("sleeping")[0].clone();
+    let (node, id) = one_asleep(dir.path()).await;
     let boots = node.driver.boots();
     // What is left to do after the restore takes its time.
     node.driver.faults.set_latency(Duration::from_millis(500));
@@ -279,10 +276,7 @@ async fn a_step_that_waits_for_its_turn_does_not_take_the_room_that_a_wake_was_g
 #[tokio::test(start_paused = true)]
 async fn a_hundred_wakes_at_once_are_one_restore() {
     let dir = tempfile::tempdir().unwrap();
-    let node = TestNode::start(dir.path()).await;
-    node.want(simple(0, 0, 1));
-    node.until_counts(0, 0, 1).await;
-    let id = node.ids("sleeping")[0].clone();
+    let (node, id) = one_asleep(dir.path()).await;
     let boots = node.driver.boots();
     node.driver.faults.set_latency(Duration::from_millis(50));
     let wakes: Vec<_> = (0..100).map(|_| wake_beside(&node, &id)).collect();
