@@ -176,7 +176,7 @@ fn wait_agent_roots(cluster: &Cluster, roots: &[String]) {
 
 #[test]
 fn the_root_is_replaced_while_an_agent_stays_connected_and_served() {
-    let mut cluster = Cluster::start_with(ClusterSettings::with(&["--leaf-life", "8s"]));
+    let mut cluster = Cluster::start_with(ClusterSettings::with(&["--leaf-life", "12s"]));
     cluster.join("node-a");
     let (data, new_root) = (cluster.coordinator_dir(), cluster.path().join("new-root"));
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/minimal.json");

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use mvm_tests::{
-    PATIENCE, Process, free_port, metric, mvm_binary, path_text, ready, root_or_say_so, wait_for, wait_until,
+    PATIENCE, Process, free_port, metric, mvm_binary, path_text, ready, root_or_say_so, wait_until,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -126,17 +126,17 @@ fn a_watched_file_is_followed_and_a_broken_edit_changes_nothing() {
     let mut agent = Process::start(command, &dir.path().join("agent.log"));
     wait_until("the agent to be ready", PATIENCE, || ready(port));
     let running = || metric(port, "mvm_agent_instances{phase=\"running\"}");
-    let before = wait_for("an instance to run", PATIENCE, || running().filter(|n| *n > 0.0));
+    // Ready is who follows a document, before all of it is so.
+    wait_until("all that the file wants to run", PATIENCE, || running() == Some(2.0));
 
     std::fs::write(&document, "{ broken").unwrap();
-    wait_until("the broken edit to be told", PATIENCE, || agent.log().contains("desired.json"));
-    assert_eq!(running(), Some(before));
+    wait_until("the broken edit to be told", PATIENCE, || agent.log().contains("refused the file"));
+    assert_eq!(running(), Some(2.0));
 
     let mut edited: Value =
         serde_json::from_str(&std::fs::read_to_string(example("minimal")).unwrap()).unwrap();
-    let counts = &mut edited["tenants"][0]["pools"][0]["desired_counts"];
-    counts["running"] = (counts["running"].as_u64().unwrap() + 1).into();
+    edited["tenants"][0]["pools"][0]["desired_counts"]["running"] = 3.into();
     std::fs::write(&document, edited.to_string()).unwrap();
-    wait_until("the edit to be followed", PATIENCE, || running() == Some(before + 1.0));
+    wait_until("the edit to be followed", PATIENCE, || running() == Some(3.0));
     assert!(agent.is_running());
 }

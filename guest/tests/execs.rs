@@ -51,7 +51,8 @@ fn time_that_is_over_ends_the_whole_group() {
     let pid = machine.text("pid");
     // The child in the background would go on without its parent.
     let script = format!("sleep 1000 & echo $! > {pid}; wait");
-    let outcome = machine.ready().run(Exec { timeout_seconds: 1, ..shell(&script) });
+    // Long enough for a shell on a busy machine to get as far as waiting.
+    let outcome = machine.ready().run(Exec { timeout_seconds: 5, ..shell(&script) });
     assert_eq!(outcome.exit, Exit { code: 137, signal: 9, timed_out: true, cancelled: false });
     let child = std::fs::read_to_string(machine.path("pid")).unwrap();
     wait_until("the child has ended", || is_gone(child.trim()));

@@ -63,9 +63,10 @@ async fn a_vmm_that_hangs_before_its_socket_is_ended() {
 async fn a_vmm_that_is_stuck_is_listed_told_and_can_be_killed_while_others_go_on() {
     let site = Site::new();
     let (spec, other) = (site.spec(1), site.spec(2));
+    let patient = site.driver(&[]);
+    patient.boot(&spec).await.unwrap();
+    patient.boot(&other).await.unwrap();
     let driver = site.hasty(&[]);
-    driver.boot(&spec).await.unwrap();
-    driver.boot(&other).await.unwrap();
     site.signal(&spec, Signal::SIGSTOP);
     let error = driver.pause(&spec.instance).await.unwrap_err();
     assert!(matches!(error, DriverError::Stuck { .. }), "{error:?}");
@@ -219,8 +220,8 @@ async fn a_vmm_that_writes_a_snapshot_is_known_to_be_paused_though_it_answers_no
     let site = Site::new();
     let spec = site.spec(1);
     let environment = [("STAND_IN_FAULT", "slow-snapshot"), ("STAND_IN_VERSION", "1.15.1")];
+    site.driver(&environment).boot(&spec).await.unwrap();
     let driver = Arc::new(site.hasty(&environment));
-    driver.boot(&spec).await.unwrap();
     driver.pause(&spec.instance).await.unwrap();
     let (writer, instance) = (Arc::clone(&driver), spec.instance.clone());
     let snapshot = tokio::spawn(async move { writer.snapshot(&instance, &Keeping::plain()).await });

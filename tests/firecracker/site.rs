@@ -58,9 +58,9 @@ impl Site {
         self.open(self.settings(environment))
     }
 
-    /// A driver that is quick to give up.
+    /// A driver that is quick to give up. What it is to give up was booted by one that is not.
     pub(crate) fn hasty(&self, environment: &[(&str, &str)]) -> FirecrackerDriver {
-        let short = Duration::from_millis(700);
+        let short = Duration::from_secs(2);
         let limits = Limits { socket: short, call: short, vsock: short, ..Limits::default() };
         self.open(FirecrackerSettings { limits, ..self.settings(environment) })
     }

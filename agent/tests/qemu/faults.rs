@@ -8,7 +8,10 @@ use mvm_agent::driver::{Driver as _, DriverError, Keeping, QemuDriver, QemuSetti
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
-use super::{DataDir, driver, pids, settings, settings_with, signal, spec, subject};
+use super::{DataDir, driver, pids, settings, signal, spec, subject};
+
+/// For a start that comes to an end by itself, on a busy machine.
+const LONG: Duration = Duration::from_secs(20);
 
 /// A program that says which version it is, refuses the sandbox's trial run, and else does `then`.
 fn stand_in(dir: &Path, version: &str, then: &str) -> PathBuf {
@@ -22,9 +25,9 @@ fn stand_in(dir: &Path, version: &str, then: &str) -> PathBuf {
 }
 
 /// What booting says, after checking that it left no VM and no process.
-async fn refusal(dir: &Path, program: PathBuf, test: &str) -> Option<String> {
+async fn refusal(dir: &Path, program: PathBuf, start_within: Duration, test: &str) -> Option<String> {
     let spec = spec(&subject(test)?, 1);
-    let driver = QemuDriver::open(dir, settings_with(program));
+    let driver = QemuDriver::open(dir, QemuSettings { program, start_within, ..settings() });
     let error = driver.boot(&spec).await.unwrap_err();
     assert_eq!(driver.adopt(&spec.instance).await.unwrap(), None);
     assert!(pids(dir, &spec.instance).await.is_empty());
@@ -34,7 +37,9 @@ async fn refusal(dir: &Path, program: PathBuf, test: &str) -> Option<String> {
 #[tokio::test]
 async fn a_missing_qemu_is_named() {
     let dir = DataDir::new();
-    let Some(said) = refusal(dir.path(), dir.path().join("qemu"), "a_missing_qemu").await else { return };
+    let Some(said) = refusal(dir.path(), dir.path().join("qemu"), LONG, "a_missing_qemu").await else {
+        return;
+    };
     assert!(said.contains("install qemu-system-x86"), "{said}");
 }
 
@@ -42,7 +47,7 @@ async fn a_missing_qemu_is_named() {
 async fn a_qemu_that_is_too_old_is_refused_by_version() {
     let dir = DataDir::new();
     let program = stand_in(dir.path(), "4.2.1", "exit 1");
-    let Some(said) = refusal(dir.path(), program, "a_qemu_that_is_too_old").await else { return };
+    let Some(said) = refusal(dir.path(), program, LONG, "a_qemu_that_is_too_old").await else { return };
     assert!(said.contains("4.2.1") && said.contains("6.2"), "{said}");
 }
 
@@ -50,7 +55,7 @@ async fn a_qemu_that_is_too_old_is_refused_by_version() {
 async fn a_qemu_that_crashes_at_start_says_its_last_words() {
     let dir = DataDir::new();
     let program = stand_in(dir.path(), "7.2.0", "echo out of luck >&2; exit 3");
-    let Some(said) = refusal(dir.path(), program, "a_qemu_that_crashes").await else { return };
+    let Some(said) = refusal(dir.path(), program, LONG, "a_qemu_that_crashes").await else { return };
     assert!(said.contains("exit code 3") && said.contains("out of luck"), "{said}");
 }
 
@@ -59,7 +64,9 @@ async fn a_qemu_that_hangs_and_ignores_sigterm_is_given_up_and_gone() {
     let dir = DataDir::new();
     // Opening a pipe that nobody writes to waits for ever, in the shell itself.
     let program = stand_in(dir.path(), "7.2.0", "trap '' TERM; mkfifo never; read x < never");
-    let Some(said) = refusal(dir.path(), program, "a_qemu_that_hangs").await else { return };
+    let Some(said) = refusal(dir.path(), program, Duration::from_secs(1), "a_qemu_that_hangs").await else {
+        return;
+    };
     assert!(said.contains("did not answer"), "{said}");
 }
 
@@ -67,16 +74,18 @@ async fn a_qemu_that_hangs_and_ignores_sigterm_is_given_up_and_gone() {
 async fn a_qemu_that_stops_answering_is_stuck_and_can_still_be_ended() {
     let Some(subject) = subject("a_qemu_that_stops_answering") else { return };
     let dir = DataDir::new();
-    let settings = QemuSettings { answer_within: Duration::from_millis(500), ..settings() };
-    let driver = QemuDriver::open(dir.path(), settings);
     let spec = spec(&subject, 2);
-    driver.boot(&spec).await.unwrap();
+    driver(dir.path()).boot(&spec).await.unwrap();
+    // Quick to give up, and so not the one that boots.
+    let hasty = QemuSettings { answer_within: Duration::from_millis(500), ..settings() };
+    let driver = QemuDriver::open(dir.path(), hasty);
+    assert!(driver.adopt(&spec.instance).await.unwrap().is_some());
     signal(dir.path(), &spec.instance, Signal::SIGSTOP).await;
     let error = driver.pause(&spec.instance).await.unwrap_err();
     assert!(matches!(error, DriverError::Stuck { .. }), "{error:?}");
     // It is still seen, by this driver and by one that has just started, and without waiting long.
     let began = Instant::now();
-    for driver in [&driver, &QemuDriver::open(dir.path(), super::settings())] {
+    for driver in [&driver, &QemuDriver::open(dir.path(), settings())] {
         let seen = driver.list().await.unwrap();
         assert_eq!(seen.iter().map(|vm| vm.state).collect::<Vec<_>>(), [VmState::Running]);
     }

@@ -54,11 +54,6 @@ fn settings() -> QemuSettings {
     QemuSettings::new(&VmmSettings::default()).on(Accelerator::Tcg)
 }
 
-fn settings_with(program: PathBuf) -> QemuSettings {
-    let start_within = Duration::from_secs(1);
-    QemuSettings { program, start_within, ..settings() }
-}
-
 fn driver(data_dir: &Path) -> QemuDriver {
     QemuDriver::open(data_dir, settings())
 }

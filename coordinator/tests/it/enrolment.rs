@@ -96,13 +96,17 @@ async fn enrolment_from_one_address_is_rate_limited() {
     let running = Running::start_with(&report.data_dir, |settings| settings.enrol_burst = 3.0).await;
     let http = running.http(None).await;
     let (_, csr) = new_request();
-    let mut codes = Vec::new();
-    for _ in 0..5 {
-        let body = enrol_body("x", &csr, "n1");
-        codes.push(post(&http, "/v1/enrol", &body).await.unwrap_err().code);
-    }
-    assert_eq!(codes[..3], ["token_invalid"; 3]);
-    assert!(codes.contains(&"rate_limited".to_owned()), "{codes:?}");
+    let mut heard = 0;
+    // They come back at two a second, so on a slow machine it takes a few more to run out.
+    let refused = loop {
+        let code = post(&http, "/v1/enrol", &enrol_body("x", &csr, "n1")).await.unwrap_err().code;
+        if code != "token_invalid" || heard == 200 {
+            break code;
+        }
+        heard += 1;
+    };
+    assert!(heard >= 3, "a burst is heard");
+    assert_eq!(refused, "rate_limited");
 }
 
 #[tokio::test]

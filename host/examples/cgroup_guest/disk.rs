@@ -23,6 +23,9 @@ const PAGE: usize = 4096;
 /// What of three seconds' worth of work must be waited for at least: the kernel lets the first moments pass.
 const LEAST: Duration = Duration::from_secs(2);
 
+/// How often what has no limit is tried until it is quick.
+const RUNS: usize = 3;
+
 /// Loads what disks need, and mounts the only partition of the only one.
 pub(crate) fn find() {
     for path in fs::read_to_string("/modules.list").unwrap().split_whitespace() {
@@ -58,10 +61,22 @@ impl Bench {
         }
     }
 
+    /// The least that this takes in a group that has no limit: the disk may stand still during one run, and a limit would
+    /// hold in all of them.
+    fn unhindered(&self, group: &InstanceGroup, what: &[&str]) -> Result<Duration, String> {
+        let mut least = self.timed(group, what)?;
+        for _ in 1..RUNS {
+            if least >= LEAST / 2 {
+                least = least.min(self.timed(group, what)?);
+            }
+        }
+        Ok(least)
+    }
+
     /// How long it takes in a group that has no limit, and in one that has.
     fn compared(&self, tenant: &str, limits: IoLimits, what: &[&str]) -> Checked {
         let group = self.on_disk(tenant, None);
-        let free = self.timed(&group, what)?;
+        let free = self.unhindered(&group, what)?;
         self.clear(&[group]);
         let group = self.on_disk(tenant, Some(limits));
         let held = self.timed(&group, what)?;
@@ -115,7 +130,7 @@ pub(crate) fn direct_writes(bench: &Bench) -> Checked {
 pub(crate) fn delayed_writes(bench: &Bench) -> Checked {
     // Each its own file: what is delayed is charged to who owns the file, and that is who wrote to it first.
     let free = bench.on_disk("free", None);
-    let before = bench.timed(&free, &["write", "delayed", "/disk/free", "48"])?;
+    let before = bench.unhindered(&free, &["write", "delayed", "/disk/free", "48"])?;
     let held = bench.on_disk("held", Some(writes(MIB)));
     let after = bench.timed(&held, &["write", "delayed", "/disk/held", "48"])?;
     bench.clear(&[free, held]);
@@ -167,13 +182,22 @@ pub(crate) fn changed(bench: &Bench) -> Checked {
     let slow = bench.rate(&group, Duration::from_secs(2));
     bench.cgroups.ensure_io(&group, Some(&writes(3 * MIB))).unwrap();
     pass(Duration::from_millis(500));
-    let faster = bench.rate(&group, Duration::from_secs(2));
+    // A limit holds whenever one looks; that there is no lower one shows while the disk doesn't stand still.
+    let mut faster = 0;
+    let sped_up = wait_until("the writer to write faster", || {
+        faster = faster.max(bench.rate(&group, Duration::from_secs(2)));
+        faster >= MIB * 2
+    });
     bench.cgroups.ensure_io(&group, None).unwrap();
     pass(Duration::from_millis(500));
-    let free = bench.rate(&group, Duration::from_secs(1));
+    let mut free = 0;
+    let freed = wait_until("the writer to write freely", || {
+        free = bench.rate(&group, Duration::from_secs(1));
+        free > MIB * 6
+    });
     let alive = lives(&writer);
     bench.clear(&[group]);
-    let well = slow <= MIB * 3 / 2 && (MIB * 2..=MIB * 4).contains(&faster) && free > MIB * 6;
+    let well = slow <= MIB * 3 / 2 && faster <= MIB * 4 && sped_up.is_ok() && freed.is_ok();
     let told = format!("{} KiB/s of 1024, {} of 3072, then {}", slow >> 10, faster >> 10, free >> 10);
     expect(alive && well, told)
 }

@@ -193,7 +193,7 @@ async fn a_session_does_not_follow_its_peer_to_another_address() {
             std::future::pending::<()>().await;
         })
     };
-    let limits = Limits { idle_timeout: Duration::from_millis(600), ..Limits::default() };
+    let limits = Limits { idle_timeout: Duration::from_secs(2), ..Limits::default() };
     let server = Running::start(ClientAuth::Required, limits, None, Some(Arc::new(handler)));
     let raw = server.raw(HERE, ALPN_SESSION, server.lab.node_tls("n1")).await;
     let (mut stream, _recv) = raw.connection.open_bi().await.expect("a stream");
