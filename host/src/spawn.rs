@@ -87,7 +87,10 @@ fn holes(args: &[String]) -> Holes {
 
 /// Whether a guest of this VMM could, by giving memory back, make a hole in a file that others have in memory.
 fn gives_back_shared_memory(args: &[String]) -> bool {
-    let maps = |arg: &String| arg.starts_with("memory-backend-file,") && arg.contains("share=off");
+    // Private is what QEMU makes of a file unless it is told otherwise.
+    let maps = |arg: &String| {
+        arg.starts_with("memory-backend-file,") && !arg.split(',').any(|part| part == "share=on")
+    };
     holes(args) == Holes::Pretended && args.iter().any(maps)
 }
 
