@@ -299,8 +299,7 @@ impl Sessions {
     }
 
     /// Copies a drained guest's session before it is paused, within what is left of its time to drain.
-    pub(crate) async fn keep_before_pause(&self, record: &Record, deadline: Instant) {
-        let left = deadline.saturating_duration_since(Instant::now());
+    pub(crate) async fn keep_before_pause(&self, record: &Record, left: Duration) {
         self.keep_within(record, left.max(KEEP_AT_LEAST)).await;
     }
 

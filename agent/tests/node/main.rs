@@ -13,6 +13,7 @@ mod documents;
 mod failures;
 mod full_disk;
 mod once;
+mod reclaim;
 mod secrets;
 mod subject;
 mod task;
