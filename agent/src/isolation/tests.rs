@@ -148,3 +148,18 @@ async fn what_runs_is_limited_as_the_document_says_and_left_alone_where_it_says_
     keeper.keep(Some(&document("other", Value::Null)), &records).await;
     assert_eq!(site.now(), limited(2 << 20));
 }
+
+#[tokio::test]
+async fn a_tenant_whose_group_can_not_be_had_keeps_nobody_else_from_their_limits() {
+    let site = site("ext4", Mode::Required);
+    let groups = site.file.ancestors().nth(4).unwrap();
+    fs::write(groups.join("aaa"), "where its group should be").unwrap();
+    let mut desired = document("web", writes(1 << 20));
+    let mut other = desired.tenants[0].clone();
+    (other.tenant_id, other.network.tenant_net_id) = ("aaa".parse().unwrap(), 2);
+    desired.tenants.push(other);
+    let mut keeper = site.keeper();
+    keeper.keep(Some(&desired), &Records::empty()).await;
+    assert_eq!(site.now(), limited(1 << 20));
+    assert_eq!(keeper.condition(Timestamp::from_unix_ms(0)).reason, "Failed", "and it is told");
+}
