@@ -163,3 +163,12 @@ async fn a_tenant_whose_group_can_not_be_had_keeps_nobody_else_from_their_limits
     assert_eq!(site.now(), limited(1 << 20));
     assert_eq!(keeper.condition(Timestamp::from_unix_ms(0)).reason, "Failed", "and it is told");
 }
+
+#[tokio::test]
+async fn networks_are_compared_while_a_group_that_is_taken_away_is_waited_for() {
+    let site = site("ext4", Mode::Required);
+    let record = record(Value::Null);
+    let mut release = std::pin::pin!(site.isolation.release(&record));
+    let _ = futures::poll!(&mut release);
+    assert!(site.isolation.comparing.try_write().is_ok());
+}
