@@ -5,6 +5,7 @@
 mod acceptance;
 mod at_rest;
 mod call_off;
+mod closing;
 mod cluster;
 mod crash;
 mod disk;
