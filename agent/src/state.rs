@@ -353,6 +353,7 @@ impl Records {
             io_limits: spec.io_limits.clone(),
             session: Some(SessionMark::Fresh),
             came_from: None,
+            came_through: Vec::new(),
             exported_at: None,
             intent: None,
         };
@@ -412,6 +413,16 @@ impl Records {
     pub fn set_idle(&self, id: &InstanceId, idle_since: Option<Timestamp>) {
         if let Some(record) = self.lock().records.get_mut(id) {
             record.idle_since = idle_since;
+        }
+    }
+
+    /// Notes that the session of an instance, which came as `arrived` says, bears this node's name. On disk with its record's
+    /// next write: until then an old name too many does no harm.
+    pub fn set_arrived(&self, arrived: &Record) {
+        if let Some(record) = self.lock().records.get_mut(&arrived.id)
+            && (&record.came_from, &record.came_through) == (&arrived.came_from, &arrived.came_through)
+        {
+            record.has_arrived();
         }
     }
 
