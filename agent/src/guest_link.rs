@@ -372,6 +372,16 @@ impl GuestLinks {
         self.ask(instance, "taking back a drain", ANSWER_WITHIN, body).await
     }
 
+    /// Waits until a guest that was drained has work again: for ever, if nobody brings any.
+    pub(crate) async fn works_again(&self, instance: &InstanceId) {
+        if let Ok(link) = self.link(instance)
+            && link.follow().wait_for(GuestView::has_work).await.is_ok()
+        {
+            return;
+        }
+        std::future::pending::<()>().await;
+    }
+
     /// Takes back, without waiting, what an earlier agent may have asked before it ended.
     pub(crate) fn take_back_sleep(&self, instance: &InstanceId) {
         let (links, instance) = (self.clone(), instance.clone());

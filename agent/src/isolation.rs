@@ -114,10 +114,12 @@ impl Isolation {
 
     /// Takes the bounds away, now that the VM is gone.
     pub async fn release(&self, record: &Record) -> Result<(), HostError> {
-        let _not_compared = self.comparing.read().await;
+        let not_compared = self.comparing.read().await;
         if let Some((_, port)) = self.place(record) {
             self.host.perform(&Operation::RemovePort { port }).await?;
         }
+        // What is in a group may take long to be gone, and is no part of the network.
+        drop(not_compared);
         if self.settings.cgroups != Effort::None {
             self.host.perform(&Operation::RemoveGroup { group: group_of(record) }).await?;
         }

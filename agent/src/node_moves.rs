@@ -360,6 +360,9 @@ fn bad_archive(error: &ArchiveError) -> Problem {
 fn taken(error: &StateError) -> Problem {
     let detail = chain(error);
     match error {
+        StateError::Closing => {
+            Problem::new(503, "closing", detail, "Try again once the agent is back; nothing was imported.")
+        }
         StateError::Exists(_) => Problem::new(
             409,
             "instance_exists",
@@ -402,4 +405,16 @@ fn unfit(id: &InstanceId, error: &StepError) -> Problem {
 fn failed(reason: &str) -> Problem {
     let detail = format!("the instance could not be moved: {reason}");
     Problem::new(503, "move_failed", detail, "Look at the agent's log, then try again.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_that_shuts_down_takes_nothing_in_and_says_so() {
+        let problem = taken(&StateError::Closing);
+        assert_eq!((problem.status, problem.code.as_str()), (503, "closing"));
+        assert_eq!(problem.detail, "this agent is shutting down");
+    }
 }

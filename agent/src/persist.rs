@@ -265,6 +265,7 @@ impl Sessions {
             }
         };
         record.session = Some(SessionMark::Taken { slot: session.slot });
+        record.has_arrived();
         if let Err(error) = records.save(record).await {
             tracing::warn!(id = %record.id, error = %chain(&error), "could not note which session is taken");
         }
@@ -290,8 +291,7 @@ impl Sessions {
         let (vault, me) = (self.vault(record, &persist.store)?, self.me(record));
         if let Some(slot) = record.session.and_then(SessionMark::slot)
             && let Some(session) =
-                Session::resume(vault.clone(), slot, &me, before(record).as_ref(), persist.every_seconds)
-                    .await?
+                Session::resume(vault.clone(), slot, &me, &before(record), persist.every_seconds).await?
         {
             return Ok(session);
         }
@@ -299,8 +299,7 @@ impl Sessions {
     }
 
     /// Copies a drained guest's session before it is paused, within what is left of its time to drain.
-    pub(crate) async fn keep_before_pause(&self, record: &Record, deadline: Instant) {
-        let left = deadline.saturating_duration_since(Instant::now());
+    pub(crate) async fn keep_before_pause(&self, record: &Record, left: Duration) {
         self.keep_within(record, left.max(KEEP_AT_LEAST)).await;
     }
 
@@ -366,7 +365,7 @@ impl Sessions {
         let vault = self.vault(record, &persist.store)?;
         let name = vault.name(slot);
         let (me, before) = (self.me(record), before(record));
-        let resumed = Session::resume(vault, slot, &me, before.as_ref(), persist.every_seconds).await?;
+        let resumed = Session::resume(vault, slot, &me, &before, persist.every_seconds).await?;
         resumed.ok_or(PersistError::Taken(name))
     }
 
@@ -427,7 +426,7 @@ impl Sessions {
             _ => self.renew(&seat, record, &persist).await,
         };
         match attended {
-            Ok(()) => {}
+            Ok(()) => records.set_arrived(record),
             Err(PersistError::Taken(session)) => {
                 let message = format!("{session} was taken by another: it goes on in a session of its own");
                 self.note("SessionTaken", record, &message);
@@ -581,9 +580,10 @@ impl Sessions {
     }
 }
 
-/// Who an instance that came from another node was there.
-fn before(record: &Record) -> Option<Holder> {
-    record.came_from.clone().map(|node| Holder { node, instance: record.id.clone() })
+/// Who an instance that came from other nodes was there.
+fn before(record: &Record) -> Vec<Holder> {
+    let nodes = record.came_from.iter().chain(&record.came_through);
+    nodes.map(|node| Holder { node: node.clone(), instance: record.id.clone() }).collect()
 }
 
 /// Whether `path` is `folder` or lies in it.

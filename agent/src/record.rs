@@ -1,5 +1,6 @@
 //! What the agent remembers of one instance: one record, written before and after each effect that matters.
 
+use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
@@ -94,6 +95,9 @@ pub struct Record {
     /// The node that it came from, whose name its session may still bear.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub came_from: Option<NodeId>,
+    /// The nodes before that one: a session still bears the name of the last of them that could reach its store.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub came_through: Vec<NodeId>,
     /// When what it is now was written to an archive. While that is imported elsewhere, it must not run here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exported_at: Option<Timestamp>,
@@ -217,6 +221,10 @@ impl Record {
     /// was under way or decided for it where it was.
     #[must_use]
     pub fn arriving(self, from: NodeId, net: Option<Net>, now: Timestamp) -> Self {
+        let mut came_through = self.came_through;
+        came_through.extend(self.came_from);
+        let mut known = BTreeSet::from([from.clone()]);
+        came_through.retain(|node| known.insert(node.clone()));
         Self {
             net,
             phase: Phase::Created,
@@ -231,10 +239,17 @@ impl Record {
             failures: 0,
             retry_not_before: None,
             came_from: Some(from),
+            came_through,
             exported_at: None,
             intent: None,
             ..self
         }
+    }
+
+    /// Its session bears the name of the node that it is on: what it was called before is over.
+    pub fn has_arrived(&mut self) {
+        self.came_from = None;
+        self.came_through.clear();
     }
 
     /// The number of the next identity: higher than any before it, also than one that a crash kept from being recorded.

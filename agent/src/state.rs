@@ -44,6 +44,8 @@ pub enum StateError {
     NoAddress { tenant: TenantId, subnet: String },
     #[error("no free instance id was found")]
     NoId,
+    #[error("this agent is shutting down")]
+    Closing,
     #[error("there is an instance {0} on this node already")]
     Exists(InstanceId),
     #[error("{address} of tenant {tenant} is the address of {holder} here")]
@@ -305,6 +307,9 @@ impl Records {
         now: Timestamp,
     ) -> Result<(Record, Lease), StateError> {
         let mut inner = self.lock();
+        if inner.closing {
+            return Err(StateError::Closing);
+        }
         let templates: BTreeSet<_> = inner.templates.values().map(|template| template.id.clone()).collect();
         let free = |id: &InstanceId| !inner.records.contains_key(id) && !templates.contains(id);
         let id = (0..ID_TRIES).map(|_| InstanceId::from_bits(fastrand::u32(..))).find(free);
@@ -348,6 +353,7 @@ impl Records {
             io_limits: spec.io_limits.clone(),
             session: Some(SessionMark::Fresh),
             came_from: None,
+            came_through: Vec::new(),
             exported_at: None,
             intent: None,
         };
@@ -361,8 +367,11 @@ impl Records {
     pub fn admit(self: &Arc<Self>, record: Record) -> Result<Lease, StateError> {
         let mut inner = self.lock();
         let id = record.id.clone();
+        if inner.closing {
+            return Err(StateError::Closing);
+        }
         let template = inner.templates.values().any(|template| template.id == id);
-        if inner.closing || template || inner.records.contains_key(&id) || inner.moving.contains_key(&id) {
+        if template || inner.records.contains_key(&id) || inner.moving.contains_key(&id) {
             return Err(StateError::Exists(id));
         }
         let same = |other: &&Record| other.tenant == record.tenant && other.offset == record.offset;
@@ -404,6 +413,16 @@ impl Records {
     pub fn set_idle(&self, id: &InstanceId, idle_since: Option<Timestamp>) {
         if let Some(record) = self.lock().records.get_mut(id) {
             record.idle_since = idle_since;
+        }
+    }
+
+    /// Notes that the session of an instance, which came as `arrived` says, bears this node's name. On disk with its record's
+    /// next write: until then an old name too many does no harm.
+    pub fn set_arrived(&self, arrived: &Record) {
+        if let Some(record) = self.lock().records.get_mut(&arrived.id)
+            && (&record.came_from, &record.came_through) == (&arrived.came_from, &arrived.came_through)
+        {
+            record.has_arrived();
         }
     }
 

@@ -91,6 +91,15 @@ pub enum Filter {
     Strict,
 }
 
+/// What comes of the holes that a VMM makes in files. Not the agent's to say: it follows from the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holes {
+    /// They are holes.
+    Made,
+    /// It is told so, and the files stay as they are.
+    Pretended,
+}
+
 /// What happens where the machine can't do all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

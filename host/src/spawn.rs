@@ -31,7 +31,7 @@ use rustix::process::{WaitOptions, waitpid};
 use super::HostError;
 use super::born::{Born, Forked, fork_into};
 use super::files::failed;
-use super::sandbox::{self, Capabilities, Confinement, Prepared, Weaker};
+use super::sandbox::{self, Capabilities, Confinement, Holes, Prepared, Weaker};
 use failure::{Failure, Step};
 use sys::Strings;
 
@@ -78,10 +78,20 @@ fn machine() -> &'static Capabilities {
     MACHINE.get_or_init(sandbox::probe)
 }
 
+/// Holes are pretended beside a balloon only: there the disks offer none (the agent's `driver/qemu/args.rs`). Others are
+/// told the truth, for a block that is believed to be empty and is not would be somebody's data.
+fn holes(args: &[String]) -> Holes {
+    let balloon = args.iter().any(|arg| arg.starts_with("virtio-balloon-device"));
+    if balloon { Holes::Pretended } else { Holes::Made }
+}
+
 /// Whether a guest of this VMM could, by giving memory back, make a hole in a file that others have in memory.
 fn gives_back_shared_memory(args: &[String]) -> bool {
-    let maps = |arg: &String| arg.starts_with("memory-backend-file,") && arg.contains("share=off");
-    args.iter().any(|arg| arg.starts_with("virtio-balloon-device")) && args.iter().any(maps)
+    // Private is what QEMU makes of a file unless it is told otherwise.
+    let maps = |arg: &String| {
+        arg.starts_with("memory-backend-file,") && !arg.split(',').any(|part| part == "share=on")
+    };
+    holes(args) == Holes::Pretended && args.iter().any(maps)
 }
 
 /// Starts it in its own session, with nothing of this process but `PATH`: no terminal, no input, no open files.
@@ -106,7 +116,8 @@ pub(crate) fn launch(wanted: &Launch<'_>) -> Result<Launched, HostError> {
         None => None,
         Some(confine) => {
             let taken = tell.as_raw_fd();
-            Some(sandbox::prepare(confine, machine(), &program, wanted.dir, base, taken)?)
+            let holes = holes(wanted.args);
+            Some(sandbox::prepare(confine, holes, machine(), &program, wanted.dir, base, taken)?)
         }
     };
     let filtered = confinement.as_ref().is_some_and(|prepared| prepared.measures.filter);

@@ -60,3 +60,21 @@ fn what_can_not_be_started_is_told_and_leaves_no_process() {
     let refused = launch(&Launch { program: &text, ..shell(dir.path(), &[]) }).unwrap_err();
     assert!(matches!(refused, HostError::Io { .. }), "{refused}");
 }
+
+#[test]
+fn a_guest_that_could_make_holes_in_its_template_is_not_started_without_a_filter() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = |memory: &str| {
+        let mut args = script(":");
+        args.extend(["virtio-balloon-device,id=balloon", memory].map(str::to_owned));
+        launch(&Launch { ..shell(dir.path(), &args) })
+    };
+    // What is not said to be shared is not.
+    for memory in ["mem-path=base,share=off", "mem-path=base", "mem-path=share=onx"] {
+        let refused = start(&format!("memory-backend-file,id=memory,{memory}")).unwrap_err();
+        assert!(matches!(refused, HostError::Refused(_)), "{refused}");
+    }
+    for memory in ["memory-backend-file,id=memory,mem-path=memory,share=on", "memory-backend-ram,id=memory"] {
+        assert_eq!(ended(&start(memory).unwrap().child).code(), Some(0));
+    }
+}

@@ -73,7 +73,10 @@ impl LoneAgent {
         let mut command = self.command(&["agent", "serve", "--node-id", "node-a", "--interval-secs", "1"]);
         command.args(["--network", if self.namespace.is_some() { "bridges" } else { "none" }]);
         // Machines that build and test this often have no cgroup v2; their own test brings one.
-        command.args(["--cgroups", "best-effort", "--jail", "best-effort"]);
+        command.args(["--cgroups", "best-effort"]);
+        if !self.flags.iter().any(|flag| flag == "--jail") {
+            command.args(["--jail", "best-effort"]);
+        }
         command.args(["--driver", &self.driver, "--data-dir", path_text(&data_dir)]);
         command.args(["--desired", path_text(&desired), "--metrics-listen", &metrics]);
         command.args(["--listen", "127.0.0.1:0"]).args(&self.flags);

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use mvm_host::network::Mac;
-use mvm_proto::InstanceId;
 use mvm_proto::guest::{Mount, Reborn};
+use mvm_proto::{InstanceId, Phase};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
@@ -157,32 +157,43 @@ impl<D: Driver> Executor<D> {
     }
 
     /// Lets a running guest finish its work. What keeps it from that is told, and does not keep it running.
-    pub(super) async fn drain(&self, record: &Record, timeout: Duration) -> Result<Drain, StepError> {
+    /// On its way to warm it gives back memory, too; what is kept of its session is as it was after all that.
+    pub(super) async fn drain(
+        &self,
+        record: &Record,
+        timeout: Duration,
+        rest: Phase,
+    ) -> Result<Drain, StepError> {
         let now = self.clock.now();
         // The counts' and a person's word is final; the policy's was that the guest has nothing to do.
         let by_policy = record.on_demand && record.override_until.is_none_or(|until| until <= now);
         let deadline = Instant::now() + timeout;
         self.links.open(&record.id);
-        let drained = match self.links.prepare_sleep(&record.id, timeout, by_policy).await {
-            Ok(Drained::Done) => Ok(Drain::Over),
+        match self.links.prepare_sleep(&record.id, timeout, by_policy).await {
+            Ok(Drained::Done) => {}
             Ok(Drained::Busy) => {
                 self.note("InstanceBusy", record, "has work again while it was drained: it goes on running");
-                Ok(Drain::CalledOff)
+                return Ok(Drain::CalledOff);
             }
             Ok(Drained::Not(why)) => {
                 self.note("DrainTimedOut", record, &format!("was paused without having drained: {why}"));
-                Ok(Drain::Over)
             }
-            Err(error @ LinkError::NoEntropy(_)) => Err(error.into()),
+            Err(error @ LinkError::NoEntropy(_)) => return Err(error.into()),
             Err(error) => {
                 self.note("NotDrained", record, &format!("was paused without having drained: {error}"));
-                Ok(Drain::Over)
             }
-        };
-        if let Ok(Drain::Over) = drained {
-            self.sessions.keep_before_pause(record, deadline).await;
         }
-        drained
+        // Giving memory back takes nothing of the time for the session.
+        let left = deadline.saturating_duration_since(Instant::now());
+        if rest == Phase::Warm {
+            crash::point("warm.drained");
+            if self.reclaim(record, by_policy).await? == Drain::CalledOff {
+                return Ok(Drain::CalledOff);
+            }
+            crash::point("warm.reclaimed");
+        }
+        self.sessions.keep_before_pause(record, left).await;
+        Ok(Drain::Over)
     }
 
     /// Asks a running guest to end and waits for that. Says how much of its grace is left for the driver to give.

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use mvm_proto::InstanceId;
 
-use super::Executor;
+use super::guest::Drain;
+use super::{Executor, StepError};
 use crate::driver::Driver;
 use crate::record::Record;
-use crate::state::CallOff;
 use crate::text::chain;
 
 /// Where a guest's kernel says how much of its memory nobody uses.
@@ -23,6 +23,9 @@ const WORTH_MIB: u64 = 16;
 
 /// A guest that takes longer is paused as it is.
 const AT_MOST: Duration = Duration::from_secs(2);
+
+/// For the questions before that: a guest or a host that answers them later is not waited for.
+const ASKED_WITHIN: Duration = Duration::from_secs(1);
 
 /// How much a guest of this size should keep; absent: so little would be gained that it keeps all. `costs`: what its VMM has
 /// of the host's memory. What a fork never touched it shares with its template, and costs nothing.
@@ -42,21 +45,28 @@ fn free_mib(text: &[u8]) -> Option<u64> {
 }
 
 impl<D: Driver> Executor<D> {
-    /// Has a drained guest give back what it does not need, unless a request wants it meanwhile.
-    pub(super) async fn reclaim_unless_wanted(&self, record: &Record, call_off: &CallOff) {
+    /// Has a drained guest give back what it does not need. What keeps it from that keeps it from nothing else: it costs
+    /// more, and is as warm. `unless_busy`: a guest that has work again goes on with all of its memory.
+    pub(super) async fn reclaim(&self, record: &Record, unless_busy: bool) -> Result<Drain, StepError> {
+        let id = &record.id;
         tokio::select! {
             biased;
-            () = call_off.called_off() => {}
-            () = self.reclaim(record) => {}
+            () = self.links.works_again(id), if unless_busy => {}
+            given = tokio::time::timeout(AT_MOST + ASKED_WITHIN, self.give_back(record)) => {
+                if given.is_err() {
+                    tracing::warn!(%id, "did not say in time what memory it has to give back");
+                }
+                return Ok(Drain::Over);
+            }
         }
+        self.note("InstanceBusy", record, "has work again while it gave memory back: it goes on running");
+        self.links.take_back_sleep(id);
+        self.driver.resume(id).await?;
+        Ok(Drain::CalledOff)
     }
 
-    /// What keeps it from that keeps it from nothing else: it costs more, and is as warm.
-    async fn reclaim(&self, record: &Record) {
+    async fn give_back(&self, record: &Record) {
         let id = &record.id;
-        if !self.driver.kind().uses_host_resources() {
-            return;
-        }
         let Some((free, costs)) = self.figures(id).await else { return };
         let Some(keep) = keep_mib(record.resources.mem_mib, free, costs) else { return };
         match self.driver.reclaim(id, keep, AT_MOST).await {

@@ -173,11 +173,6 @@ impl<D: Driver> Executor<D> {
         let Some(mut record) = self.drained(record, drain, Phase::Warm, call_off).await? else {
             return Ok(());
         };
-        crash::point("warm.drained");
-        if record.phase == Phase::Running {
-            self.reclaim_unless_wanted(&record, call_off).await;
-            crash::point("warm.reclaimed");
-        }
         self.pause(&mut record).await?;
         crash::point("warm.paused");
         if !call_off.pass() {
@@ -204,7 +199,7 @@ impl<D: Driver> Executor<D> {
         if record.phase != Phase::Running {
             return Ok(Some(record));
         }
-        match self.drain_unless_wanted(&record, timeout, call_off).await? {
+        match self.drain_unless_wanted(&record, timeout, rest, call_off).await? {
             Drain::Over => return Ok(Some(record)),
             Drain::CalledOff => self.used(record),
             Drain::Wanted => self.go_on(record, rest).await?,

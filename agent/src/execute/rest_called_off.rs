@@ -24,12 +24,13 @@ impl<D: Driver> Executor<D> {
         &self,
         record: &Record,
         timeout: Duration,
+        rest: Phase,
         call_off: &CallOff,
     ) -> Result<Drain, StepError> {
         tokio::select! {
             biased;
             () = call_off.called_off() => Ok(Drain::Wanted),
-            drained = self.drain(record, timeout) => drained,
+            drained = self.drain(record, timeout, rest) => drained,
         }
     }
 

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::{Executor, Order, PoolSpec, StepError};
 use crate::driver::Driver;
 use crate::reconcile::gate::{Closed, Gate};
-use crate::state::{Lease, Records};
+use crate::state::{Lease, Records, StateError};
 
 type PoolKey = (TenantId, PoolId);
 
@@ -205,8 +205,12 @@ impl<D: Driver> Runner<D> {
                 Ok(if since { None } else { self.records.lease_to_rest(id, to) })
             }
             (None, Some(spec)) => {
-                let (_, lease) = self.records.reserve(&step.tenant, &step.pool, spec, step.staging, now)?;
-                Ok(Some(lease))
+                match self.records.reserve(&step.tenant, &step.pool, spec, step.staging, now) {
+                    Ok((_, lease)) => Ok(Some(lease)),
+                    // As nothing else is begun then.
+                    Err(StateError::Closing) => Ok(None),
+                    Err(error) => Err(error.into()),
+                }
             }
             (None, None) => Ok(None),
         }

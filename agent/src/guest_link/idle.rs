@@ -38,7 +38,12 @@ impl Signs {
         let works = shares.iter().flatten().any(|percent| *percent > u64::from(self.cpu_idle_percent));
         // A guest that says that it is idle knows better than a processor's share.
         let works = works && self.says != Readiness::Idle;
-        self.says == Readiness::Busy || self.has_open_work || self.moves_bytes || works
+        self.has_work() || works
+    }
+
+    /// The same but for its processors, which may be busy with what the agent asked of the guest itself.
+    pub(super) fn has_work(&self) -> bool {
+        self.says == Readiness::Busy || self.has_open_work || self.moves_bytes
     }
 
     /// Since when it has nothing to do; `before` is what this said last. None: it has, or it is not known.

@@ -86,6 +86,11 @@ impl GuestView {
         self.signs().is_busy()
     }
 
+    /// Whether it has work for somebody else: what its processors do for the agent does not count.
+    pub(super) fn has_work(&self) -> bool {
+        self.signs().has_work()
+    }
+
     /// Since when it has nothing to do, unless it has not been heard of for long.
     #[must_use]
     pub fn idle_at(&self, now: Timestamp) -> Option<Timestamp> {

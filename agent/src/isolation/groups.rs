@@ -82,11 +82,7 @@ impl GroupKeeper {
         records: &Records,
         removes: bool,
     ) -> Result<(), HostError> {
-        let host = self.isolation.host.clone();
-        for (tenant, limits) in wanted {
-            let ensure = Operation::EnsureTenantGroup { tenant: tenant.clone(), limits: *limits };
-            host.perform(&ensure).await?;
-        }
+        let ensured = self.ensure_tenants(wanted).await;
         let mut found = self.look().await?;
         let unlike = self.isolation.disks().unlike(&found.observed.groups);
         let limited = self.limit_disks(&unlike).await;
@@ -104,7 +100,18 @@ impl GroupKeeper {
             self.sweep(observed.groups.keys(), wanted, records).await?;
         }
         self.usages = observed.groups;
-        limited
+        ensured.and(limited)
+    }
+
+    /// One tenant whose group can't be had keeps no other from having theirs, nor instances from having their limits.
+    async fn ensure_tenants(&self, wanted: &BTreeMap<TenantId, TenantLimits>) -> Result<(), HostError> {
+        let mut ensured = Ok(());
+        for (tenant, limits) in wanted {
+            let ensure = Operation::EnsureTenantGroup { tenant: tenant.clone(), limits: *limits };
+            let done = self.isolation.host.perform(&ensure).await.map(|_| ());
+            ensured = ensured.and(done);
+        }
+        ensured
     }
 
     async fn look(&self) -> Result<GroupsFound, HostError> {

@@ -12,7 +12,7 @@ use mvm_proto::{DesiredState, InstanceId, Timestamp};
 use tokio::sync::{broadcast, watch};
 use tokio::time::Instant;
 
-use super::wanted::wanted;
+use super::wanted::{Wanted, wanted};
 use super::{Isolation, NetworkMode};
 use crate::reconcile::Clock;
 use crate::state::Records;
@@ -68,34 +68,38 @@ impl Keeper {
         if self.isolation.settings.network == NetworkMode::None {
             return Vec::new();
         }
-        let isolation = Arc::clone(&self.isolation);
-        // What somebody begins from here on waits; what was begun before is known to move.
-        let _comparing = isolation.comparing.write().await;
-        let mut all = Vec::new();
-        records.for_each(|record, moving| all.push((record.clone(), moving.is_some())));
-        let wanted = wanted(
-            desired,
-            self.isolation.settings.gateway_dns,
-            all.iter().map(|(record, moving)| (record, *moving)),
-        );
-        let blocked = wanted.conflicts.iter().map(|(tenant, why)| Blocked {
-            tenant: tenant.clone(),
+        let mut wanted = self.wanted(desired, records);
+        if self.is_due(&wanted) {
+            let isolation = Arc::clone(&self.isolation);
+            // What somebody begins from here on waits; what was begun before is known to move. Waiting for this keeps
+            // everyone else waiting, too: so it is asked for only when it is time to look.
+            let _comparing = isolation.comparing.write().await;
+            wanted = self.wanted(desired, records);
+            let (now, nets) = (Instant::now(), wanted.network.nets.clone());
+            self.look(std::mem::take(&mut wanted.network), desired.is_some(), records).await;
+            self.last = Some((now, nets));
+        }
+        self.conflicts = wanted.conflicts.iter().map(|(tenant, why)| format!("{tenant}: {why}")).collect();
+        self.cut_off.retain(|id, since| records.get(id).is_some_and(|record| record.since == *since));
+        let blocked = wanted.conflicts.into_iter().map(|(tenant, why)| Blocked {
+            tenant,
             pool: None,
             reason: format!("NetworkReady=False: {why}"),
         });
-        let blocked = blocked.collect();
-        self.conflicts = wanted.conflicts.iter().map(|(tenant, why)| format!("{tenant}: {why}")).collect();
-        self.cut_off.retain(|id, since| records.get(id).is_some_and(|record| record.since == *since));
-        let now = Instant::now();
-        let is_due = self.last.as_ref().is_none_or(|(at, nets)| {
-            now.duration_since(*at) >= self.interval || *nets != wanted.network.nets
-        });
-        if is_due {
-            let nets = wanted.network.nets.clone();
-            self.look(wanted.network, desired.is_some(), records).await;
-            self.last = Some((now, nets));
-        }
-        blocked
+        blocked.collect()
+    }
+
+    fn is_due(&self, wanted: &Wanted) -> bool {
+        self.last
+            .as_ref()
+            .is_none_or(|(at, nets)| at.elapsed() >= self.interval || *nets != wanted.network.nets)
+    }
+
+    fn wanted(&self, desired: Option<&DesiredState>, records: &Records) -> Wanted {
+        let mut all = Vec::new();
+        records.for_each(|record, moving| all.push((record.clone(), moving.is_some())));
+        let all = all.iter().map(|(record, moving)| (record, *moving));
+        wanted(desired, self.isolation.settings.gateway_dns, all)
     }
 
     async fn look(&mut self, wanted: NetworkWanted, removes: bool, records: &Records) {
@@ -214,4 +218,30 @@ fn few(items: &[String]) -> String {
     let more = items.len().saturating_sub(NAMED);
     let rest = if more > 0 { format!(" (and {more} more)") } else { String::new() };
     format!("{}{rest}", items[..items.len().min(NAMED)].join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Poll;
+
+    use mvm_host::AnyHost;
+
+    use super::super::IsolationSettings;
+    use super::*;
+    use crate::driver::DriverKind;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_makes_a_network_is_waited_for_only_when_it_is_time_to_look() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = IsolationSettings { network: NetworkMode::Bridges, ..IsolationSettings::NONE };
+        let isolation = Arc::new(Isolation::new(AnyHost::local(dir.path()), DriverKind::Fake, settings));
+        let (every, events) = (Duration::from_secs(30), broadcast::Sender::new(16));
+        let mut keeper = Keeper::new(Arc::clone(&isolation), every, every, events, Clock::system());
+        keeper.last = Some((Instant::now(), Vec::new()));
+        let records = Records::empty();
+        let _makes_one = isolation.comparing.read().await;
+        assert_eq!(futures::poll!(std::pin::pin!(keeper.keep(None, &records))), Poll::Ready(Vec::new()));
+        tokio::time::advance(every).await;
+        assert!(futures::poll!(std::pin::pin!(keeper.keep(None, &records))).is_pending());
+    }
 }

@@ -148,3 +148,27 @@ async fn what_runs_is_limited_as_the_document_says_and_left_alone_where_it_says_
     keeper.keep(Some(&document("other", Value::Null)), &records).await;
     assert_eq!(site.now(), limited(2 << 20));
 }
+
+#[tokio::test]
+async fn a_tenant_whose_group_can_not_be_had_keeps_nobody_else_from_their_limits() {
+    let site = site("ext4", Mode::Required);
+    let groups = site.file.ancestors().nth(4).unwrap();
+    fs::write(groups.join("aaa"), "where its group should be").unwrap();
+    let mut desired = document("web", writes(1 << 20));
+    let mut other = desired.tenants[0].clone();
+    (other.tenant_id, other.network.tenant_net_id) = ("aaa".parse().unwrap(), 2);
+    desired.tenants.push(other);
+    let mut keeper = site.keeper();
+    keeper.keep(Some(&desired), &Records::empty()).await;
+    assert_eq!(site.now(), limited(1 << 20));
+    assert_eq!(keeper.condition(Timestamp::from_unix_ms(0)).reason, "Failed", "and it is told");
+}
+
+#[tokio::test]
+async fn networks_are_compared_while_a_group_that_is_taken_away_is_waited_for() {
+    let site = site("ext4", Mode::Required);
+    let record = record(Value::Null);
+    let mut release = std::pin::pin!(site.isolation.release(&record));
+    let _ = futures::poll!(&mut release);
+    assert!(site.isolation.comparing.try_write().is_ok());
+}

@@ -59,16 +59,16 @@ impl<S: Shelf> Session<S> {
         Err(PersistError::NoneFree(vault.name(0)))
     }
 
-    /// Goes on with the session that `me` holds, or held as `before`, on another node; absent: it is another's by now.
+    /// Goes on with the session that `me` holds, or held as one of `before`, on other nodes; absent: it is another's by now.
     pub(crate) async fn resume(
         vault: Vault<S>,
         slot: u32,
         me: &Holder,
-        before: Option<&Holder>,
+        before: &[Holder],
         every_seconds: u64,
     ) -> Result<Option<Self>, PersistError> {
         let found = vault.head(slot).await?;
-        let mine = |holder: &Holder| holder == me || Some(holder) == before;
+        let mine = |holder: &Holder| holder == me || before.contains(holder);
         let Some(head) = found.map(|found| found.head).filter(|head| head.holder.as_ref().is_some_and(mine))
         else {
             return Ok(None);

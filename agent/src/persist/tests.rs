@@ -1,6 +1,7 @@
 //! Sessions between folders and stores, with both breaking at every possible moment.
 
 mod folder;
+mod moved;
 mod stores;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -236,7 +237,7 @@ async fn who_was_away_finds_its_session_taken_and_touches_nothing() {
     write(&folder.path("mine"), b"three");
     let kept = away.keep(&folder, folder.root(), EVERY, at(3)).await;
     assert!(matches!(kept, Err(PersistError::Taken(_))), "{kept:?}");
-    let resumed = Session::resume(vault(&shelf), 0, &holder(1), None, EVERY).await.unwrap();
+    let resumed = Session::resume(vault(&shelf), 0, &holder(1), &[], EVERY).await.unwrap();
     assert!(resumed.is_none());
     assert_eq!(brought_back(&shelf).await, looks(&theirs));
 }
@@ -254,7 +255,7 @@ async fn two_that_start_at_once_get_two_sessions_and_content_is_never_mixed() {
         futures::future::join_all(starts).await.into_iter().map(|slot| slot.unwrap()).collect();
     assert_eq!(slots, (0..6).collect());
     // One that has content never takes another's, free or not.
-    let free = Session::resume(vault(&shelf), 3, &holder(99), None, EVERY).await.unwrap();
+    let free = Session::resume(vault(&shelf), 3, &holder(99), &[], EVERY).await.unwrap();
     assert!(free.is_none());
     let me = holder(7);
     let mine = Session::take(vault(&shelf), &me, Has::Content, EVERY, now).await.unwrap();
@@ -272,16 +273,19 @@ async fn a_session_goes_on_where_its_instance_was_moved_to_and_only_there() {
     let here = Holder { node: "node-b".parse().unwrap(), ..holder(1) };
     let stranger = Holder { node: "node-c".parse().unwrap(), ..holder(2) };
     // Another instance's, or from nowhere: not its own.
-    let others = Session::resume(vault(&shelf), 0, &stranger, None, EVERY).await.unwrap();
+    let others = Session::resume(vault(&shelf), 0, &stranger, &[], EVERY).await.unwrap();
     assert!(others.is_none());
-    let moved = Session::resume(vault(&shelf), 0, &here, Some(&before), EVERY).await.unwrap().unwrap();
+    let moved = Session::resume(vault(&shelf), 0, &here, std::slice::from_ref(&before), EVERY)
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!((moved.slot, moved.taken_at()), (0, Some(at(1))));
     // From here on it is held in its new name, and the node that it left has lost it.
     let kept = there.keep(&folder, folder.root(), EVERY, at(2)).await;
     assert!(matches!(kept, Err(PersistError::Taken(_))), "{kept:?}");
-    let back = Session::resume(vault(&shelf), 0, &before, None, EVERY).await.unwrap();
+    let back = Session::resume(vault(&shelf), 0, &before, &[], EVERY).await.unwrap();
     assert!(back.is_none());
-    assert!(Session::resume(vault(&shelf), 0, &here, None, EVERY).await.unwrap().is_some());
+    assert!(Session::resume(vault(&shelf), 0, &here, &[], EVERY).await.unwrap().is_some());
 }
 
 #[tokio::test]

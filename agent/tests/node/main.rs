@@ -5,6 +5,7 @@
 mod acceptance;
 mod at_rest;
 mod call_off;
+mod closing;
 mod cluster;
 mod crash;
 mod disk;
@@ -13,6 +14,7 @@ mod documents;
 mod failures;
 mod full_disk;
 mod once;
+mod reclaim;
 mod secrets;
 mod subject;
 mod task;

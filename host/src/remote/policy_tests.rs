@@ -237,6 +237,7 @@ fn qemu_is_told_what_our_driver_tells_it_and_nothing_else() {
         "-global", "virtio-mmio.force-legacy=false",
         "-device", "virtio-blk-device,drive=rootfs,serial=rootfs",
         "-device", "virtserialport,bus=serial.0,id=guest,chardev=guest,name=mvm.guest",
+        "-object", "memory-backend-file,id=memory,size=128M,merge=off,dump=off,mem-path=base,share=off",
         "-netdev", "tap,id=net,fd=3",
         "-device", "virtio-net-device,netdev=net,mac=02:4d:00:07:00:03",
         "-incoming", "defer",
@@ -262,6 +263,8 @@ fn qemu_is_told_what_our_driver_tells_it_and_nothing_else() {
         ["-netdev", "user,id=n,smb=/etc"], ["-device", "vfio-pci,host=01:00.0"],
         ["-device", "virtio-net-device,netdev=n,romfile=/etc/shadow"],
         ["-M", "pc"], ["-M", "microvm,dtb=/etc/shadow"], ["-accel", "xen"], ["-object", "rng-random,id=r"], ["-object", "memory-backend-ram,id=memory,size=64M,merge=on"],
+        ["-object", "memory-backend-file,id=memory,size=64M,mem-path=base"],
+        ["-object", "memory-backend-file,id=memory,size=64M,mem-path=base,share=on,share=off"],
         ["-fw_cfg", "name=opt/x,file=/etc/shadow"], ["-readconfig", "x"], ["-daemonize", ""], ["-runas", "root"],
         ["-drive", "file=/etc/shadow"], ["-append", "x"], ["-unknown", ""],
     ];

@@ -154,7 +154,9 @@ fn device(value: &str) -> bool {
 fn memory(value: &str) -> bool {
     let Some((kind, parts)) = parts(value) else { return false };
     let in_file = kind == "memory-backend-file";
-    (in_file || kind == "memory-backend-ram")
+    // Said once: whoever looks at the line afterwards reads the same in it as QEMU does.
+    let shares = parts.iter().filter(|(key, _)| *key == "share").count();
+    ((in_file && shares == 1) || kind == "memory-backend-ram")
         && parts.iter().all(|(key, value)| match *key {
             "id" | "size" => is_plain(value),
             "mem-path" => in_file && is_plain(value),

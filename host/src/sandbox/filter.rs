@@ -2,8 +2,8 @@
 //!
 //! A filter of seccompiler has two answers; the strictest answer of several filters counts. So there is one for each
 //! answer that differs from the rest: `ENOSYS` for what the C library and QEMU try first and do without, `EPERM` for
-//! what nobody needs, success without effect for holes in files, and for [`Filter::Strict`] the end of the process for
-//! whatever is not on its list.
+//! what nobody needs, success without effect for holes that are [`Holes::Pretended`], and for [`Filter::Strict`] the end
+//! of the process for whatever is not on its list.
 //!
 //! On x86-64 a call also has a second number, of the x32 interface, that no list names: those are all refused.
 
@@ -15,21 +15,28 @@ use seccompiler::{
     SeccompRule, TargetArch,
 };
 
-use super::Filter;
 use super::filter_lists::{ABSENT, COMMANDS, FORBIDDEN, HOST_COMMANDS, PROBED, USED};
+use super::{Filter, Holes};
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// The programs, in the order in which they are installed. `launch` is the descriptor from which the VMM is executed:
 /// the only one, and one that it can't have again.
-pub(super) fn programs(filter: Filter, launch: u32, kvm: bool) -> Result<Vec<BpfProgram>, BackendError> {
+pub(super) fn programs(
+    filter: Filter,
+    holes: Holes,
+    launch: u32,
+    kvm: bool,
+) -> Result<Vec<BpfProgram>, BackendError> {
     let mut forbidden = unconditional(FORBIDDEN);
     forbidden.extend(conditional(launch)?);
     let mut programs = vec![
         compile(unconditional(ABSENT), SeccompAction::Errno(errno(libc::ENOSYS)), SeccompAction::Allow)?,
         compile(forbidden, SeccompAction::Errno(errno(libc::EPERM)), SeccompAction::Allow)?,
-        compile(holes()?, SeccompAction::Errno(0), SeccompAction::Allow)?,
     ];
+    if holes == Holes::Pretended {
+        programs.push(compile(pretended_holes()?, SeccompAction::Errno(0), SeccompAction::Allow)?);
+    }
     if cfg!(target_arch = "x86_64") {
         programs.push(no_second_numbers());
     }
@@ -97,7 +104,7 @@ fn conditional(launch: u32) -> Result<Rules, BackendError> {
 /// QEMU gives back a guest's memory by a hole in the file that it is mapped from, and then by letting its own pages go. The
 /// file is the template that others map too: only the second may happen. A VMM with a disk that could be trimmed must
 /// not be told that it is, for it would believe the blocks to be empty.
-fn holes() -> Result<Rules, BackendError> {
+fn pretended_holes() -> Result<Rules, BackendError> {
     let hole = u64::from(libc::FALLOC_FL_PUNCH_HOLE.cast_unsigned());
     let condition = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(hole), hole)?;
     Ok(Rules::from([(libc::SYS_fallocate, vec![SeccompRule::new(vec![condition])?])]))
@@ -165,11 +172,13 @@ mod tests {
 
     #[test]
     fn both_filters_compile_and_strict_is_baseline_and_more() {
-        let baseline = programs(Filter::Baseline, 1024, false).unwrap();
-        let strict = programs(Filter::Strict, 1024, false).unwrap();
-        let bytes = |programs: &[BpfProgram]| programs.iter().map(Vec::len).collect::<Vec<_>>();
-        assert_eq!(bytes(&strict)[..baseline.len()], bytes(&baseline));
-        assert!(strict.len() > baseline.len());
+        for holes in [Holes::Made, Holes::Pretended] {
+            let baseline = programs(Filter::Baseline, holes, 1024, false).unwrap();
+            let strict = programs(Filter::Strict, holes, 1024, false).unwrap();
+            let bytes = |programs: &[BpfProgram]| programs.iter().map(Vec::len).collect::<Vec<_>>();
+            assert_eq!(bytes(&strict)[..baseline.len()], bytes(&baseline));
+            assert!(strict.len() > baseline.len());
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use rustix::process::{Resource, Rlimit, getrlimit};
 use seccompiler::BpfProgram;
 
 use super::root::{self, Entry, Seen};
-use super::{Capabilities, Confinement, Limits, Measures, Namespace, filter, landlock, loader};
+use super::{Capabilities, Confinement, Holes, Limits, Measures, Namespace, filter, landlock, loader};
 use crate::HostError;
 use crate::files::failed;
 
@@ -75,6 +75,7 @@ impl Prepared {
 /// one that it needs until the end.
 pub(crate) fn prepare(
     wanted: &Confinement,
+    holes: Holes,
     machine: &Capabilities,
     program: &Path,
     run_dir: &Path,
@@ -112,7 +113,7 @@ pub(crate) fn prepare(
     let taken = [Some(taken), ruleset.as_ref().map(AsRawFd::as_raw_fd)];
     let launch = launch_number(wanted.limits.open_files, base, &taken)?;
     let filters = if measures.filter {
-        let programs = filter::programs(wanted.filter, launch.unsigned_abs(), wanted.kvm);
+        let programs = filter::programs(wanted.filter, holes, launch.unsigned_abs(), wanted.kvm);
         programs.map_err(io::Error::other).map_err(failed("write a filter for", &program))?
     } else {
         Vec::new()

@@ -77,7 +77,21 @@ pub(crate) const ALLOWED: &[Attempt] = &[
     harmless("a thread", |_| {
         std::thread::Builder::new().spawn(|| ())?.join().map_err(|_| io::ErrorKind::Other.into())
     }),
+    harmless(HOLE, |_| {
+        const LENGTH: usize = 64 * 1024;
+        let mut file = OpenOptions::new().create(true).truncate(true).read(true).write(true).open("whole")?;
+        file.write_all(&[7; LENGTH])?;
+        let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, hole, 0, LENGTH as u64)?;
+        let pretended = io::Error::from_raw_os_error(PRETENDED);
+        if fs::read("whole")?.contains(&7) { Err(pretended) } else { Ok(()) }
+    }),
 ];
+
+/// Allowed without a balloon only.
+pub(crate) const HOLE: &str = "a hole in a file";
+/// It was told that there is one, and there is none.
+pub(crate) const PRETENDED: i32 = libc::EREMOTEIO;
 
 /// Allowed with KVM only.
 pub(crate) const OPEN_KVM: &str = "open KVM";
@@ -119,16 +133,6 @@ pub(crate) const FORBIDDEN: &[Attempt] = &[
     harmful("make a TAP outlive it", |_| bare(libc::SYS_ioctl, [0, 0x4004_54cb, 1, 0, 0])),
     harmless("share equal pages with others", |_| {
         bare(libc::SYS_madvise, [0, 0, libc::MADV_MERGEABLE as u64, 0, 0])
-    }),
-    harmless("a hole in a file", |_| {
-        const LENGTH: usize = 64 * 1024;
-        let mut file = OpenOptions::new().create(true).truncate(true).read(true).write(true).open("whole")?;
-        file.write_all(&[7; LENGTH])?;
-        let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(&file, hole, 0, LENGTH as u64)?;
-        // It was told that there is one now.
-        let refused = io::Error::from_raw_os_error(libc::EPERM);
-        if fs::read("whole")?.contains(&7) { Err(refused) } else { Ok(()) }
     }),
     // Programs and processes.
     harmless("run a shell", |_| Command::new("/bin/sh").arg("-c").arg(":").status().map(|_| ())),

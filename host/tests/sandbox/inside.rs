@@ -10,7 +10,7 @@ use mvm_host::sandbox::{Confinement, Demand, Filter};
 use mvm_host::{EndSignal, Host as _, HostError};
 use nix::libc;
 
-use super::attempts::{ALLOWED, BY_FILTER, FORBIDDEN, OPEN_KVM, World};
+use super::attempts::{ALLOWED, BY_FILTER, FORBIDDEN, HOLE, OPEN_KVM, PRETENDED, World};
 use super::{Machine, assert_confined, is_root, wait_until};
 
 const WORLD: &str = "world.json";
@@ -49,6 +49,16 @@ async fn run(
     confine: Option<Confinement>,
     only: &[&str],
 ) -> (Answers, Option<i32>) {
+    run_told(machine, number, confine, only, arguments()).await
+}
+
+async fn run_told(
+    machine: &Machine,
+    number: u32,
+    confine: Option<Confinement>,
+    only: &[&str],
+    told: Vec<String>,
+) -> (Answers, Option<i32>) {
     let (dir, neighbour) = (machine.run_dir(number).await, machine.run_dir(number + 1).await);
     fs::write(neighbour.join("secret"), "secret").unwrap();
     let name = format!("mvm-sandbox-{}-{number}", std::process::id());
@@ -65,7 +75,7 @@ async fn run(
     };
     fs::write(dir.join(WORLD), serde_json::to_vec(&world).unwrap()).unwrap();
     let confine = confine.map(|confine| Confinement { images: vec![world.image.clone()], ..confine });
-    let vmm = machine.start(number, &program(), &arguments(), confine).await.unwrap();
+    let vmm = machine.start(number, &program(), &told, confine).await.unwrap();
     let end = machine.ended(&vmm).await;
     let log = machine.log(number);
     let answers = log.lines().filter_map(|line| line.strip_prefix("answer: ")?.rsplit_once(" = "));
@@ -137,6 +147,24 @@ async fn the_strict_filter_ends_whoever_asks_for_what_no_vmm_needs() {
     let (answers, signal) = run(&machine, 30, Some(confined(30, Filter::Strict)), &tolerated).await;
     assert_eq!(signal, None, "{}", machine.log(30));
     assert!(tolerated.iter().all(|name| answers[*name] != 0), "{answers:?}");
+}
+
+/// Beside a balloon disks offer no holes; others' disks do, and what is told to be empty there must be.
+#[tokio::test]
+async fn holes_are_holes_but_for_a_vmm_with_a_balloon() {
+    if !is_root("holes are holes but for a VMM with a balloon") {
+        return;
+    }
+    let machine = Machine::new();
+    for (number, filter) in [(70, Filter::Baseline), (74, Filter::Strict)] {
+        let (answers, _) = run(&machine, number, Some(confined(number, filter)), &[HOLE]).await;
+        assert_eq!(answers.get(HOLE), Some(&0), "{filter:?}");
+        let mut told = arguments();
+        told.push("virtio-balloon-device,id=balloon".to_owned());
+        let number = number + 2;
+        let (answers, _) = run_told(&machine, number, Some(confined(number, filter)), &[HOLE], told).await;
+        assert_eq!(answers.get(HOLE), Some(&PRETENDED), "{filter:?}");
+    }
 }
 
 #[tokio::test]

@@ -18,6 +18,7 @@ use super::saved::Saved;
 use super::snapshot::{FileStamp, Fit, Found, MEMORY, MadeOn, Manifest, SNAPSHOT};
 use super::{Binary, QemuDriver, VMM_LOG, lock, tsc};
 use crate::driver::{DriverError, DriverKind, Keeping, Purpose, SnapshotRef, VmSpec, run_files};
+use mvm_host::sandbox::Demand;
 use mvm_host::{Confinement, Host, Operation, Outcome, SpawnVmm, VmmProcess};
 
 /// For loading memory: what any disk can do, and some time to begin.
@@ -322,9 +323,10 @@ struct Machine {
     short: bool,
 }
 
-/// Whether a guest that gives memory back leaves its template whole: its VMM's filter on system calls sees to that.
+/// Whether a guest that gives memory back leaves its template whole: its VMM's filter on system calls sees to that. A jail
+/// that may be weaker may be one without that filter, which is known only when a VMM starts: too late for its template.
 fn holds_template(spec: &VmSpec) -> bool {
-    spec.bounds.jail.is_some()
+    spec.bounds.jail.as_ref().is_some_and(|jail| jail.demand == Demand::All)
 }
 
 /// What the VMM may see and do: its image to read, its run directory to work in, and nothing else.
@@ -395,4 +397,30 @@ const BZIMAGE_MAGIC_AT: usize = 0x202;
 
 fn readable(path: &Path) -> io::Result<()> {
     File::open(path).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use mvm_host::sandbox::Filter;
+    use mvm_proto::Digest;
+    use mvm_proto::document::Resources;
+
+    use super::*;
+    use crate::driver::{BootImage, Bounds, VmmJail};
+
+    #[test]
+    fn a_guest_gives_memory_back_only_where_no_vmm_starts_without_its_filter() {
+        let holds = |demand: Option<Demand>| {
+            let jail = demand.map(|demand| VmmJail { user: 61_000, filter: Filter::Strict, demand });
+            holds_template(&VmSpec {
+                instance: InstanceId::from_bits(1),
+                revision: Digest::of(b"start"),
+                resources: Resources { vcpus: 1, mem_mib: 128, data_disk_mib: 0 },
+                image: BootImage::imagined("path:/image"),
+                bounds: Bounds { jail, ..Bounds::default() },
+                purpose: Purpose::Instance,
+            })
+        };
+        assert_eq!([Some(Demand::All), Some(Demand::BestEffort), None].map(holds), [true, false, false]);
+    }
 }
