@@ -61,7 +61,7 @@ fn plan_pools(
     let budget = Budget::new(observed.capacity, quotas, pools.len());
     let under_pressure = observed.memory_pressure;
     let mut draft = Draft { plan: NodePlan::default(), budget, now, under_pressure };
-    let unnamed = sort_in(&mut draft.budget, desired, &mut pools, &observed.instances);
+    let mut unnamed = sort_in(&mut draft.budget, desired, &mut pools, &observed.instances);
 
     report_passed_limits(&mut draft, desired, &pools);
 
@@ -83,6 +83,7 @@ fn plan_pools(
         replace::replace(&mut draft, view);
         retain::retain(&mut draft, view);
     }
+    unnamed.sort_by_key(|(_, instance)| (&instance.tenant, &instance.pool, &instance.id));
     for (tenant, instance) in unnamed {
         prune::prune(&mut draft, desired, tenant, instance);
     }

@@ -211,7 +211,7 @@ fn a_failed_instance_waits_for_its_retry_and_then_starts_again_under_its_own_id(
     let plan = plan_node(&desired, &seen, now());
     assert_eq!((steps(&plan), plan.next_deadline), (vec![], Some(now() + secs(7))));
     let reason = "backing off after a failure, 7 s left; running 1 of 2";
-    assert_eq!(reasons(&plan), [(Action::Create, reason.to_owned())]);
+    assert_eq!(reasons(&plan), [(Action::Start, reason.to_owned())]);
     seen.instances[1].retry_not_before = Some(now());
     assert_eq!(steps(&plan_node(&desired, &seen, now())), [(Action::Start, id(2))]);
 }

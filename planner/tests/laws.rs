@@ -149,6 +149,16 @@ proptest! {
     }
 
     #[test]
+    fn the_order_of_an_observation_changes_nothing((desired, observed) in fleet(ANYTHING), by in 0_usize..16) {
+        let plan = plan_node(&desired, &observed, now());
+        let mut other = observed;
+        other.instances.reverse();
+        let length = other.instances.len().max(1);
+        other.instances.rotate_left(by % length);
+        prop_assert_eq!(plan_node(&desired, &other, now()), plan);
+    }
+
+    #[test]
     fn prune_touches_what_it_is_asked_to_and_reports_the_rest((desired, observed) in fleet(FREE)) {
         let plan = plan_node(&desired, &observed, now());
         for instance in &observed.instances {

@@ -172,7 +172,7 @@ fn what_was_put_to_sleep_stays_asleep_until_the_pressure_ends_and_then_comes_bac
     let plan = plan_node(&desired, &seen, now());
     assert_eq!(steps(&plan), [], "neither woken nor stopped");
     let reasons =
-        [(Action::Create, 2, "memory pressure; running 0 of 2"), (Action::Create, 1, "memory pressure")];
+        [(Action::Wake, 2, "memory pressure; running 0 of 2"), (Action::Create, 1, "memory pressure")];
     assert_eq!(deferred(&plan), reasons);
     seen.memory_pressure = false;
     let plan = plan_node(&desired, &seen, now());

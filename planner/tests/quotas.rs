@@ -122,3 +122,42 @@ fn unmanaged_instances_use_the_tenants_quota_and_the_node() {
     let plan = plan_node(&desired, &seen, now());
     assert_eq!((plan.steps.len(), plan.unmanaged.len(), plan.deferred.len()), (0, 1, 1));
 }
+
+#[test]
+fn what_rests_and_is_wanted_among_those_that_run_is_kept_while_something_bars_it() {
+    let resting = [(Phase::Running, 100), (Phase::Sleeping, 100), (Phase::Sleeping, 100), (Phase::Warm, 100)];
+    let mut desired = desired(3, 0, 0);
+    desired.tenants[0].quotas.max_running = 1;
+    let plan = plan_node(&desired, &observed(&desired, &resting), now());
+    // Two are lacking: the sleepers are kept for them, and nobody wants the third.
+    assert_eq!(steps(&plan), [(Action::Stop, id(4))]);
+    assert_eq!((plan.deferred[0].action, plan.deferred[0].count), (Action::Wake, 2));
+
+    let blocked = mvm_planner::Blocked {
+        tenant: "acme".parse().unwrap(),
+        pool: None,
+        reason: "SecretsReady=False".to_owned(),
+    };
+    desired.tenants[0].quotas.max_running = 64;
+    let seen = mvm_planner::Observation { blocked: vec![blocked], ..observed(&desired, &resting[..3]) };
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), [], "it passes, and then they are woken");
+}
+
+#[test]
+fn a_sleeper_that_is_too_large_to_come_back_makes_room_for_one_that_is_not() {
+    let mut desired = desired(1, 0, 0);
+    desired.tenants[0].quotas.max_vcpus = 2;
+    desired.tenants[0].quotas.max_instances_per_pool = 1;
+    let mut seen = observed(&desired, &[(Phase::Sleeping, 100)]);
+    seen.instances[0].resources.vcpus = 4;
+    seen.instances[0].revision = mvm_proto::Digest::of(b"older");
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), [(Action::Stop, id(1))]);
+}
+
+#[test]
+fn surplus_running_sleeps_where_no_more_may_be_warm() {
+    let mut desired = desired(0, 1, 1);
+    desired.tenants[0].quotas.max_warm = 0;
+    let plan = plan_node(&desired, &observed(&desired, &[(Phase::Running, 100)]), now());
+    assert_eq!(steps(&plan)[0], (Action::Sleep, id(1)));
+}

@@ -160,3 +160,23 @@ fn without_room_among_the_warm_it_waits_running_and_sleeps_at_t2() {
     let plan = plan_node(&desired, &woken(&desired, &[], Phase::Sleeping, T2), now());
     assert_eq!(steps(&plan), [(Action::Sleep, id(1))]);
 }
+
+#[test]
+fn what_stands_in_for_the_running_count_is_not_put_back_to_be_woken_again() {
+    let mut desired = desired(1, 0, 1);
+    desired.tenants[0].quotas.max_vcpus = 2;
+    let mut seen = woken(&desired, &[], Phase::Sleeping, T2);
+    let plan = plan_node(&desired, &seen, now());
+    assert_eq!(steps(&plan), []);
+    assert!(
+        plan.deferred.iter().any(|d| d.reason.contains("the running count lacks 1")),
+        "{:?}",
+        plan.deferred
+    );
+    // With two of them the colder one may go.
+    seen = woken(&desired, &[(Phase::Running, 5000)], Phase::Sleeping, T2);
+    let warmer = seen.instances[1].clone();
+    seen.instances[0] = ObservedInstance { id: seen.instances[0].id.clone(), ..warmer };
+    seen.instances[0].idle_since = Some(now() - secs(2 * T2));
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), [(Action::Sleep, id(1))]);
+}

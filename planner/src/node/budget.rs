@@ -149,14 +149,19 @@ impl Budget {
         }
     }
 
-    /// Takes `more` for a step, or says which limit forbids it. A limit that the step does not touch never does.
+    /// Takes `more` for a step, or says which limit forbids it.
     pub(crate) fn spend(&mut self, tenant: usize, pool: usize, more: Usage) -> Result<(), Shortage> {
+        self.fits(tenant, pool, more)?;
+        self.count(Some(tenant), Some(pool), more);
+        Ok(())
+    }
+
+    /// Whether there is room for `more`, or which limit forbids it. A limit that is not touched never does.
+    pub(crate) fn fits(&self, tenant: usize, pool: usize, more: Usage) -> Result<(), Shortage> {
         self.fits_tenant(tenant, more)?;
         let per_pool = u64::from(self.tenants[tenant].1.max_instances_per_pool);
         first_passed(&[(PER_POOL, per_pool, self.pools[pool], more.instances)])?;
-        self.fits_node(more)?;
-        self.count(Some(tenant), Some(pool), more);
-        Ok(())
+        self.fits_node(more)
     }
 
     /// Whether the tenant's quotas have room for `more` of what exists.

@@ -43,7 +43,7 @@ pub(crate) fn raise(draft: &mut Draft, view: &mut PoolView<'_>) {
     }
     if let Some(reason) = view.no_start.clone() {
         view.missing.running = need;
-        draft.defer(view.place, None, Action::Create, need, reason);
+        draft.defer(view.place, None, next_step(view), need, reason);
         return;
     }
     let why = format!("running {} of {wanted}", view.have.running);
@@ -71,7 +71,17 @@ pub(crate) fn raise(draft: &mut Draft, view: &mut PoolView<'_>) {
     view.missing.running = left;
     if left > 0 {
         let reason = obstacle.describe(draft.now);
-        draft.defer(view.place, None, Action::Create, left, format!("{reason}; {why}"));
+        draft.defer(view.place, None, next_step(view), left, format!("{reason}; {why}"));
+    }
+}
+
+/// How the next place among those that run would be filled, if nothing were in the way.
+fn next_step(view: &PoolView<'_>) -> Action {
+    match (view.sleeping.is_empty(), view.warm.is_empty(), view.startable.is_empty()) {
+        (false, ..) => Action::Wake,
+        (true, false, _) => Action::Resume,
+        (true, true, false) => Action::Start,
+        (true, true, true) => Action::Create,
     }
 }
 

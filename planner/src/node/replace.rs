@@ -1,12 +1,13 @@
 //! Brings instances of an older revision up to the pool's current one, one at a time per pool.
 //!
 //! While running ones are replaced a stand-in runs beside them, so that the running count holds; without room for
-//! one they are replaced in place. The stand-in goes when the last of them is done.
+//! one and the replacement they are replaced in place. The stand-in goes when the last of them is done, or when the next
+//! one needs its room.
 
 use mvm_proto::Phase;
 
 use super::budget::{Shortage, Usage};
-use super::draft::Draft;
+use super::draft::{Draft, Place};
 use super::hold::{Hold, hold};
 use super::raise::backing_off;
 use super::view::{PoolView, coldest_first};
@@ -14,6 +15,7 @@ use crate::observation::ObservedInstance;
 use crate::plan::Action;
 
 const ONE_AT_A_TIME: &str = "one at a time per pool";
+const DONE: &str = "stood in during a replacement that is done";
 
 pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
     let (due, later) = find_due(draft, view);
@@ -38,17 +40,21 @@ pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
         return defer_others(draft, view, later, reason);
     }
     let mut why = "the pool's revision changed".to_owned();
+    let size = &view.place.pool.instance_resources;
+    let staging = (instance.phase != Phase::Running).then_some(instance.phase);
+    let more = Usage::boot(size, staging).beyond(Usage::now(instance));
     if too_few_up {
-        match stand_in(draft, view) {
+        match stand_in(draft, view, more) {
             Ok(()) => return defer_others(draft, view, later + 1, "a stand-in starts first".to_owned()),
             Err(shortage) => why = format!("{why}; no room for a stand-in: {shortage}"),
         }
     }
-    let size = &view.place.pool.instance_resources;
-    let staging = (instance.phase != Phase::Running).then_some(instance.phase);
-    match draft.spend(view.place, Usage::boot(size, staging).beyond(Usage::now(instance))) {
+    match draft.spend(view.place, more) {
         Ok(()) => draft.step(view.place, Some(instance), Action::Replace, staging, why),
         Err(shortage) => {
+            if let Some(stand_in) = view.stand_ins.pop() {
+                dismiss(draft, view, stand_in, &format!("its room is needed for a replacement: {shortage}"));
+            }
             draft.defer(view.place, Some(&instance.id), Action::Replace, 1, format!("{shortage}; {why}"));
         }
     }
@@ -66,8 +72,9 @@ fn defer_others(draft: &mut Draft, view: &PoolView<'_>, count: usize, reason: St
     }
 }
 
-/// Plans an instance that runs beside those that are replaced: one that failed to, tried again, or a new one.
-fn stand_in(draft: &mut Draft, view: &mut PoolView<'_>) -> Result<(), Shortage> {
+/// Plans an instance that runs beside those that are replaced: one that failed to, tried again, or a new one. Only where
+/// the replacement, which takes `then`, has room beside it.
+fn stand_in(draft: &mut Draft, view: &mut PoolView<'_>, then: Usage) -> Result<(), Shortage> {
     let why = "stands in while instances of an older revision are replaced".to_owned();
     let size = &view.place.pool.instance_resources;
     let full = Usage::of(Phase::Running, size, None);
@@ -75,12 +82,16 @@ fn stand_in(draft: &mut Draft, view: &mut PoolView<'_>) -> Result<(), Shortage> 
         matches!(i.phase, Phase::Failed | Phase::Created | Phase::Ready)
             && hold(view.place.tenant, view.place.pool, i, Action::Start, draft.now).is_none()
     };
+    let Place { tenant_index, pool_index, .. } = view.place;
     let Some(index) = view.startable.iter().position(unfinished) else {
+        draft.budget.fits(tenant_index, pool_index, full.plus(then))?;
         draft.spend(view.place, full)?;
         draft.step(view.place, None, Action::Create, Some(Phase::Running), why);
         return Ok(());
     };
-    draft.spend(view.place, full.beyond(Usage::now(view.startable[index])))?;
+    let more = full.beyond(Usage::now(view.startable[index]));
+    draft.budget.fits(tenant_index, pool_index, more.plus(then))?;
+    draft.spend(view.place, more)?;
     let instance = view.startable.remove(index);
     draft.step(view.place, Some(instance), Action::Start, Some(Phase::Running), why);
     Ok(())
@@ -119,11 +130,16 @@ fn dismiss_stand_ins(draft: &mut Draft, view: &mut PoolView<'_>, needed: bool) {
             kept.push(instance);
             continue;
         }
-        let why = "stood in during a replacement that is done";
-        match hold(view.place.tenant, view.place.pool, instance, Action::Stop, draft.now) {
-            None => draft.step(view.place, Some(instance), Action::Stop, None, why.to_owned()),
-            Some(hold) => draft.held(view.place, instance, Action::Stop, why, hold),
-        }
+        let outdated = view.is_outdated(instance);
+        let why = if outdated { "stood in, and is of an older revision itself" } else { DONE };
+        dismiss(draft, view, instance, why);
     }
     view.stand_ins = kept;
+}
+
+fn dismiss(draft: &mut Draft, view: &PoolView<'_>, stand_in: &ObservedInstance, why: &str) {
+    match hold(view.place.tenant, view.place.pool, stand_in, Action::Stop, draft.now) {
+        None => draft.step(view.place, Some(stand_in), Action::Stop, None, why.to_owned()),
+        Some(hold) => draft.held(view.place, stand_in, Action::Stop, why, hold),
+    }
 }

@@ -5,7 +5,7 @@ use mvm_proto::Phase;
 use super::budget::Usage;
 use super::draft::Draft;
 use super::hold::{Hold, hold};
-use super::view::{PoolView, coldest_first, remove};
+use super::view::{Places, PoolView, coldest_first, remove};
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
 
@@ -22,10 +22,8 @@ pub(crate) fn settle(draft: &mut Draft, view: &mut PoolView<'_>) {
     settle_staged(draft, view);
 
     let spare_sleeping = view.have.sleeping.saturating_sub(wanted.sleeping);
-    // What pressure keeps from running is wanted all the same: it comes back from what rests, sleepers first.
-    let owed = if draft.under_pressure { view.missing.running } else { 0 };
-    let spare_warm =
-        view.have.warm.saturating_sub(wanted.warm).saturating_sub(owed.saturating_sub(spare_sleeping));
+    let owed = owed_to_running(draft, view, spare_sleeping);
+    let spare_warm = view.have.warm.saturating_sub(wanted.warm).saturating_sub(owed.warm);
     let mut warm = std::mem::take(&mut view.warm);
     put_to_use(draft, view, &mut warm, spare_warm, "warm");
     view.warm = warm;
@@ -36,10 +34,21 @@ pub(crate) fn settle(draft: &mut Draft, view: &mut PoolView<'_>) {
     view.running = running;
 
     // A sleeper above its count is kept while the warm count is short: staging wakes it for that.
-    let kept = owed + view.missing.warm.saturating_sub(view.waiting.warm);
+    let kept = owed.sleeping + view.missing.warm.saturating_sub(view.waiting.warm);
     let mut sleeping = std::mem::take(&mut view.sleeping);
     put_to_use(draft, view, &mut sleeping, spare_sleeping.saturating_sub(kept), "sleeping");
     view.sleeping = sleeping;
+}
+
+/// What rests above its count and is wanted among those that run, where something keeps it from running now: it comes
+/// back when it may, sleepers first. Of an older revision it may be too large to come back ever; one that is stopped
+/// starts at its pool's size.
+fn owed_to_running(draft: &Draft, view: &PoolView<'_>, spare_sleeping: usize) -> Places {
+    let comes_back = |i: &&&ObservedInstance| draft.under_pressure || !view.is_outdated(i);
+    let missing = view.missing.running;
+    let sleeping = missing.min(spare_sleeping).min(view.sleeping.iter().filter(comes_back).count());
+    let warm = (missing - sleeping).min(view.warm.iter().filter(comes_back).count());
+    Places { running: 0, warm, sleeping }
 }
 
 /// What was booted on its way to rest goes there, or where else a place is free; else it stops.
@@ -135,12 +144,15 @@ fn put_to_use<'a>(
             held.push((*instance, action, hold));
             continue;
         }
-        let why = match to {
-            Some(to) => rest(draft, view, instance, to).map(|(_, why)| why),
-            None => Ok(format!("{what} {left} more than wanted, and no other count wants it")),
+        let use_of_it = match to {
+            // Where no more may be warm, it may still sleep.
+            Some(Phase::Warm) => rest(draft, view, instance, Phase::Warm)
+                .or_else(|why| rest(draft, view, instance, Phase::Sleeping).map_err(|_| why)),
+            Some(to) => rest(draft, view, instance, to),
+            None => Ok((action, format!("{what} {left} more than wanted, and no other count wants it"))),
         };
-        match why {
-            Ok(why) => {
+        match use_of_it {
+            Ok((action, why)) => {
                 draft.step(view.place, Some(instance), action, None, why);
                 gone.push(&instance.id);
                 left -= 1;

@@ -16,6 +16,10 @@ use crate::plan::Action;
 pub(crate) fn put_back_idle(draft: &mut Draft, view: &mut PoolView<'_>) {
     let mut woken = std::mem::take(&mut view.on_demand);
     coldest_first(view, &mut woken);
+    // Where the running count can't be filled, they stand in for what it lacks: put back, they would be woken for it.
+    let up = woken.iter().filter(|instance| instance.phase == Phase::Running).count();
+    let lacking = if draft.under_pressure { 0 } else { view.missing.running };
+    let mut may_go = up.saturating_sub(lacking);
     for instance in woken {
         let due = due(draft, view, instance);
         // Paused it would keep its memory: under pressure it is put to sleep in its turn instead.
@@ -34,10 +38,19 @@ pub(crate) fn put_back_idle(draft: &mut Draft, view: &mut PoolView<'_>) {
             view.on_demand.push(instance);
             continue;
         }
+        if instance.phase == Phase::Running && may_go == 0 {
+            let why = format!("the running count lacks {lacking}; {why}");
+            draft.defer(view.place, Some(&instance.id), action, 1, why);
+            view.on_demand.push(instance);
+            continue;
+        }
         let to = action.leads_to(Some(instance.phase));
         let more = Usage::of(to, &instance.resources, None).beyond(Usage::now(instance));
         match draft.spend(view.place, more) {
-            Ok(()) => draft.step(view.place, Some(instance), action, None, why),
+            Ok(()) => {
+                may_go -= usize::from(instance.phase == Phase::Running);
+                draft.step(view.place, Some(instance), action, None, why);
+            }
             Err(shortage) => {
                 draft.defer(view.place, Some(&instance.id), action, 1, format!("{shortage}; {why}"));
                 view.on_demand.push(instance);

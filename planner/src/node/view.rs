@@ -95,7 +95,24 @@ impl<'a> PoolView<'a> {
             waiting: Places::default(),
         };
         members.instances().for_each(|instance| view.add(instance, now));
+        // No plan, nor what it says, depends on the order of an observation.
+        for list in view.lists() {
+            list.sort_by(|a, b| a.id.cmp(&b.id));
+        }
         view
+    }
+
+    fn lists(&mut self) -> [&mut Vec<&'a ObservedInstance>; 8] {
+        [
+            &mut self.running,
+            &mut self.warm,
+            &mut self.sleeping,
+            &mut self.startable,
+            &mut self.staged,
+            &mut self.stand_ins,
+            &mut self.on_demand,
+            &mut self.lent_outdated,
+        ]
     }
 
     pub(crate) fn wanted(&self) -> Places {
