@@ -179,4 +179,8 @@ fn what_stands_in_for_the_running_count_is_not_put_back_to_be_woken_again() {
     seen.instances[0] = ObservedInstance { id: seen.instances[0].id.clone(), ..warmer };
     seen.instances[0].idle_since = Some(now() - secs(2 * T2));
     assert_eq!(steps(&plan_node(&desired, &seen, now())), [(Action::Sleep, id(1))]);
+    // One that is at home among those that run stands in for nobody.
+    desired.tenants[0].pools[0].desired_counts.running = 2;
+    (seen.instances[0].home, seen.instances[0].idle_since) = (Some(Phase::Running), None);
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), []);
 }

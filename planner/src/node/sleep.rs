@@ -17,7 +17,8 @@ pub(crate) fn put_back_idle(draft: &mut Draft, view: &mut PoolView<'_>) {
     let mut woken = std::mem::take(&mut view.on_demand);
     coldest_first(view, &mut woken);
     // Where the running count can't be filled, they stand in for what it lacks: put back, they would be woken for it.
-    let up = woken.iter().filter(|instance| instance.phase == Phase::Running).count();
+    let stands_in = |i: &&&ObservedInstance| i.phase == Phase::Running && home(i) != Phase::Running;
+    let up = woken.iter().filter(stands_in).count();
     let lacking = if draft.under_pressure { 0 } else { view.missing.running };
     let mut may_go = up.saturating_sub(lacking);
     for instance in woken {
@@ -66,13 +67,18 @@ pub(crate) fn idle_from(instance: &ObservedInstance) -> Option<Timestamp> {
     instance.idle_since.or(paused)
 }
 
+/// The count that it has its place in.
+fn home(instance: &ObservedInstance) -> Phase {
+    instance.home.unwrap_or(Phase::Running)
+}
+
 /// The step that its idle time asks for now; a later one is noted as a deadline.
 fn due(draft: &mut Draft, view: &PoolView<'_>, instance: &ObservedInstance) -> Option<(Action, Duration)> {
     let since = idle_from(instance)?;
     let policy = &view.place.pool.sleep_policy;
     let at = |seconds: u64| -> Timestamp { since + Duration::from_secs(seconds) };
     let (warm_at, sleep_at) = (at(policy.warm_after_seconds), at(policy.sleep_after_seconds));
-    let home = instance.home.unwrap_or(Phase::Running);
+    let home = home(instance);
     let sleeps = home == Phase::Sleeping;
     let warms = instance.phase == Phase::Running;
     if sleeps && sleep_at <= draft.now {
