@@ -42,15 +42,23 @@ pub struct Limits {
     pub max_frame_bytes: usize,
     /// Requests a peer may have open at once on one connection.
     pub max_streams: u32,
-    /// Connections in all, handshakes in flight included. Above: refused.
+    /// Connections with a verified certificate. Neither handshakes nor connections without a certificate count here, so
+    /// they can't take these places. Above: refused.
     pub max_connections: usize,
-    /// Connections from one address (IPv6: one /64): no address may take the whole table. Above: refused.
+    /// Connections and handshakes from one address (IPv6: one /64): no address may take the whole table. Above: refused.
     pub max_connections_per_ip: usize,
-    /// Of those, connections that showed no certificate. Enrolment needs one for a second or two. Above: closed.
+    /// Connections that showed no certificate, in all. Above: the newest takes the place of one from the address that
+    /// has most.
+    pub max_anonymous: usize,
+    /// Of those, from one address. Above: the newest takes the place of one without an open request, or is closed.
     pub max_anonymous_per_ip: usize,
-    /// Connections with one identity, so that a stolen certificate can't crowd out the fleet. Above: closed.
+    /// How long a connection without a certificate may last. Enrolment needs one for a second or two.
+    pub anonymous_life: Duration,
+    /// Connections with one identity, so that a stolen certificate can't crowd out the fleet. Above: the newest takes
+    /// the place of the longest idle, or is closed when all have open requests.
     pub max_connections_per_identity: usize,
-    /// Handshakes in flight in all. Above: ignored, so an honest client's retransmission finds room later.
+    /// Handshakes in flight in all. Above: the newest takes the place of the oldest of the address that has most, or is
+    /// ignored when that is its own, so an honest client's retransmission finds room later.
     pub max_handshakes: usize,
     /// Handshakes in flight from one address (IPv6: one /64). Above: ignored.
     pub max_handshakes_per_ip: usize,
@@ -86,11 +94,13 @@ impl Default for Limits {
             max_streams: 16,
             max_connections: 4096,
             max_connections_per_ip: 2048,
+            max_anonymous: 256,
             max_anonymous_per_ip: 64,
+            anonymous_life: Duration::from_secs(10),
             max_connections_per_identity: 16,
             max_handshakes: 1024,
             max_handshakes_per_ip: 256,
-            retry_above: 64,
+            retry_above: 32,
             idle_timeout: Duration::from_secs(30),
             keep_alive: Duration::from_secs(10),
             handshake_timeout: Duration::from_secs(5),

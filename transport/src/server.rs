@@ -134,7 +134,7 @@ impl Server {
     ) {
         // The limit of this server's own is enforced on the stream; axum's, of 2 MB, would answer in plain text.
         let http = http.map(|router| router.layer(DefaultBodyLimit::disable()));
-        let admission = Admission::new(self.limits.clone(), Arc::clone(&self.stats));
+        let admission = Admission::new(&self.limits, Arc::clone(&self.stats));
         let stats = Arc::clone(&self.stats);
         let services = Arc::new(Services {
             http,

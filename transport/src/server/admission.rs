@@ -1,16 +1,17 @@
-//! Who may come in: counts connections and handshakes, in all, per address and per identity.
+//! Which connections are let in: counts them in all, per address and per identity.
 //!
-//! Pure bookkeeping under one short lock. A [`Permit`] is one connection's place in the counts; dropping it frees the
-//! place, however the connection ended.
+//! Handshakes, connections without a certificate and connections with one have places of their own kind
+//! ([`Places`]), so that peers that have proven nothing can't take the places of those that have. A [`Permit`] is one
+//! connection's place; dropping it frees the place, however the connection ended.
 
-use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use mvm_pki::Identity;
 
 use super::stats::{Count, ServerStats};
 use crate::limits::Limits;
+use crate::places::{Activity, Full, Place, Places, Rules};
 
 /// What to do with a connection attempt.
 #[derive(Debug)]
@@ -25,160 +26,116 @@ pub(super) enum Decision {
     Ignore,
 }
 
-/// A handshake succeeded, but its address or identity has as many connections as it may.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TooMany;
+/// What places are counted by.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Holder {
+    Network(IpAddr),
+    Identity(Identity),
+}
 
 #[derive(Debug)]
 pub(super) struct Admission {
-    limits: Limits,
+    retry_above: usize,
     stats: Arc<ServerStats>,
-    table: Mutex<Table>,
-}
-
-#[derive(Debug, Default)]
-struct Table {
-    connections: usize,
-    handshakes: usize,
-    addresses: HashMap<IpAddr, Address>,
-    identities: HashMap<Identity, usize>,
-}
-
-#[derive(Debug, Default, Clone, Copy)]
-struct Address {
-    connections: usize,
-    handshakes: usize,
-    anonymous: usize,
-}
-
-#[derive(Debug)]
-enum Stage {
-    Handshake,
-    Anonymous,
-    Known(Identity),
+    /// Every connection, by its address.
+    addresses: Places<Holder>,
+    handshakes: Places<Holder>,
+    anonymous: Places<Holder>,
+    known: Places<Holder>,
 }
 
 /// One connection's place in the counts.
 #[derive(Debug)]
 pub(super) struct Permit {
-    admission: Arc<Admission>,
-    address: IpAddr,
-    stage: Stage,
+    network: Holder,
+    stage: Place<Holder>,
+    _address: Place<Holder>,
+    /// Last, so that it is dropped when the places are free.
+    admitted: Admitted,
 }
 
+/// Publishes the counts when a connection has gone.
+#[derive(Debug)]
+struct Admitted(Arc<Admission>);
+
 impl Admission {
-    pub(super) fn new(limits: Limits, stats: Arc<ServerStats>) -> Arc<Self> {
-        Arc::new(Self { limits, stats, table: Mutex::default() })
+    pub(super) fn new(limits: &Limits, stats: Arc<ServerStats>) -> Arc<Self> {
+        let places =
+            |most, most_per_key, displace_busy| Places::new(Rules { most, most_per_key, displace_busy });
+        Arc::new(Self {
+            retry_above: limits.retry_above,
+            stats,
+            addresses: places(usize::MAX, limits.max_connections_per_ip, false),
+            handshakes: places(limits.max_handshakes, limits.max_handshakes_per_ip, true),
+            anonymous: places(limits.max_anonymous, limits.max_anonymous_per_ip, true),
+            known: places(limits.max_connections, limits.max_connections_per_identity, false),
+        })
     }
 
     /// Decides on an attempt from `ip`; `validated` when a Retry has proven that address.
     pub(super) fn decide(self: &Arc<Self>, ip: IpAddr, validated: bool) -> Decision {
-        let address = network_of(ip);
-        let mut table = self.lock();
-        let seen = table.addresses.get(&address).copied().unwrap_or_default();
-        if table.connections >= self.limits.max_connections {
+        let network = Holder::Network(network_of(ip));
+        if self.known.are_full() {
             self.stats.count(Count::refused_total);
             return Decision::Refuse;
         }
-        if seen.connections >= self.limits.max_connections_per_ip {
+        let Ok(address) = self.addresses.take_busy(network.clone()) else {
             self.stats.count(Count::refused_per_ip);
             return Decision::Refuse;
-        }
-        if !validated && table.handshakes >= self.limits.retry_above {
+        };
+        if !validated && self.handshakes.taken() >= self.retry_above {
             self.stats.count(Count::retries_sent);
             return Decision::Retry;
         }
-        if table.handshakes >= self.limits.max_handshakes
-            || seen.handshakes >= self.limits.max_handshakes_per_ip
-        {
+        let Ok(handshake) = self.handshakes.take_busy(network.clone()) else {
             self.stats.count(Count::handshakes_ignored);
             return Decision::Ignore;
-        }
-        table.connections += 1;
-        table.handshakes += 1;
-        let entry = table.addresses.entry(address).or_default();
-        entry.connections += 1;
-        entry.handshakes += 1;
-        self.publish(&table);
-        Decision::Admit(Permit { admission: Arc::clone(self), address, stage: Stage::Handshake })
+        };
+        self.publish();
+        let admitted = Admitted(Arc::clone(self));
+        Decision::Admit(Permit { network, stage: handshake, _address: address, admitted })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        // The counts are changed in steps that can't panic, so a poisoned lock still guards a whole table.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn publish(&self, table: &Table) {
-        self.stats.set(Count::connections_open, table.connections);
-        self.stats.set(Count::handshakes_open, table.handshakes);
+    fn publish(&self) {
+        self.stats.set(Count::connections_open, self.addresses.taken());
+        self.stats.set(Count::handshakes_open, self.handshakes.taken());
     }
 }
 
 impl Permit {
-    /// The handshake has ended and shown who the peer is.
-    pub(super) fn established(&mut self, identity: Option<&Identity>) -> Result<(), TooMany> {
-        let admission = Arc::clone(&self.admission);
-        let mut table = admission.lock();
-        self.leave_handshake(&mut table);
-        let limits = &admission.limits;
-        match identity {
-            None => {
-                let entry = table.addresses.entry(self.address).or_default();
-                entry.anonymous += 1;
-                self.stage = Stage::Anonymous;
-                if entry.anonymous > limits.max_anonymous_per_ip {
-                    admission.stats.count(Count::refused_anonymous);
-                    return Err(TooMany);
-                }
-            }
-            Some(identity) => {
-                let count = table.identities.entry(identity.clone()).or_default();
-                *count += 1;
-                self.stage = Stage::Known(identity.clone());
-                if *count > limits.max_connections_per_identity {
-                    admission.stats.count(Count::refused_per_identity);
-                    return Err(TooMany);
-                }
-            }
-        }
-        admission.publish(&table);
+    /// The handshake has ended and shown which peer it is. In exchange for its place among the handshakes the
+    /// connection gets one among its own kind.
+    pub(super) fn established(&mut self, identity: Option<&Identity>) -> Result<(), Full> {
+        let Admission { anonymous, known, stats, .. } = &*self.admitted.0;
+        let taken = match identity {
+            None => anonymous.take(self.network.clone()),
+            Some(identity) => known.take(Holder::Identity(identity.clone())),
+        };
+        self.stage = taken.inspect_err(|full| {
+            stats.count(match (identity, full) {
+                (None, _) => Count::refused_anonymous,
+                (Some(_), Full::Key) => Count::refused_per_identity,
+                (Some(_), Full::Whole) => Count::refused_total,
+            });
+        })?;
+        self.admitted.0.publish();
         Ok(())
     }
 
-    fn leave_handshake(&self, table: &mut Table) {
-        if matches!(self.stage, Stage::Handshake) {
-            table.handshakes -= 1;
-            if let Some(entry) = table.addresses.get_mut(&self.address) {
-                entry.handshakes -= 1;
-            }
-        }
+    /// Waits until a newer connection or handshake has taken this place.
+    pub(super) async fn displaced(&mut self) {
+        self.stage.displaced().await;
+    }
+
+    /// For the requests on this connection, which is not displaced while it has any.
+    pub(super) fn activity(&self) -> Activity<Holder> {
+        self.stage.activity()
     }
 }
 
-impl Drop for Permit {
+impl Drop for Admitted {
     fn drop(&mut self) {
-        let admission = Arc::clone(&self.admission);
-        let mut table = admission.lock();
-        self.leave_handshake(&mut table);
-        table.connections -= 1;
-        if let Some(entry) = table.addresses.get_mut(&self.address) {
-            entry.connections -= 1;
-            if matches!(self.stage, Stage::Anonymous) {
-                entry.anonymous -= 1;
-            }
-            if entry.connections == 0 {
-                table.addresses.remove(&self.address);
-            }
-        }
-        if let Stage::Known(identity) = &self.stage
-            && let Some(count) = table.identities.get_mut(identity)
-        {
-            *count -= 1;
-            if *count == 0 {
-                table.identities.remove(identity);
-            }
-        }
-        admission.publish(&table);
+        self.0.publish();
     }
 }
 
@@ -193,9 +150,10 @@ fn network_of(ip: IpAddr) -> IpAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures::FutureExt;
     use mvm_pki::Role;
 
-    fn admission(limits: Limits) -> Arc<Admission> {
+    fn admission(limits: &Limits) -> Arc<Admission> {
         Admission::new(limits, Arc::default())
     }
 
@@ -218,47 +176,81 @@ mod tests {
         Identity::new("lab".parse().expect("a cluster"), Role::Node, name).expect("an identity")
     }
 
+    /// A connection whose handshake has ended.
+    fn connect(admission: &Arc<Admission>, last: u8, identity: Option<&Identity>) -> Result<Permit, Full> {
+        let mut permit = admit(admission, ip(last)).expect("room for a handshake");
+        permit.established(identity).map(|()| permit)
+    }
+
+    fn is_displaced(permit: &mut Permit) -> bool {
+        permit.displaced().now_or_never().is_some()
+    }
+
     #[test]
     fn a_dropped_permit_leaves_no_trace() {
-        let admission = admission(roomy());
-        let mut known = admit(&admission, ip(1)).expect("room");
-        known.established(Some(&node("a"))).expect("room");
-        let mut anonymous = admit(&admission, ip(2)).expect("room");
-        anonymous.established(None).expect("room");
+        let admission = admission(&roomy());
+        let known = connect(&admission, 1, Some(&node("a"))).expect("room");
+        let anonymous = connect(&admission, 2, None).expect("room");
         let handshake = admit(&admission, ip(3)).expect("room");
+        assert_eq!((admission.stats.connections_open(), admission.stats.handshakes_open()), (3, 1));
         drop((known, anonymous, handshake));
-        let table = admission.lock();
-        assert_eq!((table.connections, table.handshakes), (0, 0));
-        assert!(table.addresses.is_empty() && table.identities.is_empty());
+        assert_eq!((admission.stats.connections_open(), admission.stats.handshakes_open()), (0, 0));
+        for places in [&admission.addresses, &admission.handshakes, &admission.anonymous, &admission.known] {
+            assert_eq!(places.taken(), 0);
+        }
     }
 
     #[test]
     fn the_whole_and_one_address_are_limited_apart() {
-        let admission = admission(Limits { max_connections: 3, max_connections_per_ip: 2, ..roomy() });
-        let held = [admit(&admission, ip(1)), admit(&admission, ip(1))];
-        assert!(held.iter().all(Option::is_some));
+        let admission = admission(&Limits { max_connections: 3, max_connections_per_ip: 2, ..roomy() });
+        let _held = ["a", "b"].map(|name| connect(&admission, 1, Some(&node(name))).expect("room"));
         assert!(matches!(admission.decide(ip(1), true), Decision::Refuse));
-        let other = admit(&admission, ip(2));
-        assert!(other.is_some() && matches!(admission.decide(ip(3), true), Decision::Refuse));
+        let other = connect(&admission, 2, Some(&node("c")));
+        assert!(other.is_ok() && matches!(admission.decide(ip(3), true), Decision::Refuse));
         drop(other);
         assert!(admit(&admission, ip(3)).is_some());
     }
 
     #[test]
-    fn handshakes_above_the_limit_are_ignored_until_one_ends() {
-        let admission = admission(Limits { max_handshakes: 3, max_handshakes_per_ip: 2, ..roomy() });
+    fn neither_handshakes_nor_strangers_take_the_places_of_certificates() {
+        let limits = Limits { max_connections: 2, max_anonymous: 3, max_handshakes: 4, ..roomy() };
+        let admission = admission(&limits);
+        let _strangers: Vec<_> =
+            (10..30).map(|last| connect(&admission, last, None).expect("a stranger gives way")).collect();
+        let _silent: Vec<_> =
+            (30..60).map(|last| admit(&admission, ip(last)).expect("one gives way")).collect();
+        assert_eq!((admission.anonymous.taken(), admission.handshakes.taken()), (3, 4));
+        let _known = ["a", "b"].map(|name| connect(&admission, 1, Some(&node(name))).expect("room"));
+        assert!(
+            matches!(admission.decide(ip(1), true), Decision::Refuse),
+            "only certificates fill the table"
+        );
+    }
+
+    #[test]
+    fn handshakes_of_one_address_above_its_limit_are_ignored_until_one_ends() {
+        let admission = admission(&Limits { max_handshakes_per_ip: 2, ..roomy() });
         let mut first = admit(&admission, ip(1)).expect("room");
         let _second = admit(&admission, ip(1)).expect("room");
         assert!(matches!(admission.decide(ip(1), true), Decision::Ignore));
-        let _third = admit(&admission, ip(2)).expect("room");
-        assert!(matches!(admission.decide(ip(3), true), Decision::Ignore));
         first.established(Some(&node("a"))).expect("room");
-        assert!(admit(&admission, ip(3)).is_some());
+        assert!(admit(&admission, ip(1)).is_some());
+    }
+
+    #[test]
+    fn the_oldest_handshake_of_the_address_with_most_gives_way_to_another_address() {
+        let admission = admission(&Limits { max_handshakes: 3, ..roomy() });
+        let mut one = admit(&admission, ip(1)).expect("room");
+        let mut two = [admit(&admission, ip(2)).expect("room"), admit(&admission, ip(2)).expect("room")];
+        let _honest = admit(&admission, ip(3)).expect("one gives way");
+        assert!(!is_displaced(&mut one));
+        assert_eq!(two.each_mut().map(is_displaced), [true, false]);
+        assert!(matches!(admission.decide(ip(2), true), Decision::Ignore), "all addresses have one");
     }
 
     #[test]
     fn an_unproven_address_is_asked_to_prove_itself_once_handshakes_pile_up() {
-        let admission = admission(Limits { retry_above: 1, ..Limits::default() });
+        let admission = admission(&Limits { retry_above: 1, ..Limits::default() });
         let _first = match admission.decide(ip(1), false) {
             Decision::Admit(permit) => permit,
             other => panic!("expected room, got {other:?}"),
@@ -270,12 +262,25 @@ mod tests {
     #[test]
     fn nodes_behind_one_address_are_not_held_back_by_strangers_there() {
         let admission =
-            admission(Limits { max_anonymous_per_ip: 1, max_connections_per_identity: 1, ..roomy() });
-        let mut permits: Vec<_> = (0..4).map(|_| admit(&admission, ip(1)).expect("room")).collect();
-        assert_eq!(permits[0].established(None), Ok(()));
-        assert_eq!(permits[1].established(None), Err(TooMany));
-        assert_eq!(permits[2].established(Some(&node("a"))), Ok(()));
-        assert_eq!(permits[3].established(Some(&node("a"))), Err(TooMany));
+            admission(&Limits { max_anonymous_per_ip: 1, max_connections_per_identity: 1, ..roomy() });
+        let stranger = connect(&admission, 1, None).expect("room");
+        let _request = stranger.activity().begin();
+        assert_eq!(connect(&admission, 1, None).expect_err("one is enough"), Full::Key);
+        let known = connect(&admission, 1, Some(&node("a"))).expect("room");
+        let _request = known.activity().begin();
+        assert_eq!(connect(&admission, 1, Some(&node("a"))).expect_err("one is enough"), Full::Key);
+        assert_eq!(admission.stats.refused_anonymous(), 1);
+        assert_eq!(admission.stats.refused_per_identity(), 1);
+    }
+
+    #[test]
+    fn a_connection_without_requests_gives_way_to_a_newer_one_of_its_identity() {
+        let admission = admission(&Limits { max_connections_per_identity: 2, ..roomy() });
+        let mut busy = connect(&admission, 1, Some(&node("a"))).expect("room");
+        let _request = busy.activity().begin();
+        let mut idle = connect(&admission, 1, Some(&node("a"))).expect("room");
+        let _newest = connect(&admission, 1, Some(&node("a"))).expect("the idle one gives way");
+        assert!(is_displaced(&mut idle) && !is_displaced(&mut busy));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use mvm_pki::Identity;
 use quinn::ConnectionError;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, error, info_span, warn};
 
@@ -44,7 +44,7 @@ pub(super) async fn connection_task(incoming: quinn::Incoming, permit: Permit, s
 }
 
 async fn run(incoming: quinn::Incoming, mut permit: Permit, services: Arc<Services>) {
-    let Some(connection) = shake_hands(incoming, &services).await else { return };
+    let Some(connection) = shake_hands(incoming, &mut permit, &services).await else { return };
     let identity = match identity_of(&connection) {
         Ok(identity) => identity,
         Err(reason) => {
@@ -53,23 +53,30 @@ async fn run(incoming: quinn::Incoming, mut permit: Permit, services: Arc<Servic
             return connection.close(close_code::NOT_HERE.into(), b"no identity");
         }
     };
-    if permit.established(identity.as_ref()).is_err() {
-        debug!("closing a connection above the limit of its address or identity");
+    if let Err(full) = permit.established(identity.as_ref()) {
+        debug!(%full, "closing a connection above the limits");
         return connection.close(close_code::OVERLOADED.into(), b"too many connections");
     }
     services.stats.count(Count::connections_accepted);
+    let activity = permit.activity();
     // Boxed, so that an idle session does not carry the room of an HTTP connection, nor of its own handshake.
     match quic::protocol_of(&connection).as_deref() {
         Some(ALPN_H3) => match &services.http {
             Some(router) => {
                 let certificate = quic::certificate_of(&connection);
                 let peer = Peer { identity, certificate, address: connection.remote_address() };
-                Box::pin(serve_http(connection, router.clone(), peer, &services)).await;
+                let cut = cut_off(&connection, &mut permit, peer.identity.is_none(), &services);
+                tokio::select! {
+                    () = Box::pin(serve_http(connection.clone(), router.clone(), peer, activity, &services)) => {}
+                    () = cut => {}
+                }
             }
             None => connection.close(close_code::NOT_HERE.into(), b"HTTP/3 is not served here"),
         },
         Some(ALPN_SESSION) => match (&services.sessions, identity) {
             (Some(handler), Some(identity)) => {
+                // A session is in use for as long as it lasts.
+                let Some(_busy) = activity.begin() else { return close_displaced(&connection, &services) };
                 Box::pin(serve_session(connection, Arc::clone(handler), identity, &services)).await;
             }
             (_, None) => connection.close(close_code::NOT_HERE.into(), b"a session needs a certificate"),
@@ -79,7 +86,35 @@ async fn run(incoming: quinn::Incoming, mut permit: Permit, services: Arc<Servic
     }
 }
 
-async fn shake_hands(incoming: quinn::Incoming, services: &Services) -> Option<quinn::Connection> {
+/// Closes a connection once a newer one has its place, or once it lasted as long as one without a certificate may.
+async fn cut_off(connection: &quinn::Connection, permit: &mut Permit, anonymous: bool, services: &Services) {
+    let life = async {
+        if !anonymous {
+            std::future::pending::<()>().await;
+        }
+        sleep(services.limits.anonymous_life).await;
+    };
+    tokio::select! {
+        () = permit.displaced() => close_displaced(connection, services),
+        () = life => {
+            services.stats.count(Count::anonymous_expired);
+            debug!("closing a connection without a certificate at the end of its life");
+            connection.close(close_code::TOO_SLOW.into(), b"a connection without a certificate is short");
+        }
+    }
+}
+
+fn close_displaced(connection: &quinn::Connection, services: &Services) {
+    services.stats.count(Count::connections_displaced);
+    debug!("closing a connection for a newer one");
+    connection.close(close_code::OVERLOADED.into(), b"a newer connection took its place");
+}
+
+async fn shake_hands(
+    incoming: quinn::Incoming,
+    permit: &mut Permit,
+    services: &Services,
+) -> Option<quinn::Connection> {
     let stats = &services.stats;
     let connecting = match incoming.accept() {
         Ok(connecting) => connecting,
@@ -90,7 +125,15 @@ async fn shake_hands(incoming: quinn::Incoming, services: &Services) -> Option<q
             return None;
         }
     };
-    match timeout(services.limits.handshake_timeout, connecting).await {
+    let shaken = tokio::select! {
+        shaken = timeout(services.limits.handshake_timeout, connecting) => shaken,
+        () = permit.displaced() => {
+            stats.count(Count::handshakes_displaced);
+            debug!("gave up a handshake for one of another address");
+            return None;
+        }
+    };
+    match shaken {
         Ok(Ok(connection)) => Some(connection),
         Ok(Err(error)) => {
             stats.count(cause_of(&error));

@@ -18,12 +18,14 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 use tracing::{debug, error};
 
+use super::admission::Holder;
 use super::connection_task::Services;
 use super::request_body::{Failure, RequestBody};
 use super::stats::Count;
 use crate::h3_streams::{Connection, Send};
 use crate::limits::Limits;
 use crate::peer::Peer;
+use crate::places::Activity;
 
 /// How long a connection whose requests are all answered is kept for the answers to arrive.
 const LINGER: Duration = Duration::from_millis(250);
@@ -36,6 +38,7 @@ pub(super) async fn serve_http(
     connection: quinn::Connection,
     router: axum::Router,
     peer: Peer,
+    activity: Activity<Holder>,
     services: &Arc<Services>,
 ) {
     let limits = &services.limits;
@@ -52,9 +55,12 @@ pub(super) async fn serve_http(
         tokio::select! {
             accepted = h3.accept() => match accepted {
                 Ok(Some(resolver)) => {
+                    // Nothing is begun on a connection that is about to be closed.
+                    let Some(busy) = activity.begin() else { break };
                     let answering = answer(resolver, router.clone(), peer.clone(), Arc::clone(services));
                     let until_lost = lost(connection.clone());
                     requests.spawn(async move {
+                        let _busy = busy;
                         tokio::select! { () = answering => {}, () = until_lost => {} }
                     });
                 }

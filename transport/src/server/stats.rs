@@ -48,16 +48,22 @@ counters! {
     handshakes_bad_alpn,
     /// Handshakes that failed otherwise.
     handshakes_failed,
-    /// Attempts refused because the server has as many connections as it allows.
+    /// Attempts refused because the server has as many connections with a certificate as it allows.
     refused_total,
     /// Attempts refused because their address has as many connections as it may.
     refused_per_ip,
-    /// Connections closed because their address has as many without a certificate as it may.
+    /// Connections closed because there are as many without a certificate as may be, in all or from that address.
     refused_anonymous,
     /// Connections closed because their identity has as many as it may.
     refused_per_identity,
     /// Attempts ignored because as many handshakes were in flight as may be, in all or from that address.
     handshakes_ignored,
+    /// Handshakes given up for the first packet of an address that has fewer in flight.
+    handshakes_displaced,
+    /// Connections closed to make room for a newer one.
+    connections_displaced,
+    /// Connections without a certificate closed at the end of their life.
+    anonymous_expired,
     /// Requests that reached the router.
     requests,
     /// Requests refused here: too large, too slow, malformed.

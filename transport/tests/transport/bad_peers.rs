@@ -1,7 +1,7 @@
 //! Floods: datagrams that are no QUIC, and handshakes that are begun and never ended.
 
 use std::net::{SocketAddr, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::routing::get;
@@ -71,6 +71,43 @@ async fn half_open_handshakes_of_one_address_leave_room_for_others() {
     assert_serves(&server).await;
 }
 
+/// How long a newcomer takes from its first packet to its answer.
+async fn time_to_serve(server: &Running) -> Duration {
+    let started = Instant::now();
+    assert_serves(server).await;
+    started.elapsed()
+}
+
+#[tokio::test]
+async fn half_open_handshakes_of_a_few_addresses_do_not_delay_another() {
+    const ADDRESSES: u8 = 8;
+    // Longer than the test takes, so that none of the flood ends by itself.
+    let handshake_timeout = Duration::from_secs(600);
+    let limits =
+        Limits { max_handshakes: 64, retry_above: usize::MAX, handshake_timeout, ..Limits::default() };
+    let server = server(limits);
+    let mut quiet = Duration::ZERO;
+    for _ in 0..5 {
+        quiet = quiet.max(time_to_serve(&server).await);
+    }
+    let mut sockets = Vec::new();
+    for last in 1..=ADDRESSES {
+        let mut packets = Vec::new();
+        for _ in 0..10 {
+            packets.push(first_packet(&server).await);
+        }
+        sockets.extend(send_all(&packets, [127, 0, 5, last], server.address));
+    }
+    wait_until("the flood fills its places", || server.stats.handshakes_open() == 64).await;
+    let mut crowded = Duration::MAX;
+    for _ in 0..5 {
+        crowded = crowded.min(time_to_serve(&server).await);
+    }
+    // One whose first packet was ignored sends it again after a second, which is many times the usual.
+    assert!(crowded < (quiet * 4).max(Duration::from_millis(500)), "{crowded:?}, {quiet:?} when it is quiet");
+    assert!(server.stats.handshakes_displaced() > 0, "{:?}", server.stats.all());
+}
+
 #[tokio::test]
 async fn a_flood_of_unproven_addresses_is_asked_to_prove_them_and_kept_nowhere() {
     let server = server(Limits { retry_above: 4, ..Limits::default() });
@@ -82,6 +119,47 @@ async fn a_flood_of_unproven_addresses_is_asked_to_prove_them_and_kept_nowhere()
     wait_until("the flood is felt", || server.stats.retries_sent() >= 56).await;
     assert_eq!(server.stats.handshakes_open(), 4);
     assert_serves(&server).await;
+}
+
+/// Bytes that have arrived at `socket`, in all.
+fn received(socket: &UdpSocket) -> usize {
+    socket.set_nonblocking(true).expect("a socket");
+    let mut buffer = [0; 2000];
+    std::iter::from_fn(|| socket.recv(&mut buffer).ok()).sum()
+}
+
+#[tokio::test]
+async fn an_address_that_proved_nothing_is_sent_at_most_four_times_its_own_bytes() {
+    for probes in [1, 2] {
+        let server = server(Limits { handshake_timeout: Duration::from_secs(3), ..Limits::default() });
+        let packet = first_packet(&server).await;
+        let socket = udp_socket();
+        for _ in 0..probes {
+            socket.send_to(&packet, server.address).expect("room");
+        }
+        wait_until("the server gave up", || server.stats.handshakes_timed_out() == 1).await;
+        wait_until("it said all", || server.stats.connections_open() == 0).await;
+        let (sent, got) = (probes * packet.len(), received(&socket));
+        println!(
+            "{probes} probes of {} bytes: {got} bytes, {:.2} times",
+            packet.len(),
+            got as f64 / sent as f64
+        );
+        assert!(got > 0 && got <= 4 * sent, "{got} bytes for {sent}");
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_is_asked_to_prove_itself_is_sent_less_than_it_sent() {
+    let server = server(Limits { retry_above: 0, ..Limits::default() });
+    let packet = first_packet(&server).await;
+    let socket = udp_socket();
+    for asked in 1..=20 {
+        socket.send_to(&packet, server.address).expect("room");
+        wait_until("it is answered", || server.stats.retries_sent() == asked).await;
+    }
+    let (sent, got) = (20 * packet.len(), received(&socket));
+    assert!(got < sent / 4, "{got} bytes for {sent}");
 }
 
 #[tokio::test]

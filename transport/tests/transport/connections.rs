@@ -23,7 +23,27 @@ const HERE: [u8; 4] = [127, 0, 0, 1];
 const THERE: [u8; 4] = [127, 0, 0, 2];
 
 fn router() -> Router {
-    Router::new().route("/", get(|| async { "ok" }))
+    Router::new().route("/", get(|| async { "ok" })).route("/never", get(std::future::pending::<()>))
+}
+
+/// Connections that showed no certificate, from each of the addresses 127.0.`third`.1 and up.
+async fn strangers(server: &Running, third: u8, addresses: u8, each: usize) -> Vec<Raw> {
+    let mut held = Vec::new();
+    for last in 1..=addresses {
+        for _ in 0..each {
+            let tls = server.lab.client_tls(None);
+            // One that is refused holds nothing, which is for the test to find out.
+            held.extend(Raw::connect(server.address, [127, 0, third, last], ALPN_H3, tls).await);
+        }
+    }
+    held
+}
+
+/// Asks for something that is never answered.
+async fn hang(raw: &Raw) -> quinn::SendStream {
+    let (mut send, _recv) = raw.connection.open_bi().await.expect("a stream");
+    send.write_all(&request_head("GET", "/never", &[])).await.expect("room");
+    send
 }
 
 async fn ask(client: &Client) -> StatusCode {
@@ -70,28 +90,93 @@ async fn one_address_can_not_take_every_connection() {
 async fn strangers_at_one_address_are_few_and_do_not_shut_out_a_node_there() {
     let limits = Limits { max_anonymous_per_ip: 2, ..Limits::default() };
     let server = Running::start(ClientAuth::Optional, limits, Some(router()), None);
-    let stranger = async || {
-        Client::connect(server.address, "localhost", server.lab.client_tls(None), &Limits::default()).await
-    };
-    let _held = [stranger().await.expect("one"), stranger().await.expect("two")];
-    let third = stranger().await;
-    let closed = match third {
-        Err(error) => matches!(error, ConnectError::Busy { .. } | ConnectError::Failed { .. }),
-        // The close can arrive just after the confirmation.
-        Ok(client) => {
-            let request = Request::get("/").body(Bytes::new()).expect("a request");
-            client.request(request).await.is_err()
-        }
-    };
-    assert!(closed, "a third stranger was served");
+    let held = strangers(&server, 0, 1, 2).await;
+    let _requests = [hang(&held[0]).await, hang(&held[1]).await];
+    wait_until("both ask", || server.stats.requests() == 2).await;
+    let third = strangers(&server, 0, 1, 1).await;
+    if let Some(third) = third.first() {
+        within("the close", third.connection.closed()).await;
+    }
     assert_eq!(server.stats.refused_anonymous(), 1);
     assert!(served(&server, HERE, "n1").await, "a node at the same address");
 }
 
 #[tokio::test]
-async fn one_identity_has_few_connections() {
+async fn strangers_at_many_addresses_do_not_shut_out_nodes() {
+    let limits = Limits { max_connections: 32, ..Limits::default() };
+    let server = Running::start(ClientAuth::Optional, limits, Some(router()), None);
+    let _held = strangers(&server, 2, 16, 6).await;
+    for name in ["n1", "n2", "n3"] {
+        assert!(served(&server, HERE, name).await, "{name} among strangers");
+    }
+}
+
+#[tokio::test]
+async fn strangers_are_few_in_all_and_the_address_with_most_of_them_makes_room() {
+    let limits = Limits { max_anonymous: 6, ..Limits::default() };
+    let server = Running::start(ClientAuth::Optional, limits, Some(router()), None);
+    let many = strangers(&server, 3, 1, 6).await;
+    let _requests = [hang(&many[0]).await, hang(&many[1]).await];
+    wait_until("both ask", || server.stats.requests() == 2).await;
+    // One address more, and each takes one place of the first one's.
+    let others = strangers(&server, 4, 3, 1).await;
+    for displaced in &many[2..5] {
+        within("its end", displaced.connection.closed()).await;
+    }
+    assert_eq!(server.stats.connections_displaced(), 3);
+    wait_until("they have gone", || server.stats.connections_open() == 6).await;
+    let lasting: Vec<_> =
+        others.iter().chain(&many).filter(|raw| raw.connection.close_reason().is_none()).collect();
+    assert_eq!(lasting.len(), 6);
+}
+
+#[tokio::test]
+async fn a_connection_without_a_certificate_is_closed_at_the_end_of_its_life() {
+    let limits = Limits { anonymous_life: Duration::from_millis(300), ..Limits::default() };
+    let server = Running::start(ClientAuth::Optional, limits, Some(router()), None);
+    let node = server.client().await;
+    let held = strangers(&server, 0, 1, 1).await;
+    let _request = hang(&held[0]).await;
+    within("its end", held[0].connection.closed()).await;
+    wait_until("its place is free", || server.stats.connections_open() == 1).await;
+    assert_eq!(server.stats.anonymous_expired(), 1);
+    assert_eq!(ask(&node).await, StatusCode::OK, "a node's connection lasts");
+}
+
+#[tokio::test]
+async fn the_newest_connection_of_an_identity_takes_the_place_of_its_longest_idle() {
+    let server = Running::http(Limits { max_connections_per_identity: 3, ..Limits::default() }, router());
+    let held = [server.client().await, server.client().await, server.client().await];
+    // The first is the longest idle but for its request, the second idle for less time than the third.
+    let request = Request::get("/never").body(Bytes::new()).expect("a request");
+    let asking = tokio::spawn(async move {
+        let [busy, recent, idle] = held;
+        let hanging = busy.request(request);
+        let rest = async {
+            wait_until("it asks", || server.stats.requests() == 1).await;
+            assert_eq!(ask(&recent).await, StatusCode::OK);
+            for _ in 0..20 {
+                assert!(served(&server, HERE, "n1").await, "one after another, none of them closed");
+            }
+            wait_until("it was closed", || idle.is_closed()).await;
+            assert!(!busy.is_closed(), "a request is under way");
+            assert_eq!(server.stats.refused_per_identity(), 0);
+        };
+        tokio::select! {
+            answer = hanging => panic!("no answer was to come: {answer:?}"),
+            () = rest => {}
+        }
+    });
+    within("all of it", asking).await.expect("no panic");
+}
+
+#[tokio::test]
+async fn an_identity_whose_connections_all_have_requests_gets_no_more() {
     let server = Running::http(Limits { max_connections_per_identity: 2, ..Limits::default() }, router());
-    let _held = [server.client().await, server.client().await];
+    let raw = async || server.raw(HERE, ALPN_H3, server.lab.node_tls("n1")).await;
+    let held = [raw().await, raw().await];
+    let _requests = [hang(&held[0]).await, hang(&held[1]).await];
+    wait_until("both ask", || server.stats.requests() == 2).await;
     assert!(!served(&server, HERE, "n1").await, "a third of one identity");
     assert_eq!(server.stats.refused_per_identity(), 1);
     assert!(served(&server, HERE, "n2").await, "another identity");

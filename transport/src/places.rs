@@ -1,0 +1,313 @@
+//! Bounded places for peers: so many in all, and so many per key, which is an address or an identity.
+//!
+//! Pure bookkeeping under one short lock. Where there is no place left, a newcomer may displace another: the longest
+//! idle one of its own key, or one of a key that holds more places than its own. So a peer that hoards places loses
+//! them to others, and keeps nobody out. A [`Place`] frees itself when dropped, however its connection ended.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use tokio::sync::oneshot;
+
+/// How many places there are, and which of them a newcomer may displace.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules {
+    pub most: usize,
+    pub most_per_key: usize,
+    /// Whether a key that holds more places than the newcomer's may lose one that is busy. Its own key never does.
+    pub displace_busy: bool,
+}
+
+/// Why there is no place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Full {
+    #[error("this peer has as many connections as it may, and none of them is idle")]
+    Key,
+    #[error("all connections are taken")]
+    Whole,
+}
+
+/// The places of one kind.
+#[derive(Debug)]
+pub struct Places<K> {
+    shared: Arc<Shared<K>>,
+}
+
+/// One taken place.
+#[derive(Debug)]
+pub struct Place<K: Eq + Hash + Clone> {
+    activity: Activity<K>,
+    displaced: oneshot::Receiver<()>,
+    is_displaced: bool,
+}
+
+/// Says when a place is in use. Cheap to clone; keeps no place.
+#[derive(Debug)]
+pub struct Activity<K> {
+    shared: Arc<Shared<K>>,
+    key: K,
+    id: u64,
+}
+
+/// A request on a place's connection: while there is one, the place is not idle.
+#[derive(Debug)]
+pub struct Busy<K: Eq + Hash + Clone>(Activity<K>);
+
+#[derive(Debug)]
+struct Shared<K> {
+    rules: Rules,
+    table: Mutex<Table<K>>,
+}
+
+#[derive(Debug)]
+struct Table<K> {
+    /// Counts what happens here: ids and idle places are ordered by it.
+    ticks: u64,
+    taken: usize,
+    /// Each key's places, oldest first.
+    groups: HashMap<K, Vec<Member>>,
+}
+
+#[derive(Debug)]
+struct Member {
+    id: u64,
+    open: usize,
+    idle_since: u64,
+    /// Dropped to tell the holder that its place is gone.
+    _held: oneshot::Sender<()>,
+}
+
+impl<K: Eq + Hash + Clone> Places<K> {
+    #[must_use]
+    pub fn new(rules: Rules) -> Self {
+        let table = Table { ticks: 0, taken: 0, groups: HashMap::new() };
+        Self { shared: Arc::new(Shared { rules, table: Mutex::new(table) }) }
+    }
+
+    /// Takes a place for `key`, idle at first.
+    pub fn take(&self, key: K) -> Result<Place<K>, Full> {
+        self.take_with(key, 0)
+    }
+
+    /// Takes a place for `key` that is busy for as long as it is held.
+    pub fn take_busy(&self, key: K) -> Result<Place<K>, Full> {
+        self.take_with(key, 1)
+    }
+
+    fn take_with(&self, key: K, open: usize) -> Result<Place<K>, Full> {
+        let mut table = self.shared.lock();
+        if let Some((key, id)) = table.to_displace(&key, &self.shared.rules)? {
+            table.remove(&key, id);
+        }
+        let id = table.tick();
+        let (held, displaced) = oneshot::channel();
+        let member = Member { id, open, idle_since: id, _held: held };
+        table.groups.entry(key.clone()).or_default().push(member);
+        table.taken += 1;
+        drop(table);
+        let activity = Activity { shared: Arc::clone(&self.shared), key, id };
+        Ok(Place { activity, displaced, is_displaced: false })
+    }
+
+    /// How many places are taken.
+    #[must_use]
+    pub fn taken(&self) -> usize {
+        self.shared.lock().taken
+    }
+
+    /// Whether none is left without displacing another.
+    #[must_use]
+    pub fn are_full(&self) -> bool {
+        self.taken() >= self.shared.rules.most
+    }
+}
+
+impl<K> Shared<K> {
+    fn lock(&self) -> MutexGuard<'_, Table<K>> {
+        // The table is changed in steps that can't panic, so a poisoned lock still guards a whole one.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Eq + Hash + Clone> Table<K> {
+    fn tick(&mut self) -> u64 {
+        self.ticks += 1;
+        self.ticks
+    }
+
+    /// Which place has to go for one more of `key`; none while there is room.
+    fn to_displace(&self, key: &K, rules: &Rules) -> Result<Option<(K, u64)>, Full> {
+        let own = self.groups.get(key).map_or(&[][..], Vec::as_slice);
+        let idle_own = longest_idle(own).map(|id| (key.clone(), id));
+        if own.len() >= rules.most_per_key {
+            return idle_own.map(Some).ok_or(Full::Key);
+        }
+        if self.taken < rules.most {
+            return Ok(None);
+        }
+        let hoarders = self.groups.iter().filter(|(_, group)| group.len() > own.len());
+        let victims = hoarders.filter_map(|(key, group)| {
+            let oldest = group.first().filter(|_| rules.displace_busy).map(|member| member.id);
+            Some((group.len(), longest_idle(group).or(oldest)?, key))
+        });
+        let victim = victims.max_by_key(|(places, id, _)| (*places, Reverse(*id)));
+        victim.map(|(_, id, key)| (key.clone(), id)).or(idle_own).map(Some).ok_or(Full::Whole)
+    }
+
+    fn member(&mut self, key: &K, id: u64) -> Option<&mut Member> {
+        let group = self.groups.get_mut(key)?;
+        let index = group.binary_search_by_key(&id, |member| member.id).ok()?;
+        group.get_mut(index)
+    }
+
+    fn remove(&mut self, key: &K, id: u64) {
+        let Some(group) = self.groups.get_mut(key) else { return };
+        let Ok(index) = group.binary_search_by_key(&id, |member| member.id) else { return };
+        group.remove(index);
+        self.taken -= 1;
+        if group.is_empty() {
+            self.groups.remove(key);
+        }
+    }
+}
+
+fn longest_idle(group: &[Member]) -> Option<u64> {
+    let idle = group.iter().filter(|member| member.open == 0);
+    idle.min_by_key(|member| member.idle_since).map(|member| member.id)
+}
+
+impl<K: Eq + Hash + Clone> Place<K> {
+    /// Waits until a newcomer has taken this place. What holds it is to end its connection then.
+    pub async fn displaced(&mut self) {
+        std::future::poll_fn(|cx| self.poll_displaced(cx)).await;
+    }
+
+    /// As [`Place::displaced`].
+    pub fn poll_displaced(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if !self.is_displaced {
+            self.is_displaced = Pin::new(&mut self.displaced).poll(cx).is_ready();
+        }
+        if self.is_displaced { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// For those that work on this place's connection.
+    #[must_use]
+    pub fn activity(&self) -> Activity<K> {
+        self.activity.clone()
+    }
+}
+
+impl<K: Eq + Hash + Clone> Drop for Place<K> {
+    fn drop(&mut self) {
+        self.activity.shared.lock().remove(&self.activity.key, self.activity.id);
+    }
+}
+
+impl<K: Eq + Hash + Clone> Activity<K> {
+    /// Marks the place as busy until the answer is dropped; `None` when it was displaced before.
+    #[must_use]
+    pub fn begin(&self) -> Option<Busy<K>> {
+        self.shared.lock().member(&self.key, self.id)?.open += 1;
+        Some(Busy(self.clone()))
+    }
+}
+
+impl<K: Clone> Clone for Activity<K> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), key: self.key.clone(), id: self.id }
+    }
+}
+
+impl<K: Eq + Hash + Clone> Drop for Busy<K> {
+    fn drop(&mut self) {
+        let mut table = self.0.shared.lock();
+        let now = table.tick();
+        if let Some(member) = table.member(&self.0.key, self.0.id) {
+            member.open -= 1;
+            member.idle_since = now;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(most: usize, most_per_key: usize) -> Places<&'static str> {
+        Places::new(Rules { most, most_per_key, displace_busy: false })
+    }
+
+    fn is_displaced(place: &mut Place<&'static str>) -> bool {
+        place.poll_displaced(&mut Context::from_waker(std::task::Waker::noop())).is_ready()
+    }
+
+    #[test]
+    fn a_dropped_place_leaves_no_trace() {
+        let places = places(2, 2);
+        let busy = places.take("a").expect("room").activity();
+        assert!(busy.begin().is_none(), "its place is gone");
+        let place = places.take("a").expect("room");
+        let request = place.activity().begin();
+        drop(place);
+        drop(request);
+        assert_eq!(places.taken(), 0);
+        assert!(places.shared.lock().groups.is_empty());
+    }
+
+    #[test]
+    fn the_longest_idle_place_of_a_full_key_gives_way() {
+        let places = places(9, 3);
+        let mut held: Vec<_> = (0..3).map(|_| places.take("a").expect("room")).collect();
+        let _working = held[0].activity().begin().expect("its place");
+        // Idle again, and so idle for less time than the third.
+        drop(held[1].activity().begin());
+        held.push(places.take("a").expect("the third gives way"));
+        let displaced: Vec<_> = held.iter_mut().map(is_displaced).collect();
+        assert_eq!(displaced, [false, false, true, false]);
+        assert!(held[2].activity().begin().is_none(), "a displaced place begins nothing");
+        assert_eq!(places.taken(), 3);
+    }
+
+    #[test]
+    fn a_full_key_whose_places_are_all_busy_gets_no_more() {
+        let places = places(9, 1);
+        let _held = places.take_busy("a").expect("room");
+        assert_eq!(places.take("a").expect_err("full"), Full::Key);
+        assert!(places.take("b").is_ok());
+    }
+
+    #[test]
+    fn a_newcomer_displaces_one_of_the_key_that_holds_most() {
+        let places = places(5, 4);
+        let mut many: Vec<_> = (0..3).map(|_| places.take("many").expect("room")).collect();
+        let mut few: Vec<_> = (0..2).map(|_| places.take("few").expect("room")).collect();
+        let _newcomer = places.take("new").expect("one of many gives way");
+        assert_eq!(many.iter_mut().map(is_displaced).collect::<Vec<_>>(), [true, false, false]);
+        assert!(!few.iter_mut().any(is_displaced));
+    }
+
+    #[test]
+    fn a_key_that_holds_most_displaces_only_itself() {
+        let places = places(3, 3);
+        let mut one = places.take("one").expect("room");
+        let mut many = [places.take("many").expect("room"), places.take("many").expect("room")];
+        let _more = places.take("many").expect("its own oldest gives way");
+        assert!(!is_displaced(&mut one) && is_displaced(&mut many[0]));
+    }
+
+    #[test]
+    fn busy_places_give_way_to_other_keys_only_where_the_rules_say_so() {
+        for displace_busy in [false, true] {
+            let places = Places::new(Rules { most: 2, most_per_key: 2, displace_busy });
+            let mut held = [places.take_busy("a").expect("room"), places.take_busy("a").expect("room")];
+            let newcomer = places.take("b");
+            assert_eq!(newcomer.as_ref().err(), (!displace_busy).then_some(&Full::Whole));
+            assert_eq!(held.iter_mut().map(is_displaced).collect::<Vec<_>>(), [displace_busy, false]);
+            assert_eq!(places.taken(), 2);
+        }
+    }
+}
