@@ -1,13 +1,16 @@
-//! h3-quinn's streams with two things added that h3 leaves to its user.
+//! h3-quinn's streams with three things added that h3 leaves to its user.
 //!
 //! h3 gathers a whole frame before it looks at it, so a peer could make this process hold a header section or a settings
-//! frame of any length. Here every stream carries a [`FrameGuard`] that stops such a frame at its claimed length. And a
+//! frame of any length. Here every stream carries a [`FrameGuard`] that stops such a frame at its claimed length. The
+//! guard of a request also refuses a header section that HTTP/3 calls malformed and h3 does not (`field_section`). And a
 //! stream that is dropped before anything was answered on it is reset instead of ended: an end without a response is a
 //! connection error to many clients.
 //!
 //! Two traps of h3-quinn are closed as well: it panics when asked for a stream's id, or to stop it, during a read.
 
+mod field_section;
 mod guard;
+mod huffman;
 
 use std::task::{Context, Poll};
 
@@ -16,11 +19,13 @@ use h3::error::Code;
 use h3::quic::{self, BidiStream as _, ConnectionErrorIncoming, RecvStream as _, SendStream as _};
 use h3::quic::{StreamErrorIncoming, StreamId, WriteBuf};
 
+use field_section::Fault;
 use guard::FrameGuard;
 
 /// A QUIC connection as h3 wants it.
 pub(crate) struct Connection {
     inner: h3_quinn::Connection,
+    quic: quinn::Connection,
     max_frame: u64,
 }
 
@@ -50,39 +55,43 @@ pub(crate) struct Recv {
     inner: h3_quinn::RecvStream,
     id: StreamId,
     guard: FrameGuard,
+    /// Closed when a header section can't be decoded; a request's only.
+    connection: Option<quinn::Connection>,
+    /// Its header section was malformed.
+    malformed: bool,
     /// A read is under way inside `inner`.
     reading: bool,
 }
 
-/// A frame other than body data claims to be longer than allowed.
+/// Why a stream is not read on.
 #[derive(Debug, thiserror::Error)]
-#[error("a frame of {claimed} bytes is longer than the limit of {limit}")]
-pub(crate) struct FrameTooLong {
-    claimed: u64,
-    limit: u64,
+pub(crate) enum Stopped {
+    /// A frame other than body data claims to be longer than allowed.
+    #[error("a frame of {claimed} bytes is longer than the limit of {limit}")]
+    TooLong { claimed: u64, limit: u64 },
+    #[error(transparent)]
+    Section(#[from] Fault),
 }
 
 impl Connection {
     /// `max_frame` bounds every frame that h3 would gather whole: header sections, settings, unknown ones.
     pub(crate) fn new(connection: quinn::Connection, max_frame: usize) -> Self {
-        Self { inner: h3_quinn::Connection::new(connection), max_frame: max_frame as u64 }
+        let inner = h3_quinn::Connection::new(connection.clone());
+        Self { inner, quic: connection, max_frame: max_frame as u64 }
     }
 }
 
 impl Bidi {
-    fn new(inner: h3_quinn::BidiStream<Bytes>, max_frame: u64) -> Self {
+    fn new(inner: h3_quinn::BidiStream<Bytes>, guard: FrameGuard) -> Self {
         let (send, recv) = inner.split();
-        Self {
-            send: Send { inner: send, silent: true, writing: false },
-            recv: Recv::new(recv, FrameGuard::request(max_frame)),
-        }
+        Self { send: Send { inner: send, silent: true, writing: false }, recv: Recv::new(recv, guard) }
     }
 }
 
 impl Recv {
     fn new(inner: h3_quinn::RecvStream, guard: FrameGuard) -> Self {
         let id = inner.recv_id();
-        Self { inner, id, guard, reading: false }
+        Self { inner, id, guard, connection: None, malformed: false, reading: false }
     }
 }
 
@@ -97,9 +106,12 @@ impl quic::Connection<Bytes> for Connection {
     }
 
     fn poll_accept_bidi(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bidi, ConnectionErrorIncoming>> {
-        let max_frame = self.max_frame;
-        quic::Connection::<Bytes>::poll_accept_bidi(&mut self.inner, cx)
-            .map_ok(|bidi| Bidi::new(bidi, max_frame))
+        let Self { inner, quic, max_frame } = self;
+        quic::Connection::<Bytes>::poll_accept_bidi(inner, cx).map_ok(|bidi| {
+            let mut bidi = Bidi::new(bidi, FrameGuard::request(*max_frame));
+            bidi.recv.connection = Some(quic.clone());
+            bidi
+        })
     }
 
     fn opener(&self) -> Opener {
@@ -116,7 +128,7 @@ macro_rules! open_streams {
             fn poll_open_bidi(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bidi, StreamErrorIncoming>> {
                 let max_frame = self.max_frame;
                 quic::OpenStreams::<Bytes>::poll_open_bidi(&mut self.inner, cx)
-                    .map_ok(|bidi| Bidi::new(bidi, max_frame))
+                    .map_ok(|bidi| Bidi::new(bidi, FrameGuard::response(max_frame)))
             }
 
             fn poll_open_send(&mut self, cx: &mut Context<'_>) -> Poll<Result<Send, StreamErrorIncoming>> {
@@ -188,18 +200,26 @@ impl quic::RecvStream for Recv {
         let polled = self.inner.poll_data(cx);
         self.reading = polled.is_pending();
         let Poll::Ready(Ok(Some(data))) = &polled else { return polled };
-        match self.guard.pass(data) {
-            Ok(()) => polled,
+        let Err(stopped) = self.guard.pass(data) else { return polled };
+        match &stopped {
             // Without its control stream a connection is of no use; a request is one of many.
-            Err(too_long) if !self.id.is_request() => {
-                let connection_error = ConnectionErrorIncoming::InternalError(too_long.to_string());
-                Poll::Ready(Err(StreamErrorIncoming::ConnectionErrorIncoming { connection_error }))
+            Stopped::TooLong { .. } if !self.id.is_request() => {
+                let connection_error = ConnectionErrorIncoming::InternalError(stopped.to_string());
+                return Poll::Ready(Err(StreamErrorIncoming::ConnectionErrorIncoming { connection_error }));
             }
-            Err(too_long) => {
-                self.inner.stop_sending(Code::H3_EXCESSIVE_LOAD.value());
-                Poll::Ready(Err(StreamErrorIncoming::Unknown(Box::new(too_long))))
+            Stopped::TooLong { .. } => self.inner.stop_sending(Code::H3_EXCESSIVE_LOAD.value()),
+            Stopped::Section(Fault::Malformed(_)) => {
+                self.malformed = true;
+                self.inner.stop_sending(Code::H3_MESSAGE_ERROR.value());
+            }
+            Stopped::Section(Fault::Unreadable) => {
+                if let Some(connection) = &self.connection {
+                    let code = quinn::VarInt::from_u64(Code::QPACK_DECOMPRESSION_FAILED.value());
+                    connection.close(code.unwrap_or_default(), stopped.to_string().as_bytes());
+                }
             }
         }
+        Poll::Ready(Err(StreamErrorIncoming::Unknown(Box::new(stopped))))
     }
 
     fn stop_sending(&mut self, error_code: u64) {
@@ -240,7 +260,11 @@ impl quic::RecvStream for Bidi {
     type Buf = Bytes;
 
     fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, StreamErrorIncoming>> {
-        self.recv.poll_data(cx)
+        let polled = self.recv.poll_data(cx);
+        if self.recv.malformed {
+            self.send.reset(Code::H3_MESSAGE_ERROR.value());
+        }
+        polled
     }
 
     fn stop_sending(&mut self, error_code: u64) {

@@ -8,6 +8,7 @@ mod admission;
 mod connection_task;
 mod http;
 mod request_body;
+mod request_head;
 mod stats;
 
 use std::io;

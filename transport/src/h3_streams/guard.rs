@@ -1,9 +1,13 @@
-//! Follows the frames of an HTTP/3 stream without keeping any of them, and stops one that is too long to gather.
+//! Follows the frames of an HTTP/3 stream, stops one that is too long to gather, and has header sections of requests
+//! checked. Keeps nothing but a header section that came in pieces, until it is whole.
 
-use super::FrameTooLong;
+use super::Stopped;
+use super::field_section::{self, Part};
 
 /// Body data: passed on piece by piece, so its frames may be of any length.
 const DATA: u64 = 0x0;
+/// A header section: the head of a message, or its trailers.
+const HEADERS: u64 = 0x1;
 /// The one kind of unidirectional stream that carries frames.
 const CONTROL_STREAM: u64 = 0x0;
 
@@ -15,9 +19,11 @@ enum Place {
     /// In a frame's type.
     FrameType,
     /// In a frame's length.
-    Length { data: bool },
+    Length { frame: u64 },
     /// In a frame's payload.
     Payload { left: u64 },
+    /// In a header section that is to be checked.
+    Section { left: u64 },
     /// In a stream without frames, which h3 does not read, so that flow control bounds it.
     Unframed,
 }
@@ -27,60 +33,104 @@ pub(super) struct FrameGuard {
     limit: u64,
     place: Place,
     number: Number,
+    /// What the next header section is, where they are checked.
+    part: Option<Part>,
+    /// What has arrived of a header section that came in pieces.
+    section: Vec<u8>,
 }
 
 impl FrameGuard {
-    /// For a stream of frames from its first byte.
+    /// For a request that a peer sends, from its first byte.
     pub(super) fn request(limit: u64) -> Self {
-        Self { limit, place: Place::FrameType, number: Number::default() }
+        Self { part: Some(Part::Head), ..Self::at(Place::FrameType, limit) }
+    }
+
+    /// For the answer to a request of ours.
+    pub(super) fn response(limit: u64) -> Self {
+        Self::at(Place::FrameType, limit)
     }
 
     /// For a stream that begins by saying what it is.
     pub(super) fn unidirectional(limit: u64) -> Self {
-        Self { limit, place: Place::StreamType, number: Number::default() }
+        Self::at(Place::StreamType, limit)
+    }
+
+    fn at(place: Place, limit: u64) -> Self {
+        Self { limit, place, number: Number::default(), part: None, section: Vec::new() }
     }
 
     /// Looks at the next bytes of the stream.
-    pub(super) fn pass(&mut self, mut bytes: &[u8]) -> Result<(), FrameTooLong> {
+    pub(super) fn pass(&mut self, mut bytes: &[u8]) -> Result<(), Stopped> {
         while let Some((first, rest)) = bytes.split_first() {
-            match &mut self.place {
+            match self.place {
                 Place::Unframed => return Ok(()),
                 Place::Payload { left } => {
-                    let skipped = (*left).min(bytes.len() as u64);
-                    *left -= skipped;
-                    if *left == 0 {
-                        self.place = Place::FrameType;
+                    let (skipped, rest) = split(bytes, left);
+                    self.place = match left - skipped.len() as u64 {
+                        0 => Place::FrameType,
+                        left => Place::Payload { left },
+                    };
+                    bytes = rest;
+                }
+                Place::Section { left } => {
+                    let (piece, rest) = split(bytes, left);
+                    match left - piece.len() as u64 {
+                        0 => self.check(piece)?,
+                        left => {
+                            self.section.extend_from_slice(piece);
+                            self.place = Place::Section { left };
+                        }
                     }
-                    // At most the slice's own length, so the cast loses nothing.
-                    bytes = &bytes[skipped as usize..];
-                    continue;
+                    bytes = rest;
                 }
                 place => {
                     if let Some(number) = self.number.push(*first) {
-                        self.place = place.after(number, self.limit)?;
+                        self.place = self.after(place, number)?;
                     }
+                    bytes = rest;
                 }
             }
-            bytes = rest;
         }
         Ok(())
     }
-}
 
-impl Place {
+    /// A header section is whole with this piece.
+    fn check(&mut self, last: &[u8]) -> Result<(), Stopped> {
+        self.place = Place::FrameType;
+        let Some(part) = self.part else { return Ok(()) };
+        self.part = Some(Part::Trailers);
+        if self.section.is_empty() {
+            return Ok(field_section::check(last, part)?);
+        }
+        let mut section = std::mem::take(&mut self.section);
+        section.extend_from_slice(last);
+        Ok(field_section::check(&section, part)?)
+    }
+
     /// Where the stream goes on after the number that ends at this place.
-    fn after(self, number: u64, limit: u64) -> Result<Self, FrameTooLong> {
-        Ok(match self {
-            Self::StreamType if number == CONTROL_STREAM => Self::FrameType,
-            Self::StreamType | Self::Unframed => Self::Unframed,
-            Self::FrameType => Self::Length { data: number == DATA },
-            Self::Length { data: false } if number > limit => {
-                return Err(FrameTooLong { claimed: number, limit });
+    fn after(&mut self, place: Place, number: u64) -> Result<Place, Stopped> {
+        let Self { limit, part, .. } = *self;
+        Ok(match place {
+            Place::StreamType if number == CONTROL_STREAM => Place::FrameType,
+            Place::StreamType | Place::Unframed => Place::Unframed,
+            Place::FrameType => Place::Length { frame: number },
+            Place::Length { frame } if frame != DATA && number > limit => {
+                return Err(Stopped::TooLong { claimed: number, limit });
             }
-            Self::Length { .. } | Self::Payload { .. } if number == 0 => Self::FrameType,
-            Self::Length { .. } | Self::Payload { .. } => Self::Payload { left: number },
+            Place::Length { frame: HEADERS } if part.is_some() && number == 0 => {
+                self.check(&[])?;
+                Place::FrameType
+            }
+            Place::Length { frame: HEADERS } if part.is_some() => Place::Section { left: number },
+            _ if number == 0 => Place::FrameType,
+            _ => Place::Payload { left: number },
         })
     }
+}
+
+/// The next `most` bytes at most, and the others.
+fn split(bytes: &[u8], most: u64) -> (&[u8], &[u8]) {
+    bytes.split_at(usize::try_from(most).map_or(bytes.len(), |most| most.min(bytes.len())))
 }
 
 /// A QUIC variable-length integer that arrives byte by byte.
@@ -109,20 +159,23 @@ mod tests {
     use super::*;
 
     const HEADERS: u8 = 0x1;
+    /// A small request: QPACK's prefix, then `:method: GET`, `:scheme: https`, `:path: /`.
+    const HEAD: [u8; 5] = [0, 0, 0xc0 | 17, 0xc0 | 23, 0xc0 | 1];
 
-    fn pass_in_pieces(mut guard: FrameGuard, stream: &[u8], size: usize) -> Result<(), FrameTooLong> {
+    fn pass_in_pieces(mut guard: FrameGuard, stream: &[u8], size: usize) -> Result<(), Stopped> {
         stream.chunks(size).try_for_each(|piece| guard.pass(piece))
     }
 
     #[test]
     fn frames_within_the_limit_and_data_of_any_length_pass() {
-        let mut stream = vec![HEADERS, 3, 1, 2, 3];
+        let mut stream = vec![HEADERS, 5];
+        stream.extend(HEAD);
         // Data of 70,000 bytes: a length of four bytes.
         stream.extend([0, 0x80, 0x01, 0x11, 0x70]);
         stream.extend(std::iter::repeat_n(0xff, 70_000));
-        stream.extend([HEADERS, 0, 0x21, 1, 9]);
+        stream.extend([HEADERS, 2, 0, 0, 0x21, 1, 9]);
         for size in [1, 2, 3, 1000, stream.len()] {
-            assert!(pass_in_pieces(FrameGuard::request(3), &stream, size).is_ok(), "in pieces of {size}");
+            assert!(pass_in_pieces(FrameGuard::request(5), &stream, size).is_ok(), "in pieces of {size}");
         }
     }
 
@@ -131,8 +184,27 @@ mod tests {
         let stream = [HEADERS, 0x44, 0x01];
         for size in [1, 3] {
             let stopped = pass_in_pieces(FrameGuard::request(1024), &stream, size);
-            assert!(matches!(stopped, Err(FrameTooLong { claimed: 1025, limit: 1024 })));
+            assert!(matches!(stopped, Err(Stopped::TooLong { claimed: 1025, limit: 1024 })));
         }
+    }
+
+    #[test]
+    fn a_header_section_is_checked_in_one_piece_or_many() {
+        let twice = [HEADERS, 6, 0, 0, 0xc0 | 17, 0xc0 | 23, 0xc0 | 1, 0xc0 | 1];
+        for size in 1..=twice.len() {
+            let stopped = pass_in_pieces(FrameGuard::request(100), &twice, size);
+            assert!(matches!(stopped, Err(Stopped::Section(_))), "in pieces of {size}");
+            assert!(pass_in_pieces(FrameGuard::response(100), &twice, size).is_ok());
+        }
+        assert!(matches!(FrameGuard::request(100).pass(&[HEADERS, 0]), Err(Stopped::Section(_))));
+    }
+
+    #[test]
+    fn a_second_header_section_is_read_as_trailers() {
+        let stream = [&[HEADERS, 5][..], &HEAD, &[HEADERS, 3, 0, 0, 0xc0 | 1]].concat();
+        assert!(FrameGuard::request(100).pass(&stream).is_err(), "a path in the trailers");
+        let stream = [&[HEADERS, 5][..], &HEAD, &[HEADERS, 3, 0, 0, 0xc0 | 29]].concat();
+        assert!(FrameGuard::request(100).pass(&stream).is_ok());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures::FutureExt;
 use h3::error::Code;
 use h3::server::{RequestResolver, RequestStream};
-use http::{Request, Response, StatusCode, header};
+use http::{Response, StatusCode, header};
 use http_body_util::BodyExt;
 use mvm_proto::Problem;
 use mvm_proto::problem::PROBLEM_MEDIA_TYPE;
@@ -21,6 +21,7 @@ use tracing::{debug, error};
 use super::admission::Holder;
 use super::connection_task::Services;
 use super::request_body::{Failure, RequestBody};
+use super::request_head::announced_length;
 use super::stats::Count;
 use crate::h3_streams::{Connection, Send};
 use crate::limits::Limits;
@@ -108,8 +109,14 @@ async fn answer(resolver: Resolver, router: axum::Router, peer: Peer, services: 
         }
     };
     let (mut send, recv) = stream.split();
-    let (body, failure) = RequestBody::new(recv, limits.max_body_bytes, deadline);
-    let response = if body_is_announced_too_large(&request, limits) {
+    let announced = announced_length(&request);
+    let length = announced.unwrap_or_default();
+    let (body, failure) = RequestBody::new(recv, limits.max_body_bytes, length, deadline);
+    let response = if let Err(detail) = announced {
+        drop(body);
+        services.stats.count(Count::requests_refused);
+        problem(&Problem::new(400, "malformed_request", detail, "Send what HTTP/3 allows."))
+    } else if length.is_some_and(|length| length > limits.max_body_bytes as u64) {
         drop(body);
         services.stats.count(Count::requests_refused);
         refusal(Failure::TooLarge, limits)
@@ -131,18 +138,17 @@ async fn answer(resolver: Resolver, router: axum::Router, peer: Peer, services: 
                 services.stats.count(Count::requests_refused);
                 refusal(*failure, limits)
             }
+            // Also where the handler did not look at the body: such a request is malformed.
+            Some(Failure::WrongLength) => {
+                services.stats.count(Count::requests_refused);
+                refusal(Failure::WrongLength, limits)
+            }
             _ => response,
         }
     };
     if let Err(error) = respond(&mut send, response, limits.request_timeout).await {
         debug!(%error, "an answer was not taken");
     }
-}
-
-fn body_is_announced_too_large(request: &Request<()>, limits: &Limits) -> bool {
-    let announced =
-        request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    announced.is_some_and(|length: u64| length > limits.max_body_bytes as u64)
 }
 
 /// Sends a response as its body makes it. Each piece must be taken within `patience`; the body may take its time.
@@ -209,6 +215,12 @@ fn refusal(failure: Failure, limits: &Limits) -> Response<Body> {
             "Send the whole request at once.",
         ),
         Failure::BrokenOff => Problem::new(400, "body_broken_off", "the request body broke off", ""),
+        Failure::WrongLength => Problem::new(
+            400,
+            "malformed_request",
+            "the request body is not as long as `content-length` says",
+            "Send as many bytes as are announced.",
+        ),
     })
 }
 

@@ -1,4 +1,4 @@
-//! A request's body as it arrives: never more than the limit, never later than the deadline.
+//! A request's body as it arrives: never more than the limit, never later than the deadline, and as long as announced.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -21,12 +21,16 @@ pub(super) enum Failure {
     TooSlow,
     #[error("the body broke off")]
     BrokenOff,
+    #[error("the body is not as long as it was announced")]
+    WrongLength,
 }
 
 /// What the router reads. Dropping it early tells the peer to stop sending.
 pub(super) struct RequestBody {
     stream: RequestStream<Recv, Bytes>,
     left: usize,
+    /// What is still to come of a body whose length was announced.
+    announced: Option<u64>,
     deadline: Pin<Box<Sleep>>,
     ended: bool,
     failure: Arc<OnceLock<Failure>>,
@@ -37,11 +41,14 @@ impl RequestBody {
     pub(super) fn new(
         stream: RequestStream<Recv, Bytes>,
         limit: usize,
+        announced: Option<u64>,
         deadline: Instant,
     ) -> (Self, Arc<OnceLock<Failure>>) {
         let failure = Arc::new(OnceLock::new());
         let deadline = Box::pin(sleep_until(deadline));
-        (Self { stream, left: limit, deadline, ended: false, failure: Arc::clone(&failure) }, failure)
+        let body =
+            Self { stream, left: limit, announced, deadline, ended: false, failure: Arc::clone(&failure) };
+        (body, failure)
     }
 
     fn fail(&mut self, failure: Failure) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
@@ -66,6 +73,9 @@ impl http_body::Body for RequestBody {
         }
         let piece = match self.stream.poll_recv_data(cx) {
             Poll::Ready(Ok(Some(mut piece))) => piece.copy_to_bytes(piece.remaining()),
+            Poll::Ready(Ok(None)) if self.announced.is_some_and(|left| left > 0) => {
+                return self.fail(Failure::WrongLength);
+            }
             Poll::Ready(Ok(None)) => {
                 self.ended = true;
                 return Poll::Ready(None);
@@ -78,6 +88,12 @@ impl http_body::Body for RequestBody {
                 };
             }
         };
+        if let Some(announced) = &mut self.announced {
+            match announced.checked_sub(piece.len() as u64) {
+                Some(left) => *announced = left,
+                None => return self.fail(Failure::WrongLength),
+            }
+        }
         match self.left.checked_sub(piece.len()) {
             Some(left) => {
                 self.left = left;
@@ -97,10 +113,15 @@ impl Drop for RequestBody {
         if self.ended {
             return;
         }
-        // Most requests have no body, and nobody looked: only one that goes on needs to be told.
+        // Most requests have no body, and no handler looked: only one that goes on needs to be told.
         let mut cx = Context::from_waker(Waker::noop());
-        if !matches!(self.stream.poll_recv_data(&mut cx), Poll::Ready(Ok(None))) {
-            self.stream.stop_sending(Code::H3_NO_ERROR);
+        match self.stream.poll_recv_data(&mut cx) {
+            Poll::Ready(Ok(None)) => {
+                if self.announced.is_some_and(|left| left > 0) {
+                    self.failure.set(Failure::WrongLength).ok();
+                }
+            }
+            _ => self.stream.stop_sending(Code::H3_NO_ERROR),
         }
     }
 }

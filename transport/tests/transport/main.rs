@@ -3,6 +3,7 @@
 mod bad_peers;
 mod connections;
 mod http;
+mod malformed;
 mod refusals;
 mod resets;
 mod sessions;
