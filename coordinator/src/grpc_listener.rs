@@ -2,8 +2,13 @@
 //!
 //! One task accepts and never waits for a peer. Each handshake runs in its own task with a deadline and a place among
 //! the handshakes; where there is none left, the newest takes the oldest one's, of its own network first. An honest
-//! handshake is over in milliseconds, so silent connections only ever push each other out. A place among the
-//! connections is taken by a verified certificate alone.
+//! handshake is over in milliseconds, so silent connections only ever push each other out.
+//!
+//! A place among the connections is taken by the certificate of an operator or a coordinator alone: a node's connection
+//! is closed right after its handshake. One identity has few places, and its newest connection takes the place of its
+//! longest idle one (see [`mvm_transport::places`]); `calls` says which are idle.
+
+pub(crate) mod calls;
 
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
@@ -11,10 +16,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use mvm_pki::Identity;
+use mvm_pki::{Identity, Role};
+use mvm_transport::places::{Activity, Place, Places, Rules};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -30,6 +36,8 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_HANDSHAKES: usize = 128;
 /// Of those, from one network: a whole office of operators behind one address, and far from all places.
 const MAX_HANDSHAKES_PER_NETWORK: usize = 16;
+/// Connections of one identity: one operator's terminals and scripts, and far from all places.
+const MAX_CONNECTIONS_PER_IDENTITY: usize = 32;
 /// After accept failed (no file descriptors left), wait for some to be freed.
 const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 
@@ -37,14 +45,15 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 #[derive(Debug, Clone)]
 pub(crate) struct GrpcPeer {
     pub(crate) identity: Identity,
+    activity: Activity<Identity>,
 }
 
 /// A connection whose client proved who it is.
 pub(crate) struct GrpcStream {
     stream: TlsStream<TcpStream>,
     peer: GrpcPeer,
-    /// The place under the limit, given back when the connection ends.
-    _permit: OwnedSemaphorePermit,
+    /// Given back when the connection ends; the connection ends when a newer one has taken it.
+    place: Place<Identity>,
 }
 
 impl Connected for GrpcStream {
@@ -64,9 +73,13 @@ pub(crate) fn accept(
 ) -> mpsc::Receiver<std::io::Result<GrpcStream>> {
     let (ready, connections) = mpsc::channel(1);
     let acceptor = TlsAcceptor::from(Arc::new(tls));
-    let limit = Arc::new(Semaphore::new(max_connections));
+    let places = Arc::new(Places::new(Rules {
+        most: max_connections,
+        most_per_key: MAX_CONNECTIONS_PER_IDENTITY,
+        displace_busy: false,
+    }));
     tokio::spawn(async move {
-        let accepting = accept_task(listener, acceptor, limit, metrics, ready);
+        let accepting = accept_task(listener, acceptor, places, metrics, ready);
         tokio::select! {
             () = shutdown.cancelled() => {}
             () = accepting => {}
@@ -117,7 +130,7 @@ impl Handshakes {
 async fn accept_task(
     listener: TcpListener,
     acceptor: TlsAcceptor,
-    limit: Arc<Semaphore>,
+    places: Arc<Places<Identity>>,
     metrics: Arc<Metrics>,
     ready: mpsc::Sender<std::io::Result<GrpcStream>>,
 ) {
@@ -132,10 +145,10 @@ async fn accept_task(
             }
         };
         let (acceptor, ready) = (acceptor.clone(), ready.clone());
-        let (limit, counted) = (Arc::clone(&limit), Arc::clone(&metrics));
+        let (places, counted) = (Arc::clone(&places), Arc::clone(&metrics));
         let displaced = handshakes.start(address, async move {
-            match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake(tcp, acceptor, limit)).await {
-                // Handed over elsewhere: who is verified can no longer be displaced.
+            match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake(tcp, acceptor, &places)).await {
+                // Handed over elsewhere: a verified connection no longer has a place among the handshakes.
                 Ok(Ok(stream)) => drop(tokio::spawn(async move { ready.send(Ok(stream)).await })),
                 Ok(Err(reason)) => refused(&counted, address, &reason),
                 Err(_) => refused(&counted, address, "the handshake took too long"),
@@ -155,15 +168,20 @@ fn refused(metrics: &Metrics, address: SocketAddr, reason: &str) {
 async fn handshake(
     tcp: TcpStream,
     acceptor: TlsAcceptor,
-    limit: Arc<Semaphore>,
+    places: &Places<Identity>,
 ) -> Result<GrpcStream, String> {
     tcp.set_nodelay(true).map_err(|error| error.to_string())?;
     let stream = acceptor.accept(tcp).await.map_err(|error| error.to_string())?;
     let (_, connection) = stream.get_ref();
     let identity =
         mvm_pki::tls::peer_identity(connection.peer_certificates()).map_err(|refusal| refusal.to_string())?;
-    let permit = limit.try_acquire_owned().map_err(|_| format!("no connection is left for {identity}"))?;
-    Ok(GrpcStream { stream, peer: GrpcPeer { identity }, _permit: permit })
+    match identity.role() {
+        Role::Operator | Role::Coordinator => {}
+        Role::Node => return Err(format!("{identity} is not an operator")),
+    }
+    let place = places.take(identity.clone()).map_err(|full| format!("{identity}: {full}"))?;
+    let peer = GrpcPeer { identity, activity: place.activity() };
+    Ok(GrpcStream { stream, peer, place })
 }
 
 impl AsyncRead for GrpcStream {
@@ -172,7 +190,12 @@ impl AsyncRead for GrpcStream {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_read(cx, buffer)
+        let Self { stream, place, .. } = self.get_mut();
+        if place.poll_displaced(cx).is_ready() {
+            // The end of what the peer says ends an idle connection.
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(stream).poll_read(cx, buffer)
     }
 }
 
