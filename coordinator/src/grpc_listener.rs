@@ -1,8 +1,8 @@
 //! TCP connections with mutual TLS for gRPC.
 //!
 //! One task accepts and never waits for a peer. Each handshake runs in its own task with a deadline and a place among
-//! the handshakes; where there is none left, the newest takes the oldest one's, of its own network first. An honest
-//! handshake is over in milliseconds, so silent connections only ever push each other out.
+//! the handshakes; where there is none left, the newest takes that of the oldest, of its own network or of the one that
+//! has most. An honest handshake is over in milliseconds, so silent connections only ever push each other out.
 //!
 //! A place among the connections is taken by the certificate of an operator or a coordinator alone: a node's connection
 //! is closed right after its handshake. One identity has few places, and its newest connection takes the place of its
@@ -10,7 +10,7 @@
 
 pub(crate) mod calls;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -21,7 +21,7 @@ use mvm_transport::places::{Activity, Place, Places, Rules};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
@@ -88,45 +88,6 @@ pub(crate) fn accept(
     connections
 }
 
-/// The handshakes under way, oldest first.
-#[derive(Default)]
-struct Handshakes {
-    tasks: JoinSet<()>,
-    places: Vec<Place>,
-}
-
-struct Place {
-    network: IpAddr,
-    address: SocketAddr,
-    task: AbortHandle,
-}
-
-impl Handshakes {
-    /// Starts one more; returns who had to make room for it.
-    fn start(
-        &mut self,
-        address: SocketAddr,
-        handshake: impl Future<Output = ()> + Send + 'static,
-    ) -> Option<SocketAddr> {
-        while self.tasks.try_join_next().is_some() {}
-        self.places.retain(|place| !place.task.is_finished());
-        let network = network_of(address.ip());
-        let of_network = self.places.iter().filter(|place| place.network == network).count();
-        let oldest = if of_network >= MAX_HANDSHAKES_PER_NETWORK {
-            self.places.iter().position(|place| place.network == network)
-        } else {
-            (self.places.len() >= MAX_HANDSHAKES).then_some(0)
-        };
-        let displaced = oldest.map(|index| self.places.remove(index));
-        let task = self.tasks.spawn(handshake);
-        self.places.push(Place { network, address, task });
-        displaced.map(|place| {
-            place.task.abort();
-            place.address
-        })
-    }
-}
-
 async fn accept_task(
     listener: TcpListener,
     acceptor: TlsAcceptor,
@@ -134,7 +95,13 @@ async fn accept_task(
     metrics: Arc<Metrics>,
     ready: mpsc::Sender<std::io::Result<GrpcStream>>,
 ) {
-    let mut handshakes = Handshakes::default();
+    let under_way = Places::new(Rules {
+        most: MAX_HANDSHAKES,
+        most_per_key: MAX_HANDSHAKES_PER_NETWORK,
+        displace_busy: true,
+    });
+    // Ends them when this task ends.
+    let mut handshakes = JoinSet::new();
     loop {
         let (tcp, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -144,19 +111,28 @@ async fn accept_task(
                 continue;
             }
         };
+        while handshakes.try_join_next().is_some() {}
+        let mut under_way = match under_way.take(network_of(address.ip())) {
+            Ok(place) => place,
+            Err(full) => {
+                refused(&metrics, address, &full.to_string());
+                continue;
+            }
+        };
         let (acceptor, ready) = (acceptor.clone(), ready.clone());
-        let (places, counted) = (Arc::clone(&places), Arc::clone(&metrics));
-        let displaced = handshakes.start(address, async move {
-            match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake(tcp, acceptor, &places)).await {
+        let (places, metrics) = (Arc::clone(&places), Arc::clone(&metrics));
+        handshakes.spawn(async move {
+            let shaken = tokio::select! {
+                shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake(tcp, acceptor, &places)) => shaken,
+                () = under_way.displaced() => Ok(Err("newer handshakes needed its place".to_owned())),
+            };
+            match shaken {
                 // Handed over elsewhere: a verified connection no longer has a place among the handshakes.
                 Ok(Ok(stream)) => drop(tokio::spawn(async move { ready.send(Ok(stream)).await })),
-                Ok(Err(reason)) => refused(&counted, address, &reason),
-                Err(_) => refused(&counted, address, "the handshake took too long"),
+                Ok(Err(reason)) => refused(&metrics, address, &reason),
+                Err(_) => refused(&metrics, address, "the handshake took too long"),
             }
         });
-        if let Some(displaced) = displaced {
-            refused(&metrics, displaced, "newer handshakes needed its place");
-        }
     }
 }
 
@@ -222,36 +198,5 @@ impl AsyncWrite for GrpcStream {
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn silent(handshakes: &mut Handshakes, address: [u8; 4], port: u16) -> Option<u16> {
-        let address = SocketAddr::from((address, port));
-        handshakes.start(address, std::future::pending()).map(|displaced| displaced.port())
-    }
-
-    #[tokio::test]
-    async fn a_network_displaces_its_own_oldest_handshake_and_nobody_elses() {
-        let mut handshakes = Handshakes::default();
-        assert_eq!(silent(&mut handshakes, [192, 0, 2, 1], 1), None);
-        for port in 100..100 + MAX_HANDSHAKES_PER_NETWORK as u16 {
-            assert_eq!(silent(&mut handshakes, [192, 0, 2, 2], port), None);
-        }
-        assert_eq!(silent(&mut handshakes, [192, 0, 2, 2], 200), Some(100));
-        assert_eq!(silent(&mut handshakes, [192, 0, 2, 2], 201), Some(101));
-    }
-
-    #[tokio::test]
-    async fn handshakes_of_many_networks_stay_bounded_and_the_oldest_goes_first() {
-        let mut handshakes = Handshakes::default();
-        for port in 0..MAX_HANDSHAKES as u16 {
-            assert_eq!(silent(&mut handshakes, [10, 0, 0, port as u8], port), None);
-        }
-        assert_eq!(silent(&mut handshakes, [10, 1, 0, 0], 1000), Some(0));
-        assert_eq!(handshakes.places.len(), MAX_HANDSHAKES);
     }
 }
