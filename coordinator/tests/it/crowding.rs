@@ -98,16 +98,12 @@ async fn strangers_that_stay_do_not_keep_nodes_out() {
     let (_dir, report) = new_cluster();
     let running = Running::start_with(&report.data_dir, |settings| settings.limits.max_connections = 8).await;
     let enrolled = running.enrol("n1").await;
-    let mut held = Vec::new();
+    let (mut held, limits) = (Vec::new(), mvm_transport::Limits::default());
     for _ in 0..CROWD {
         let tls =
             mvm_pki::tls::client_config(None, &running.anchors(), coordinator(), &[mvm_transport::ALPN_H3]);
-        let client = mvm_transport::Client::connect(
-            running.addresses.quic,
-            "127.0.0.1",
-            tls.unwrap(),
-            &mvm_transport::Limits::default(),
-        );
+        let client =
+            mvm_transport::Client::connect(running.addresses.quic, "127.0.0.1", tls.unwrap(), &limits);
         held.extend(client.await);
     }
     enrolled.connect(None).await;
