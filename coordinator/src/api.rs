@@ -202,6 +202,7 @@ impl Control for Service {
         answer(renewed.map(|issued| RenewCertificateResponse {
             chain_pem: issued.chain_pem(),
             roots_pem: self.0.anchors.current().to_pem(),
+            endorsements_pem: self.0.endorsements_pem.clone(),
         }))
     }
 }

@@ -94,6 +94,11 @@ pub enum InitError {
         "the root {fingerprint} is not trusted yet; add it first and let every node renew its certificate"
     )]
     UntrustedRoot { fingerprint: Digest },
+    #[error(
+        "no other trusted root endorses {fingerprint}, so nodes would not believe it; run `mvm coordinator root add` \
+         with its folder and, by --signed-by, the folder of a root that they trust"
+    )]
+    UnendorsedRoot { fingerprint: Digest },
     #[error("the root {fingerprint} is in use by the issuing authority; switch to another root first")]
     RootInUse { fingerprint: Digest },
     #[error("could not {action} {}", path.display())]

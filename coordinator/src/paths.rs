@@ -34,6 +34,12 @@ impl DataDir {
         self.root_ca_dir().join("ca.crt")
     }
 
+    /// Which of them vouches for which; see [`mvm_pki::endorsement`].
+    #[must_use]
+    pub fn endorsements(&self) -> PathBuf {
+        self.root_ca_dir().join("endorsements.pem")
+    }
+
     #[must_use]
     pub fn issuing_ca_dir(&self) -> PathBuf {
         self.0.join("pki/issuing")

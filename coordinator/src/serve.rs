@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt as _;
+use mvm_pki::endorsement::Endorsements;
 use mvm_pki::tls::server_config;
 use mvm_pki::{Anchors, Authority, ClientAuth, LeafProfile, LiveAnchors, LiveCredential, SigningKey};
 use mvm_store::{Settings as StoreSettings, SledStore};
@@ -56,6 +57,8 @@ pub async fn serve(
         .map_err(|cause| load("the issuing authority", data.issuing_ca_dir(), cause.into()))?;
     let anchors = Anchors::load(&data.root_ca_cert())
         .map_err(|cause| load("the root certificates", data.root_ca_cert(), cause.into()))?;
+    let endorsements = Endorsements::load(&data.endorsements())
+        .map_err(|cause| load("the endorsements of roots", data.endorsements(), cause.into()))?;
     let director = SigningKey::from_file(&data.director_key())
         .map_err(|cause| load("the director key", data.director_key(), cause.into()))?;
     let trust = Trust::load(data.trust_file())
@@ -94,6 +97,7 @@ pub async fn serve(
         store,
         authority,
         anchors,
+        endorsements_pem: endorsements.to_pem(),
         trust,
         documents,
         metrics,

@@ -35,6 +35,8 @@ pub(crate) struct State {
     pub(crate) store: Backend,
     pub(crate) authority: Arc<Authority>,
     pub(crate) anchors: LiveAnchors,
+    /// Which of the roots vouches for which, for those that trust only some of them.
+    pub(crate) endorsements_pem: String,
     pub(crate) trust: Arc<Trust>,
     pub(crate) documents: Documents,
     pub(crate) fleet: Arc<Fleet>,

@@ -8,6 +8,7 @@ mod init;
 mod numbering;
 mod push;
 mod restart;
+mod roots;
 mod sessions;
 mod support;
 mod tokens;
