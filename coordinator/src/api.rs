@@ -218,9 +218,11 @@ impl Service {
         // During a change of roots the first is the one that this coordinator's own chain leads to.
         let fingerprint = state.anchors.current().fingerprints().first().copied();
         let fingerprint = fingerprint.ok_or_else(|| refuse::bad_request("there is no root certificate"))?;
+        let names = enrolment::token_names(state, &request.names)?;
         let ttl = Duration::from_secs(request.ttl_seconds);
         let now = now();
-        let (text, record) = tokens::create(&state.store, node, ttl, by.name(), fingerprint, now).await?;
+        let created = tokens::create(&state.store, node, ttl, by.name(), fingerprint, names, now);
+        let (text, record) = created.await?;
         state.metrics.tokens_created.inc();
         tracing::info!(token = %record.token_id, node = %record.node_id, by = %by.name(), "made a join token");
         Ok(CreateTokenResponse { token: text.to_string(), record: Some(tokens::message(&record, now)) })

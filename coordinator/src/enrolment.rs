@@ -6,6 +6,7 @@
 
 mod names;
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use mvm_pki::authority::requested_names;
@@ -30,18 +31,20 @@ pub(crate) const RENEW_BURST: f64 = 10.0;
 pub(crate) const TOO_MANY_RENEWALS: &str = "too many renewals of this identity";
 
 /// Registers the node that a join token is bound to and issues its first certificate. Who `claims` to be another is
-/// refused.
+/// refused. `address` is where the request came from.
 pub(crate) async fn enrol(
     state: &State,
     token: &str,
     claims: Option<&NodeId>,
     csr_der: &[u8],
+    address: IpAddr,
     now: Timestamp,
 ) -> Result<(NodeId, Issued), Problem> {
     for _ in 0..MAX_TRIES {
-        let token = tokens::prove(&state.store, token, claims, now).await?;
+        let token = tokens::prove(&state.store, &state.anchors.current(), token, claims, now).await?;
         let node_id = &token.value.node_id.clone();
-        let names = asked_names(state, node_id, csr_der)?;
+        let granted = names::granted(&token.value.names, address);
+        let names = names::within(asked_names(state, node_id, csr_der)?, &granted);
         let issued = issue_to_node(state, node_id, &names, csr_der, now)?;
         let node: Option<Versioned<NodeRecord>> = load(&state.store, &node_key(node_id)).await?;
         // A removed node comes back by a token made after its removal only.
@@ -206,15 +209,22 @@ pub(crate) async fn remove(state: &State, node_id: &NodeId, now: Timestamp) -> R
 /// What the request may have of the names that it asks for.
 fn asked_names(state: &State, node_id: &NodeId, csr_der: &[u8]) -> Result<FixedNames, Problem> {
     let asked = requested_names(csr_der).map_err(|error| refused_request(&error))?;
-    // In a dev cluster both often share one machine.
-    let reserved = if state.cluster.dev {
-        Reserved::default()
-    } else {
-        let own = own_leaf::profile(&state.cluster, &state.settings);
-        let own = own.map_err(|error| refuse::internal(&*error))?;
-        Reserved { dns: own.dns, ips: own.ips }
-    };
-    names::allowed(asked, node_id, &reserved)
+    names::allowed(asked, node_id, &reserved(state)?)
+}
+
+/// The names in a request for a token, which the node's certificate may then carry.
+pub(crate) fn token_names(state: &State, names: &[String]) -> Result<FixedNames, Problem> {
+    names::for_token(names, &reserved(state)?)
+}
+
+/// The coordinator's own names. In a dev cluster both often share one machine.
+fn reserved(state: &State) -> Result<Reserved, Problem> {
+    if state.cluster.dev {
+        return Ok(Reserved::default());
+    }
+    let own = own_leaf::profile(&state.cluster, &state.settings);
+    let own = own.map_err(|error| refuse::internal(&*error))?;
+    Ok(Reserved { dns: own.dns, ips: own.ips })
 }
 
 fn issue_to_node(

@@ -135,7 +135,7 @@ async fn enrol(
     if let Err(wait) = state.enrol_limit.take(network_of(address), Instant::now()) {
         return limited("too many enrolment requests from this address", wait);
     }
-    let result = try_enrol(&state, body).await;
+    let result = try_enrol(&state, address, body).await;
     state.metrics.enrolments.get_or_create(&Outcome::from(result.is_ok())).inc();
     match result {
         Ok(answer) => Json(answer).into_response(),
@@ -146,13 +146,17 @@ async fn enrol(
     }
 }
 
-async fn try_enrol(state: &State, body: Result<Bytes, BodyRejection>) -> Result<EnrolResponse, Problem> {
+async fn try_enrol(
+    state: &State,
+    address: IpAddr,
+    body: Result<Bytes, BodyRejection>,
+) -> Result<EnrolResponse, Problem> {
     let EnrolRequest { token, csr, node_id } = read(body)?;
     let token = Zeroizing::new(token);
     let claimed = node_id.map(|id| id.parse::<NodeId>()).transpose();
     let claimed = claimed.map_err(|error| refuse::bad_request(format!("node_id {error}")))?;
     let csr = decode_csr(&csr)?;
-    let (node_id, issued) = enrolment::enrol(state, &token, claimed.as_ref(), &csr, now()).await?;
+    let (node_id, issued) = enrolment::enrol(state, &token, claimed.as_ref(), &csr, address, now()).await?;
     Ok(EnrolResponse {
         chain_pem: issued.chain_pem(),
         roots_pem: state.anchors.current().to_pem(),

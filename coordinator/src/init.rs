@@ -312,7 +312,7 @@ fn leaf_names(dns: &[String], ips: &[IpAddr]) -> CsrNames {
     names
 }
 
-fn is_dns_name(name: &str) -> bool {
+pub(crate) fn is_dns_name(name: &str) -> bool {
     let label = |label: &str| {
         let inside = label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
         (1..=63).contains(&label.len()) && inside && !label.starts_with('-') && !label.ends_with('-')

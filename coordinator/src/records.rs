@@ -51,6 +51,9 @@ pub(crate) struct TokenRecord {
     pub(crate) expires_at: Timestamp,
     pub(crate) used_at: Option<Timestamp>,
     pub(crate) revoked_at: Option<Timestamp>,
+    /// Names that the node's certificate may carry besides those that every node's may.
+    #[serde(default)]
+    pub(crate) names: FixedNames,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,6 +157,7 @@ mod tests {
             expires_at: at(600),
             used_at: None,
             revoked_at: None,
+            names: FixedNames::default(),
         }
     }
 
