@@ -21,7 +21,7 @@ use crate::records::{
     status_key, token_key,
 };
 use crate::state::{MAX_TRIES, State, StateError, Versioned, encode, load, unchanged};
-use crate::{own_leaf, refuse, tokens};
+use crate::{operators, own_leaf, refuse, tokens};
 
 /// Renewals per second of one identity in the long run. Each is a signature and, for nodes, a write to the disk;
 /// honest holders renew at half of a certificate's life, which is seconds only in tests.
@@ -78,7 +78,7 @@ pub(crate) async fn enrol(
     Err(refuse::too_busy("the node"))
 }
 
-fn issued_record(issued: &Issued, now: Timestamp) -> IssuedRecord {
+pub(crate) fn issued_record(issued: &Issued, now: Timestamp) -> IssuedRecord {
     IssuedRecord {
         serial: issued.serial_hex.clone(),
         fingerprint: issued.chain.first().map_or(Digest::of(b""), |leaf| Digest::of(leaf)),
@@ -115,11 +115,7 @@ pub(crate) async fn renew_allowed(
 ) -> Result<Issued, Problem> {
     match (identity.role(), identity.node_id()) {
         (Role::Node, Some(node_id)) => renew_node(state, &node_id, presented, csr_der, now).await,
-        (Role::Operator, _) => {
-            let life = state.settings.operator_life;
-            let profile = LeafProfile { identity: identity.clone(), dns: Vec::new(), ips: Vec::new(), life };
-            issue(state, csr_der, &profile, now)
-        }
+        (Role::Operator, _) => operators::renew(state, identity, presented, csr_der, now).await,
         _ => Err(refuse::wrong_role(&identity.to_string(), "node or operator")),
     }
 }
@@ -185,7 +181,7 @@ pub(crate) async fn remove(state: &State, node_id: &NodeId, now: Timestamp) -> R
         let assigned: Option<Versioned<Assigned>> = load(&state.store, &assigned_key(node_id)).await?;
         let numbers = assigned.as_ref().map(|assigned| assigned.value.numbers);
         let floor: Option<Numbers> = found.value.floor.max(numbers);
-        let record = NodeRecord { removed_at: Some(now), floor, ..found.value };
+        let record = NodeRecord { floor, ..found.value.removed(now) };
         let txn = Transaction::new()
             .guard(key.as_str(), Guard::Version(found.version))
             .guard(assigned_key(node_id), unchanged(assigned.as_ref()))
@@ -242,7 +238,12 @@ fn issue_to_node(
     issue(state, csr_der, &profile, now)
 }
 
-fn issue(state: &State, csr_der: &[u8], profile: &LeafProfile, now: Timestamp) -> Result<Issued, Problem> {
+pub(crate) fn issue(
+    state: &State,
+    csr_der: &[u8],
+    profile: &LeafProfile,
+    now: Timestamp,
+) -> Result<Issued, Problem> {
     state.authority.issue(csr_der, profile, now).map_err(|error| refused_request(&error))
 }
 

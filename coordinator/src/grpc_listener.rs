@@ -12,6 +12,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use mvm_pki::Identity;
+use mvm_pki::tls::PeerCertificate;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -37,6 +38,7 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 #[derive(Debug, Clone)]
 pub(crate) struct GrpcPeer {
     pub(crate) identity: Identity,
+    pub(crate) certificate: PeerCertificate,
 }
 
 /// A connection whose client proved who it is.
@@ -160,10 +162,10 @@ async fn handshake(
     tcp.set_nodelay(true).map_err(|error| error.to_string())?;
     let stream = acceptor.accept(tcp).await.map_err(|error| error.to_string())?;
     let (_, connection) = stream.get_ref();
-    let identity =
-        mvm_pki::tls::peer_identity(connection.peer_certificates()).map_err(|refusal| refusal.to_string())?;
+    let (identity, certificate) =
+        mvm_pki::tls::peer(connection.peer_certificates()).map_err(|refusal| refusal.to_string())?;
     let permit = limit.try_acquire_owned().map_err(|_| format!("no connection is left for {identity}"))?;
-    Ok(GrpcStream { stream, peer: GrpcPeer { identity }, _permit: permit })
+    Ok(GrpcStream { stream, peer: GrpcPeer { identity, certificate }, _permit: permit })
 }
 
 impl AsyncRead for GrpcStream {

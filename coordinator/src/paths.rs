@@ -57,6 +57,12 @@ impl DataDir {
         self.0.join("pki/reset.key")
     }
 
+    /// Notes of operators' certificates that the coordinator has not taken into its records yet.
+    #[must_use]
+    pub fn operator_notes(&self) -> PathBuf {
+        self.0.join("pki/operators")
+    }
+
     #[must_use]
     pub fn signing_dir(&self) -> PathBuf {
         self.0.join("signing")

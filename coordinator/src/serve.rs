@@ -25,6 +25,7 @@ use crate::error::{BoxError, CoordinatorError};
 use crate::fleet::Fleet;
 use crate::init::{ClusterFile, InitError, read_cluster_file};
 use crate::metrics::{self, Metrics};
+use crate::operators::{Operators, take_notes};
 use crate::paths::DataDir;
 use crate::rate_limit::RateLimit;
 use crate::reissue_task::reissue_task;
@@ -88,7 +89,10 @@ pub async fn serve(
         settings.document_life,
     );
     let known = documents.count_assigned().await.map_err(|cause: StateError| store_error(cause.into()))?;
+    let operators = Operators::open(&store, data.operator_notes());
+    let operators = operators.await.map_err(|cause| store_error(cause.into()))?;
     let state = Arc::new(State {
+        operators,
         fleet: Arc::new(Fleet::new(Arc::clone(&metrics))),
         enrol_limit: RateLimit::new(settings.enrol_per_second, settings.enrol_burst),
         renew_limit: RateLimit::new(enrolment::RENEW_PER_SECOND, enrolment::RENEW_BURST),
@@ -105,6 +109,7 @@ pub async fn serve(
         started_at: now(),
         shutdown,
     });
+    take_notes(&state, now()).await.map_err(|problem| store_error(problem.into()))?;
     tracing::info!(cluster = %state.cluster.cluster, epoch, documents = known, "opened the store");
     run(state, &data).await
 }

@@ -4,8 +4,8 @@
 //! of a connection. Signatures ([`signing`], [`trust`]) say whose documents a node obeys. Neither can stand in for
 //! the other: a stolen TLS key signs no document, and a signing key opens no connection.
 //!
-//! Absent on purpose: cryptography of our own, revocation lists (leaves live for a day and removal closes sessions),
-//! TLS resumption and 0-RTT (both would skip the check of the peer's certificate).
+//! Absent on purpose: cryptography of our own, X.509 revocation lists (leaves live for a day, the coordinator refuses what
+//! was removed and tells its agents), TLS resumption and 0-RTT (both would skip the check of the peer's certificate).
 
 pub mod authority;
 mod certificate;

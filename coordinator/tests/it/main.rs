@@ -6,6 +6,7 @@ mod enrolment;
 mod grpc;
 mod init;
 mod numbering;
+mod operators;
 mod push;
 mod restart;
 mod roots;

@@ -238,6 +238,7 @@ impl Node {
             high_water,
             trust_root_version: self.trust.root_version(),
             images_version: self.trust.images_version(),
+            ..Hello::default()
         }
     }
 
