@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Numbers;
 use super::membership::{IssuedRecord, Membership};
+use crate::documents::numbering;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NodeRecord {
@@ -57,7 +58,11 @@ impl NodeRecord {
                 floor: None,
             },
             Some(known) if known.removed_at.is_none() => known,
-            Some(removed) => Self { enrolled_at: now, ..removed },
+            // Numbers that leave no room for a next document are a lie of the node from before; honest ones stay.
+            Some(removed) => {
+                let floor = removed.floor.filter(|floor| numbering::next(0, Some(*floor), None).is_ok());
+                Self { enrolled_at: now, floor, ..removed }
+            }
         };
         // Records of older versions do not say; lives were equal then, so the newest certificate expired last.
         record.membership.expires_with(record.certificate.not_after);
