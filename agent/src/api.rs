@@ -1,6 +1,7 @@
 //! The agent's HTTP API: the same router behind HTTP/3 with mutual TLS and behind the local unix socket.
 //!
-//! A request passes the rate limit of its peer, then its route's row of [`crate::authz::TABLE`], then its handler.
+//! A request passes the rate limit of its peer and the list of removed operators, then its route's row of
+//! [`crate::authz::TABLE`], then its handler.
 //! Handlers only translate: documents go to the [`Intake`], everything else is asked of the [`NodeHandle`].
 //! Every error, also those that axum would word itself, leaves as `application/problem+json`.
 
@@ -29,6 +30,7 @@ use crate::event_log::EventLog;
 use crate::metrics::Metrics;
 use crate::rate_limit::{MAX_TRACKED_PEERS, RateLimiter};
 use crate::reconcile_task::NodeHandle;
+use crate::removed_operators::RemovedOperators;
 use crate::settings::RateSettings;
 use crate::source::Intake;
 
@@ -54,6 +56,8 @@ pub struct ApiParts {
     pub describe: Arc<dyn Fn() -> NodeInfo + Send + Sync>,
     pub events: Arc<EventLog>,
     pub metrics: Arc<Metrics>,
+    /// Whose certificates are refused although they are in date.
+    pub removed_operators: Arc<RemovedOperators>,
     pub max_body_bytes: usize,
     /// Ends the streams that have no end of their own.
     pub shutdown: CancellationToken,

@@ -174,6 +174,9 @@ The role is read from the verified certificate (`spiffe://<cluster>/<role>/<name
 with 403 and code `forbidden`. A peer without a certificate of this cluster never gets as far as a request. `local`
 is the unix socket, which only root, the agent's own user and members of the group `mvm` can open.
 
+An operator that was removed (`mvm coordinator operator remove`) is answered with 403 and code `operator_removed`, and what streams to
+it ends. The coordinator tells its agents over the session; they keep the list, also across restarts and while the coordinator is away.
+
 | call | does | coordinator | operator | node | local |
 |---|---|---|---|---|---|
 ";

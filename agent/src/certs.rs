@@ -61,6 +61,12 @@ impl CertsDir {
         self.0.join("enrolment.json")
     }
 
+    /// Operators' certificates that the coordinator said to refuse.
+    #[must_use]
+    pub fn removed_operators(&self) -> PathBuf {
+        self.0.join("removed-operators.json")
+    }
+
     /// Whether a certificate was ever issued to this node.
     #[must_use]
     pub fn is_enrolled(&self) -> bool {

@@ -39,6 +39,7 @@ pub mod rate_limit;
 pub mod reconcile;
 pub mod reconcile_task;
 pub mod record;
+pub mod removed_operators;
 pub mod secrets;
 pub mod serve;
 pub mod session_task;

@@ -32,7 +32,7 @@ use tracing::info;
 
 use crate::acceptor::{Acceptor, AcceptorSettings, HardLimits};
 use crate::api::{Api, ApiParts};
-use crate::certs::CertsDir;
+use crate::certs::{CertsDir, CertsError};
 use crate::driver::DriverKind;
 use crate::driver_choice;
 use crate::event_log::{EventLog, event_log_task};
@@ -46,6 +46,7 @@ use crate::pressure_task::pressure_task;
 use crate::privileges::Privileges;
 use crate::reconcile::{Clock, NodeSettings};
 use crate::reconcile_task::{Node, NodeHandle, reconcile_task};
+use crate::removed_operators::RemovedOperators;
 use crate::session_task::{SessionContext, SessionState, session_task};
 use crate::sessions_task::sessions_task;
 use crate::settings::{AgentSettings, DriverChoice, VmmSettings};
@@ -185,7 +186,13 @@ impl Agent {
         );
         let events = Arc::new(EventLog::default());
         tasks.spawn("events", event_log_task(handle.events(), Arc::clone(&events), stop.clone()));
+        let removed_operators = RemovedOperators::load(&certs.removed_operators()).map_err(|cause| {
+            let path = certs.removed_operators();
+            AgentError::Certs(CertsError::Damaged { path, cause: cause.into() })
+        })?;
+        let removed_operators = Arc::new(removed_operators);
         let parts = ApiParts {
+            removed_operators: Arc::clone(&removed_operators),
             intake: intake.clone(),
             node: handle.clone(),
             describe: Arc::clone(&describe),
@@ -209,6 +216,7 @@ impl Agent {
                     intake,
                     describe,
                     metrics,
+                    removed_operators,
                     state: session_state,
                 };
                 tasks.spawn("session", session_task(context, stop.clone()));

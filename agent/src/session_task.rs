@@ -25,6 +25,7 @@ use tracing::{debug, info, warn};
 use crate::certs;
 use crate::metrics::Metrics;
 use crate::reconcile_task::NodeHandle;
+use crate::removed_operators::RemovedOperators;
 use crate::source::Intake;
 use crate::text::chain;
 
@@ -67,6 +68,7 @@ pub struct SessionContext {
     pub intake: Intake,
     pub describe: Arc<dyn Fn() -> NodeInfo + Send + Sync>,
     pub metrics: Arc<Metrics>,
+    pub removed_operators: Arc<RemovedOperators>,
     pub state: watch::Sender<SessionState>,
 }
 
@@ -102,6 +104,9 @@ enum SessionFailure {
     /// The next hello says which trust this node really has, and the coordinator sends the rest again.
     #[error("could not take over the cluster's trust metadata: {0}")]
     Trust(Problem),
+    /// In force, but perhaps not across a restart; the next session brings it again.
+    #[error("could not keep the list of removed operators")]
+    RemovedOperators(#[source] std::io::Error),
     #[error("the coordinator speaks version {theirs} of the session protocol, this agent {ours}")]
     Protocol { ours: u32, theirs: u32 },
 }

@@ -79,7 +79,8 @@ async fn enrol(cluster: &Cluster, ids: &[NodeId]) -> Result<Vec<FakeNode>> {
 }
 
 async fn enrol_one(mut client: ControlClient, http: &Client, id: &NodeId) -> Result<FakeNode> {
-    let request = CreateTokenRequest { node_id: id.to_string(), ttl_seconds: 600 };
+    let request =
+        CreateTokenRequest { node_id: id.to_string(), ttl_seconds: 600, ..CreateTokenRequest::default() };
     let token = client.create_token(request).await?.into_inner().token;
     let key = LeafKey::generate()?;
     let csr = STANDARD.encode(key.csr_der(&CsrNames::default())?);

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, anyhow};
 use clap::Args;
 use mvm_coordinator::ControlClient;
-use mvm_pki::{Anchors, Credential, CsrNames, LeafKey, LiveAnchors, LiveCredential};
+use mvm_pki::{Anchors, Credential, CsrNames, LeafKey, LiveAnchors, LiveCredential, Renewed};
 use mvm_proto::wire::control::v1::RenewCertificateRequest;
 use mvm_proto::{Problem, Timestamp};
 use mvm_transport::Target;
@@ -78,7 +78,7 @@ impl Operator {
         )))
             })?;
         if renew_at <= now
-            && let Err(error) = renew(&mut client, &dir).await
+            && let Err(error) = renew(&mut client, &dir, &live, &anchors).await
         {
             tracing::warn!(error = format!("{error:#}"), "could not renew the operator certificate");
         }
@@ -98,13 +98,24 @@ fn load(dir: &Path) -> anyhow::Result<(Credential, Anchors)> {
     Ok((credential, anchors))
 }
 
-async fn renew(client: &mut ControlClient, dir: &Path) -> anyhow::Result<()> {
+async fn renew(
+    client: &mut ControlClient,
+    dir: &Path,
+    live: &LiveCredential,
+    anchors: &LiveAnchors,
+) -> anyhow::Result<()> {
     let key = LeafKey::generate()?;
     let csr_der = key.csr_der(&CsrNames::default())?;
     let answer = client.renew_certificate(RenewCertificateRequest { csr_der }).await?.into_inner();
-    let renewed = Credential::with_chain_pem(key, &answer.chain_pem)?;
-    Anchors::from_pem(&answer.roots_pem)?.save(&dir.join("ca.crt"))?;
-    renewed.save(&dir.join("operator.pem"))?;
+    let renewed = Renewed {
+        chain_pem: answer.chain_pem,
+        roots_pem: Some(answer.roots_pem),
+        endorsements_pem: answer.endorsements_pem,
+    };
+    let (identity, now) = (live.current().identity().clone(), Timestamp::from(SystemTime::now()));
+    let (credential, roots) = renewed.accept(key, &identity, &anchors.current(), now)?;
+    roots.save(&dir.join("ca.crt"))?;
+    credential.save(&dir.join("operator.pem"))?;
     Ok(())
 }
 

@@ -13,6 +13,7 @@ pub(crate) mod instance;
 pub(crate) mod instance_move;
 pub(crate) mod net;
 pub(crate) mod node;
+pub(crate) mod operator;
 pub(crate) mod plan;
 pub(crate) mod push;
 pub(crate) mod reference;

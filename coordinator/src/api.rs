@@ -11,27 +11,32 @@ mod trust;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mvm_pki::tls::PeerCertificate;
 use mvm_pki::{Identity, Role};
 use mvm_proto::wire::FILE_DESCRIPTORS;
 use mvm_proto::wire::control::v1::control_server::{Control, ControlServer};
 use mvm_proto::wire::control::v1::{
     ActOnInstanceRequest, ActOnInstanceResponse, CoordinatorInfo, CreateTokenRequest, CreateTokenResponse,
     GetDocumentRequest, GetInfoRequest, GetLogsRequest, GetLogsResponse, GetNodeRequest, GetTrustRequest,
-    ListInstancesRequest, ListInstancesResponse, ListNodesRequest, ListNodesResponse, ListTokensRequest,
-    ListTokensResponse, Node, PushProgress, PushRequest, RemoveNodeRequest, RemoveNodeResponse,
+    ListInstancesRequest, ListInstancesResponse, ListNodesRequest, ListNodesResponse, ListOperatorsRequest,
+    ListOperatorsResponse, ListTokensRequest, ListTokensResponse, Node, PushProgress, PushRequest,
+    RemoveNodeRequest, RemoveNodeResponse, RemoveOperatorRequest, RemoveOperatorResponse,
     RenewCertificateRequest, RenewCertificateResponse, RevokeTokenRequest, RevokeTokenResponse,
     StoredDocument, TrustState, UpdateTrustRequest, WakeInstanceRequest, WakeInstanceResponse,
 };
 use mvm_proto::{NodeId, Problem};
 use tokio::sync::mpsc;
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::Connected as _;
 use tonic::{Request, Response, Status};
 
 use crate::error::BoxError;
 use crate::grpc_listener::calls::CountCalls;
 use crate::grpc_listener::{GrpcPeer, GrpcStream};
+use crate::records::IssuedRecord;
 use crate::state::{State, now};
-use crate::{enrolment, refuse, tokens};
+use crate::{enrolment, operators, refuse, tokens};
 
 /// The largest document with room for what gRPC puts around it.
 pub(crate) const MAX_MESSAGE_BYTES: usize = mvm_proto::envelope::MAX_ENVELOPE_BYTES + 64 * 1024;
@@ -57,17 +62,28 @@ pub(crate) async fn serve(
         .register_encoded_file_descriptor_set(FILE_DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()?;
+    let judge = Arc::clone(&state);
+    let noting = Arc::clone(&state);
+    let connections = ReceiverStream::new(connections).then(move |connection| {
+        let state = Arc::clone(&noting);
+        async move {
+            if let Ok(stream) = &connection {
+                note_operator(&state, &stream.connect_info()).await;
+            }
+            connection
+        }
+    });
     tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_WAIT))
         .max_concurrent_streams(MAX_STREAMS)
         .http2_max_header_list_size(MAX_HEADER_BYTES)
         .layer(tower::layer::layer_fn(CountCalls::new))
-        .layer(tonic::service::InterceptorLayer::new(authorise))
+        .layer(tonic::service::InterceptorLayer::new(move |request| authorise(&judge, request)))
         .add_service(control)
         .add_service(health_service)
         .add_service(reflection)
-        .serve_with_incoming_shutdown(ReceiverStream::new(connections), async move {
+        .serve_with_incoming_shutdown(connections, async move {
             state.shutdown.cancelled().await;
             health.set_not_serving::<ControlServer<Service>>().await;
         })
@@ -75,12 +91,28 @@ pub(crate) async fn serve(
     Ok(())
 }
 
-/// The roles that may call anything on this listener.
-fn authorise(request: Request<()>) -> Result<Request<()>, Status> {
+/// Brings an operator's record up to date before its first request.
+async fn note_operator(state: &State, peer: &GrpcPeer) {
+    let PeerCertificate { fingerprint, serial_hex, not_before, not_after } = peer.certificate.clone();
+    let presented = IssuedRecord { serial: serial_hex, fingerprint, issued_at: not_before, not_after };
+    if let Err(problem) = operators::note_use(state, &peer.identity, &presented, now()).await {
+        // Whether it may go on does not depend on this.
+        tracing::warn!(%problem, "could not note an operator's certificate");
+    }
+}
+
+/// The roles that may call anything on this listener. Asked for every request, so that an operator's removal ends what
+/// its connections can do.
+fn authorise(state: &State, request: Request<()>) -> Result<Request<()>, Status> {
     let peer = request.extensions().get::<GrpcPeer>();
-    let identity = &peer.ok_or_else(|| refuse::status(&refuse::no_certificate()))?.identity;
+    let GrpcPeer { identity, certificate } = peer.ok_or_else(|| refuse::status(&refuse::no_certificate()))?;
     match identity.role() {
-        Role::Operator | Role::Coordinator => Ok(request),
+        Role::Operator => {
+            let checked = state.operators.check(identity, Some(&certificate.fingerprint), now());
+            checked.map_err(|problem| refuse::status(&problem))?;
+            Ok(request)
+        }
+        Role::Coordinator => Ok(request),
         Role::Node => {
             tracing::warn!(peer = %identity, "a node called the operators' API");
             Err(refuse::status(&refuse::wrong_role(&identity.to_string(), "operator")))
@@ -194,16 +226,32 @@ impl Control for Service {
         answer(trust::update(&self.0, request.get_ref()).await)
     }
 
+    async fn list_operators(&self, _: Request<ListOperatorsRequest>) -> Answer<ListOperatorsResponse> {
+        let operators = operators::list(&self.0, now()).await;
+        answer(operators.map(|operators| ListOperatorsResponse { operators }))
+    }
+
+    async fn remove_operator(
+        &self,
+        request: Request<RemoveOperatorRequest>,
+    ) -> Answer<RemoveOperatorResponse> {
+        let RemoveOperatorRequest { name, force } = request.get_ref();
+        let removed = operators::remove(&self.0, name, *force, now()).await;
+        answer(removed.map(|operator| RemoveOperatorResponse { operator: Some(operator) }))
+    }
+
     async fn renew_certificate(
         &self,
         request: Request<RenewCertificateRequest>,
     ) -> Answer<RenewCertificateResponse> {
         let identity = caller(&request)?;
-        // No fingerprint: nodes, whose certificates are told apart by it, do not get this far.
-        let renewed = enrolment::renew(&self.0, &identity, None, &request.get_ref().csr_der, now()).await;
+        let presented = request.extensions().get::<GrpcPeer>().map(|peer| peer.certificate.fingerprint);
+        let csr_der = &request.get_ref().csr_der;
+        let renewed = enrolment::renew(&self.0, &identity, presented.as_ref(), csr_der, now()).await;
         answer(renewed.map(|issued| RenewCertificateResponse {
             chain_pem: issued.chain_pem(),
             roots_pem: self.0.anchors.current().to_pem(),
+            endorsements_pem: self.0.endorsements_pem.clone(),
         }))
     }
 }
@@ -219,9 +267,11 @@ impl Service {
         // During a change of roots the first is the one that this coordinator's own chain leads to.
         let fingerprint = state.anchors.current().fingerprints().first().copied();
         let fingerprint = fingerprint.ok_or_else(|| refuse::bad_request("there is no root certificate"))?;
+        let names = enrolment::token_names(state, &request.names)?;
         let ttl = Duration::from_secs(request.ttl_seconds);
         let now = now();
-        let (text, record) = tokens::create(&state.store, node, ttl, by.name(), fingerprint, now).await?;
+        let created = tokens::create(&state.store, node, ttl, by.name(), fingerprint, names, now);
+        let (text, record) = created.await?;
         state.metrics.tokens_created.inc();
         tracing::info!(token = %record.token_id, node = %record.node_id, by = %by.name(), "made a join token");
         Ok(CreateTokenResponse { token: text.to_string(), record: Some(tokens::message(&record, now)) })

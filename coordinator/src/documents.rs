@@ -5,7 +5,7 @@
 
 mod check;
 mod due;
-mod numbering;
+pub(crate) mod numbering;
 mod reset;
 
 use std::sync::Arc;

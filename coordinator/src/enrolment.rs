@@ -6,6 +6,7 @@
 
 mod names;
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use mvm_pki::authority::requested_names;
@@ -20,7 +21,7 @@ use crate::records::{
     status_key, token_key,
 };
 use crate::state::{MAX_TRIES, State, StateError, Versioned, encode, load, unchanged};
-use crate::{own_leaf, refuse, tokens};
+use crate::{operators, own_leaf, refuse, tokens};
 
 /// Renewals per second of one identity in the long run. Each is a signature and, for nodes, a write to the disk;
 /// honest holders renew at half of a certificate's life, which is seconds only in tests.
@@ -30,18 +31,20 @@ pub(crate) const RENEW_BURST: f64 = 10.0;
 pub(crate) const TOO_MANY_RENEWALS: &str = "too many renewals of this identity";
 
 /// Registers the node that a join token is bound to and issues its first certificate. Who `claims` to be another is
-/// refused.
+/// refused. `address` is where the request came from.
 pub(crate) async fn enrol(
     state: &State,
     token: &str,
     claims: Option<&NodeId>,
     csr_der: &[u8],
+    address: IpAddr,
     now: Timestamp,
 ) -> Result<(NodeId, Issued), Problem> {
     for _ in 0..MAX_TRIES {
-        let token = tokens::prove(&state.store, token, claims, now).await?;
+        let token = tokens::prove(&state.store, &state.anchors.current(), token, claims, now).await?;
         let node_id = &token.value.node_id.clone();
-        let names = asked_names(state, node_id, csr_der)?;
+        let granted = names::granted(&token.value.names, address);
+        let names = names::within(asked_names(state, node_id, csr_der)?, &granted);
         let issued = issue_to_node(state, node_id, &names, csr_der, now)?;
         let node: Option<Versioned<NodeRecord>> = load(&state.store, &node_key(node_id)).await?;
         // A removed node comes back by a token made after its removal only.
@@ -75,7 +78,7 @@ pub(crate) async fn enrol(
     Err(refuse::too_busy("the node"))
 }
 
-fn issued_record(issued: &Issued, now: Timestamp) -> IssuedRecord {
+pub(crate) fn issued_record(issued: &Issued, now: Timestamp) -> IssuedRecord {
     IssuedRecord {
         serial: issued.serial_hex.clone(),
         fingerprint: issued.chain.first().map_or(Digest::of(b""), |leaf| Digest::of(leaf)),
@@ -112,11 +115,7 @@ pub(crate) async fn renew_allowed(
 ) -> Result<Issued, Problem> {
     match (identity.role(), identity.node_id()) {
         (Role::Node, Some(node_id)) => renew_node(state, &node_id, presented, csr_der, now).await,
-        (Role::Operator, _) => {
-            let life = state.settings.operator_life;
-            let profile = LeafProfile { identity: identity.clone(), dns: Vec::new(), ips: Vec::new(), life };
-            issue(state, csr_der, &profile, now)
-        }
+        (Role::Operator, _) => operators::renew(state, identity, presented, csr_der, now).await,
         _ => Err(refuse::wrong_role(&identity.to_string(), "node or operator")),
     }
 }
@@ -182,7 +181,7 @@ pub(crate) async fn remove(state: &State, node_id: &NodeId, now: Timestamp) -> R
         let assigned: Option<Versioned<Assigned>> = load(&state.store, &assigned_key(node_id)).await?;
         let numbers = assigned.as_ref().map(|assigned| assigned.value.numbers);
         let floor: Option<Numbers> = found.value.floor.max(numbers);
-        let record = NodeRecord { removed_at: Some(now), floor, ..found.value };
+        let record = NodeRecord { floor, ..found.value.removed(now) };
         let txn = Transaction::new()
             .guard(key.as_str(), Guard::Version(found.version))
             .guard(assigned_key(node_id), unchanged(assigned.as_ref()))
@@ -206,15 +205,22 @@ pub(crate) async fn remove(state: &State, node_id: &NodeId, now: Timestamp) -> R
 /// What the request may have of the names that it asks for.
 fn asked_names(state: &State, node_id: &NodeId, csr_der: &[u8]) -> Result<FixedNames, Problem> {
     let asked = requested_names(csr_der).map_err(|error| refused_request(&error))?;
-    // In a dev cluster both often share one machine.
-    let reserved = if state.cluster.dev {
-        Reserved::default()
-    } else {
-        let own = own_leaf::profile(&state.cluster, &state.settings);
-        let own = own.map_err(|error| refuse::internal(&*error))?;
-        Reserved { dns: own.dns, ips: own.ips }
-    };
-    names::allowed(asked, node_id, &reserved)
+    names::allowed(asked, node_id, &reserved(state)?)
+}
+
+/// The names in a request for a token, which the node's certificate may then carry.
+pub(crate) fn token_names(state: &State, names: &[String]) -> Result<FixedNames, Problem> {
+    names::for_token(names, &reserved(state)?)
+}
+
+/// The coordinator's own names. In a dev cluster both often share one machine.
+fn reserved(state: &State) -> Result<Reserved, Problem> {
+    if state.cluster.dev {
+        return Ok(Reserved::default());
+    }
+    let own = own_leaf::profile(&state.cluster, &state.settings);
+    let own = own.map_err(|error| refuse::internal(&*error))?;
+    Ok(Reserved { dns: own.dns, ips: own.ips })
 }
 
 fn issue_to_node(
@@ -232,7 +238,12 @@ fn issue_to_node(
     issue(state, csr_der, &profile, now)
 }
 
-fn issue(state: &State, csr_der: &[u8], profile: &LeafProfile, now: Timestamp) -> Result<Issued, Problem> {
+pub(crate) fn issue(
+    state: &State,
+    csr_der: &[u8],
+    profile: &LeafProfile,
+    now: Timestamp,
+) -> Result<Issued, Problem> {
     state.authority.issue(csr_der, profile, now).map_err(|error| refused_request(&error))
 }
 

@@ -217,6 +217,11 @@ impl Fleet {
         self.outboxes().iter().for_each(|outbox| outbox.put_trust());
     }
 
+    /// Every session tells its node which operators are refused.
+    pub(crate) fn operators_changed(&self) {
+        self.outboxes().iter().for_each(|outbox| outbox.put_operators());
+    }
+
     /// Says goodbye to all and waits until they are gone, or `wait` is over.
     pub(crate) async fn close_all(&self, wait: Duration) {
         let goodbye = Goodbye { reason: "the coordinator is stopping".to_owned(), redial: true };

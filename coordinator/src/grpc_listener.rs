@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use mvm_pki::tls::PeerCertificate;
 use mvm_pki::{Identity, Role};
 use mvm_transport::places::{Activity, Place, Places, Rules};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -46,6 +47,7 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 pub(crate) struct GrpcPeer {
     pub(crate) identity: Identity,
     activity: Activity<Identity>,
+    pub(crate) certificate: PeerCertificate,
 }
 
 /// A connection whose client proved who it is.
@@ -149,14 +151,14 @@ async fn handshake(
     tcp.set_nodelay(true).map_err(|error| error.to_string())?;
     let stream = acceptor.accept(tcp).await.map_err(|error| error.to_string())?;
     let (_, connection) = stream.get_ref();
-    let identity =
-        mvm_pki::tls::peer_identity(connection.peer_certificates()).map_err(|refusal| refusal.to_string())?;
+    let (identity, certificate) =
+        mvm_pki::tls::peer(connection.peer_certificates()).map_err(|refusal| refusal.to_string())?;
     match identity.role() {
         Role::Operator | Role::Coordinator => {}
         Role::Node => return Err(format!("{identity} is not an operator")),
     }
     let place = places.take(identity.clone()).map_err(|full| format!("{identity}: {full}"))?;
-    let peer = GrpcPeer { identity, activity: place.activity() };
+    let peer = GrpcPeer { identity, certificate, activity: place.activity() };
     Ok(GrpcStream { stream, peer, place })
 }
 

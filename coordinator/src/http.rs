@@ -3,8 +3,8 @@
 //! ```text
 //! GET  /v1/ca      the root certificates, as PEM
 //! GET  /v1/trust   root metadata and image statement; they prove themselves
-//! POST /v1/enrol   {token, csr, node_id?} -> {chain_pem, roots_pem, cluster, node_id, trust}
-//! POST /v1/renew   {csr} -> {chain_pem, roots_pem}; with a node's or an operator's certificate
+//! POST /v1/enrol   {token, csr, node_id?} -> {chain_pem, roots_pem, endorsements_pem, cluster, node_id, trust}
+//! POST /v1/renew   {csr} -> {chain_pem, roots_pem, endorsements_pem}; with a node's or an operator's certificate
 //! ```
 
 use std::net::IpAddr;
@@ -98,6 +98,7 @@ struct EnrolRequest {
 struct EnrolResponse {
     chain_pem: String,
     roots_pem: String,
+    endorsements_pem: String,
     cluster: String,
     node_id: String,
     trust: TrustBundle,
@@ -113,6 +114,7 @@ struct RenewRequest {
 struct RenewResponse {
     chain_pem: String,
     roots_pem: String,
+    endorsements_pem: String,
 }
 
 async fn ca(Shared(state): Shared<Arc<State>>) -> Response {
@@ -133,7 +135,7 @@ async fn enrol(
     if let Err(wait) = state.enrol_limit.take(network_of(address), Instant::now()) {
         return limited("too many enrolment requests from this address", wait);
     }
-    let result = try_enrol(&state, body).await;
+    let result = try_enrol(&state, address, body).await;
     state.metrics.enrolments.get_or_create(&Outcome::from(result.is_ok())).inc();
     match result {
         Ok(answer) => Json(answer).into_response(),
@@ -144,16 +146,21 @@ async fn enrol(
     }
 }
 
-async fn try_enrol(state: &State, body: Result<Bytes, BodyRejection>) -> Result<EnrolResponse, Problem> {
+async fn try_enrol(
+    state: &State,
+    address: IpAddr,
+    body: Result<Bytes, BodyRejection>,
+) -> Result<EnrolResponse, Problem> {
     let EnrolRequest { token, csr, node_id } = read(body)?;
     let token = Zeroizing::new(token);
     let claimed = node_id.map(|id| id.parse::<NodeId>()).transpose();
     let claimed = claimed.map_err(|error| refuse::bad_request(format!("node_id {error}")))?;
     let csr = decode_csr(&csr)?;
-    let (node_id, issued) = enrolment::enrol(state, &token, claimed.as_ref(), &csr, now()).await?;
+    let (node_id, issued) = enrolment::enrol(state, &token, claimed.as_ref(), &csr, address, now()).await?;
     Ok(EnrolResponse {
         chain_pem: issued.chain_pem(),
         roots_pem: state.anchors.current().to_pem(),
+        endorsements_pem: state.endorsements_pem.clone(),
         cluster: state.cluster.cluster.to_string(),
         node_id: node_id.to_string(),
         trust: state.trust.bundle(),
@@ -186,7 +193,11 @@ async fn try_renew(
     let request: RenewRequest = read(body)?;
     let csr = decode_csr(&request.csr)?;
     let issued = enrolment::renew_allowed(state, identity, peer.certificate.as_ref(), &csr, now()).await?;
-    Ok(RenewResponse { chain_pem: issued.chain_pem(), roots_pem: state.anchors.current().to_pem() })
+    Ok(RenewResponse {
+        chain_pem: issued.chain_pem(),
+        roots_pem: state.anchors.current().to_pem(),
+        endorsements_pem: state.endorsements_pem.clone(),
+    })
 }
 
 type BodyRejection = axum::extract::rejection::BytesRejection;

@@ -94,6 +94,11 @@ pub enum InitError {
         "the root {fingerprint} is not trusted yet; add it first and let every node renew its certificate"
     )]
     UntrustedRoot { fingerprint: Digest },
+    #[error(
+        "no other trusted root endorses {fingerprint}, so nodes would not believe it; run `mvm coordinator root add` \
+         with its folder and, by --signed-by, the folder of a root that they trust"
+    )]
+    UnendorsedRoot { fingerprint: Digest },
     #[error("the root {fingerprint} is in use by the issuing authority; switch to another root first")]
     RootInUse { fingerprint: Digest },
     #[error("could not {action} {}", path.display())]
@@ -307,7 +312,7 @@ fn leaf_names(dns: &[String], ips: &[IpAddr]) -> CsrNames {
     names
 }
 
-fn is_dns_name(name: &str) -> bool {
+pub(crate) fn is_dns_name(name: &str) -> bool {
     let label = |label: &str| {
         let inside = label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
         (1..=63).contains(&label.len()) && inside && !label.starts_with('-') && !label.ends_with('-')

@@ -18,6 +18,7 @@ mod grpc_listener;
 mod http;
 mod init;
 mod metrics;
+mod operators;
 mod own_leaf;
 mod paths;
 mod rate_limit;

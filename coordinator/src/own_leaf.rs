@@ -88,7 +88,7 @@ struct LocalRenewal {
 impl Renew for LocalRenewal {
     async fn renew(&self, _key: &LeafKey, csr_der: Vec<u8>) -> Result<Renewed, BoxError> {
         let issued = self.authority.issue(&csr_der, &self.profile, now())?;
-        Ok(Renewed { chain_pem: issued.chain_pem(), roots_pem: None })
+        Ok(Renewed { chain_pem: issued.chain_pem(), ..Renewed::default() })
     }
 }
 

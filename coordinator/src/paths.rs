@@ -34,6 +34,12 @@ impl DataDir {
         self.root_ca_dir().join("ca.crt")
     }
 
+    /// Which of them vouches for which; see [`mvm_pki::endorsement`].
+    #[must_use]
+    pub fn endorsements(&self) -> PathBuf {
+        self.root_ca_dir().join("endorsements.pem")
+    }
+
     #[must_use]
     pub fn issuing_ca_dir(&self) -> PathBuf {
         self.0.join("pki/issuing")
@@ -49,6 +55,12 @@ impl DataDir {
     #[must_use]
     pub fn reset_key(&self) -> PathBuf {
         self.0.join("pki/reset.key")
+    }
+
+    /// Notes of operators' certificates that the coordinator has not taken into its records yet.
+    #[must_use]
+    pub fn operator_notes(&self) -> PathBuf {
+        self.0.join("pki/operators")
     }
 
     #[must_use]

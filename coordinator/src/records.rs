@@ -5,22 +5,28 @@
 //! meta/numbers_reset      the newest trust root whose reset of numbers was carried out
 //! tokens/<token id>       join tokens: the hash of the secret, never the secret
 //! nodes/<node id>         enrolled nodes, removed ones included
+//! operators/<name>        operators and their certificates, removed ones included
 //! assigned/<node id>      numbers of the newest document; the guard of every document transaction
 //! envelopes/<node id>     that document, signed, exactly as it is sent
 //! status/<node id>        what the node last said of itself; written sparingly
 //! ```
 
+mod membership;
 mod node;
+mod operator;
 
 use mvm_proto::status::{Mark, NodeInfo, NodeStatus};
 use mvm_proto::{Digest, NodeId, Timestamp};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use node::{FixedNames, IssuedRecord, NodeRecord};
+pub(crate) use membership::IssuedRecord;
+pub(crate) use node::{FixedNames, NodeRecord};
+pub(crate) use operator::{IssuedOffline, OperatorRecord};
 
 pub(crate) const EPOCH_KEY: &str = "meta/epoch";
 pub(crate) const TOKENS: &str = "tokens/";
 pub(crate) const NODES: &str = "nodes/";
+pub(crate) const OPERATORS: &str = "operators/";
 pub(crate) const ASSIGNED: &str = "assigned/";
 pub(crate) const STATUS: &str = "status/";
 
@@ -29,6 +35,9 @@ pub(crate) fn token_key(id: &str) -> String {
 }
 pub(crate) fn node_key(node: &NodeId) -> String {
     format!("{NODES}{node}")
+}
+pub(crate) fn operator_key(name: &str) -> String {
+    format!("{OPERATORS}{name}")
 }
 pub(crate) fn assigned_key(node: &NodeId) -> String {
     format!("{ASSIGNED}{node}")
@@ -51,6 +60,9 @@ pub(crate) struct TokenRecord {
     pub(crate) expires_at: Timestamp,
     pub(crate) used_at: Option<Timestamp>,
     pub(crate) revoked_at: Option<Timestamp>,
+    /// Names that the node's certificate may carry besides those that every node's may.
+    #[serde(default)]
+    pub(crate) names: FixedNames,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,6 +166,7 @@ mod tests {
             expires_at: at(600),
             used_at: None,
             revoked_at: None,
+            names: FixedNames::default(),
         }
     }
 

@@ -58,6 +58,50 @@ pub(crate) fn revoked_certificate(node: &NodeId) -> Problem {
     )
 }
 
+pub(crate) fn unknown_operator(name: &str) -> Problem {
+    Problem::new(
+        404,
+        "operator_unknown",
+        format!("no operator {name} was made or seen here"),
+        "List them: `mvm coordinator operator list`. One whose certificate was made before records were kept and \
+         not used since is removed with --force.",
+    )
+}
+
+/// `wholly`: no certificate of it counts; else only those from before it came back do not.
+pub(crate) fn removed_operator(name: &str, wholly: bool) -> Problem {
+    let advice =
+        format!("Make a new one on the coordinator's machine: `mvm coordinator operator create {name}`.");
+    match wholly {
+        true => Problem::new(403, "operator_removed", format!("operator {name} was removed"), advice),
+        false => Problem::new(
+            403,
+            "certificate_revoked",
+            format!("this certificate of operator {name} is from before the operator was removed"),
+            advice,
+        ),
+    }
+}
+
+pub(crate) fn last_operator(name: &str) -> Problem {
+    Problem::new(
+        409,
+        "last_operator",
+        format!("{name} is the last operator with a certificate that can be used"),
+        "Make another first: `mvm coordinator operator create NAME --out DIR` on the coordinator's machine; or \
+         repeat with --force.",
+    )
+}
+
+pub(crate) fn too_many_removed(limit: usize) -> Problem {
+    Problem::new(
+        409,
+        "too_many_removed_operators",
+        format!("agents are told of at most {limit} removed operators"),
+        "Replace the issuing authority and the root (`mvm coordinator root`), which ends every certificate.",
+    )
+}
+
 pub(crate) fn wrong_role(found: &str, needed: &str) -> Problem {
     Problem::new(
         403,

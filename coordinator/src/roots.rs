@@ -4,10 +4,14 @@
 //! makes everybody trust the new root beside the old; [`switch_issuing`] issues under it; [`retire_root`] ends trust in
 //! the old. Agents take the list of roots with every renewal, so one life of a certificate between two steps is enough. A
 //! running coordinator reads the files when it starts again.
+//!
+//! Agents and operators trust a new root only if one that they trust endorses it ([`mvm_pki::endorsement`]), so
+//! [`add_root`] needs the key of a present root beside the new one's.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use mvm_pki::endorsement::{self, Endorsements};
 use mvm_pki::files::create_private_dir;
 use mvm_pki::tls::verify_issued;
 use mvm_pki::{Anchors, Authority, Identity, LeafProfile, Role, RootAuthority};
@@ -39,20 +43,57 @@ pub fn trusted_roots(data_dir: &Path, now: Timestamp) -> Result<Vec<TrustedRoot>
     anchors.certificates().iter().cloned().map(of).collect()
 }
 
-/// Makes a new root in `key_dir` and trusts it beside those there are.
-pub fn add_root(data_dir: &Path, key_dir: &Path, now: Timestamp) -> Result<Digest, InitError> {
+/// Makes a new root in `key_dir` and trusts it beside those there are. The root whose key is in `signed_by` (absent: in
+/// the data directory) endorses it, and it endorses that one. A root in `key_dir` that is trusted already is endorsed
+/// again.
+pub fn add_root(
+    data_dir: &Path,
+    key_dir: &Path,
+    signed_by: Option<&Path>,
+    now: Timestamp,
+) -> Result<Digest, InitError> {
     let data = DataDir::new(data_dir);
     let cluster = read_cluster_file(&data)?.cluster;
     let mut anchors = load_anchors(&data)?;
-    if key_dir.join("ca.key").exists() {
-        return Err(InitError::Exists { path: key_dir.to_owned() });
+    let present_dir = signed_by.map_or_else(|| data.root_ca_dir(), Path::to_owned);
+    let present = RootAuthority::load(&present_dir)
+        .map_err(InitError::make("a root that the others trust, without the key of one of them"))?;
+    if !anchors.contains(&present.fingerprint()) {
+        return Err(InitError::UntrustedRoot { fingerprint: present.fingerprint() });
     }
-    let root = RootAuthority::create(&cluster, now).map_err(InitError::make("the root authority"))?;
-    create_private_dir(key_dir).map_err(InitError::file("make", key_dir))?;
-    root.save(key_dir).map_err(InitError::make("the root authority's files"))?;
+    let root = if key_dir.join("ca.key").exists() {
+        let root = RootAuthority::load(key_dir).map_err(InitError::make("the root authority"))?;
+        if !anchors.contains(&root.fingerprint()) || root.fingerprint() == present.fingerprint() {
+            return Err(InitError::Exists { path: key_dir.to_owned() });
+        }
+        root
+    } else {
+        let root = RootAuthority::create(&cluster, now).map_err(InitError::make("the root authority"))?;
+        create_private_dir(key_dir).map_err(InitError::file("make", key_dir))?;
+        root.save(key_dir).map_err(InitError::make("the root authority's files"))?;
+        root
+    };
+    endorse(&data, &present, &root, now)?;
     anchors.add(root.certificate().clone()).map_err(InitError::make("the list of roots"))?;
     save_anchors(&data, &anchors)?;
     Ok(root.fingerprint())
+}
+
+/// Each of the two endorses the other: nodes that trust the present root take the new one, and a node that joins by
+/// the new one takes the present one for as long as it is listed.
+fn endorse(
+    data: &DataDir,
+    present: &RootAuthority,
+    new: &RootAuthority,
+    now: Timestamp,
+) -> Result<(), InitError> {
+    let path = data.endorsements();
+    let mut endorsements = Endorsements::load(&path).map_err(InitError::make("an endorsement"))?;
+    for (by, of) in [(present, new), (new, present)] {
+        let endorsement = by.endorse(of.certificate(), now).map_err(InitError::make("an endorsement"))?;
+        endorsements.add(endorsement);
+    }
+    endorsements.save(&path).map_err(InitError::file("write", &path))
 }
 
 /// Makes a new issuing authority under the root in `root_dir`, which must be trusted already. New tokens pin that root.
@@ -65,6 +106,7 @@ pub fn switch_issuing(data_dir: &Path, root_dir: &Path, now: Timestamp) -> Resul
     if !anchors.contains(&fingerprint) {
         return Err(InitError::UntrustedRoot { fingerprint });
     }
+    check_endorsed(&data, &anchors, &root, now)?;
     let next = data.issuing_ca_dir().with_extension("next");
     create_private_dir(&next).map_err(InitError::file("make", &next))?;
     let issuing = root.create_issuing(now).map_err(InitError::make("the issuing authority"))?;
@@ -78,6 +120,26 @@ pub fn switch_issuing(data_dir: &Path, root_dir: &Path, now: Timestamp) -> Resul
         .map_err(InitError::make("the list of roots"))?;
     save_anchors(&data, &first)?;
     Ok(fingerprint)
+}
+
+/// Nodes that trust the other roots alone must come to trust this one before anything is issued under it.
+fn check_endorsed(
+    data: &DataDir,
+    anchors: &Anchors,
+    root: &RootAuthority,
+    now: Timestamp,
+) -> Result<(), InitError> {
+    let mut others = anchors.clone();
+    if others.retire(&root.fingerprint()).is_err() {
+        // It is the only one.
+        return Ok(());
+    }
+    let endorsements =
+        Endorsements::load(&data.endorsements()).map_err(InitError::make("an issuing authority"))?;
+    match endorsement::follow(&others, &root.anchors(), &endorsements, now) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(InitError::UnendorsedRoot { fingerprint: root.fingerprint() }),
+    }
 }
 
 /// Trusts a root no longer. The one that the present issuing authority stands on can't go.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt as _;
+use mvm_pki::endorsement::Endorsements;
 use mvm_pki::tls::server_config;
 use mvm_pki::{Anchors, Authority, ClientAuth, LeafProfile, LiveAnchors, LiveCredential, SigningKey};
 use mvm_store::{Settings as StoreSettings, SledStore};
@@ -24,6 +25,7 @@ use crate::error::{BoxError, CoordinatorError};
 use crate::fleet::Fleet;
 use crate::init::{ClusterFile, InitError, read_cluster_file};
 use crate::metrics::{self, Metrics};
+use crate::operators::{Operators, take_notes};
 use crate::paths::DataDir;
 use crate::rate_limit::RateLimit;
 use crate::reissue_task::reissue_task;
@@ -56,6 +58,8 @@ pub async fn serve(
         .map_err(|cause| load("the issuing authority", data.issuing_ca_dir(), cause.into()))?;
     let anchors = Anchors::load(&data.root_ca_cert())
         .map_err(|cause| load("the root certificates", data.root_ca_cert(), cause.into()))?;
+    let endorsements = Endorsements::load(&data.endorsements())
+        .map_err(|cause| load("the endorsements of roots", data.endorsements(), cause.into()))?;
     let director = SigningKey::from_file(&data.director_key())
         .map_err(|cause| load("the director key", data.director_key(), cause.into()))?;
     let trust = Trust::load(data.trust_file())
@@ -85,7 +89,10 @@ pub async fn serve(
         settings.document_life,
     );
     let known = documents.count_assigned().await.map_err(|cause: StateError| store_error(cause.into()))?;
+    let operators = Operators::open(&store, data.operator_notes());
+    let operators = operators.await.map_err(|cause| store_error(cause.into()))?;
     let state = Arc::new(State {
+        operators,
         fleet: Arc::new(Fleet::new(Arc::clone(&metrics))),
         enrol_limit: RateLimit::new(settings.enrol_per_second, settings.enrol_burst),
         renew_limit: RateLimit::new(enrolment::RENEW_PER_SECOND, enrolment::RENEW_BURST),
@@ -94,6 +101,7 @@ pub async fn serve(
         store,
         authority,
         anchors,
+        endorsements_pem: endorsements.to_pem(),
         trust,
         documents,
         metrics,
@@ -101,6 +109,7 @@ pub async fn serve(
         started_at: now(),
         shutdown,
     });
+    take_notes(&state, now()).await.map_err(|problem| store_error(problem.into()))?;
     tracing::info!(cluster = %state.cluster.cluster, epoch, documents = known, "opened the store");
     run(state, &data).await
 }

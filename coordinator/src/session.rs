@@ -189,6 +189,10 @@ async fn converse(
         retry: None,
     };
     talk.attached.outbox.put_trust();
+    // A node that keeps entries is told also when there are none any more.
+    if hello.removed_operators > 0 || !state.operators.refused(now()).operators.is_empty() {
+        talk.attached.outbox.put_operators();
+    }
     let behind = state.documents.after_hello(&node, &talk.attached.live, hello.high_water.as_ref(), now());
     let behind = Box::pin(behind).await;
     match behind {

@@ -17,6 +17,7 @@ use crate::documents::Documents;
 use crate::fleet::Fleet;
 use crate::init::ClusterFile;
 use crate::metrics::Metrics;
+use crate::operators::Operators;
 use crate::rate_limit::RateLimit;
 use crate::records::EPOCH_KEY;
 use crate::refuse;
@@ -35,8 +36,11 @@ pub(crate) struct State {
     pub(crate) store: Backend,
     pub(crate) authority: Arc<Authority>,
     pub(crate) anchors: LiveAnchors,
+    /// Which of the roots vouches for which, for those that trust only some of them.
+    pub(crate) endorsements_pem: String,
     pub(crate) trust: Arc<Trust>,
     pub(crate) documents: Documents,
+    pub(crate) operators: Operators,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) metrics: Arc<Metrics>,
     /// Per network.

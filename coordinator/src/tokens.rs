@@ -3,15 +3,16 @@
 //! A token is used up in the same transaction that registers the node (see `enrolment`), so of any number of
 //! simultaneous uses exactly one succeeds.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
-use mvm_pki::JoinToken;
+use mvm_pki::{Anchors, JoinToken};
 use mvm_proto::wire::control::v1::Token;
 use mvm_proto::{Digest, NodeId, Problem, Timestamp};
 use mvm_store::{Guard, Store, StoreError, Transaction};
 use zeroize::Zeroizing;
 
-use crate::records::{TOKENS, TokenRecord, TokenState, token_key};
+use crate::records::{FixedNames, TOKENS, TokenRecord, TokenState, token_key};
 use crate::refuse;
 use crate::state::{Backend, MAX_TRIES, StateError, Versioned, encode, load, load_all};
 
@@ -29,6 +30,7 @@ pub(crate) async fn create(
     ttl: Duration,
     created_by: &str,
     root_fingerprint: Digest,
+    names: FixedNames,
     now: Timestamp,
 ) -> Result<(Zeroizing<String>, TokenRecord), Problem> {
     let ttl = if ttl.is_zero() { DEFAULT_TTL } else { ttl };
@@ -50,6 +52,7 @@ pub(crate) async fn create(
         expires_at: now + ttl,
         used_at: None,
         revoked_at: None,
+        names,
     };
     let key = token_key(&record.token_id);
     let txn = Transaction::new().guard(key.as_str(), Guard::Absent).put(key, encode(&record));
@@ -106,6 +109,7 @@ pub(crate) async fn revoke(store: &Backend, id: &str, now: Timestamp) -> Result<
 /// The live token with this text, for this node. What is wrong is told only to whoever knows the secret.
 pub(crate) async fn prove(
     store: &Backend,
+    roots: &Anchors,
     text: &str,
     claims: Option<&NodeId>,
     now: Timestamp,
@@ -118,7 +122,8 @@ pub(crate) async fn prove(
     let found: Option<Versioned<TokenRecord>> = load(store, &token_key(token.id())).await?;
     // An unknown id costs the same comparison as a known one with the wrong secret.
     let stored = found.as_ref().map_or(Digest::from_bytes([0; 32]), |found| found.value.secret_hash);
-    if !token.check(&stored) {
+    // A token says which root its bearer is to trust. One that was changed to name another is not ours.
+    if !token.check(&stored) || !roots.contains(&token.fingerprint()) {
         return Err(invalid());
     }
     let found = found.ok_or_else(invalid)?;
@@ -180,5 +185,12 @@ pub(crate) fn message(record: &TokenRecord, now: Timestamp) -> Token {
         state: record.state(now).as_str().to_owned(),
         used_at: record.used_at.map(|at| at.to_string()).unwrap_or_default(),
         created_by: record.created_by.clone(),
+        names: record
+            .names
+            .dns
+            .iter()
+            .cloned()
+            .chain(record.names.ips.iter().map(IpAddr::to_string))
+            .collect(),
     }
 }

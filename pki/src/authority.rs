@@ -144,10 +144,6 @@ impl Signer {
         let content = |path: &Path, what| AuthorityError::Content { path: path.to_owned(), what };
         let text = std::fs::read_to_string(&certificate_path)
             .map_err(|cause| AuthorityError::File { path: certificate_path.clone(), cause })?;
-        let certificate = match pem::read_certificates(&text).as_deref() {
-            Some([one]) => one.clone(),
-            _ => return Err(content(&certificate_path, "exactly one certificate")),
-        };
         let secret = files::read_private(&key_path).map_err(|cause| match cause.kind() {
             std::io::ErrorKind::NotFound => AuthorityError::KeyAway { path: key_path.clone() },
             _ => AuthorityError::File { path: key_path.clone(), cause },
@@ -159,6 +155,13 @@ impl Signer {
             &rcgen::PKCS_ECDSA_P256_SHA256,
         );
         let key = key.map_err(|_| content(&key_path, "a P-256 key"))?;
+        // The first root's key lies beside the list of all roots, so the certificate is found by its key.
+        let certificates = pem::read_certificates(&text)
+            .ok_or_else(|| content(&certificate_path, "readable certificates"))?;
+        let certificate = certificates
+            .into_iter()
+            .find(|found| certificate::facts(found).is_ok_and(|it| it.public_key == key.public_key_raw()))
+            .ok_or_else(|| content(dir, "a key and a certificate that belong together"))?;
         Self::new(certificate, Zeroizing::new(key), dir)
     }
 

@@ -45,6 +45,11 @@ pub(crate) fn facts(certificate: &CertificateDer<'_>) -> Result<Facts, Unreadabl
     })
 }
 
+/// Whether the certificate says what it is for.
+pub(crate) fn names_purposes(certificate: &CertificateDer<'_>) -> bool {
+    parse(certificate).is_ok_and(|parsed| matches!(parsed.extended_key_usage(), Ok(Some(_))))
+}
+
 /// The digest by which a certificate is pinned and named.
 pub(crate) fn fingerprint(certificate: &CertificateDer<'_>) -> Digest {
     Digest::of(certificate)

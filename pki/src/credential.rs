@@ -67,8 +67,16 @@ pub enum CredentialError {
     NotPinned { expected: Digest },
     #[error("the last trusted root can not be retired; add its successor first")]
     LastRoot,
+    #[error("none of the roots {} is trusted, or endorsed by one that is", listed(.0))]
+    NotEndorsed(Vec<Digest>),
+    #[error("there are more roots or endorsements than any change of roots has")]
+    TooManyRoots,
     #[error("no trusted root has the fingerprint {0}")]
     UnknownRoot(Digest),
+}
+
+fn listed(roots: &[Digest]) -> String {
+    roots.iter().map(Digest::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// A key with its certificate chain.

@@ -4,18 +4,20 @@
 //! of a connection. Signatures ([`signing`], [`trust`]) say whose documents a node obeys. Neither can stand in for
 //! the other: a stolen TLS key signs no document, and a signing key opens no connection.
 //!
-//! Absent on purpose: cryptography of our own, revocation lists (leaves live for a day and removal closes sessions),
-//! TLS resumption and 0-RTT (both would skip the check of the peer's certificate).
+//! Absent on purpose: cryptography of our own, X.509 revocation lists (leaves live for a day, the coordinator refuses what
+//! was removed and tells its agents), TLS resumption and 0-RTT (both would skip the check of the peer's certificate).
 
 pub mod authority;
 mod certificate;
 pub mod credential;
+pub mod endorsement;
 pub mod files;
 pub mod identity;
 pub mod live;
 mod pem;
 pub mod refusal;
 pub mod renewal_task;
+mod renewed;
 pub mod rotation;
 pub mod signing;
 pub mod status;
@@ -28,7 +30,8 @@ pub use credential::{Anchors, Credential, CredentialError, CsrNames, LeafKey};
 pub use identity::{Identity, IdentityError, Role, identity_of};
 pub use live::{LiveAnchors, LiveCredential};
 pub use refusal::{Refusal, refusal_of};
-pub use renewal_task::{BoxError, Renew, Renewed, renewal_task};
+pub use renewal_task::{BoxError, Renew, renewal_task};
+pub use renewed::{Renewed, RenewedError};
 pub use signing::{PublicKey, SigningError, SigningKey, seal};
 pub use status::CertificateStatus;
 pub use tls::{ClientAuth, ExpectedPeer, TlsError};

@@ -20,9 +20,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::credential::{Anchors, Credential, CsrNames, LeafKey};
-use crate::identity::Identity;
 use crate::live::{LiveAnchors, LiveCredential};
-use crate::{rotation, tls};
+use crate::renewed::{Renewed, RenewedError};
+use crate::rotation;
 
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -35,14 +35,6 @@ const MAX_NAP: Duration = Duration::from_secs(60);
 /// whose clock is far behind ours, a new certificate can look half spent.
 const MIN_GAP: Duration = Duration::from_secs(1);
 const MIN_GAP_PART: u32 = 10;
-
-/// What an authority answers to a renewal.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Renewed {
-    pub chain_pem: String,
-    /// The roots to trust from now on; `None` leaves them.
-    pub roots_pem: Option<String>,
-}
 
 /// Asks whoever can renew this process's certificate.
 pub trait Renew: Send + Sync + 'static {
@@ -60,10 +52,8 @@ enum RenewalError {
     Deadline,
     #[error("the authority could not be asked")]
     Ask(#[source] BoxError),
-    #[error("the authority's answer can not be used")]
-    Answer(#[source] BoxError),
-    #[error("the new certificate is for {found}, not for {expected}")]
-    OtherIdentity { expected: Identity, found: Identity },
+    #[error("the authority's answer is refused; certificate and roots stay as they are")]
+    Answer(#[source] RenewedError),
     #[error("the new certificate was not saved, so it is not used")]
     Save(#[source] io::Error),
     #[error("could not make a new key")]
@@ -169,7 +159,10 @@ where
         let request = key.csr_der(&self.names).map_err(made)?;
         let renewed = timeout(RENEW_DEADLINE, self.renew.renew(&key, request)).await;
         let renewed = renewed.map_err(|_| RenewalError::Deadline)?.map_err(RenewalError::Ask)?;
-        let (credential, anchors) = self.judge(key, &renewed)?;
+        let identity = self.live.current().identity().clone();
+        let (credential, anchors) = renewed
+            .accept(key, &identity, &self.anchors.current(), (self.clock)())
+            .map_err(RenewalError::Answer)?;
         (self.save)(&credential, &anchors).map_err(RenewalError::Save)?;
         info!(
             identity = %credential.identity(),
@@ -183,23 +176,6 @@ where
         }
         self.live.swap(credential);
         Ok(())
-    }
-
-    /// Whether the answer may replace what is in use.
-    fn judge(&self, key: LeafKey, renewed: &Renewed) -> Result<(Credential, Anchors), RenewalError> {
-        let answer = |cause: BoxError| RenewalError::Answer(cause);
-        let credential =
-            Credential::with_chain_pem(key, &renewed.chain_pem).map_err(|cause| answer(cause.into()))?;
-        let expected = self.live.current().identity().clone();
-        if *credential.identity() != expected {
-            return Err(RenewalError::OtherIdentity { expected, found: credential.identity().clone() });
-        }
-        let anchors = match &renewed.roots_pem {
-            Some(roots) => Anchors::from_pem(roots).map_err(|cause| answer(cause.into()))?,
-            None => (*self.anchors.current()).clone(),
-        };
-        tls::verify_issued(&anchors, &credential).map_err(|refusal| answer(refusal.into()))?;
-        Ok((credential, anchors))
     }
 
     fn gap(&self) -> Duration {

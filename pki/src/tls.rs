@@ -9,7 +9,7 @@ mod verify;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use mvm_proto::ClusterId;
+use mvm_proto::{ClusterId, Digest, Timestamp};
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::{self, cipher_suite};
@@ -18,6 +18,7 @@ use rustls::{ClientConfig, ServerConfig};
 use rustls_pki_types::{CertificateDer, UnixTime};
 use webpki::KeyUsage;
 
+use crate::certificate;
 use crate::credential::{Anchors, Credential};
 use crate::identity::{Identity, Role, identity_of};
 use crate::live::{LiveAnchors, LiveCredential, Prepared};
@@ -137,6 +138,25 @@ pub fn verify_issued(anchors: &Anchors, credential: &Credential) -> Result<(), R
         verify::check_cluster(&identity, anchors.cluster())?;
     }
     Ok(())
+}
+
+/// What an already verified certificate says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerCertificate {
+    pub fingerprint: Digest,
+    pub serial_hex: String,
+    pub not_before: Timestamp,
+    pub not_after: Timestamp,
+}
+
+/// The identity in an already verified chain, with the certificate that says so.
+pub fn peer(certs: Option<&[CertificateDer<'_>]>) -> Result<(Identity, PeerCertificate), Refusal> {
+    let identity = peer_identity(certs)?;
+    let leaf = certs.and_then(<[_]>::first).ok_or(Refusal::NoCertificate)?;
+    let facts = certificate::facts(leaf).map_err(|error| Refusal::NoIdentity(error.to_string()))?;
+    let certificate::Facts { serial_hex, not_before, not_after, .. } = facts;
+    let fingerprint = certificate::fingerprint(leaf);
+    Ok((identity, PeerCertificate { fingerprint, serial_hex, not_before, not_after }))
 }
 
 /// The identity in an already verified chain.

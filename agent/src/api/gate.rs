@@ -2,10 +2,13 @@
 
 use std::time::Instant;
 
+use axum::body::{Body, HttpBody as _};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use futures::StreamExt as _;
 use http::{HeaderValue, header};
+use mvm_pki::Role;
 use mvm_proto::Problem;
 use mvm_transport::Peer;
 use tracing::{debug, warn};
@@ -51,10 +54,15 @@ fn caller_of(request: &Request) -> Caller {
 /// Holds the peer to its rate and the handler to its deadline, and counts the answer.
 pub(super) async fn admit(State(api): State<Api>, request: Request, next: Next) -> Response {
     let caller = caller_of(&request);
+    let peer = request.extensions().get::<Peer>().cloned();
     let response = match take_token(&api, &caller) {
         Err(limited) => {
             debug!(caller = %caller.describe(), "asked too often");
             too_many_requests(limited)
+        }
+        Ok(()) if is_removed(&api, &request) => {
+            warn!(caller = %caller.describe(), "refused a removed operator");
+            removed(&caller).into_response()
         }
         // What moves an instance has limits of its own: on how long nothing may come or be taken.
         Ok(()) if Rule::is_long(request.uri().path()) => next.run(request).await,
@@ -63,6 +71,7 @@ pub(super) async fn admit(State(api): State<Api>, request: Request, next: Next) 
             Err(_) => problem::timed_out().into_response(),
         },
     };
+    let response = end_with_removal(&api, peer, response);
     let route = response.extensions().get::<Route>().map_or(UNMATCHED, |route| route.0);
     api.shared.metrics.request(route, response.status().as_u16());
     response
@@ -75,6 +84,31 @@ fn take_token(api: &Api, caller: &Caller) -> Result<(), Limited> {
     // A poisoned lock means that another request panicked; the buckets are still numbers.
     let mut limiter = api.shared.limiter.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     limiter.take(caller, Instant::now())
+}
+
+fn is_removed(api: &Api, request: &Request) -> bool {
+    let Some(Peer { identity: Some(identity), certificate, .. }) = request.extensions().get::<Peer>() else {
+        return false;
+    };
+    api.shared.removed_operators.refuses(identity, certificate.as_ref())
+}
+
+fn removed(caller: &Caller) -> Refused {
+    let detail = format!("{} was removed from the cluster, or this certificate of it was", caller.describe());
+    let remediation =
+        "Make a new certificate on the coordinator's machine: `mvm coordinator operator create`.";
+    Refused(Problem::new(403, "operator_removed", detail, remediation))
+}
+
+/// An answer that goes on for as long as its caller listens ends when that operator is removed.
+fn end_with_removal(api: &Api, peer: Option<Peer>, response: Response) -> Response {
+    let Some(Peer { identity: Some(identity), certificate, .. }) = peer else { return response };
+    if identity.role() != Role::Operator || response.body().size_hint().exact().is_some() {
+        return response;
+    }
+    let api = api.clone();
+    let removal = async move { api.shared.removed_operators.refused(identity, certificate).await };
+    response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(removal))))
 }
 
 fn too_many_requests(limited: Limited) -> Response {

@@ -10,8 +10,8 @@ use std::time::{Duration, SystemTime};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use mvm_pki::{
-    Anchors, CertificateStatus, Credential, CsrNames, JoinToken, LeafKey, LiveAnchors, TrustBundle,
-    TrustStore, files,
+    Anchors, CertificateStatus, Credential, CsrNames, Identity, JoinToken, LeafKey, LiveAnchors, Renewed,
+    Role, TrustBundle, TrustStore, files,
 };
 use mvm_proto::{ClusterId, NodeId, Timestamp};
 use mvm_transport::{ALPN_H3, Target};
@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::coordinator_call::{self, Call};
 use super::{CertsDir, CertsError, Enrolment, PUBLIC_MODE, default_names};
+use crate::text::chain;
 
 #[derive(Serialize)]
 struct EnrolRequest<'a> {
@@ -32,6 +33,9 @@ struct EnrolRequest<'a> {
 struct EnrolAnswer {
     chain_pem: String,
     roots_pem: String,
+    /// Older coordinators know of none.
+    #[serde(default)]
+    endorsements_pem: String,
     cluster: ClusterId,
     node_id: NodeId,
     trust: TrustBundle,
@@ -63,7 +67,7 @@ pub async fn request(
     let answer: EnrolAnswer = Call { coordinator, tls, timeout }.post("/v1/enrol", &body).await?;
 
     let now = Timestamp::from(SystemTime::now());
-    let received = check(coordinator, key, &answer, &pinned, node_id.as_ref())?;
+    let received = check(coordinator, key, &answer, &pinned, node_id.as_ref(), now)?;
     let trust = follow_trust(&dir, coordinator, &answer, now)?;
     store(&dir, &received, &trust, &Enrolment::new(coordinator, &names))?;
     Ok(CertificateStatus::of(&received.credential, &received.anchors, Some(&trust), now))
@@ -103,6 +107,7 @@ fn check(
     answer: &EnrolAnswer,
     pinned: &Anchors,
     expected: Option<&NodeId>,
+    now: Timestamp,
 ) -> Result<Received, CertsError> {
     let unusable = |detail: String| CertsError::BadAnswer { coordinator: coordinator.clone(), detail };
     if answer.cluster != *pinned.cluster() {
@@ -115,17 +120,15 @@ fn check(
     if expected.is_some_and(|id| *id != answer.node_id) {
         return Err(unusable(format!("a certificate for node {}", answer.node_id)));
     }
-    let credential =
-        Credential::with_chain_pem(key, &answer.chain_pem).map_err(|cause| unusable(cause.to_string()))?;
-    let identity = credential.identity();
-    if identity.cluster() != pinned.cluster() || identity.node_id().as_ref() != Some(&answer.node_id) {
-        return Err(unusable(format!("a certificate for {identity}")));
-    }
-    let anchors = Anchors::from_pem(&answer.roots_pem).map_err(|cause| unusable(cause.to_string()))?;
-    let overlaps = anchors.fingerprints().iter().any(|root| pinned.contains(root));
-    if anchors.cluster() != pinned.cluster() || !overlaps {
-        return Err(unusable("roots without the one that is pinned".to_owned()));
-    }
+    let identity = Identity::new(answer.cluster.clone(), Role::Node, answer.node_id.as_str())
+        .map_err(|cause| unusable(cause.to_string()))?;
+    let issued = Renewed {
+        chain_pem: answer.chain_pem.clone(),
+        roots_pem: Some(answer.roots_pem.clone()),
+        endorsements_pem: answer.endorsements_pem.clone(),
+    };
+    let (credential, anchors) =
+        issued.accept(key, &identity, pinned, now).map_err(|cause| unusable(chain(&cause)))?;
     Ok(Received { credential, anchors })
 }
 

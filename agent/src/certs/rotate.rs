@@ -5,16 +5,14 @@ use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use mvm_pki::{
-    Anchors, BoxError, CertificateStatus, Credential, CsrNames, LeafKey, LiveAnchors, LiveCredential, Renew,
-    Renewed,
-};
+use mvm_pki::{BoxError, CertificateStatus, CsrNames, LeafKey, LiveAnchors, LiveCredential, Renew, Renewed};
 use mvm_proto::Timestamp;
 use mvm_transport::{ALPN_H3, Target};
 use serde::{Deserialize, Serialize};
 
 use super::coordinator_call::{self, Call};
 use super::{CertsDir, CertsError};
+use crate::text::chain;
 
 /// How long the background worker waits for one answer before it counts the attempt as failed.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(20);
@@ -28,6 +26,16 @@ struct RenewRequest {
 struct RenewAnswer {
     chain_pem: String,
     roots_pem: Option<String>,
+    /// Older coordinators know of none.
+    #[serde(default)]
+    endorsements_pem: String,
+}
+
+impl From<RenewAnswer> for Renewed {
+    fn from(answer: RenewAnswer) -> Self {
+        let RenewAnswer { chain_pem, roots_pem, endorsements_pem } = answer;
+        Self { chain_pem, roots_pem, endorsements_pem }
+    }
 }
 
 async fn renew_at(
@@ -66,19 +74,9 @@ pub async fn rotate(
     let (live, anchors) = (LiveCredential::new(loaded.credential), LiveAnchors::new(loaded.anchors));
     let answer = renew_at(coordinator, &live, &anchors, csr, timeout).await?;
 
-    let unusable = |detail: String| CertsError::BadAnswer { coordinator: coordinator.clone(), detail };
-    let credential =
-        Credential::with_chain_pem(key, &answer.chain_pem).map_err(|cause| unusable(cause.to_string()))?;
-    if *credential.identity() != identity {
-        return Err(unusable(format!("a certificate for {}", credential.identity())));
-    }
-    let roots = match &answer.roots_pem {
-        Some(pem) => Anchors::from_pem(pem).map_err(|cause| unusable(cause.to_string()))?,
-        None => (*anchors.current()).clone(),
-    };
-    if roots.cluster() != identity.cluster() {
-        return Err(unusable(format!("the roots of cluster {}", roots.cluster())));
-    }
+    let (credential, roots) = Renewed::from(answer)
+        .accept(key, &identity, &anchors.current(), now)
+        .map_err(|cause| CertsError::BadAnswer { coordinator: coordinator.clone(), detail: chain(&cause) })?;
     dir.save(&credential, &roots).map_err(|cause| dir.write_error(cause))?;
     Ok(CertificateStatus::of(&credential, &roots, Some(&loaded.trust), now))
 }
@@ -95,6 +93,6 @@ impl Renew for CoordinatorRenewal {
     async fn renew(&self, _key: &LeafKey, csr_der: Vec<u8>) -> Result<Renewed, BoxError> {
         let answer =
             renew_at(&self.coordinator, &self.credential, &self.anchors, csr_der, RENEWAL_TIMEOUT).await?;
-        Ok(Renewed { chain_pem: answer.chain_pem, roots_pem: answer.roots_pem })
+        Ok(answer.into())
     }
 }

@@ -14,8 +14,8 @@ use mvm_proto::Problem;
 use mvm_proto::status::{Event, NodeInfo, NodeStatus};
 use mvm_proto::wire::SESSION_PROTOCOL;
 use mvm_proto::wire::session::v1::{
-    Ack, AgentFrame, CoordinatorFrame, Document, Events, Heartbeat, Hello, Reply, Request, Trust, Welcome,
-    agent_frame, coordinator_frame,
+    Ack, AgentFrame, CoordinatorFrame, Document, Events, Heartbeat, Hello, RemovedOperators, Reply, Request,
+    Trust, Welcome, agent_frame, coordinator_frame,
 };
 use mvm_transport::frame::encode_once;
 use mvm_transport::session::close_code;
@@ -98,6 +98,7 @@ async fn greet(context: &SessionContext, session: &mut ClientSession) -> Result<
         high_water: context.intake.high_water(),
         trust_root_version,
         images_version,
+        removed_operators: u32::try_from(context.removed_operators.len()).unwrap_or(u32::MAX),
     };
     let failed = |failure: SessionFailure| Ending::Failed(failure);
     let sent = session.frames_out.send_encoded(encode(agent_frame::Body::Hello(hello))).await;
@@ -308,6 +309,7 @@ impl<'a> Conversation<'a> {
             coordinator_frame::Body::Document(document) => self.on_document(&document).await,
             coordinator_frame::Body::Trust(trust) => return self.on_trust(&trust).await,
             coordinator_frame::Body::Request(request) => self.on_request(request),
+            coordinator_frame::Body::RemovedOperators(told) => return self.on_removed_operators(&told),
             coordinator_frame::Body::Goodbye(goodbye) => {
                 return Some(Ending::Goodbye { reason: goodbye.reason, redial: goodbye.redial });
             }
@@ -337,6 +339,20 @@ impl<'a> Conversation<'a> {
         let updated = self.context.intake.update_trust(&trust.roots, &trust.images).await;
         let problem = updated.err().filter(|problem| problem.status >= 500)?;
         Some(Ending::Failed(SessionFailure::Trust(problem)))
+    }
+
+    fn on_removed_operators(&self, told: &RemovedOperators) -> Option<Ending> {
+        let kept = self.context.removed_operators.replace(told);
+        info!(entries = self.context.removed_operators.len(), "told of removed operators");
+        match kept {
+            Ok(()) => None,
+            // It would be the same next time; the last list stays in force.
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+                warn!(%error, "refused the list of removed operators");
+                None
+            }
+            Err(error) => Some(Ending::Failed(SessionFailure::RemovedOperators(error))),
+        }
     }
 
     fn on_request(&mut self, request: Request) {

@@ -99,6 +99,34 @@ async fn a_certificate_for_another_node_than_expected_is_not_stored() {
     coordinator.stop().await;
 }
 
+#[tokio::test]
+async fn a_stolen_coordinator_certificate_can_not_give_a_node_other_roots() {
+    let (cluster, thief) = (Arc::new(Cluster::new()), Arc::new(Cluster::new()));
+    let mut old_and_new = cluster.anchors();
+    old_and_new.add(thief.root.certificate().clone()).unwrap();
+    for roots in [thief.anchors(), old_and_new] {
+        let token = token_of(&cluster);
+        let tokens = vec![JoinToken::parse(&token.expose()).unwrap()];
+        let impostor = Coordinator::start_thief(&cluster, &thief, &roots, tokens);
+        let dir = tempfile::tempdir_in(cluster.dir.path()).unwrap();
+        let joining = dir.path().join("joining");
+        let joined =
+            certs::request(&joining, &impostor.target(), &token, None, CsrNames::default(), PATIENCE).await;
+        assert!(matches!(joined, Err(CertsError::BadAnswer { .. })), "{joined:?}");
+        assert!(matches!(certs::status(&joining, now()), Err(CertsError::NotEnrolled { .. })));
+
+        let mut settings = cluster.settings();
+        settings.certs_dir = dir.path().join("member");
+        cluster.enrol(&settings);
+        let before = certs::status(&settings.certs_dir, now()).unwrap();
+        let rotated = certs::rotate(&settings.certs_dir, Some(&impostor.target()), PATIENCE).await;
+        assert!(matches!(rotated, Err(CertsError::BadAnswer { .. })), "{rotated:?}");
+        let after = certs::status(&settings.certs_dir, now()).unwrap();
+        assert_eq!((after.serial, after.roots), (before.serial, before.roots));
+        impostor.stop().await;
+    }
+}
+
 #[test]
 fn a_pinned_root_is_not_replaced_by_another_unless_forced() {
     let (first, second) = (Cluster::new(), Cluster::named("other"));

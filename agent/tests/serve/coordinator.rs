@@ -11,7 +11,7 @@ use axum::{Json, Router};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures::future::BoxFuture;
-use mvm_pki::{ClientAuth, Identity, JoinToken, LiveAnchors, LiveCredential, Role, tls};
+use mvm_pki::{Anchors, ClientAuth, Identity, JoinToken, LiveAnchors, LiveCredential, Role, tls};
 use mvm_proto::Problem;
 use mvm_transport::{ALPN_H3, ALPN_SESSION, Limits, Peer, Server, ServerSession, SessionHandler, Target};
 use serde_json::{Value, json};
@@ -29,6 +29,9 @@ pub(crate) struct Coordinator {
 
 struct Desk {
     cluster: Arc<Cluster>,
+    /// Whose authority signs what is answered, and the roots that come with it.
+    issuer: Arc<Cluster>,
+    roots_pem: String,
     /// Tokens that were not used yet.
     tokens: Mutex<Vec<JoinToken>>,
     life: Duration,
@@ -64,6 +67,24 @@ impl Coordinator {
         Self::start_within(&Limits::default(), cluster, address, tokens, life)
     }
 
+    /// A thief: it shows the certificate of `cluster`'s coordinator, and answers with certificates of an authority of
+    /// its own and with `roots`.
+    pub(crate) fn start_thief(
+        cluster: &Arc<Cluster>,
+        issuer: &Arc<Cluster>,
+        roots: &Anchors,
+        tokens: Vec<JoinToken>,
+    ) -> Self {
+        let desk = Desk {
+            cluster: Arc::clone(cluster),
+            issuer: Arc::clone(issuer),
+            roots_pem: roots.to_pem(),
+            tokens: Mutex::new(tokens),
+            life: Duration::from_secs(3600),
+        };
+        Self::start_desk(&Limits::default(), "127.0.0.1:0".parse().unwrap(), desk)
+    }
+
     /// One that takes in no more than `stream_window` bytes before it reads them.
     pub(crate) fn start_narrow(cluster: &Arc<Cluster>, stream_window: u32) -> Self {
         let limits = Limits { stream_window, ..Limits::default() };
@@ -78,6 +99,18 @@ impl Coordinator {
         tokens: Vec<JoinToken>,
         life: Duration,
     ) -> Self {
+        let desk = Desk {
+            cluster: Arc::clone(cluster),
+            issuer: Arc::clone(cluster),
+            roots_pem: cluster.anchors().to_pem(),
+            tokens: Mutex::new(tokens),
+            life,
+        };
+        Self::start_desk(limits, address, desk)
+    }
+
+    fn start_desk(limits: &Limits, address: SocketAddr, desk: Desk) -> Self {
+        let cluster = Arc::clone(&desk.cluster);
         let credential = LiveCredential::new(cluster.credential(Role::Coordinator, "c1"));
         let anchors = LiveAnchors::new(cluster.anchors());
         let alpn: [&[u8]; 2] = [ALPN_H3, ALPN_SESSION];
@@ -85,7 +118,7 @@ impl Coordinator {
             tls::server_config(&credential, &anchors, &cluster.id, ClientAuth::Optional, &alpn).unwrap();
         let server = Server::bind(address, tls, limits.clone()).unwrap();
         let address = server.local_addr();
-        let desk = Arc::new(Desk { cluster: Arc::clone(cluster), tokens: Mutex::new(tokens), life });
+        let desk = Arc::new(desk);
         let router = Router::new()
             .route("/v1/ca", get(ca))
             .route("/v1/enrol", post(enrol))
@@ -136,7 +169,7 @@ async fn renew(State(desk): State<Arc<Desk>>, peer: Peer, Json(body): Json<Value
 
 fn issue(desk: &Desk, body: &Value) -> (String, String) {
     let csr = STANDARD.decode(body["csr"].as_str().unwrap()).unwrap();
-    let profile = desk.cluster.profile(Role::Node, NODE, desk.life);
-    let issued = desk.cluster.issuing.issue(&csr, &profile, now()).unwrap();
-    (issued.chain_pem(), desk.cluster.anchors().to_pem())
+    let profile = desk.issuer.profile(Role::Node, NODE, desk.life);
+    let issued = desk.issuer.issuing.issue(&csr, &profile, now()).unwrap();
+    (issued.chain_pem(), desk.roots_pem.clone())
 }

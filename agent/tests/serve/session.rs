@@ -2,17 +2,20 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
+use http::Method;
 use mvm_agent::AgentSettings;
+use mvm_pki::Role;
 use mvm_proto::Problem;
 use mvm_proto::wire::session::v1::{
-    Ack, AgentFrame, CoordinatorFrame, Document, Goodbye, Heartbeat, HeartbeatAck, Hello, Request, Stage,
-    Trust, Wake, Welcome, agent_frame, coordinator_frame, request,
+    Ack, AgentFrame, CoordinatorFrame, Document, Goodbye, Heartbeat, HeartbeatAck, Hello, RemovedOperator,
+    RemovedOperators, Request, Stage, Trust, Wake, Welcome, agent_frame, coordinator_frame, request,
 };
 use mvm_transport::ServerSession;
 use mvm_transport::frame::encode_once;
 
-use crate::cluster::{Cluster, NODE, PATIENCE, Running, get_local};
+use crate::cluster::{Cluster, NODE, PATIENCE, Running, get_local, now, problem_of, request as http_request};
 use crate::coordinator::Coordinator;
 
 fn settings(cluster: &Cluster, coordinator: &Coordinator) -> AgentSettings {
@@ -244,4 +247,43 @@ async fn trust_that_could_not_be_stored_is_asked_for_again_by_a_new_hello() {
     assert_eq!(mvm_pki::TrustStore::load(&trust_file).unwrap().root_version(), 2);
     agent.stop().await.unwrap();
     coordinator.stop().await;
+}
+
+#[tokio::test]
+async fn a_removed_operator_is_refused_while_connected_and_after_a_restart_without_the_coordinator() {
+    let cluster = Arc::new(Cluster::new());
+    let mut coordinator = Coordinator::start(&cluster);
+    let settings = settings(&cluster, &coordinator);
+    let agent = Running::start(settings.clone()).await;
+    let (mut talk, hello) = Talk::begin(&mut coordinator).await;
+    assert_eq!(hello.removed_operators, 0);
+    let info = |agent: &Running| http_request(Method::GET, agent.api(), "/v1/node/info", "");
+    let (alice, bob) = (Some((Role::Operator, "alice")), Some((Role::Operator, "bob")));
+    let client = cluster.client(agent.api(), alice).await.unwrap();
+    assert_eq!(client.request(info(&agent)).await.unwrap().status(), 200);
+    let watch = http_request(Method::GET, agent.api(), "/v1/node/watch", "");
+    let watch = client.request(watch).await.unwrap();
+    assert_eq!(watch.status(), 200);
+
+    let entry = RemovedOperator {
+        name: "alice".to_owned(),
+        until: (now() + Duration::from_secs(3600)).to_string(),
+        except: Vec::new(),
+    };
+    let told = RemovedOperators { operators: vec![entry] };
+    talk.send(coordinator_frame::Body::RemovedOperators(told)).await;
+    let ended = watch.into_body().bytes(1 << 20);
+    tokio::time::timeout(PATIENCE, ended).await.expect("what streams to the operator ends").unwrap();
+    assert_eq!(problem_of(client.request(info(&agent)).await.unwrap()).await.code, "operator_removed");
+    let other = cluster.client(agent.api(), bob).await.unwrap();
+    assert_eq!(other.request(info(&agent)).await.unwrap().status(), 200);
+    agent.stop().await.unwrap();
+    coordinator.stop().await;
+
+    let agent = Running::start(settings).await;
+    let client = cluster.client(agent.api(), alice).await.unwrap();
+    assert_eq!(problem_of(client.request(info(&agent)).await.unwrap()).await.code, "operator_removed");
+    let other = cluster.client(agent.api(), bob).await.unwrap();
+    assert_eq!(other.request(info(&agent)).await.unwrap().status(), 200);
+    agent.stop().await.unwrap();
 }

@@ -13,6 +13,7 @@ use mvm_proto::{ClusterId, Timestamp};
 use tokio::sync::watch;
 
 use crate::args::Global;
+use crate::commands::operator::{self, OperatorCommand};
 use crate::commands::root::{self, RootCommand};
 use crate::commands::token::{self, TokenCommand};
 use crate::commands::{block_on, default_data_dir, shutdown_on_signals};
@@ -29,7 +30,7 @@ pub(crate) enum CoordinatorCommand {
     /// Join tokens
     #[command(subcommand)]
     Token(TokenCommand),
-    /// Operators' certificates
+    /// Operators: make, list and remove them
     #[command(subcommand)]
     Operator(OperatorCommand),
     /// Root certificates: replace them step by step
@@ -84,34 +85,13 @@ pub(crate) struct ServeArgs {
     sans: Vec<String>,
 }
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum OperatorCommand {
-    /// Make an operator's certificate; run it where the coordinator's data folder is
-    Create(OperatorCreateArgs),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct OperatorCreateArgs {
-    /// The operator's name
-    name: String,
-    /// The coordinator's data folder
-    #[arg(long, value_name = "DIR", default_value_os_t = default_data_dir("coordinator"))]
-    data_dir: PathBuf,
-    /// Folder to write operator.pem and ca.crt to
-    #[arg(long, value_name = "DIR")]
-    out: PathBuf,
-    /// How long the certificate lives; `mvm` renews it in use from half of it on
-    #[arg(long, value_name = "TIME", default_value = "7days", value_parser = humantime::parse_duration)]
-    life: Duration,
-}
-
 pub(crate) fn run(global: &Global, command: CoordinatorCommand) -> Run {
     match command {
         CoordinatorCommand::Init(args) => init(global, args),
         CoordinatorCommand::Serve(args) => serve(args),
         CoordinatorCommand::Token(command) => block_on(token::run(global, command)),
         CoordinatorCommand::Root(command) => root::run(global, command),
-        CoordinatorCommand::Operator(OperatorCommand::Create(args)) => create_operator(global, &args),
+        CoordinatorCommand::Operator(command) => operator::run(global, command),
     }
 }
 
@@ -166,18 +146,6 @@ fn serve(args: ServeArgs) -> Run {
         });
         mvm_coordinator::serve(settings, shutdown).await.map_err(anyhow::Error::new)
     })?;
-    Ok(())
-}
-
-fn create_operator(global: &Global, args: &OperatorCreateArgs) -> Run {
-    let now = Timestamp::from(SystemTime::now());
-    mvm_coordinator::create_operator(&args.data_dir, &args.name, &args.out, args.life, now)
-        .map_err(anyhow::Error::new)?;
-    let out = args.out.display();
-    Progress::new(global.quiet).say(format!(
-        "{} may operate the cluster with what is in {out}: carry it over a safe channel, then use it with --operator-dir or MVM_OPERATOR_DIR",
-        args.name
-    ));
     Ok(())
 }
 

@@ -42,6 +42,9 @@ pub(crate) struct AddArgs {
     /// Folder for the new root's key and certificate; take it away afterwards
     #[arg(long, value_name = "DIR")]
     root_key_dir: PathBuf,
+    /// Folder with ca.crt and ca.key of a root that is trusted now: its word makes nodes and operators trust the new one [default: pki/root in the data folder]
+    #[arg(long, value_name = "DIR")]
+    signed_by: Option<PathBuf>,
     #[command(flatten)]
     folder: Folder,
 }
@@ -86,8 +89,13 @@ pub(crate) fn run(global: &Global, command: RootCommand) -> Run {
             })?;
         }
         RootCommand::Add(args) => {
-            let root = mvm_coordinator::add_root(&args.folder.data_dir, &args.root_key_dir, now)
-                .map_err(anyhow::Error::new)?;
+            let root = mvm_coordinator::add_root(
+                &args.folder.data_dir,
+                &args.root_key_dir,
+                args.signed_by.as_deref(),
+                now,
+            )
+            .map_err(anyhow::Error::new)?;
             progress.say(format!("{root} is trusted beside the others; {NEXT}"));
         }
         RootCommand::Switch(args) => {

@@ -32,6 +32,9 @@ pub(crate) struct CreateArgs {
     /// How long it can be used
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = humantime::parse_duration)]
     ttl: Duration,
+    /// A full DNS name or IP address that the node's certificate may carry (repeatable); without it the node's id, localhost and the address that it joins from
+    #[arg(long = "name", value_name = "NAME")]
+    names: Vec<String>,
     /// Write the token to this file (0600) instead of showing it
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -73,7 +76,11 @@ pub(crate) async fn run(global: &Global, command: TokenCommand) -> Run {
 
 async fn create(global: &Global, args: CreateArgs) -> Run {
     let mut client = args.operator.connect(global).await?;
-    let request = CreateTokenRequest { node_id: args.node.to_string(), ttl_seconds: args.ttl.as_secs() };
+    let request = CreateTokenRequest {
+        node_id: args.node.to_string(),
+        ttl_seconds: args.ttl.as_secs(),
+        names: args.names,
+    };
     let answer = within(global.timeout, client.create_token(request)).await?;
     let progress = Progress::new(global.quiet);
     if let Some(path) = &args.out {
@@ -94,14 +101,15 @@ async fn create(global: &Global, args: CreateArgs) -> Run {
 
 fn table(tokens: &[Token], wide: bool) -> comfy_table::Table {
     let mut table = if wide {
-        output::table(["TOKEN", "NODE", "STATE", "EXPIRES", "CREATED", "CREATED BY", "USED"])
+        output::table(["TOKEN", "NODE", "STATE", "EXPIRES", "CREATED", "CREATED BY", "USED", "NAMES"])
     } else {
         output::table(["TOKEN", "NODE", "STATE", "EXPIRES"])
     };
     for token in tokens {
         let mut row = vec![&token.token_id, &token.node_id, &token.state, &token.expires_at];
+        let names = token.names.join(" ");
         if wide {
-            row.extend([&token.created_at, &token.created_by, &token.used_at]);
+            row.extend([&token.created_at, &token.created_by, &token.used_at, &names]);
         }
         table.add_row(row.into_iter().map(|text| or_dash(text)));
     }

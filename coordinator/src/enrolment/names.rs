@@ -6,13 +6,17 @@
 //! bare host name is therefore left out; a full one is fine. What is not allowed is dropped and not refused, because
 //! an agent asks for all that its machine is called.
 //!
-//! The names are fixed by the enrolment, which an operator allowed; a renewal may ask for fewer, never for more.
+//! Of the rest a node gets what somebody else says is its own: the names in its join token, which an operator wrote,
+//! the address that it enrols from, and what means "this machine" everywhere. Its word alone is not enough for any
+//! other name or address: it could be another machine's. The names are fixed by the enrolment; a renewal may ask for
+//! fewer, never for more.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use mvm_pki::CsrNames;
 use mvm_proto::{NodeId, Problem};
 
+use crate::init::is_dns_name;
 use crate::records::FixedNames;
 
 /// More DNS names and addresses than any honest node has.
@@ -47,6 +51,45 @@ pub(super) fn allowed(asked: CsrNames, node_id: &NodeId, reserved: &Reserved) ->
     names.ips = asked.ips;
     names.ips.retain(|ip| ip.is_loopback() || !reserved.ips.contains(ip));
     Ok(names)
+}
+
+/// Names for a join token, as an operator writes them: full DNS names and addresses, none of the coordinator's.
+pub(super) fn for_token(names: &[String], reserved: &Reserved) -> Result<FixedNames, Problem> {
+    let refused = |detail: String| {
+        let advice = "Give full DNS names and addresses of the node.";
+        Problem::new(422, "name_refused", detail, advice)
+    };
+    if names.len() > MAX_NAMES {
+        return Err(refused(format!("a token may name at most {MAX_NAMES} DNS names and addresses")));
+    }
+    let mut granted = FixedNames::default();
+    for name in names {
+        let shown: String = name.chars().take(64).collect();
+        match name.parse::<IpAddr>() {
+            Ok(ip) if reserved.ips.contains(&ip) => {
+                return Err(refused(format!("{ip} is an address of the coordinator")));
+            }
+            Ok(ip) => granted.ips.push(ip),
+            Err(_) if is_dns_name(name) && may_have_dns(&plain(name), reserved) => {
+                granted.dns.push(plain(name));
+            }
+            Err(_) => {
+                return Err(refused(format!(
+                    "{shown:?} is not a full DNS name or an address, or it is the coordinator's"
+                )));
+            }
+        }
+    }
+    Ok(granted)
+}
+
+/// What a node may have of what it asks for: the token's names, the address that it came from, and this machine.
+pub(super) fn granted(token: &FixedNames, address: IpAddr) -> FixedNames {
+    let here = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into(), address.to_canonical()];
+    FixedNames {
+        dns: token.dns.iter().cloned().chain(["localhost".to_owned()]).collect(),
+        ips: token.ips.iter().copied().chain(here).collect(),
+    }
 }
 
 /// Of `asked`, what was fixed before.

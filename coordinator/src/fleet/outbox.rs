@@ -18,6 +18,8 @@ pub(crate) enum Item {
     Goodbye(Goodbye),
     /// The trust that the node lacks, which the session works out.
     Trust,
+    /// Which operators are refused.
+    Operators,
     Document(Stored),
     Request(Request),
 }
@@ -33,6 +35,7 @@ pub(crate) struct Outbox {
 struct Slots {
     goodbye: Option<Goodbye>,
     trust: bool,
+    operators: bool,
     document: Option<Stored>,
     requests: VecDeque<Request>,
 }
@@ -63,6 +66,11 @@ impl Outbox {
         self.filled.notify_one();
     }
 
+    pub(crate) fn put_operators(&self) {
+        self.lock().operators = true;
+        self.filled.notify_one();
+    }
+
     pub(crate) fn put_goodbye(&self, goodbye: Goodbye) {
         self.lock().goodbye = Some(goodbye);
         self.filled.notify_one();
@@ -88,6 +96,9 @@ impl Outbox {
         }
         if std::mem::take(&mut slots.trust) {
             return Some(Item::Trust);
+        }
+        if std::mem::take(&mut slots.operators) {
+            return Some(Item::Operators);
         }
         if let Some(stored) = slots.document.take() {
             return Some(Item::Document(stored));

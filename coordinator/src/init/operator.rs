@@ -9,7 +9,9 @@ use mvm_proto::Timestamp;
 use serde::Serialize;
 
 use super::{InitError, issue_local, read_cluster_file};
+use crate::operators::note_issued;
 use crate::paths::DataDir;
+use crate::records::{IssuedOffline, IssuedRecord};
 
 /// People are not renewed in the background as nodes are: a week bridges holidays, and the cli renews on use.
 pub const OPERATOR_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -85,6 +87,18 @@ pub(super) fn issue(
     let dir = &out.write_to;
     create_private_dir(dir).map_err(InitError::file("make", dir))?;
     anchors.save(&dir.join("ca.crt")).map_err(InitError::file("write", dir))?;
+    // Before the credential is of use to anybody: the coordinator knows each one that it did not issue itself.
+    let note = IssuedOffline {
+        name: name.to_owned(),
+        certificate: IssuedRecord {
+            serial: credential.serial_hex().to_owned(),
+            fingerprint: credential.fingerprint(),
+            issued_at: now,
+            not_after: credential.not_after(),
+        },
+    };
+    let notes = data.operator_notes();
+    note_issued(&notes, &note).map_err(InitError::file("write a note to", &notes))?;
     credential.save(&dir.join("operator.pem")).map_err(InitError::file("write", dir))?;
     let config = config_text(&out.lies_at);
     write_atomic(dir.join("config"), config.as_bytes(), 0o600).map_err(InitError::file("write", dir))?;

@@ -1,50 +1,35 @@
 //! An enrolled node: what was issued to it, and which of its certificates are good after it came back.
-//!
-//! While a node is removed, none of its certificates is. Once it is enrolled again, those from before are still in
-//! date; until the last of them has expired, only those that were issued since are good. The list names what is good
-//! and not what is bad, so that no bound on it can let a bad one through.
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::ops::Deref;
 
-use mvm_proto::{Digest, NodeId, Timestamp};
+use mvm_proto::{NodeId, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::Numbers;
-
-/// Certificates that a node which came back may hold at once. It uses one, or two around a renewal; the oldest is
-/// dropped, and so refused, when a node renews more often than its certificates expire.
-const MAX_READMITTED: usize = 16;
-/// How long past their expiry old certificates are still looked at: TLS counts whole seconds, and clocks are set back.
-const EXPIRY_MARGIN: Duration = Duration::from_secs(60);
-
-/// What was last issued to a node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct IssuedRecord {
-    pub(crate) serial: String,
-    /// Of the certificate, as in audit logs.
-    pub(crate) fingerprint: Digest,
-    pub(crate) issued_at: Timestamp,
-    pub(crate) not_after: Timestamp,
-}
+use super::membership::{IssuedRecord, Membership};
+use crate::documents::numbering;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NodeRecord {
     pub(crate) node_id: NodeId,
     pub(crate) enrolled_at: Timestamp,
-    pub(crate) removed_at: Option<Timestamp>,
     pub(crate) certificate: IssuedRecord,
     /// What certificates may name, fixed when the node enrolled; records of older versions do not say.
     #[serde(default)]
     pub(crate) names: Option<FixedNames>,
-    /// When the last certificate ever issued to the node expires, where that is not the newest one.
-    #[serde(default)]
-    pub(crate) last_expiry: Option<Timestamp>,
-    #[serde(default)]
-    pub(crate) readmission: Option<Readmission>,
+    #[serde(flatten)]
+    pub(crate) membership: Membership,
     /// Numbers that the node is known to be past, without a stored document at or above them.
     #[serde(default)]
     pub(crate) floor: Option<Numbers>,
+}
+
+impl Deref for NodeRecord {
+    type Target = Membership;
+    fn deref(&self) -> &Membership {
+        &self.membership
+    }
 }
 
 /// DNS names in lower case, and addresses.
@@ -52,15 +37,6 @@ pub(crate) struct NodeRecord {
 pub(crate) struct FixedNames {
     pub(crate) dns: Vec<String>,
     pub(crate) ips: Vec<IpAddr>,
-}
-
-/// A removed node came back: for a while its certificates are told apart.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Readmission {
-    /// From here on every certificate from before has expired.
-    pub(crate) until: Timestamp,
-    /// Fingerprints of what was issued since, oldest first.
-    pub(crate) certificates: Vec<Digest>,
 }
 
 impl NodeRecord {
@@ -72,58 +48,48 @@ impl NodeRecord {
         certificate: IssuedRecord,
         now: Timestamp,
     ) -> Self {
-        match before {
+        let mut record = match before {
             None => Self {
                 node_id: node_id.clone(),
                 enrolled_at: now,
-                removed_at: None,
-                certificate,
+                certificate: certificate.clone(),
                 names: None,
-                last_expiry: None,
-                readmission: None,
+                membership: Membership::default(),
                 floor: None,
             },
-            Some(known) if known.removed_at.is_none() => known.issued(certificate, now),
+            Some(known) if known.removed_at.is_none() => known,
+            // Numbers that leave no room for a next document are a lie of the node from before; honest ones stay.
             Some(removed) => {
-                let until = removed.last_expiry() + EXPIRY_MARGIN;
-                let earlier = removed.readmission.as_ref().map(|readmission| readmission.until);
-                let until = earlier.map_or(until, |earlier| earlier.max(until));
-                let readmission = Some(Readmission { until, certificates: Vec::new() });
-                let back = Self { enrolled_at: now, removed_at: None, readmission, ..removed };
-                back.issued(certificate, now)
+                let floor = removed.floor.filter(|floor| numbering::next(0, Some(*floor), None).is_ok());
+                Self { enrolled_at: now, floor, ..removed }
             }
-        }
+        };
+        // Records of older versions do not say; lives were equal then, so the newest certificate expired last.
+        record.membership.expires_with(record.certificate.not_after);
+        record.membership.readmit();
+        record.issued(certificate, now)
     }
 
     /// The record with one more certificate.
     pub(crate) fn issued(mut self, certificate: IssuedRecord, now: Timestamp) -> Self {
-        self.last_expiry = Some(self.last_expiry().max(certificate.not_after));
-        self.readmission = self.readmission.filter(|readmission| now < readmission.until);
-        if let Some(Readmission { certificates, .. }) = &mut self.readmission {
-            certificates.push(certificate.fingerprint);
-            let surplus = certificates.len().saturating_sub(MAX_READMITTED);
-            certificates.drain(..surplus);
-        }
+        self.membership.expires_with(self.certificate.not_after);
+        self.membership.issued(&certificate, now);
         self.certificate = certificate;
         self
     }
 
-    /// Whether a certificate with the node's name, in date and of our authority, is good.
-    pub(crate) fn accepts(&self, fingerprint: Option<&Digest>, now: Timestamp) -> bool {
-        let known = |readmission: &Readmission| {
-            now >= readmission.until || fingerprint.is_some_and(|it| readmission.certificates.contains(it))
-        };
-        self.removed_at.is_none() && self.readmission.as_ref().is_none_or(known)
-    }
-
-    fn last_expiry(&self) -> Timestamp {
-        // Records of older versions do not say; lives were equal then, so the newest certificate expired last.
-        self.last_expiry.unwrap_or(self.certificate.not_after).max(self.certificate.not_after)
+    /// The record of the node once it is removed.
+    pub(crate) fn removed(mut self, now: Timestamp) -> Self {
+        self.membership.removed_at = Some(now);
+        self
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use mvm_proto::Digest;
+
+    use super::super::membership::{EXPIRY_MARGIN, MAX_READMITTED};
     use super::*;
 
     const LIFE: i64 = 1000;
@@ -154,7 +120,7 @@ mod tests {
     }
 
     fn remove(record: NodeRecord, now: i64) -> NodeRecord {
-        NodeRecord { removed_at: Some(at(now)), ..record }
+        record.removed(at(now))
     }
 
     fn accepted<'a>(record: &NodeRecord, names: &[&'a str], now: i64) -> Vec<&'a str> {
@@ -184,7 +150,7 @@ mod tests {
         let back = enrol(Some(remove(enrol(None, "a", 0), 10)), "b", 20);
         let again = enrol(Some(remove(back, 30)), "c", 40);
         assert_eq!(accepted(&again, &["a", "b", "c"], 900), ["c"]);
-        assert_eq!(again.readmission.unwrap().until, at(20 + LIFE) + EXPIRY_MARGIN);
+        assert_eq!(again.readmission.as_ref().unwrap().until, at(20 + LIFE) + EXPIRY_MARGIN);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use mvm_transport::{FrameReceiver, FrameSender};
 use super::{End, Talk, frame};
 use crate::documents::Stored;
 use crate::fleet::Item;
+use crate::state::now;
 
 impl Talk<'_> {
     /// Sends one frame, and hears the node all the while. A node whose own frame fills the window reads ours only once
@@ -53,6 +54,9 @@ impl Talk<'_> {
             let body = match item {
                 Item::Goodbye(goodbye) => return Err(End::Goodbye(goodbye)),
                 Item::Trust => self.trust_to_send().map(coordinator_frame::Body::Trust),
+                Item::Operators => {
+                    Some(coordinator_frame::Body::RemovedOperators(self.state.operators.refused(now())))
+                }
                 Item::Document(stored) => {
                     self.document_to_send(stored).map(coordinator_frame::Body::Document)
                 }

@@ -1,5 +1,7 @@
 //! Enrolment over HTTP/3: certificates by token, renewal, and what is refused.
 
+use std::net::IpAddr;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -158,7 +160,8 @@ async fn a_removed_node_is_refused_until_a_token_made_after_its_removal() {
     let running = Running::start(&report.data_dir).await;
     let node = running.enrol("n1").await;
     let mut operator = running.operator().await;
-    let early = CreateTokenRequest { node_id: "n1".into(), ttl_seconds: 600 };
+    let early =
+        CreateTokenRequest { node_id: "n1".into(), ttl_seconds: 600, ..CreateTokenRequest::default() };
     let early = operator.create_token(early).await.unwrap().into_inner().token;
     operator.remove_node(RemoveNodeRequest { node_id: "n1".into() }).await.unwrap();
 
@@ -236,11 +239,39 @@ async fn a_known_node_enrols_again_and_keeps_its_record() {
     assert_eq!(after.certificate_not_after, again.credential.current().not_after().to_string());
 }
 
-fn request_for(dns: &[&str]) -> (LeafKey, Vec<u8>) {
+fn request_for(names: &[&str]) -> (LeafKey, Vec<u8>) {
     let key = LeafKey::generate().unwrap();
-    let dns = dns.iter().map(|name| (*name).to_owned()).collect();
-    let csr = key.csr_der(&CsrNames { dns, ips: Vec::new() }).unwrap();
+    let ips = names.iter().filter_map(|name| name.parse().ok()).collect();
+    let dns = names.iter().filter(|name| name.parse::<IpAddr>().is_err()).map(|name| (*name).to_owned());
+    let csr = key.csr_der(&CsrNames { dns: dns.collect(), ips }).unwrap();
     (key, csr)
+}
+
+#[tokio::test]
+async fn a_node_gets_the_names_in_its_token_and_where_it_came_from_and_not_what_it_claims() {
+    let (_dir, report) = new_cluster_with(|settings| settings.ips.push("192.0.2.1".parse().unwrap()));
+    let running = Running::start(&report.data_dir).await;
+    let asked = ["n1.example", "bank.example", "192.0.2.7", "192.0.2.8", "192.0.2.1", "127.0.0.1"];
+    for (granted, expected) in [
+        (&[][..], &["n1", "127.0.0.1"][..]),
+        (&["n1.example", "192.0.2.7"], &["n1", "n1.example", "192.0.2.7", "127.0.0.1"]),
+    ] {
+        let token = running.token_for("n1", granted).await;
+        let (key, csr) = request_for(&asked);
+        let http = running.http(None).await;
+        let answer = post(&http, "/v1/enrol", &enrol_body(&token, &csr, "n1")).await.unwrap();
+        let credential = Credential::with_chain_pem(key, answer["chain_pem"].as_str().unwrap()).unwrap();
+        assert_eq!(credential.hosts(), expected);
+    }
+    for bad in ["192.0.2.1", "n2", "*.example", "a b.example", ""] {
+        let request = CreateTokenRequest {
+            node_id: "n1".into(),
+            names: vec![bad.to_owned()],
+            ..CreateTokenRequest::default()
+        };
+        let refused = running.operator().await.create_token(request).await.unwrap_err();
+        assert_eq!(mvm_coordinator::problem_of(&refused).unwrap().code, "name_refused", "{bad:?}");
+    }
 }
 
 #[tokio::test]
@@ -248,7 +279,7 @@ async fn a_node_gets_no_name_of_the_coordinator_or_of_another_node_and_no_more_b
     let (_dir, report) = new_cluster_with(|settings| settings.dns.push("coordinator.example".into()));
     let change = |settings: &mut CoordinatorSettings| settings.dns.push("also.example".into());
     let running = Running::start_with(&report.data_dir, change).await;
-    let token = running.token("n1").await;
+    let token = running.token_for("n1", &["N1.example"]).await;
     let (key, csr) = request_for(&["coordinator.example", "also.example", "n1.example", "n2", "localhost"]);
     let answer = post(&running.http(None).await, "/v1/enrol", &enrol_body(&token, &csr, "n1")).await.unwrap();
     let credential = Credential::with_chain_pem(key, answer["chain_pem"].as_str().unwrap()).unwrap();

@@ -109,7 +109,7 @@ async fn a_node_that_refuses_because_it_is_ahead_gets_the_document_under_higher_
 }
 
 #[tokio::test]
-async fn a_node_that_claims_the_highest_numbers_harms_only_itself() {
+async fn a_node_that_claims_the_highest_numbers_harms_only_itself_and_until_it_is_enrolled_again() {
     let (_dir, report) = new_cluster();
     let running = Running::start(&report.data_dir).await;
     let liar = running.enrol("n1").await;
@@ -130,6 +130,14 @@ async fn a_node_that_claims_the_highest_numbers_harms_only_itself() {
     let other = running.push(&document("n2", 1), 0).await;
     let mark = other.last().unwrap().mark.clone().unwrap();
     assert_eq!((mark.epoch, mark.generation), (1, 1));
+
+    // Installed anew and enrolled again, it is a node like any other.
+    drop(session);
+    operator.remove_node(RemoveNodeRequest { node_id: "n1".into() }).await.unwrap();
+    let honest = running.enrol("n1").await;
+    let mut session = honest.connect(None).await;
+    running.push(&document("n1", 1), 0).await;
+    assert_eq!(mark_of(&session.document().await).generation, 1);
 }
 
 #[tokio::test]

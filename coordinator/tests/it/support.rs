@@ -126,7 +126,13 @@ impl Running {
     }
 
     pub(crate) async fn token(&self, node: &str) -> String {
-        let request = CreateTokenRequest { node_id: node.to_owned(), ttl_seconds: 0 };
+        self.token_for(node, &[]).await
+    }
+
+    /// A token that allows these names.
+    pub(crate) async fn token_for(&self, node: &str, names: &[&str]) -> String {
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        let request = CreateTokenRequest { node_id: node.to_owned(), ttl_seconds: 0, names };
         self.operator().await.create_token(request).await.unwrap().into_inner().token
     }
 
@@ -232,6 +238,7 @@ impl Node {
             high_water,
             trust_root_version: self.trust.root_version(),
             images_version: self.trust.images_version(),
+            ..Hello::default()
         }
     }
 

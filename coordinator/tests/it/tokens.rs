@@ -66,10 +66,22 @@ async fn a_token_is_for_one_node_only() {
 }
 
 #[tokio::test]
+async fn a_token_that_was_changed_to_name_another_root_is_refused_and_not_used_up() {
+    let (_dir, running) = started().await;
+    let token = running.token("n1").await;
+    let ours = running.anchors().current().fingerprints()[0].hex();
+    assert!(token.contains(&ours));
+    let changed = token.replace(&ours, &mvm_proto::Digest::of(b"another root").hex());
+    assert_eq!(refusal(&running, &changed, "n1").await, "token_invalid");
+    assert_eq!(states(&running).await, ["live"]);
+}
+
+#[tokio::test]
 async fn a_revoked_token_is_useless_and_a_used_one_can_not_be_revoked() {
     let (_dir, running) = started().await;
     let mut operator = running.operator().await;
-    let request = CreateTokenRequest { node_id: "n1".into(), ttl_seconds: 60 };
+    let request =
+        CreateTokenRequest { node_id: "n1".into(), ttl_seconds: 60, ..CreateTokenRequest::default() };
     let created = operator.create_token(request).await.unwrap().into_inner();
     let token_id = created.record.unwrap().token_id;
     let revoked = operator.revoke_token(RevokeTokenRequest { token_id: token_id.clone() }).await.unwrap();
@@ -88,7 +100,8 @@ async fn a_revoked_token_is_useless_and_a_used_one_can_not_be_revoked() {
 #[tokio::test]
 async fn an_expired_token_is_refused() {
     let (_dir, running) = started().await;
-    let request = CreateTokenRequest { node_id: "n1".into(), ttl_seconds: 1 };
+    let request =
+        CreateTokenRequest { node_id: "n1".into(), ttl_seconds: 1, ..CreateTokenRequest::default() };
     let created = running.operator().await.create_token(request).await.unwrap().into_inner();
     crate::support::wait_until("the token to expire", || async { states(&running).await == ["expired"] })
         .await;
@@ -98,7 +111,8 @@ async fn an_expired_token_is_refused() {
 #[tokio::test]
 async fn a_life_beyond_a_day_is_refused() {
     let (_dir, running) = started().await;
-    let request = CreateTokenRequest { node_id: "n1".into(), ttl_seconds: 25 * 3600 };
+    let request =
+        CreateTokenRequest { node_id: "n1".into(), ttl_seconds: 25 * 3600, ..CreateTokenRequest::default() };
     let status = running.operator().await.create_token(request).await.unwrap_err();
     assert_eq!(problem_of(&status).unwrap().code, "ttl_too_long");
 }
@@ -171,7 +185,8 @@ fn child_with_a_broken_disk() {
         let mut operator = running.operator().await;
         let (_, most) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
         setrlimit(Resource::RLIMIT_FSIZE, 1, most).unwrap();
-        let request = CreateTokenRequest { node_id: "n1".into(), ttl_seconds: 600 };
+        let request =
+            CreateTokenRequest { node_id: "n1".into(), ttl_seconds: 600, ..CreateTokenRequest::default() };
         let problem = problem_of(&operator.create_token(request).await.unwrap_err()).unwrap();
         assert_eq!((problem.status, problem.code.as_str()), (503, "store_unwritable"));
         assert!(problem.to_string().contains("restart the coordinator"), "{problem}");

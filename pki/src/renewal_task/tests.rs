@@ -3,9 +3,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use rustls_pki_types::CertificateDer;
+
 use super::*;
 use crate::authority::{Authority, LeafProfile, RootAuthority};
-use crate::identity::Role;
+use crate::identity::{Identity, Role};
 
 const LIFE: Duration = Duration::from_secs(3600);
 
@@ -15,6 +17,7 @@ fn start_time() -> Timestamp {
 
 /// An authority, a credential that it issued, and a task that keeps it; the clock follows tokio's.
 struct World {
+    root: RootAuthority,
     authority: Arc<Authority>,
     profile: LeafProfile,
     live: LiveCredential,
@@ -45,7 +48,7 @@ impl Renew for Asker {
         let now = start_time() + self.started.elapsed();
         let issued = self.authority.issue(&csr_der, &self.profile, now)?;
         self.keys.lock().unwrap().push(crate::certificate::facts(&issued.chain[0]).unwrap().public_key);
-        Ok(Renewed { chain_pem: issued.chain_pem(), roots_pem: None })
+        Ok(Renewed { chain_pem: issued.chain_pem(), ..Renewed::default() })
     }
 }
 
@@ -59,6 +62,7 @@ impl World {
         let live = LiveCredential::new(issue(&authority, &profile, start_time()));
         let anchors = LiveAnchors::new(root.anchors());
         Self {
+            root,
             authority,
             profile,
             live,
@@ -278,32 +282,113 @@ async fn an_authority_that_never_answers_does_not_hold_the_task_and_shutdown_end
     assert_eq!(before.elapsed(), Duration::ZERO);
 }
 
-#[tokio::test(start_paused = true)]
-async fn new_roots_that_come_with_a_renewal_are_trusted_from_then_on() {
-    struct Rollover(Arc<Authority>, LeafProfile, String);
-    impl Renew for Rollover {
-        async fn renew(&self, _: &LeafKey, csr_der: Vec<u8>) -> Result<Renewed, BoxError> {
-            let issued = self.0.issue(&csr_der, &self.1, start_time())?;
-            Ok(Renewed { chain_pem: issued.chain_pem(), roots_pem: Some(self.2.clone()) })
-        }
+/// Answers with certificates of `authority` and a list of roots of its choice.
+struct Rollover {
+    authority: Arc<Authority>,
+    profile: LeafProfile,
+    roots_pem: String,
+    endorsements: Vec<CertificateDer<'static>>,
+    asked: Arc<AtomicU32>,
+}
+
+impl Renew for Rollover {
+    async fn renew(&self, _: &LeafKey, csr_der: Vec<u8>) -> Result<Renewed, BoxError> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let issued = self.authority.issue(&csr_der, &self.profile, start_time())?;
+        Ok(Renewed {
+            chain_pem: issued.chain_pem(),
+            roots_pem: Some(self.roots_pem.clone()),
+            endorsements_pem: crate::pem::certificates(&self.endorsements),
+        })
     }
+}
+
+impl World {
+    /// A task whose authority answers with certificates of `root` and with `roots`.
+    fn spawn_rollover(
+        &self,
+        root: &RootAuthority,
+        roots: &Anchors,
+        endorsements: Vec<CertificateDer<'static>>,
+    ) -> tokio::task::JoinHandle<()> {
+        let started = self.started;
+        let renewal = Renewal {
+            live: self.live.clone(),
+            anchors: self.anchors.clone(),
+            save: |_: &Credential, _: &Anchors| Ok(()),
+            renew: Rollover {
+                authority: Arc::new(root.create_issuing(start_time()).unwrap()),
+                profile: self.profile.clone(),
+                roots_pem: roots.to_pem(),
+                endorsements,
+                asked: self.asked.clone(),
+            },
+            names: CsrNames::default(),
+            shutdown: self.shutdown.clone(),
+            clock: move || start_time() + started.elapsed(),
+            chance: || 0.5,
+        };
+        tokio::spawn(renewal.run())
+    }
+}
+
+fn another_root() -> RootAuthority {
+    RootAuthority::create(&"c".parse().unwrap(), start_time()).unwrap()
+}
+
+fn list(roots: &[&RootAuthority]) -> Anchors {
+    Anchors::new(roots.iter().map(|root| root.certificate().clone()).collect()).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_roots_that_a_trusted_root_endorses_are_trusted_after_a_renewal() {
     let world = World::new();
-    let next = RootAuthority::create(&"c".parse().unwrap(), start_time()).unwrap();
-    let mut both = (*world.anchors.current()).clone();
-    both.add(next.certificate().clone()).unwrap();
-    let authority = Arc::new(next.create_issuing(start_time()).unwrap());
-    let started = world.started;
-    let renewal = Renewal {
-        live: world.live.clone(),
-        anchors: world.anchors.clone(),
-        save: |_: &Credential, _: &Anchors| Ok(()),
-        renew: Rollover(authority, world.profile.clone(), both.to_pem()),
-        names: CsrNames::default(),
-        shutdown: world.shutdown.clone(),
-        clock: move || start_time() + started.elapsed(),
-        chance: || 0.5,
-    };
-    let _task = tokio::spawn(renewal.run());
+    let next = another_root();
+    let endorsement = world.root.endorse(next.certificate(), start_time()).unwrap();
+    let both = list(&[&world.root, &next]);
+    let _task = world.spawn_rollover(&next, &both, vec![endorsement]);
     world.live.changed().changed().await.unwrap();
     assert_eq!(*world.anchors.current(), both);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_root_is_retired_once_the_certificate_leads_to_another_one_that_is_trusted() {
+    let world = World::new();
+    let next = another_root();
+    world.anchors.swap(list(&[&world.root, &next]));
+    let _task = world.spawn_rollover(&next, &next.anchors(), Vec::new());
+    world.live.changed().changed().await.unwrap();
+    assert_eq!(*world.anchors.current(), next.anchors());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_from_an_authority_of_someone_else_changes_neither_certificate_nor_roots() {
+    let thief = another_root();
+    // What a thief of a coordinator's certificate could offer: an endorsement by itself, and one by a root's word
+    // for something else.
+    let bystander = another_root();
+    for with_old in [false, true] {
+        let world = World::new();
+        let roots = if with_old { list(&[&world.root, &thief]) } else { thief.anchors() };
+        let endorsements = vec![
+            thief.endorse(thief.certificate(), start_time()).unwrap(),
+            world.root.endorse(bystander.certificate(), start_time()).unwrap(),
+            world.authority.certificate().clone(),
+        ];
+        let (before, anchors) = (world.live.current().fingerprint(), world.anchors.current());
+        let _task = world.spawn_rollover(&thief, &roots, endorsements);
+        sleep(LIFE * 3 / 4).await;
+        assert!(world.asked() > 1);
+        assert_eq!(world.live.current().fingerprint(), before);
+        assert_eq!(*world.anchors.current(), *anchors);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_root_without_an_endorsement_is_left_out_of_an_otherwise_good_answer() {
+    let world = World::new();
+    let stranger = another_root();
+    let _task = world.spawn_rollover(&world.root, &list(&[&stranger, &world.root]), Vec::new());
+    world.live.changed().changed().await.unwrap();
+    assert_eq!(*world.anchors.current(), world.root.anchors());
 }

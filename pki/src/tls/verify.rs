@@ -34,6 +34,10 @@ pub(super) fn verified_identity(
     parsed
         .verify_for_usage(algorithms().all, &anchors.trusted, intermediates, now, usage, None, None)
         .map_err(refused)?;
+    // `webpki` takes a certificate without purposes for one that has them all; ours name theirs.
+    if !certificate::names_purposes(leaf) {
+        return Err(Refusal::Unusable("it names no purpose (extended key usage)".to_owned()));
+    }
     peer_identity(Some(std::slice::from_ref(leaf)))
 }
 

@@ -228,11 +228,16 @@ fn a_certificate_with_a_changed_byte_or_a_key_of_someone_else_is_refused() {
 }
 
 #[test]
-fn a_certificate_for_another_use_and_an_authority_posing_as_a_leaf_are_refused() {
+fn a_certificate_for_another_use_or_for_none_and_an_authority_posing_as_a_leaf_are_refused() {
     let pki = Pki::new();
     let server_only =
         pki.odd_leaf(|leaf| leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth]);
     let (refusal, _) = refused_client(showing(honest_client(&pki), server_only), honest_server(&pki));
+    assert_eq!(refusal.code(), "unusable");
+    let aimless = || pki.odd_leaf(|leaf| leaf.extended_key_usages = Vec::new());
+    let (refusal, _) = refused_client(showing(honest_client(&pki), aimless()), honest_server(&pki));
+    assert_eq!(refusal.code(), "unusable");
+    let (refusal, _) = refused_server(honest_client(&pki), serving(honest_server(&pki), aimless()));
     assert_eq!(refusal.code(), "unusable");
     let authority = pki.odd_leaf(|leaf| {
         leaf.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);

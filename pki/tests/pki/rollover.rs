@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use mvm_pki::{LiveCredential, Refusal, Role, refusal_of, tls};
+use mvm_pki::endorsement::{ENDORSEMENT_LIFE, Endorsements, follow};
+use mvm_pki::{Anchors, CredentialError, LiveCredential, Refusal, Role, RootAuthority, refusal_of, tls};
 
 use crate::support::*;
 
@@ -70,4 +71,60 @@ fn a_new_issuing_authority_under_the_same_root_needs_nobody_to_change() {
     let server = Arc::new(honest_server(&pki));
     pki.issuing = pki.root.create_issuing(now()).unwrap();
     Connection::open_shared(&Arc::new(honest_client(&pki)), &server, "localhost").unwrap().talk();
+}
+
+fn roots(of: &[&RootAuthority]) -> Anchors {
+    Anchors::new(of.iter().map(|root| root.certificate().clone()).collect()).unwrap()
+}
+
+#[test]
+fn trust_follows_endorsements_from_root_to_root_and_no_further() {
+    let [a, b, c, stranger] = [(); 4].map(|()| Pki::new().root);
+    let mut chain = Endorsements::default();
+    chain.add(a.endorse(b.certificate(), now()).unwrap());
+    chain.add(b.endorse(c.certificate(), now()).unwrap());
+    let offered = roots(&[&c, &stranger, &b]);
+    let followed = follow(&a.anchors(), &offered, &chain, now()).unwrap();
+    assert_eq!(followed.anchors, roots(&[&c, &b]));
+    assert_eq!(followed.left_out, [stranger.fingerprint()]);
+    // Without the root in between nothing leads to the last one.
+    let followed = follow(&a.anchors(), &roots(&[&c]), &chain, now());
+    assert!(matches!(followed, Err(CredentialError::NotEndorsed(_))), "{followed:?}");
+}
+
+#[test]
+fn an_endorsement_counts_for_one_root_of_its_cluster_and_for_a_while() {
+    let (a, b) = (Pki::new().root, Pki::new().root);
+    let certificate = a.endorse(b.certificate(), now()).unwrap();
+    let mut endorsement = Endorsements::default();
+    endorsement.add(certificate.clone());
+    let later = now() + ENDORSEMENT_LIFE + std::time::Duration::from_secs(1);
+    let followed = follow(&a.anchors(), &b.anchors(), &endorsement, later);
+    assert!(matches!(followed, Err(CredentialError::NotEndorsed(_))), "{followed:?}");
+    let other = RootAuthority::create(&"other".parse().unwrap(), now()).unwrap();
+    assert!(a.endorse(other.certificate(), now()).is_err());
+    let followed = follow(&a.anchors(), &other.anchors(), &endorsement, now());
+    assert!(matches!(followed, Err(CredentialError::MixedClusters)), "{followed:?}");
+    // It endorses; it does not certify: nobody can show it in a handshake.
+    let shown = certified(vec![certificate], &rcgen::KeyPair::generate().unwrap());
+    let pki = Pki { issuing: a.create_issuing(now()).unwrap(), root: a };
+    let errors =
+        Connection::open(showing(honest_client(&pki), shown), honest_server(&pki), "localhost").map(|_| ());
+    assert_eq!(refusal_of(&errors.unwrap_err().server.unwrap()).unwrap().code(), "unusable");
+}
+
+#[test]
+fn an_answer_with_a_flood_of_roots_or_endorsements_is_refused() {
+    let a = Pki::new().root;
+    let mut one = Endorsements::default();
+    one.add(a.endorse(a.certificate(), now()).unwrap());
+    let flood = Endorsements::from_pem(&one.to_pem().repeat(100)).unwrap();
+    let followed = follow(&a.anchors(), &a.anchors(), &flood, now());
+    assert!(matches!(followed, Err(CredentialError::TooManyRoots)), "{followed:?}");
+    let many: Vec<_> = (0..9).map(|_| Pki::new().root).collect();
+    let many = roots(&many.iter().collect::<Vec<_>>());
+    assert!(matches!(
+        follow(&a.anchors(), &many, &Endorsements::default(), now()),
+        Err(CredentialError::TooManyRoots)
+    ));
 }

@@ -9,7 +9,7 @@ use mvm_pki::{
     LeafProfile, LiveAnchors, LiveCredential, Role, RootAuthority, tls,
 };
 use mvm_proto::{ClusterId, Timestamp};
-use rcgen::{CertificateParams, Issuer, KeyPair, SanType};
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::time_provider::TimeProvider;
 use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
@@ -73,6 +73,8 @@ impl Pki {
         params.not_before = date(now() - Duration::from_secs(60));
         params.not_after = date(now() + LEAF_LIFE);
         params.subject_alt_names = vec![uri("spiffe://fleet/node/n")];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
         shape(&mut params);
         let key = KeyPair::generate().unwrap();
         let leaf = params.signed_by(&key, &issuer).unwrap().der().clone();
