@@ -19,7 +19,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use self::tasks::Tasks;
-use crate::documents::Documents;
+use crate::documents::{Carried, Documents};
 use crate::error::{BoxError, CoordinatorError};
 use crate::fleet::Fleet;
 use crate::init::{ClusterFile, InitError, read_cluster_file};
@@ -60,6 +60,8 @@ pub async fn serve(
         .map_err(|cause| load("the director key", data.director_key(), cause.into()))?;
     let trust = Trust::load(data.trust_file())
         .map_err(|cause| load("the trust root", data.trust_file(), cause.into()))?;
+    let carried = Carried::load(data.carried_file())
+        .map_err(|cause| load("the list of carried documents", data.carried_file(), cause.into()))?;
 
     let store_error = |cause: BoxError| CoordinatorError::Store { path: data.store_dir(), cause };
     let store = SledStore::open(
@@ -79,7 +81,7 @@ pub async fn serve(
     let documents = Documents::new(
         store.clone(),
         director,
-        Arc::clone(&trust),
+        (Arc::clone(&trust), carried),
         cluster.cluster.clone(),
         epoch,
         settings.document_life,

@@ -89,7 +89,8 @@ impl Talk<'_> {
         // The node may be ahead without having said so: another coordinator, or a push past this one.
         let ahead = ack.high_water.as_ref().filter(|_| self.renumbered < MAX_RENUMBERINGS);
         if let Some(high_water) = ahead {
-            let renumbered = self.state.documents.renumber_if_past(&node, high_water, now()).await;
+            let documents = &self.state.documents;
+            let renumbered = documents.renumber_if_past(&node, &self.attached.live, high_water, now()).await;
             if let Some(stored) = renumbered.map_err(|problem| End::problem(&problem))? {
                 self.renumbered += 1;
                 self.attached.outbox.put_document(stored);
