@@ -32,7 +32,7 @@ use crate::settings::{Addresses, CoordinatorSettings};
 use crate::state::{Backend, State, StateError, now, take_epoch};
 use crate::tidy_task::{tidy_task, write_statuses};
 use crate::trust::Trust;
-use crate::{api, enrolment, grpc_listener, http, own_leaf, reset_key};
+use crate::{api, enrolment, grpc_listener, http, own_leaf, reset_key, session};
 
 /// A service manager that waits 10 s before it kills must never have to.
 const STOP_WITHIN: Duration = Duration::from_secs(9);
@@ -91,6 +91,7 @@ pub async fn serve(
         fleet: Arc::new(Fleet::new(Arc::clone(&metrics))),
         enrol_limit: RateLimit::new(settings.enrol_per_second, settings.enrol_burst),
         renew_limit: RateLimit::new(enrolment::RENEW_PER_SECOND, enrolment::RENEW_BURST),
+        session_limit: RateLimit::new(session::SESSIONS_PER_SECOND, session::SESSIONS_BURST),
         settings,
         cluster,
         store,

@@ -4,6 +4,7 @@
 
 mod enrolment;
 mod grpc;
+mod hostile;
 mod init;
 mod numbering;
 mod push;
