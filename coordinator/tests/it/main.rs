@@ -6,6 +6,7 @@ mod enrolment;
 mod grpc;
 mod hostile;
 mod init;
+mod lists;
 mod numbering;
 mod push;
 mod restart;
