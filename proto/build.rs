@@ -1,5 +1,6 @@
 //! Generates the messages of `proto/*.proto`. protox compiles them in process, so no protoc is needed on the machine.
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -13,6 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(files, ["proto"])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("descriptors.bin"), prost::Message::encode_to_vec(&descriptors))?;
+    std::fs::write(out.join("shapes.rs"), shapes(&descriptors)?)?;
 
     // What people read as JSON is the message itself, so that the API, the session and the CLI can't drift apart.
     let json = "#[derive(serde::Serialize, serde::Deserialize)] #[serde(default)]";
@@ -25,6 +27,55 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .bytes(".mvm.guest.v1.Secrets.data")
         // In order, and without the random keys that a thread's first hash map asks the kernel for.
         .btree_map(".mvm.guest.v1")
+        // Measures a message before it decodes it.
+        .codec_path("crate::wire::codec::MeasuredCodec")
         .compile_fds(descriptors)?;
     Ok(())
+}
+
+/// What `src/wire/measure.rs` must know of each message to tell how much memory it takes once it is decoded: an
+/// implementation of `Shaped` per message. The guest protocol has small frames of its own and no shapes.
+fn shapes(descriptors: &prost_types::FileDescriptorSet) -> Result<String, Box<dyn std::error::Error>> {
+    use prost_types::field_descriptor_proto::{Label, Type};
+    let mut text = String::new();
+    for file in descriptors.file.iter().filter(|file| file.package() != "mvm.guest.v1") {
+        for message in &file.message_type {
+            if !message.nested_type.is_empty() {
+                return Err(
+                    format!("{} has nested messages or maps, which have no shape", message.name()).into()
+                );
+            }
+            let mut fields: Vec<_> = message.field.iter().collect();
+            fields.sort_by_key(|field| field.number());
+            let name = rust_path(&format!(".{}.{}", file.package(), message.name()));
+            writeln!(text, "impl Shaped for super::{name} {{")?;
+            writeln!(
+                text,
+                "const SHAPE: &'static Shape = &Shape {{ size: size_of::<super::{name}>(), fields: &["
+            )?;
+            for field in fields {
+                let kind = match field.r#type() {
+                    Type::Message => {
+                        format!("Kind::Message(<super::{} as Shaped>::SHAPE)", rust_path(field.type_name()))
+                    }
+                    Type::String | Type::Bytes => "Kind::Text".to_owned(),
+                    Type::Group => return Err("groups have no shape".into()),
+                    _ => "Kind::Scalar".to_owned(),
+                };
+                let repeated = field.label() == Label::Repeated;
+                writeln!(
+                    text,
+                    "Field {{ number: {}, kind: {kind}, repeated: {repeated} }},",
+                    field.number()
+                )?;
+            }
+            writeln!(text, "] }};\n}}")?;
+        }
+    }
+    Ok(text)
+}
+
+/// `.mvm.node.v1.Mark` as `node::v1::Mark`.
+fn rust_path(name: &str) -> String {
+    name.trim_start_matches(".mvm.").replace('.', "::")
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use mvm_coordinator::ControlClient;
 use mvm_pki::{Anchors, Credential, CsrNames, LeafKey, LiveAnchors, LiveCredential, Renewed};
-use mvm_proto::wire::control::v1::RenewCertificateRequest;
+use mvm_proto::wire::control::v1::{Node, RenewCertificateRequest};
 use mvm_proto::{Problem, Timestamp};
 use mvm_transport::Target;
 
@@ -145,6 +145,24 @@ pub(crate) async fn within<T>(
         Ok(Err(status)) => Err(refused(&status)),
         Err(_) => Err(Outcome::TimedOut(anyhow!("no answer within {}", humantime::format_duration(limit)))),
     }
+}
+
+/// Every node of the cluster; with `summary` without pools and conditions.
+pub(crate) async fn all_nodes(
+    client: &mut ControlClient,
+    summary: bool,
+    limit: Duration,
+) -> Result<Vec<Node>, Outcome> {
+    let listing = mvm_coordinator::list_all_nodes(client, summary);
+    within(limit, async { listing.await.map(tonic::Response::new) }).await
+}
+
+/// The next answer of a stream; `None` after the last.
+pub(crate) async fn next_within<T>(
+    limit: Duration,
+    stream: &mut tonic::Streaming<T>,
+) -> Result<Option<T>, Outcome> {
+    within(limit, async { stream.message().await.map(tonic::Response::new) }).await
 }
 
 /// A problem that came as JSON bytes, or its text when it is not one.

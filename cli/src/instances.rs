@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use mvm_agent::node_actions::ManualAction;
 use mvm_proto::status::{InstanceStatus, WakeTiming};
-use mvm_proto::wire::control::v1::{ActOnInstanceRequest, GetLogsRequest, ListInstancesRequest};
+use mvm_proto::wire::control::v1::{ActOnInstanceRequest, GetLogsRequest, ListInstancesRequest, SilentNode};
 use mvm_proto::{InstanceId, Phase, PoolId, Problem, TenantId};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::args::Global;
-use crate::client::within;
+use crate::client::{next_within, within};
 use crate::commands::instance::InstanceName;
 use crate::endpoint::{EndpointArgs, Session};
 use crate::exit::Outcome;
@@ -58,6 +58,11 @@ struct Acted {
 }
 
 impl Found {
+    fn order(&self) -> [&str; 4] {
+        let InstanceStatus { tenant_id, pool_id, instance_id, .. } = &self.instance;
+        [&self.node_id, tenant_id, pool_id, instance_id]
+    }
+
     pub(crate) fn name(&self) -> String {
         format!("{}/{}/{}", self.instance.tenant_id, self.instance.pool_id, self.instance.instance_id)
     }
@@ -84,7 +89,7 @@ impl Instances {
         Ok(Self { session: endpoint.open(global).await?, node, timeout: global.timeout })
     }
 
-    /// What was found, and who could not be asked.
+    /// What was found, and of which nodes not all could be asked.
     pub(crate) async fn list(&mut self, filter: &Filter) -> Result<(Vec<Found>, Vec<String>), Outcome> {
         match &mut self.session {
             Session::Agent(agent) => {
@@ -105,16 +110,21 @@ impl Instances {
                     phase: text(filter.phase.as_ref()),
                     instance_id: text(filter.id.as_ref()),
                 };
-                let answer = within(self.timeout, client.list_instances(request)).await?;
-                let found = answer.instances.into_iter().map(|one| Found {
-                    node_id: one.node_id,
-                    instance: one.instance.unwrap_or_default(),
-                    wake: None,
-                });
-                let silent = answer.silent.into_iter();
-                let silent =
-                    silent.map(|node| format!("{} is not in the list: {}", node.node_id, node.reason));
-                Ok((found.collect(), silent.collect()))
+                let mut pages = within(self.timeout, client.stream_instances(request)).await?;
+                let (mut found, mut missing) = (Vec::new(), Vec::new());
+                while let Some(page) = next_within(self.timeout, &mut pages).await? {
+                    found.extend(page.instances.into_iter().map(|one| Found {
+                        node_id: one.node_id,
+                        instance: one.instance.unwrap_or_default(),
+                        wake: None,
+                    }));
+                    let reason =
+                        |node: SilentNode| format!("{} is not told whole: {}", node.node_id, node.reason);
+                    missing.extend(page.silent.into_iter().map(reason));
+                }
+                found.sort_by(|a, b| a.order().cmp(&b.order()));
+                missing.sort();
+                Ok((found, missing))
             }
         }
     }

@@ -3,6 +3,7 @@
 //! Every request on this listener carries a verified certificate; the role is checked once, for all services, before
 //! any of them sees the request. Errors carry a problem (see `refuse`).
 
+mod instance_list;
 mod instances;
 mod nodes;
 mod push;
@@ -11,6 +12,8 @@ mod trust;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
 use mvm_pki::tls::PeerCertificate;
 use mvm_pki::{Identity, Role};
 use mvm_proto::wire::FILE_DESCRIPTORS;
@@ -105,7 +108,7 @@ async fn note_operator(state: &State, peer: &GrpcPeer) {
 /// its connections can do.
 fn authorise(state: &State, request: Request<()>) -> Result<Request<()>, Status> {
     let peer = request.extensions().get::<GrpcPeer>();
-    let GrpcPeer { identity, certificate } = peer.ok_or_else(|| refuse::status(&refuse::no_certificate()))?;
+    let GrpcPeer { identity, certificate, .. } = peer.ok_or_else(|| refuse::status(&refuse::no_certificate()))?;
     match identity.role() {
         Role::Operator => {
             let checked = state.operators.check(identity, Some(&certificate.fingerprint), now());
@@ -176,8 +179,8 @@ impl Control for Service {
         answer(revoked.map(|record| RevokeTokenResponse { record: Some(tokens::message(&record, now)) }))
     }
 
-    async fn list_nodes(&self, _: Request<ListNodesRequest>) -> Answer<ListNodesResponse> {
-        answer(nodes::list(&self.0).await.map(|nodes| ListNodesResponse { nodes }))
+    async fn list_nodes(&self, request: Request<ListNodesRequest>) -> Answer<ListNodesResponse> {
+        answer(nodes::list(&self.0, request.get_ref()).await)
     }
 
     async fn get_node(&self, request: Request<GetNodeRequest>) -> Answer<Node> {
@@ -206,7 +209,18 @@ impl Control for Service {
     }
 
     async fn list_instances(&self, request: Request<ListInstancesRequest>) -> Answer<ListInstancesResponse> {
-        answer(instances::list(&self.0, request.get_ref()).await)
+        answer(instance_list::one_answer(&self.0, request.get_ref()).await)
+    }
+
+    type StreamInstancesStream = BoxStream<'static, Result<ListInstancesResponse, Status>>;
+
+    async fn stream_instances(
+        &self,
+        request: Request<ListInstancesRequest>,
+    ) -> Answer<Self::StreamInstancesStream> {
+        let pages = instance_list::pages(&self.0, request.get_ref()).await;
+        let told = |page: instance_list::Piece| page.map_err(|problem| refuse::status(&problem));
+        answer(pages.map(|pages| ReceiverStream::new(pages).map(told).boxed()))
     }
 
     async fn act_on_instance(&self, request: Request<ActOnInstanceRequest>) -> Answer<ActOnInstanceResponse> {

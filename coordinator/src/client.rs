@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use mvm_pki::{ExpectedPeer, LiveAnchors, LiveCredential, Refusal, Role, refusal_of};
-use mvm_proto::wire::control::v1::control_client;
+use mvm_proto::wire::control::v1::{ListNodesRequest, Node, control_client};
 use mvm_proto::{ClusterId, Problem};
 use mvm_transport::{ResolveError, Target};
 use rustls::pki_types::ServerName;
@@ -129,6 +129,22 @@ fn told(target: &Target, cause: std::io::Error) -> ClientError {
     match inner.and_then(refusal_of) {
         Some(cause) => ClientError::NotTheCoordinator { target: target.clone(), cause },
         None => ClientError::Tls { target: target.clone(), cause: cause.into() },
+    }
+}
+
+/// Every node, page by page; `summary` as in the request.
+pub async fn list_all_nodes(client: &mut ControlClient, summary: bool) -> Result<Vec<Node>, tonic::Status> {
+    let mut nodes: Vec<Node> = Vec::new();
+    let mut page_token = String::new();
+    loop {
+        let request = ListNodesRequest { page_size: 0, page_token: page_token.clone(), summary };
+        let page = client.list_nodes(request).await?.into_inner();
+        nodes.extend(page.nodes);
+        // Tokens grow, so that the pages have an end whatever the coordinator says.
+        if page.next_page_token <= page_token {
+            return Ok(nodes);
+        }
+        page_token = page.next_page_token;
     }
 }
 

@@ -3,11 +3,13 @@
 //! A document is accepted once it is stored: signed, under numbers above everything that the node ever reported, in
 //! one transaction guarded by the document before it. Delivery is the fleet's business and may take days.
 
+mod carried;
 mod check;
 mod due;
 pub(crate) mod numbering;
 mod reset;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +18,8 @@ use mvm_pki::{SigningKey, seal};
 use mvm_proto::document::DOCUMENT_PAYLOAD_TYPE;
 use mvm_proto::status::Mark;
 use mvm_proto::{
-    ClusterId, DesiredState, NodeId, Problem, Provenance, SignedDocument, Timestamp, Unverified,
+    ClusterId, DesiredState, Digest, NodeId, Problem, Provenance, SignedDocument, Timestamp, Unverified,
+    Verified,
 };
 use mvm_store::{Guard, Store, StoreError, Transaction};
 
@@ -25,7 +28,8 @@ use crate::records::{ASSIGNED, Assigned, NodeRecord, Numbers, assigned_key, enve
 use crate::refuse;
 use crate::state::{Backend, MAX_TRIES, StateError, Versioned, encode, load, load_all, unchanged};
 use crate::trust::Trust;
-use check::OwnSignature;
+pub(crate) use carried::Carried;
+use check::DirectorSignature;
 use due::DueList;
 use numbering::AfterHello;
 
@@ -50,6 +54,7 @@ pub(crate) struct Documents {
     store: Backend,
     director: SigningKey,
     trust: Arc<Trust>,
+    carried: Carried,
     cluster: ClusterId,
     epoch: u64,
     life: Duration,
@@ -60,12 +65,12 @@ impl Documents {
     pub(crate) fn new(
         store: Backend,
         director: SigningKey,
-        trust: Arc<Trust>,
+        (trust, carried): (Arc<Trust>, Carried),
         cluster: ClusterId,
         epoch: u64,
         life: Duration,
     ) -> Self {
-        Self { store, director, trust, cluster, epoch, life, due: DueList::default() }
+        Self { store, director, trust, carried, cluster, epoch, life, due: DueList::default() }
     }
 
     /// How many nodes have a document. None is due yet, however old: what a store says counts only once the node has said
@@ -147,12 +152,12 @@ impl Documents {
     }
 
     /// The newest document of a node in a form that its agent accepts now: one that is past half of its life, that
-    /// another director key signed, or that was not numbered since a reset, is issued again. `None` as well when it can't be: the session goes on without.
+    /// another director key signed, or that was not numbered since a reset, is issued again.
     async fn load_acceptable(&self, node: &NodeId, now: Timestamp) -> Result<Option<Stored>, Problem> {
         let stored = match self.load(node).await {
             Ok(Some(stored)) => stored,
             Ok(None) => return Ok(None),
-            Err(error) => return check::set_aside(node, Err(check::unloadable(node, error))),
+            Err(error) => return Err(check::unloadable(node, error)),
         };
         let accepted = |envelope| self.trust.current().verify_document(envelope, now).is_ok();
         if stored.assigned.numbers != reset::UNNUMBERED
@@ -163,12 +168,13 @@ impl Documents {
             return Ok(Some(stored));
         }
         let again = Content::Again { only_if: Some(&stored.assigned) };
-        check::set_aside(node, self.issue(node, &again, None, now).await)
+        self.issue(node, &again, None, now).await
     }
 
     /// What to send to a node whose ledger holds `reported`: the document that it lacks, if any. A node that is past the
     /// stored document is told nothing: what it runs was lost here, and only an operator knows whether the older content
-    /// is still wanted. It is marked, and the next push is numbered above it.
+    /// is still wanted. It is marked, and the next push is numbered above it. `None` as well when the document can't be
+    /// issued: the session goes on without, and the node's events say so.
     pub(crate) async fn after_hello(
         &self,
         node: &NodeId,
@@ -184,7 +190,7 @@ impl Documents {
                 }
                 Ok(None)
             }
-            AfterHello::Send => self.load_acceptable(node, now).await,
+            AfterHello::Send => check::set_aside(node, live, self.load_acceptable(node, now).await, now),
             AfterHello::StoredOlder => {
                 if let (Some(assigned), Some(reported)) = (assigned, reported) {
                     self.remember(node, Numbers::from(reported)).await?;
@@ -201,7 +207,7 @@ impl Documents {
             }
             AfterHello::Renumber => {
                 tracing::warn!(%node, "the node has other content under the stored document's numbers; numbering it anew");
-                self.renumber(node, reported.map(Numbers::from), now).await
+                check::set_aside(node, live, self.renumber(node, reported.map(Numbers::from), now).await, now)
             }
         }
     }
@@ -211,6 +217,7 @@ impl Documents {
     pub(crate) async fn renumber_if_past(
         &self,
         node: &NodeId,
+        live: &LiveNode,
         reported: &Mark,
         now: Timestamp,
     ) -> Result<Option<Stored>, Problem> {
@@ -218,7 +225,8 @@ impl Documents {
         match numbering::after_hello(assigned.as_ref(), Some(reported)) {
             AfterHello::Renumber | AfterHello::StoredOlder => {
                 tracing::warn!(%node, "the node is past the document sent; numbering it anew above the node's");
-                self.renumber(node, Some(Numbers::from(reported)), now).await
+                let numbered = self.renumber(node, Some(Numbers::from(reported)), now).await;
+                check::set_aside(node, live, numbered, now)
             }
             AfterHello::Nothing | AfterHello::Send | AfterHello::Remember => Ok(None),
         }
@@ -231,7 +239,7 @@ impl Documents {
         now: Timestamp,
     ) -> Result<Option<Stored>, Problem> {
         let again = Content::Again { only_if: None };
-        check::set_aside(node, self.issue(node, &again, floor, now).await)
+        self.issue(node, &again, floor, now).await
     }
 
     /// Keeps in mind that a node is past these numbers, for the first document to come.
@@ -306,19 +314,38 @@ impl Documents {
         Err(refuse::too_busy("the document"))
     }
 
-    /// What a stored document says. Verified first: a changed store must not get our signature on its changes. A key
-    /// that was a director's when it signed is good enough: the content was checked when it was stored.
+    /// Before the trust root changes: notes which stored documents are good until then, so that they go on being issued
+    /// under the next director. The list is new each time; what lost its signer earlier and is not stored any more is
+    /// not kept on it.
+    pub(crate) async fn carry_over(&self) -> Result<(), Problem> {
+        let mut good = BTreeSet::new();
+        for (node, _) in load_all::<Assigned>(&self.store, ASSIGNED).await? {
+            let Ok(node) = node.parse::<NodeId>() else { continue };
+            if let Ok(Some(stored)) = self.load(&node).await
+                && let Ok(verified) = self.verify_stored(&node, &stored)
+            {
+                good.insert(Digest::of(&verified.envelope().signed_bytes()));
+            }
+        }
+        self.carried.replace(good).await.map_err(|error| refuse::internal(&error))
+    }
+
+    /// What a stored document says.
     fn stored_content(&self, node: &NodeId, stored: &Stored) -> Result<DesiredState, Problem> {
-        let unverified = Unverified::<SignedDocument>::from_json(&stored.envelope)
-            .map_err(|error| check::unusable(node, &error))?;
-        let verified = unverified
-            .verify(&OwnSignature(self.trust.directors_ever()))
-            .map_err(|error| check::unusable(node, &error))?;
-        let document = verified.into_inner();
+        let document = self.verify_stored(node, stored)?.into_inner();
         if document.desired.node_id != *node || document.provenance.cluster != self.cluster {
             return Err(check::misplaced(node));
         }
         Ok(document.desired)
+    }
+
+    /// A changed store must not get our signature on its changes: only a director of the current root vouches for what
+    /// it holds, or the list of what earlier ones left behind. The content itself was checked when it was stored.
+    fn verify_stored(&self, node: &NodeId, stored: &Stored) -> Result<Verified<SignedDocument>, Problem> {
+        let unverified = Unverified::<SignedDocument>::from_json(&stored.envelope)
+            .map_err(|error| check::unusable(node, &error))?;
+        let directors = DirectorSignature { keys: self.trust.directors(), carried: &self.carried };
+        unverified.verify(&directors).map_err(|error| check::unusable(node, &error))
     }
 
     fn provenance(&self, numbers: Numbers, now: Timestamp) -> Provenance {

@@ -35,7 +35,7 @@ mod tidy_task;
 mod tokens;
 mod trust;
 
-pub use client::{ClientError, ControlClient, connect, problem_of};
+pub use client::{ClientError, ControlClient, connect, list_all_nodes, problem_of};
 pub use error::{BoxError, CoordinatorError};
 pub use init::{
     ClusterFile, InitError, InitReport, InitSettings, OPERATOR_LIFE, OfflineKey, OperatorFiles,

@@ -79,6 +79,12 @@ impl DataDir {
         self.0.join("trust.json")
     }
 
+    /// Which documents of replaced directors are still issued.
+    #[must_use]
+    pub fn carried_file(&self) -> PathBuf {
+        self.signing_dir().join("carried.json")
+    }
+
     #[must_use]
     pub fn store_dir(&self) -> PathBuf {
         self.0.join("store")

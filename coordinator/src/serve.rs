@@ -20,7 +20,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use self::tasks::Tasks;
-use crate::documents::Documents;
+use crate::documents::{Carried, Documents};
 use crate::error::{BoxError, CoordinatorError};
 use crate::fleet::Fleet;
 use crate::init::{ClusterFile, InitError, read_cluster_file};
@@ -34,7 +34,7 @@ use crate::settings::{Addresses, CoordinatorSettings};
 use crate::state::{Backend, State, StateError, now, take_epoch};
 use crate::tidy_task::{tidy_task, write_statuses};
 use crate::trust::Trust;
-use crate::{api, enrolment, grpc_listener, http, own_leaf, reset_key};
+use crate::{api, enrolment, grpc_listener, http, own_leaf, reset_key, session};
 
 /// A service manager that waits 10 s before it kills must never have to.
 const STOP_WITHIN: Duration = Duration::from_secs(9);
@@ -64,6 +64,8 @@ pub async fn serve(
         .map_err(|cause| load("the director key", data.director_key(), cause.into()))?;
     let trust = Trust::load(data.trust_file())
         .map_err(|cause| load("the trust root", data.trust_file(), cause.into()))?;
+    let carried = Carried::load(data.carried_file())
+        .map_err(|cause| load("the list of carried documents", data.carried_file(), cause.into()))?;
 
     let store_error = |cause: BoxError| CoordinatorError::Store { path: data.store_dir(), cause };
     let store = SledStore::open(
@@ -83,7 +85,7 @@ pub async fn serve(
     let documents = Documents::new(
         store.clone(),
         director,
-        Arc::clone(&trust),
+        (Arc::clone(&trust), carried),
         cluster.cluster.clone(),
         epoch,
         settings.document_life,
@@ -96,6 +98,7 @@ pub async fn serve(
         fleet: Arc::new(Fleet::new(Arc::clone(&metrics))),
         enrol_limit: RateLimit::new(settings.enrol_per_second, settings.enrol_burst),
         renew_limit: RateLimit::new(enrolment::RENEW_PER_SECOND, enrolment::RENEW_BURST),
+        session_limit: RateLimit::new(session::SESSIONS_PER_SECOND, session::SESSIONS_BURST),
         settings,
         cluster,
         store,

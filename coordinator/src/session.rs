@@ -1,8 +1,8 @@
 //! One conversation with one node, for as long as its session lasts.
 //!
-//! The transport proved who the node is. The task here hears the hello, takes the node's place in the fleet, and then
-//! does two things: what the node says goes to the fleet's table (`incoming`), what lies in the node's outbox goes to
-//! the node (`outgoing`). Listening never waits for sending, so two large frames that meet can't block each other. It
+//! The transport proved who the node is. The task here looks whether it may speak before it reads anything, hears the
+//! hello, takes the node's place in the fleet, and then does two things: what the node says goes to the fleet's table
+//! (`incoming`), what lies in the node's outbox goes to the node (`outgoing`). Listening never waits for sending, so two large frames that meet can't block each other. It
 //! keeps no queue and no document; what must survive is in the store before it gets here.
 
 mod incoming;
@@ -11,12 +11,12 @@ mod outgoing;
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use mvm_pki::{Identity, Role};
-use mvm_proto::status::Mark;
-use mvm_proto::status::NodeInfo;
+use mvm_proto::status::fit::{fit_info, shorten};
+use mvm_proto::status::{Mark, NodeInfo};
 use mvm_proto::wire::SESSION_PROTOCOL;
 use mvm_proto::wire::session::v1::{
     AgentFrame, CoordinatorFrame, Goodbye, Hello, Welcome, agent_frame, coordinator_frame,
@@ -24,10 +24,11 @@ use mvm_proto::wire::session::v1::{
 use mvm_proto::{Digest, NodeId, Problem};
 use mvm_transport::session::close_code;
 use mvm_transport::{
-    FrameReceiver, FrameSender, ServerSession, SessionControl, SessionError, SessionHandler,
+    FrameReceiver, FrameSender, Pace, ServerSession, SessionControl, SessionError, SessionHandler,
 };
 use prost::Message;
 
+use self::incoming::Refusals;
 use crate::enrolment;
 use crate::fleet::Attached;
 use crate::records::Numbers;
@@ -42,8 +43,18 @@ const HELLO_WAIT: Duration = Duration::from_secs(5);
 const MAX_INFO_BYTES: usize = 64 * 1024;
 /// How long a goodbye may take to get out before the connection is cut anyway.
 const GOODBYE_WAIT: Duration = Duration::from_secs(2);
+/// Of why a session ended, in the log: the peer may have written it.
+const MAX_REASON_BYTES: usize = 512;
 /// When a node refused a document for want of its own resources (a full disk), it is tried again after this.
 const RETRY_REFUSED: Duration = Duration::from_secs(30);
+
+/// How fast a node is read: far more than an agent sends, and little enough that one which never stops sending costs a
+/// few percent of a processor.
+const PACE: Pace = Pace { bytes_per_second: 4 * 1024 * 1024, burst_bytes: 32 * 1024 * 1024 };
+/// Sessions that one identity may open per second in the long run, and at once. Each costs reads of the store, and
+/// lines in the log; agents wait longer and longer before they dial again.
+pub(crate) const SESSIONS_PER_SECOND: f64 = 2.0;
+pub(crate) const SESSIONS_BURST: f64 = 60.0;
 
 /// Takes sessions from the transport.
 pub(crate) struct Sessions(pub(crate) Arc<State>);
@@ -67,6 +78,8 @@ enum End {
         redial: bool,
     },
     Goodbye(Goodbye),
+    /// The peer opens sessions too often. It says so itself only: a line for each would be a flood of its own.
+    TooOften,
 }
 
 impl From<SessionError> for End {
@@ -102,7 +115,9 @@ async fn run(state: Arc<State>, peer: Identity, address: SocketAddr, session: Se
             return;
         }
         End::Lost(error) => {
-            tracing::info!(peer = %peer, %address, error = %error, "lost the session");
+            let mut error = error.to_string();
+            shorten(&mut error, MAX_REASON_BYTES);
+            tracing::info!(peer = %peer, %address, %error, "lost the session");
             control.close(close_code::DONE, "");
             return;
         }
@@ -111,6 +126,11 @@ async fn run(state: Arc<State>, peer: Identity, address: SocketAddr, session: Se
             (code, Goodbye { reason, redial })
         }
         End::Goodbye(goodbye) => (close_code::SHUTDOWN, goodbye),
+        End::TooOften => {
+            tracing::debug!(peer = %peer, %address, "the peer opens sessions too often");
+            control.close(close_code::OVERLOADED, "too many sessions of this identity; dial again later");
+            return;
+        }
     };
     let reason = goodbye.reason.clone();
     let body = coordinator_frame::Body::Goodbye(goodbye);
@@ -134,7 +154,11 @@ async fn converse(
     frames_out: &mut FrameSender<CoordinatorFrame>,
     control: &SessionControl,
 ) -> Result<(), End> {
+    state.session_limit.take(peer.clone(), Instant::now()).map_err(|_| End::TooOften)?;
     let node = node_of(peer)?;
+    // Nothing of what a removed node or an old certificate sends is so much as read.
+    admit(state, &node, control).await?;
+    frames_in.set_pace(PACE);
     let hello = tokio::time::timeout(HELLO_WAIT, frames_in.recv());
     let mut hello = match hello.await {
         Ok(Ok(Some(AgentFrame { body: Some(agent_frame::Body::Hello(hello)) }))) => hello,
@@ -147,10 +171,14 @@ async fn converse(
         }
     };
     let protocol = agree(&node, &hello)?;
+    if let Some(info) = &mut hello.info {
+        fit_info(info, now());
+    }
     // The node forgets its mark with the trust that it is sent first.
     let forgotten = hello.high_water.take_if(|_| state.trust.resets_since(hello.trust_root_version));
 
-    // A certificate from before a removal must not push out the session of the node that came back.
+    // A certificate from before a removal must not push out the session of the node that came back: it may have been
+    // removed since it was admitted.
     admit(state, &node, control).await?;
     // The place in the fleet is taken before the store is asked again. Whoever removes the node or stores a document does
     // it the other way round, so neither can slip between.
@@ -184,7 +212,7 @@ async fn converse(
         trust: (hello.trust_root_version, hello.images_version),
         sent: None,
         unanswered: None,
-        status_too_large: false,
+        refusals: Refusals::default(),
         renumbered: 0,
         retry: None,
     };
@@ -275,8 +303,7 @@ struct Talk<'a> {
     sent: Option<Numbers>,
     /// The newest heartbeat that was not answered yet. One slot: who hears of a later one knows of the earlier.
     unanswered: Option<u64>,
-    /// Whether it was already said that the node's status is too large to keep.
-    status_too_large: bool,
+    refusals: Refusals,
     /// How often this session made us number its document anew.
     renumbered: u32,
     /// When to try again what the node could not take.

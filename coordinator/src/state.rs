@@ -46,6 +46,7 @@ pub(crate) struct State {
     /// Per network.
     pub(crate) enrol_limit: RateLimit<IpAddr>,
     pub(crate) renew_limit: RateLimit<Identity>,
+    pub(crate) session_limit: RateLimit<Identity>,
     pub(crate) epoch: u64,
     pub(crate) started_at: Timestamp,
     pub(crate) shutdown: CancellationToken,

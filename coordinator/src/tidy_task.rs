@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_store::{MAX_CHANGES, Store, Transaction};
+use mvm_store::{MAX_CHANGES, MAX_VALUE_BYTES, Store, Transaction};
 
-use crate::records::status_key;
+use crate::fleet::LiveNode;
+use crate::records::{StatusRecord, status_key};
 use crate::state::{State, StateError, encode, now};
 use crate::tokens;
 
@@ -45,6 +46,17 @@ fn log(result: Result<(), StateError>, what: &str) {
     }
 }
 
+/// A node's newest word as it is stored. One that the store would refuse loses what makes it large: it would be refused
+/// the next time too.
+fn value_of(live: &LiveNode) -> Vec<u8> {
+    let record = live.lock().record();
+    let value = encode(&record);
+    if value.len() <= MAX_VALUE_BYTES {
+        return value;
+    }
+    encode(&StatusRecord { info: None, status: None, ..record })
+}
+
 /// Writes the newest word of every node with news; many nodes per transaction.
 pub(crate) async fn write_statuses(state: &State) -> Result<(), StateError> {
     let dirty = state.fleet.take_dirty();
@@ -52,7 +64,7 @@ pub(crate) async fn write_statuses(state: &State) -> Result<(), StateError> {
     while !rest.is_empty() {
         let (mut txn, mut bytes, mut count) = (Transaction::new(), 0, 0);
         for (node, live) in rest.iter().take(MAX_CHANGES) {
-            let value = encode(&live.lock().record());
+            let value = value_of(live);
             bytes += value.len();
             if count > 0 && bytes > MAX_WRITE_BYTES {
                 break;
@@ -67,4 +79,44 @@ pub(crate) async fn write_statuses(state: &State) -> Result<(), StateError> {
         rest = &rest[count..];
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use mvm_proto::status::fit::fit_status;
+    use mvm_proto::status::{Mark, NodeStatus, PoolStatus};
+
+    use super::*;
+
+    fn live(status: NodeStatus) -> LiveNode {
+        let live = LiveNode::new();
+        live.change(|live| {
+            live.status = Some(status);
+            live.accepted = Some(Mark::default());
+        });
+        live
+    }
+
+    #[test]
+    fn a_status_that_is_kept_can_be_stored_whatever_it_says() {
+        // Each byte of these is six in JSON.
+        let pool = PoolStatus {
+            tenant_id: "\u{1}".repeat(256),
+            pool_id: "\u{1}".repeat(256),
+            ..PoolStatus::default()
+        };
+        let mut status = NodeStatus { pools: vec![pool; 10_000], ..NodeStatus::default() };
+        fit_status(&mut status, now());
+        let value = value_of(&live(status));
+        assert!(value.len() <= MAX_VALUE_BYTES, "{}", value.len());
+        assert!(serde_json::from_slice::<StatusRecord>(&value).unwrap().status.is_some());
+    }
+
+    #[test]
+    fn what_the_store_would_refuse_is_stored_without_what_makes_it_large() {
+        let pool = PoolStatus { tenant_id: "x".repeat(MAX_VALUE_BYTES), ..PoolStatus::default() };
+        let value = value_of(&live(NodeStatus { pools: vec![pool], ..NodeStatus::default() }));
+        let stored: StatusRecord = serde_json::from_slice(&value).unwrap();
+        assert_eq!((stored.status, stored.accepted), (None, Some(Mark::default())));
+    }
 }

@@ -85,9 +85,9 @@ impl Trust {
         })
     }
 
-    /// Every key that was a director's under any root of the chain.
-    pub(crate) fn directors_ever(&self) -> Vec<PublicKey> {
-        self.chain().iter().flat_map(|root| root.keys_of(TrustRole::Director)).collect()
+    /// The directors of the current root.
+    pub(crate) fn directors(&self) -> Vec<PublicKey> {
+        self.current().root().keys_of(TrustRole::Director)
     }
 
     /// The version of the newest root that resets high-water marks; 0: none does.

@@ -5,6 +5,8 @@ pub use crate::wire::node::v1::{
     Usage, WakeTiming,
 };
 
+pub mod fit;
+
 use crate::{Digest, Timestamp};
 
 impl Mark {

@@ -1,8 +1,16 @@
 //! The generated messages: node status, node sessions, the operators' gRPC service.
 //!
-//! The `.proto` files under `proto/` are the source; field numbers there are never reused.
+//! The `.proto` files under `proto/` are the source; field numbers there are never reused. What a peer sent is decoded
+//! by [`frames`] and [`codec`], which [`measure`] it first.
 
 #![allow(missing_debug_implementations, unreachable_pub, clippy::all, clippy::semicolon_if_nothing_returned)]
+
+#[cfg(feature = "control")]
+pub mod codec;
+#[cfg(feature = "control")]
+pub mod frames;
+#[cfg(feature = "control")]
+pub mod measure;
 
 /// The newest version of the node session that this build speaks.
 #[cfg(feature = "control")]

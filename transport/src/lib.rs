@@ -31,8 +31,8 @@ pub use reset::ResetKey;
 pub use resolve::{ResolveError, Target, TargetError};
 pub use server::{BindError, Server, ServerStats, SessionHandler};
 pub use session::{
-    AckBatcher, ClientSession, FrameReceiver, FrameSender, ServerSession, SessionControl, SessionDialer,
-    SessionError, close_code, dial_session,
+    AckBatcher, ClientSession, FrameReceiver, FrameSender, Pace, ServerSession, SessionControl,
+    SessionDialer, SessionError, close_code, dial_session,
 };
 
 /// HTTP/3.

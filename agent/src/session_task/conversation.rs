@@ -7,16 +7,17 @@
 //! are dropped at their source.
 
 use std::pin::pin;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use mvm_proto::Problem;
+use mvm_proto::status::fit::fit_status;
 use mvm_proto::status::{Event, NodeInfo, NodeStatus};
 use mvm_proto::wire::SESSION_PROTOCOL;
 use mvm_proto::wire::session::v1::{
     Ack, AgentFrame, CoordinatorFrame, Document, Events, Heartbeat, Hello, RemovedOperators, Reply, Request,
     Trust, Welcome, agent_frame, coordinator_frame,
 };
+use mvm_proto::{Problem, Timestamp};
 use mvm_transport::frame::encode_once;
 use mvm_transport::session::close_code;
 use mvm_transport::{AckBatcher, ClientSession, SessionControl, SessionError};
@@ -129,6 +130,12 @@ fn without_session(mut info: NodeInfo) -> NodeInfo {
     info
 }
 
+/// As much of a status as a coordinator keeps; what is missing is said in a condition.
+fn cut_to_fit(mut status: NodeStatus) -> NodeStatus {
+    fit_status(&mut status, Timestamp::from(SystemTime::now()));
+    status
+}
+
 fn encode(body: agent_frame::Body) -> Bytes {
     encode_once(&AgentFrame { body: Some(body) })
 }
@@ -205,7 +212,7 @@ impl<'a> Conversation<'a> {
                 }
                 () = tokio::time::sleep_until(due) => {
                     let newest = status.borrow_and_update().clone();
-                    let frame = encode(agent_frame::Body::Status(newest.clone()));
+                    let frame = encode(agent_frame::Body::Status(cut_to_fit(newest.clone())));
                     let now = Instant::now();
                     due = self.pacer.sent(newest, now);
                     Some(frame)

@@ -20,9 +20,7 @@ pub(super) async fn answer(
 ) -> Result<Option<reply::Answer>, Problem> {
     match ask {
         Some(request::Ask::Wake(asked)) => wake(node, &asked).await.map(Some),
-        Some(request::Ask::ListInstances(asked)) => {
-            list(node, &asked).map(|found| Some(instances(found, None)))
-        }
+        Some(request::Ask::ListInstances(asked)) => list(node, &asked).map(|found| Some(page(found, &asked))),
         Some(request::Ask::Act(asked)) => act(node, &asked).await.map(Some),
         Some(request::Ask::GetLogs(asked)) => logs(node, &asked).await.map(Some),
         None => Err(unknown_request()),
@@ -30,7 +28,20 @@ pub(super) async fn answer(
 }
 
 fn instances(instances: Vec<InstanceStatus>, wake: Option<WakeTiming>) -> reply::Answer {
-    reply::Answer::Instances(Instances { instances, wake })
+    reply::Answer::Instances(Instances { instances, wake, more: false })
+}
+
+/// Those of `found` that were asked for. Coordinators that know no pages set no limit, and get all.
+fn page(mut found: Vec<InstanceStatus>, asked: &ListInstances) -> reply::Answer {
+    let mut more = false;
+    if asked.limit > 0 {
+        found.retain(|one| one.instance_id > asked.after);
+        found.sort_by(|a, b| a.instance_id.cmp(&b.instance_id));
+        let limit = usize::try_from(asked.limit).unwrap_or(usize::MAX);
+        more = found.len() > limit;
+        found.truncate(limit);
+    }
+    reply::Answer::Instances(Instances { instances: found, wake: None, more })
 }
 
 async fn wake(node: &NodeHandle, asked: &Wake) -> Result<reply::Answer, Problem> {
@@ -94,4 +105,28 @@ fn bad(field: &str, rule: &dyn std::fmt::Display) -> Problem {
 fn unknown_request() -> Problem {
     let remediation = "Upgrade the agent, or ask for what its version knows.";
     Problem::new(501, "unknown_request", "this agent does not know that request", remediation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(answer: reply::Answer) -> (Vec<String>, bool) {
+        let reply::Answer::Instances(page) = answer else { panic!("not a list") };
+        (page.instances.into_iter().map(|one| one.instance_id).collect(), page.more)
+    }
+
+    #[test]
+    fn a_list_is_told_in_pages_by_the_order_of_ids() {
+        let found: Vec<_> = ["i-3", "i-1", "i-2"]
+            .map(|id| InstanceStatus { instance_id: id.to_owned(), ..InstanceStatus::default() })
+            .to_vec();
+        let asked =
+            |after: &str, limit| ListInstances { after: after.to_owned(), limit, ..ListInstances::default() };
+        let of = |after, limit| ids(page(found.clone(), &asked(after, limit)));
+        assert_eq!(of("", 2), (vec!["i-1".to_owned(), "i-2".to_owned()], true));
+        assert_eq!(of("i-2", 2), (vec!["i-3".to_owned()], false));
+        assert_eq!(of("i-3", 2), (vec![], false));
+        assert_eq!(of("", 0).0.len(), 3, "a coordinator that knows no pages");
+    }
 }

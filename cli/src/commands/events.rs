@@ -5,10 +5,10 @@ use bytes::Bytes;
 use clap::Args;
 use http::Method;
 use mvm_proto::status::Event;
-use mvm_proto::wire::control::v1::{GetNodeRequest, ListNodesRequest};
+use mvm_proto::wire::control::v1::GetNodeRequest;
 
 use crate::args::Global;
-use crate::client::within;
+use crate::client::{all_nodes, within};
 use crate::endpoint::{EndpointArgs, Session};
 use crate::exit::{Outcome, Run};
 use crate::output::{self, Format, or_dash};
@@ -50,7 +50,7 @@ pub(crate) async fn run(global: &Global, args: EventsArgs) -> Run {
                     let request = GetNodeRequest { node_id: node.to_string() };
                     vec![within(global.timeout, client.get_node(request)).await?]
                 }
-                None => within(global.timeout, client.list_nodes(ListNodesRequest {})).await?.nodes,
+                None => all_nodes(&mut client, false, global.timeout).await?,
             };
             let named = nodes.into_iter().flat_map(|node| {
                 let name = node.node_id;

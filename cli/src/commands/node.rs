@@ -2,11 +2,12 @@
 
 use clap::{Args, Subcommand};
 use mvm_proto::NodeId;
-use mvm_proto::status::{Condition, Counts, Mark, NodeInfo, NodeStatus};
-use mvm_proto::wire::control::v1::{GetNodeRequest, ListNodesRequest, Node, RemoveNodeRequest};
+use mvm_proto::status::fit::STATUS_COMPLETE;
+use mvm_proto::status::{Condition, Mark, NodeInfo, NodeStatus};
+use mvm_proto::wire::control::v1::{GetNodeRequest, Node, RemoveNodeRequest};
 
 use crate::args::Global;
-use crate::client::{Operator, within};
+use crate::client::{Operator, all_nodes, within};
 use crate::endpoint::{EndpointArgs, Session};
 use crate::exit::{Outcome, Run};
 use crate::output::{self, or_dash};
@@ -55,8 +56,13 @@ pub(crate) async fn run(global: &Global, command: NodeCommand) -> Run {
     match command {
         NodeCommand::List(args) => {
             let mut client = args.operator.connect(global).await?;
-            let list = within(global.timeout, client.list_nodes(ListNodesRequest {})).await?;
-            Ok(output::show(global.output, &list.nodes, |wide| nodes(&list.nodes, wide))?)
+            // A table has a line per node; programs get all that is known.
+            let summary = matches!(global.output, output::Format::Table | output::Format::Wide);
+            let list = all_nodes(&mut client, summary, global.timeout).await?;
+            for node in &list {
+                incomplete(node, Progress::new(global.quiet));
+            }
+            Ok(output::show(global.output, &list, |wide| nodes(&list, wide))?)
         }
         NodeCommand::Info(args) => info(global, args).await,
         NodeCommand::Stats(args) => {
@@ -78,6 +84,14 @@ pub(crate) async fn run(global: &Global, command: NodeCommand) -> Run {
             ));
             Ok(())
         }
+    }
+}
+
+/// Says of a node that more was left out of its row than a summary leaves out.
+fn incomplete(node: &Node, progress: Progress) {
+    let conditions = node.status.iter().flat_map(|status| &status.conditions);
+    for cut in conditions.filter(|condition| condition.r#type == STATUS_COMPLETE) {
+        progress.say(format!("warning: {} is not told whole: {}", node.node_id, cut.message));
     }
 }
 
@@ -164,17 +178,7 @@ pub(crate) fn nodes(nodes: &[Node], wide: bool) -> comfy_table::Table {
     };
     for node in nodes {
         let status = node.status.clone().unwrap_or_default();
-        let mut desired = Counts::default();
-        let mut actual = Counts::default();
-        for pool in &status.pools {
-            let (want, have) = (pool.desired.unwrap_or_default(), pool.actual.unwrap_or_default());
-            desired.running += want.running;
-            desired.warm += want.warm;
-            desired.sleeping += want.sleeping;
-            actual.running += have.running;
-            actual.warm += have.warm;
-            actual.sleeping += have.sleeping;
-        }
+        let (desired, actual) = (node.desired.unwrap_or_default(), node.actual.unwrap_or_default());
         let connected = if node.connected { "yes" } else { "no" }.to_owned();
         let mut row = vec![
             node.node_id.clone(),

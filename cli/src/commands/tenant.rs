@@ -2,12 +2,12 @@
 
 use clap::{Args, Subcommand};
 use mvm_proto::status::{InstanceStatus, PoolStatus};
-use mvm_proto::wire::control::v1::{GetNodeRequest, ListNodesRequest};
+use mvm_proto::wire::control::v1::GetNodeRequest;
 use mvm_proto::{PoolId, TenantId};
 use serde::{Deserialize, Serialize};
 
 use crate::args::Global;
-use crate::client::within;
+use crate::client::{all_nodes, within};
 use crate::endpoint::{EndpointArgs, Session};
 use crate::exit::{Outcome, Run};
 use crate::output;
@@ -159,7 +159,7 @@ async fn pools(global: &Global, endpoint: &EndpointArgs) -> Result<Vec<Placed>, 
                     let request = GetNodeRequest { node_id: node.to_string() };
                     vec![within(global.timeout, client.get_node(request)).await?]
                 }
-                None => within(global.timeout, client.list_nodes(ListNodesRequest {})).await?.nodes,
+                None => all_nodes(&mut client, false, global.timeout).await?,
             };
             let placed = nodes.into_iter().flat_map(|node| {
                 let node_id = node.node_id;

@@ -1,14 +1,13 @@
-//! Instances: everything asked about them goes to the node that has them, down its session.
+//! One instance: everything asked about it goes to the node that has it, down its session.
 
 use std::time::Duration;
 
-use futures::future::join_all;
 use mvm_pki::Identity;
 use mvm_proto::wire::control::v1::{
-    ActOnInstanceRequest, ActOnInstanceResponse, GetLogsRequest, GetLogsResponse, ListInstancesRequest,
-    ListInstancesResponse, NodeInstance, SilentNode, WakeInstanceRequest, WakeInstanceResponse,
+    ActOnInstanceRequest, ActOnInstanceResponse, GetLogsRequest, GetLogsResponse, WakeInstanceRequest,
+    WakeInstanceResponse,
 };
-use mvm_proto::wire::session::v1::{ActOnInstance, GetLogs, ListInstances, Wake, reply, request};
+use mvm_proto::wire::session::v1::{ActOnInstance, GetLogs, Wake, reply, request};
 use mvm_proto::{InstanceId, NodeId, PoolId, Problem, TenantId};
 
 use super::parse;
@@ -18,48 +17,7 @@ use crate::state::State;
 /// The longest a node may take to act on an instance: a boot on a loaded host without KVM.
 const ACT_WAIT: Duration = Duration::from_secs(120);
 /// The longest a node may take to tell something.
-const TELL_WAIT: Duration = Duration::from_secs(10);
-
-/// The instances of one node, or of every node that is connected.
-pub(super) async fn list(
-    state: &State,
-    asked: &ListInstancesRequest,
-) -> Result<ListInstancesResponse, Problem> {
-    let nodes = if asked.node_id.is_empty() {
-        state.fleet.connected_nodes()
-    } else {
-        let node: NodeId = parse("node_id", &asked.node_id)?;
-        enrolment::registered(state, &node).await?;
-        vec![node]
-    };
-    let one = asked.node_id.as_str();
-    let answers = join_all(nodes.into_iter().map(|node| async move {
-        let filter = ListInstances {
-            tenant_id: asked.tenant_id.clone(),
-            pool_id: asked.pool_id.clone(),
-            phase: asked.phase.clone(),
-            instance_id: asked.instance_id.clone(),
-        };
-        let answer = state.fleet.ask(&node, request::Ask::ListInstances(filter), TELL_WAIT).await;
-        (node, answer)
-    }));
-    let mut found = ListInstancesResponse::default();
-    for (node, answer) in answers.await {
-        match answer {
-            Ok(Some(reply::Answer::Instances(listed))) => {
-                let named = |instance| NodeInstance { node_id: node.to_string(), instance: Some(instance) };
-                found.instances.extend(listed.instances.into_iter().map(named));
-            }
-            Ok(_) => return Err(other_answer(&node)),
-            // Asked for one, the refusal is the answer; asked for all, the others' words still count.
-            Err(problem) if !one.is_empty() || problem.status == 400 => return Err(problem),
-            Err(problem) => {
-                found.silent.push(SilentNode { node_id: node.to_string(), reason: problem.detail });
-            }
-        }
-    }
-    Ok(found)
-}
+pub(super) const TELL_WAIT: Duration = Duration::from_secs(10);
 
 pub(super) async fn act(
     state: &State,
@@ -144,7 +102,7 @@ impl Place {
     }
 }
 
-fn other_answer(node: &NodeId) -> Problem {
+pub(super) fn other_answer(node: &NodeId) -> Problem {
     let detail = format!("node {node} answered something else than was asked");
     Problem::new(502, "node_answer_unreadable", detail, "Upgrade the agent.")
 }

@@ -1,14 +1,15 @@
 //! Nodes as operators see them: the record, the stored document's numbers, and the newest word from memory or store.
 
-use std::collections::HashMap;
-
-use mvm_proto::wire::control::v1::Node;
+use mvm_proto::status::Counts;
+use mvm_proto::status::fit::{STATUS_COMPLETE, fit_status};
+use mvm_proto::wire::control::v1::{ListNodesRequest, ListNodesResponse, Node};
 use mvm_proto::{NodeId, Problem, Timestamp};
+use prost::Message as _;
 
 use crate::enrolment;
 use crate::fleet::LiveNode;
-use crate::records::{ASSIGNED, Assigned, NODES, NodeRecord, STATUS, StatusRecord, status_key};
-use crate::state::{State, Versioned, load, load_all};
+use crate::records::{Assigned, NODES, NodeRecord, StatusRecord, status_key};
+use crate::state::{State, Versioned, load, load_all, now};
 
 pub(super) async fn count(state: &State) -> Result<u32, Problem> {
     let nodes = load_all::<NodeRecord>(&state.store, NODES).await?;
@@ -16,30 +17,62 @@ pub(super) async fn count(state: &State) -> Result<u32, Problem> {
     Ok(u32::try_from(present).unwrap_or(u32::MAX))
 }
 
-/// Every node of the cluster by name, without its events.
-pub(super) async fn list(state: &State) -> Result<Vec<Node>, Problem> {
-    let records = load_all::<NodeRecord>(&state.store, NODES).await?;
-    let mut assigned: HashMap<String, Versioned<Assigned>> =
-        load_all(&state.store, ASSIGNED).await?.into_iter().collect();
-    let mut statuses: HashMap<String, Versioned<StatusRecord>> =
-        load_all(&state.store, STATUS).await?.into_iter().collect();
-    let present = records.into_iter().filter(|(_, record)| record.value.removed_at.is_none());
-    let build = |(name, record): (String, Versioned<NodeRecord>)| {
-        let live = state.fleet.get(&record.value.node_id);
-        let assigned = assigned.remove(&name).map(|found| found.value);
-        let status = statuses.remove(&name).map(|found| found.value).unwrap_or_default();
-        Node { events: Vec::new(), ..message(&record.value, assigned.as_ref(), live.as_deref(), status) }
+/// Bytes of the nodes in one page, the last one not counted: each is kept within about one MiB, so that every page fits
+/// a message.
+const MAX_PAGE_BYTES: usize = 2 * 1024 * 1024;
+
+/// A page of the cluster's nodes by name, without their events.
+pub(super) async fn list(state: &State, asked: &ListNodesRequest) -> Result<ListNodesResponse, Problem> {
+    let after = match asked.page_token.as_str() {
+        "" => String::new(),
+        token => super::parse::<NodeId>("page_token", token)?.to_string(),
     };
-    Ok(present.map(build).collect())
+    let most = if asked.page_size == 0 { usize::MAX } else { asked.page_size as usize };
+    let mut names = load_all::<NodeRecord>(&state.store, NODES).await?;
+    names.retain(|(name, record)| record.value.removed_at.is_none() && *name > after);
+    names.sort_by(|(a, _), (b, _)| a.cmp(b));
+
+    let (mut page, mut bytes) = (ListNodesResponse::default(), 0);
+    for (_, record) in names {
+        if page.nodes.len() >= most || bytes > MAX_PAGE_BYTES {
+            page.next_page_token = page.nodes.last().map(|node| node.node_id.clone()).unwrap_or_default();
+            break;
+        }
+        let mut node = one(state, &record.value).await?;
+        node.events = Vec::new();
+        if asked.summary {
+            summarise(&mut node);
+        }
+        bytes += node.encoded_len();
+        page.nodes.push(node);
+    }
+    Ok(page)
+}
+
+/// Leaves out what `desired` and `actual` have the sums of, and what only the whole of a node explains.
+fn summarise(node: &mut Node) {
+    if let Some(status) = &mut node.status {
+        status.pools = Vec::new();
+        status.conditions.retain(|condition| condition.r#type == STATUS_COMPLETE);
+    }
+    if let Some(info) = &mut node.info {
+        info.conditions = Vec::new();
+        info.passed_over = Vec::new();
+    }
 }
 
 pub(super) async fn get(state: &State, node_id: &str) -> Result<Node, Problem> {
     let node: NodeId = super::parse("node_id", node_id)?;
     let record = enrolment::registered(state, &node).await?;
-    let assigned = state.documents.assigned(&node).await?;
-    let status: Option<Versioned<StatusRecord>> = load(&state.store, &status_key(&node)).await?;
+    one(state, &record.value).await
+}
+
+async fn one(state: &State, record: &NodeRecord) -> Result<Node, Problem> {
+    let node = &record.node_id;
+    let assigned = state.documents.assigned(node).await?;
+    let status: Option<Versioned<StatusRecord>> = load(&state.store, &status_key(node)).await?;
     let status = status.map(|found| found.value).unwrap_or_default();
-    Ok(message(&record.value, assigned.as_ref(), state.fleet.get(&node).as_deref(), status))
+    Ok(message(record, assigned.as_ref(), state.fleet.get(node).as_deref(), status))
 }
 
 /// The live word where there is one, else the last that was written.
@@ -82,6 +115,19 @@ fn message(
     status.node_id = record.node_id.to_string();
     status.accepted = written.accepted.or(status.accepted);
     status.converged = written.converged.or(status.converged);
+    // One that an older version stored may be larger than what is kept today.
+    fit_status(&mut status, now());
+    node.desired = Some(sum(status.pools.iter().filter_map(|pool| pool.desired)));
+    node.actual = Some(sum(status.pools.iter().filter_map(|pool| pool.actual)));
     node.status = Some(status);
     node
+}
+
+/// A node may claim any counts.
+fn sum(counts: impl Iterator<Item = Counts>) -> Counts {
+    counts.fold(Counts::default(), |sum, one| Counts {
+        running: sum.running.saturating_add(one.running),
+        warm: sum.warm.saturating_add(one.warm),
+        sleeping: sum.sleeping.saturating_add(one.sleeping),
+    })
 }

@@ -15,6 +15,10 @@ pub(super) async fn update(state: &State, request: &UpdateTrustRequest) -> Resul
     if request.roots.len() + request.images.len() > MAX_ENVELOPES {
         return Err(refuse::bad_request(format!("at most {MAX_ENVELOPES} envelopes may be sent at once")));
     }
+    // While the directors who signed them are still known.
+    if !request.roots.is_empty() {
+        state.documents.carry_over().await?;
+    }
     let changes = state.trust.update(&request.roots, &request.images, now()).await?;
     for change in &changes {
         tracing::info!(from = change.from, to = change.to, "moved to the next trust root");

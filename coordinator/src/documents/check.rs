@@ -4,33 +4,38 @@ use mvm_pki::{PublicKey, TrustError};
 use mvm_proto::document::MAX_DOCUMENT_BYTES;
 use mvm_proto::envelope::{CheckSignatures, Signature};
 use mvm_proto::status::Event;
-use mvm_proto::{NodeId, Problem, Timestamp};
+use mvm_proto::{Digest, NodeId, Problem, Timestamp};
 use mvm_store::StoreError;
 
-use super::Stored;
+use super::{Carried, Stored};
 use crate::error::chain;
+use crate::fleet::LiveNode;
 use crate::records::Numbers;
 use crate::state::StateError;
 
-/// Accepts what one of these director keys signed, and nothing else.
-pub(super) struct OwnSignature(pub(super) Vec<PublicKey>);
+/// Accepts what one of these director keys signed, or what is on the list of earlier ones' documents.
+pub(super) struct DirectorSignature<'a> {
+    pub(super) keys: Vec<PublicKey>,
+    pub(super) carried: &'a Carried,
+}
 
 #[derive(Debug, thiserror::Error)]
-#[error("it does not carry the signature of any director that this cluster had")]
+#[error("no director of the trust root signed it, and it was not stored when the last one was replaced")]
 pub(super) struct NotOurs;
 
 #[derive(Debug, thiserror::Error)]
 #[error("it is the document of another node or cluster")]
 struct Misplaced;
 
-impl CheckSignatures for OwnSignature {
+impl CheckSignatures for DirectorSignature<'_> {
     type Error = NotOurs;
     fn check(&self, signed: &[u8], signatures: &[Signature]) -> Result<(), NotOurs> {
-        let by_any = |signature: &Signature| self.0.iter().any(|key| key.verifies(signed, &signature.bytes));
-        match signatures.iter().any(by_any) {
-            true => Ok(()),
-            false => Err(NotOurs),
+        let by_any =
+            |signature: &Signature| self.keys.iter().any(|key| key.verifies(signed, &signature.bytes));
+        if signatures.iter().any(by_any) || self.carried.contains(&Digest::of(signed)) {
+            return Ok(());
         }
+        Err(NotOurs)
     }
 }
 
@@ -51,7 +56,7 @@ pub(super) fn unusable<E: std::error::Error + 'static>(node: &NodeId, error: &E)
     Problem::new(
         500,
         "stored_document_unusable",
-        format!("the stored document of node {node} is not as a director of this cluster signed it"),
+        format!("no director that the trust root names vouches for the stored document of node {node}"),
         "Push the node's document again.",
     )
 }
@@ -68,16 +73,23 @@ pub(super) fn unloadable(node: &NodeId, error: StateError) -> Problem {
     }
 }
 
-/// Trouble with one node's document is told in the log; it must not end the session, which is of use all the same.
+/// Trouble with one node's document is told in the log and in the node's events; it must not end the session, which is of
+/// use all the same.
 pub(super) fn set_aside(
     node: &NodeId,
+    live: &LiveNode,
     issued: Result<Option<Stored>, Problem>,
+    now: Timestamp,
 ) -> Result<Option<Stored>, Problem> {
     const OF_THE_DOCUMENT: [&str; 4] =
         ["director_not_trusted", "stored_document_unusable", "numbers_exhausted", "document_too_large"];
     match issued {
         Err(problem) if OF_THE_DOCUMENT.contains(&problem.code.as_str()) => {
             tracing::warn!(%node, %problem, "no document for the node");
+            let message = format!("{}. {}", problem.detail, problem.remediation);
+            let kind = "DocumentNotSent".to_owned();
+            let event = Event { at: now.to_string(), kind, subject: String::new(), message };
+            live.change(|live| live.add_event_once(event));
             Ok(None)
         }
         issued => issued,

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use mvm_proto::status::fit::shorten;
 use mvm_proto::status::{Event, Mark, NodeInfo, NodeStatus};
 use mvm_proto::wire::session::v1::reply;
 use mvm_proto::{Problem, Timestamp};
@@ -68,7 +69,7 @@ pub(crate) struct LiveNode {
 }
 
 impl LiveNode {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { live: Mutex::default(), changed: watch::Sender::new(()) }
     }
 
@@ -135,7 +136,7 @@ impl Live {
         let skipped = events.len().saturating_sub(MAX_EVENTS);
         for mut event in events.into_iter().skip(skipped) {
             for text in [&mut event.at, &mut event.kind, &mut event.subject, &mut event.message] {
-                shorten(text);
+                shorten(text, MAX_EVENT_TEXT);
             }
             if self.events.len() == MAX_EVENTS {
                 self.events.pop_front();
@@ -187,14 +188,6 @@ fn replace_if_newer(slot: &mut Option<Mark>, mark: &Mark) -> bool {
         *slot = Some(mark.clone());
     }
     newer
-}
-
-fn shorten(text: &mut String) {
-    if text.len() > MAX_EVENT_TEXT {
-        let cut = (0..=MAX_EVENT_TEXT).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-        text.truncate(cut);
-        text.shrink_to_fit();
-    }
 }
 
 #[cfg(test)]

@@ -1,20 +1,24 @@
 //! What a node says after its hello, and what becomes of it.
 
-use mvm_proto::Problem;
+use std::time::Duration;
+
 use mvm_proto::status::NodeStatus;
-use mvm_proto::wire::session::v1::{Ack, Reply, Stage, agent_frame};
-use prost::Message;
+use mvm_proto::status::fit::{fit_info, fit_instance, fit_status};
+use mvm_proto::wire::session::v1::{Ack, Reply, Stage, agent_frame, reply};
+use mvm_proto::{NodeId, Problem};
+use tokio::time::Instant;
 
 use super::{End, RETRY_REFUSED, Talk, check_info, check_mark};
 use crate::fleet::Refused;
 use crate::records::Numbers;
 use crate::state::now;
 
-/// The largest status that is kept: 4,000 pools with the longest names and a reason each. A hostile node must not choose
-/// how much memory it takes.
-const MAX_STATUS_BYTES: usize = 4 * 1024 * 1024;
-/// The largest explanation of a refusal.
+/// The largest explanation of a refusal that is read.
 const MAX_PROBLEM_BYTES: usize = 64 * 1024;
+/// Acks in one frame. Agents send no more than 256: so many documents they take before they send.
+const MAX_ACKS: usize = 1024;
+/// Refusals are told in the log this often per session, with how many there were.
+const REFUSALS_EVERY: Duration = Duration::from_secs(10);
 /// A node that is ahead of us is followed this often per session; one that keeps running ahead is broken or lying.
 const MAX_RENUMBERINGS: u32 = 3;
 
@@ -25,13 +29,17 @@ impl Talk<'_> {
             agent_frame::Body::Hello(_) => return Err(End::protocol("a second hello came".to_owned())),
             agent_frame::Body::Heartbeat(heartbeat) => {
                 self.attached.live.lock().last_seen_at = Some(now());
-                if let Some(info) = heartbeat.info {
+                if let Some(mut info) = heartbeat.info {
                     check_info(&self.attached.node, Some(&info))?;
+                    fit_info(&mut info, now());
                     self.attached.live.change(|live| live.info = Some(info));
                 }
                 self.unanswered = Some(heartbeat.sequence);
             }
             agent_frame::Body::Acks(acks) => {
+                if acks.acks.len() > MAX_ACKS {
+                    return Err(End::protocol(format!("more than {MAX_ACKS} acks came in one frame")));
+                }
                 for ack in acks.acks {
                     self.hear_ack(ack).await?;
                 }
@@ -76,20 +84,17 @@ impl Talk<'_> {
     async fn hear_refusal(&mut self, ack: Ack) -> Result<(), End> {
         let node = self.attached.node.clone();
         let mark = ack.mark.unwrap_or_default();
-        let mut problem = ack.problem;
+        let problem = if ack.problem.len() > MAX_PROBLEM_BYTES { Vec::new() } else { ack.problem };
         let told: Option<Problem> = serde_json::from_slice(&problem).ok();
-        if problem.len() > MAX_PROBLEM_BYTES {
-            problem = Vec::new();
-        }
-        let code =
-            told.as_ref().map_or("", |problem| problem.code.as_str()).chars().take(64).collect::<String>();
-        tracing::warn!(%node, generation = mark.generation, ?code, "the node refused a document");
+        let code = told.as_ref().map_or("", |problem| problem.code.as_str());
+        self.refusals.tell(&node, mark.generation, code, Instant::now());
         self.state.metrics.documents_refused.inc();
 
         // The node may be ahead without having said so: another coordinator, or a push past this one.
         let ahead = ack.high_water.as_ref().filter(|_| self.renumbered < MAX_RENUMBERINGS);
         if let Some(high_water) = ahead {
-            let renumbered = self.state.documents.renumber_if_past(&node, high_water, now()).await;
+            let documents = &self.state.documents;
+            let renumbered = documents.renumber_if_past(&node, &self.attached.live, high_water, now()).await;
             if let Some(stored) = renumbered.map_err(|problem| End::problem(&problem))? {
                 self.renumbered += 1;
                 self.attached.outbox.put_document(stored);
@@ -97,7 +102,7 @@ impl Talk<'_> {
             }
         }
         if told.is_some_and(|problem| problem.status >= 500) {
-            self.retry = Some(tokio::time::Instant::now() + RETRY_REFUSED);
+            self.retry = Some(Instant::now() + RETRY_REFUSED);
         }
         // What could not be read far enough to know its numbers is what was sent last.
         let numbers = if mark.generation == 0 { self.sent } else { Some(Numbers::from(&mark)) };
@@ -107,24 +112,19 @@ impl Talk<'_> {
         Ok(())
     }
 
-    fn hear_status(&mut self, status: NodeStatus) -> Result<(), End> {
+    fn hear_status(&mut self, mut status: NodeStatus) -> Result<(), End> {
         if status.node_id != self.attached.node.as_str() {
             return Err(End::protocol("a status of another node came".to_owned()));
         }
         check_mark(status.accepted.as_ref())?;
         check_mark(status.converged.as_ref())?;
-        // Ending the session would cut the node off for ever: it would come back with the same status. Its marks count.
-        let fits = status.encoded_len() <= MAX_STATUS_BYTES;
-        if !fits && !std::mem::replace(&mut self.status_too_large, true) {
-            let node = &self.attached.node;
-            tracing::warn!(%node, limit = MAX_STATUS_BYTES, "a status is too large to keep; the last one stays");
-        }
+        // Ending the session would cut the node off for ever: it would come back with the same status. What is kept of
+        // it says what is missing.
+        fit_status(&mut status, now());
         self.news(|live| {
             let accepted = status.accepted.as_ref().is_some_and(|mark| live.accept(mark));
             let converged = status.converged.as_ref().is_some_and(|mark| live.converge(mark));
-            if fits {
-                live.status = Some(status);
-            }
+            live.status = Some(status);
             accepted || converged
         });
         Ok(())
@@ -134,7 +134,9 @@ impl Talk<'_> {
         let waiting = self.attached.live.lock().take_waiting(&reply.id);
         let Some(waiting) = waiting else { return };
         let answer = if reply.problem.is_empty() {
-            Ok(reply.answer)
+            Ok(reply.answer.map(fit_answer))
+        } else if reply.problem.len() > MAX_PROBLEM_BYTES {
+            Err(unreadable())
         } else {
             Err(serde_json::from_slice(&reply.problem).unwrap_or_else(|_| unreadable()))
         };
@@ -143,6 +145,56 @@ impl Talk<'_> {
     }
 }
 
+/// An answer with its texts cut; how many instances it may have is for the request to say.
+fn fit_answer(mut answer: reply::Answer) -> reply::Answer {
+    if let reply::Answer::Instances(listed) = &mut answer {
+        for instance in &mut listed.instances {
+            fit_instance(instance);
+        }
+    }
+    answer
+}
+
+/// How many documents the node refused since the log was last told. A node may refuse without end; the log must not grow
+/// with it.
+#[derive(Debug, Default)]
+pub(super) struct Refusals {
+    untold: u64,
+    told_at: Option<Instant>,
+}
+
+impl Refusals {
+    fn tell(&mut self, node: &NodeId, generation: u64, code: &str, now: Instant) {
+        if let Some(refusals) = self.count(now) {
+            let code: String = code.chars().take(64).collect();
+            tracing::warn!(%node, generation, ?code, refusals, "the node refused a document");
+        }
+    }
+
+    /// One more; how many to tell of now, if it is time.
+    fn count(&mut self, now: Instant) -> Option<u64> {
+        self.untold += 1;
+        if self.told_at.is_some_and(|at| now < at + REFUSALS_EVERY) {
+            return None;
+        }
+        self.told_at = Some(now);
+        Some(std::mem::take(&mut self.untold))
+    }
+}
+
 fn unreadable() -> Problem {
     Problem::new(502, "node_answer_unreadable", "the node's answer can't be read", "Upgrade the agent.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_without_end_are_told_once_in_a_while_with_their_number() {
+        let (mut refusals, begun) = (Refusals::default(), Instant::now());
+        assert_eq!(refusals.count(begun), Some(1));
+        assert!((0..100_000).all(|_| refusals.count(begun + REFUSALS_EVERY / 2).is_none()));
+        assert_eq!(refusals.count(begun + REFUSALS_EVERY), Some(100_001));
+    }
 }

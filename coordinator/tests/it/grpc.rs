@@ -24,7 +24,7 @@ async fn an_operator_is_served() {
     let info = operator.get_info(GetInfoRequest {}).await.unwrap().into_inner();
     assert_eq!((info.cluster.as_str(), info.nodes, info.connected, info.epoch), ("test", 1, 0, 1));
     assert!(info.dev_cluster);
-    let nodes = operator.list_nodes(ListNodesRequest {}).await.unwrap().into_inner().nodes;
+    let nodes = operator.list_nodes(ListNodesRequest::default()).await.unwrap().into_inner().nodes;
     assert_eq!(nodes.into_iter().map(|node| node.node_id).collect::<Vec<_>>(), ["n1"]);
 }
 

@@ -5,7 +5,9 @@
 mod crowding;
 mod enrolment;
 mod grpc;
+mod hostile;
 mod init;
+mod lists;
 mod numbering;
 mod operators;
 mod push;

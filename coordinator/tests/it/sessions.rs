@@ -267,18 +267,3 @@ async fn a_document_and_statuses_larger_than_the_window_pass_each_other() {
     session.expect_quiet().await;
     assert_eq!(get(&running, "n1").await.assigned, Some(mark));
 }
-
-#[tokio::test]
-async fn a_status_too_large_to_keep_leaves_the_last_one_and_the_session() {
-    let (_dir, report) = new_cluster();
-    let running = Running::start(&report.data_dir).await;
-    let node = running.enrol("n1").await;
-    let mut session = node.connect(None).await;
-    let kept = NodeStatus { node_id: "n1".into(), observed_at: "kept".into(), ..NodeStatus::default() };
-    let long = Condition { message: "x".repeat(5 << 20), ..Condition::default() };
-    let large = NodeStatus { node_id: "n1".into(), conditions: vec![long], ..NodeStatus::default() };
-    session.send(agent_frame::Body::Status(kept.clone())).await;
-    session.send(agent_frame::Body::Status(large)).await;
-    session.expect_quiet().await;
-    assert_eq!(get(&running, "n1").await.status, Some(kept));
-}

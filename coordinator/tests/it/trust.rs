@@ -3,9 +3,14 @@
 use mvm_coordinator::{InitReport, problem_of};
 use mvm_pki::trust::{RoleSpec, RootSpec};
 use mvm_pki::{ImagesMetadata, SigningKey, TrustStore};
-use mvm_proto::Digest;
+use mvm_proto::document::DOCUMENT_PAYLOAD_TYPE;
+use mvm_proto::envelope::Payload as _;
 use mvm_proto::status::Mark;
-use mvm_proto::wire::control::v1::{GetNodeRequest, GetTrustRequest, TrustState, UpdateTrustRequest};
+use mvm_proto::wire::control::v1::{
+    GetDocumentRequest, GetNodeRequest, GetTrustRequest, TrustState, UpdateTrustRequest,
+};
+use mvm_proto::{Digest, Envelope, SignedDocument};
+use mvm_store::{Settings as StoreSettings, SledStore, Store as _, Transaction};
 
 use crate::support::{
     Running, cluster_id, document, mark_of, new_cluster, new_cluster_with, now, push_request,
@@ -72,6 +77,76 @@ async fn documents_that_a_replaced_director_signed_are_signed_anew_for_whoever_n
     let mut session = node.connect(None).await;
     let received = session.document().await;
     assert_eq!(mark_of(&received).generation, 2);
+    assert_eq!(received.get().desired.tenants[0].pools[0].desired_counts.running, 3);
+}
+
+/// Puts `key` in the director's place while the coordinator is down.
+async fn restart_with(running: Running, report: &InitReport, key: &SigningKey) -> Running {
+    running.stop().await;
+    std::fs::remove_file(&report.director_key).unwrap();
+    key.to_file(&report.director_key).unwrap();
+    Running::start(&report.data_dir).await
+}
+
+#[tokio::test]
+async fn what_a_past_director_signs_later_is_not_signed_anew_and_the_node_s_row_says_what_to_do() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let mut node = running.enrol("n1").await;
+    running.push(&document("n1", 3), 0).await;
+    let old = SigningKey::from_file(&report.director_key).unwrap();
+    let new = SigningKey::generate().unwrap();
+    next_root(&running, &report, |spec| spec.director = RoleSpec::single(new.public())).await;
+    let running = restart_with(running, &report, &new).await;
+    let stored = running.operator().await.get_document(GetDocumentRequest { node_id: "n1".into() }).await;
+    let stored = stored.unwrap().into_inner().envelope;
+    running.stop().await;
+
+    // A thief with the old key and a way into the store: other content under the same numbers.
+    let mut document = SignedDocument::parse(&Envelope::from_json(&stored).unwrap().payload).unwrap();
+    document.desired.tenants[0].pools[0].desired_counts.running = 7;
+    let forged = mvm_pki::seal(DOCUMENT_PAYLOAD_TYPE, document.to_payload(), &[&old]).to_json();
+    plant(&report, "n1", forged).await;
+
+    let running = Running::start(&report.data_dir).await;
+    (node.address, node.trust) = (running.addresses.quic, TrustStore::load(&report.trust_file).unwrap());
+    let mut session = node.connect(None).await;
+    session.expect_quiet().await;
+    let request = GetNodeRequest { node_id: "n1".into() };
+    let events = running.operator().await.get_node(request).await.unwrap().into_inner().events;
+    let told = events.iter().find(|event| event.kind == "DocumentNotSent").unwrap();
+    assert!(told.message.contains("Push the node's document again"), "{told:?}");
+
+    running.push(&crate::support::document("n1", 4), 0).await;
+    let received = session.document().await;
+    assert_eq!(received.get().desired.tenants[0].pools[0].desired_counts.running, 4);
+}
+
+/// Replaces a stored envelope, as only a program that opens the store itself can.
+async fn plant(report: &InitReport, node: &str, envelope: Vec<u8>) {
+    let store = SledStore::open(report.data_dir.join("store"), StoreSettings::default()).await.unwrap();
+    let key = format!("assigned/{node}");
+    let assigned = store.get(&key).await.unwrap().unwrap();
+    let both = Transaction::new().put(key, assigned.value).put(format!("envelopes/{node}"), envelope);
+    store.commit(both).await.unwrap();
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_document_goes_on_being_issued_through_two_changes_of_the_director() {
+    let (_dir, report) = new_cluster();
+    let mut running = Running::start(&report.data_dir).await;
+    let mut node = running.enrol("n1").await;
+    running.push(&document("n1", 3), 0).await;
+    // The node is away all the while, so that the document is issued again by none of those in between.
+    for _ in 0..2 {
+        let key = SigningKey::generate().unwrap();
+        next_root(&running, &report, |spec| spec.director = RoleSpec::single(key.public())).await;
+        running = restart_with(running, &report, &key).await;
+    }
+    (node.address, node.trust) = (running.addresses.quic, TrustStore::load(&report.trust_file).unwrap());
+    let mut session = node.connect(None).await;
+    let received = session.document().await;
     assert_eq!(received.get().desired.tenants[0].pools[0].desired_counts.running, 3);
 }
 

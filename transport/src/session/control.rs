@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use mvm_pki::refusal::refusal_in_text;
 use mvm_proto::Digest;
+use mvm_proto::wire::measure::DecodeError;
 use quinn::ConnectionError;
 
 use crate::connect::{alert_of, reason_of, text_of};
@@ -50,8 +51,9 @@ pub enum SessionError {
     Reset { code: u64 },
     #[error("a frame of {claimed} bytes is longer than the limit of {limit}")]
     FrameTooLarge { claimed: usize, limit: usize },
-    #[error("a frame is not valid protobuf")]
-    Malformed(#[source] prost::DecodeError),
+    /// It is not protobuf, or more than its kind may be.
+    #[error("a frame was not decoded: {0}")]
+    Malformed(DecodeError),
     #[error("the stream ended inside a frame")]
     Truncated,
     #[error("a frame was not complete {waited:?} after it began")]

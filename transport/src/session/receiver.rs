@@ -2,14 +2,15 @@
 //!
 //! A length that a peer claims reserves nothing. A frame that came in one piece is decoded from the packet itself; only
 //! a frame in several pieces is gathered, and its buffer is given back with it. An idle receiver holds no buffer at all.
+//! The first frame may be short only, and every frame is measured before it is decoded: see `mvm_proto::wire::frames`.
 
 use std::marker::PhantomData;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
-use prost::Message;
+use mvm_proto::wire::frames::{Frame, MAX_FIRST_FRAME_BYTES, decode_frame};
 use quinn::ReadError;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::control::{SessionControl, SessionError, close_code};
 use crate::frame::PREFIX_BYTES;
@@ -18,26 +19,42 @@ use crate::limits::Limits;
 /// Bytes asked of the stream at once.
 const READ_BYTES: usize = 64 * 1024;
 
+/// How fast a peer is read. One that sends more waits: its window stays full. An agent sends some KiB a second; a list
+/// of instances or the acks of a thousand documents fit into the burst.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pace {
+    pub bytes_per_second: u32,
+    pub burst_bytes: u32,
+}
+
+/// What a frame costs of the pace beside its bytes: small frames take processor time too.
+const FRAME_COST_BYTES: usize = 2048;
+
 /// Reads frames from a session's stream.
 #[derive(Debug)]
 pub struct FrameReceiver<M> {
     stream: quinn::RecvStream,
     control: SessionControl,
     frames: Frames,
+    /// The limit of every frame but the first.
+    max_frame_bytes: usize,
     deadline: Duration,
+    budget: Option<Budget>,
     silence: Option<Duration>,
     /// When the frame that is being received, or the silence since the last one, began.
     since: Instant,
     message: PhantomData<fn() -> M>,
 }
 
-impl<M: Message + Default> FrameReceiver<M> {
+impl<M: Frame> FrameReceiver<M> {
     pub(super) fn new(stream: quinn::RecvStream, control: SessionControl, limits: &Limits) -> Self {
         Self {
             stream,
             control,
-            frames: Frames::new(limits.max_frame_bytes),
+            frames: Frames::new(limits.max_frame_bytes.min(MAX_FIRST_FRAME_BYTES)),
+            max_frame_bytes: limits.max_frame_bytes,
             deadline: limits.request_timeout,
+            budget: None,
             silence: None,
             since: Instant::now(),
             message: PhantomData,
@@ -49,6 +66,11 @@ impl<M: Message + Default> FrameReceiver<M> {
     pub fn set_silence(&mut self, silence: Option<Duration>) {
         self.silence = silence;
         self.since = Instant::now();
+    }
+
+    /// Reads the peer no faster than this from here on; at first there is no such bound.
+    pub fn set_pace(&mut self, pace: Pace) {
+        self.budget = Some(Budget::new(pace, Instant::now()));
     }
 
     /// The next frame, or `None` when the peer finished its side. Cancel-safe: dropping the future loses nothing.
@@ -74,7 +96,12 @@ impl<M: Message + Default> FrameReceiver<M> {
         loop {
             if let Some(payload) = self.frames.next()? {
                 self.since = Instant::now();
-                return M::decode(payload).map(Some).map_err(SessionError::Malformed);
+                self.frames.limit = self.max_frame_bytes;
+                self.spend(FRAME_COST_BYTES);
+                return decode_frame(payload).map(Some).map_err(SessionError::Malformed);
+            }
+            if let Some(until) = self.budget.as_ref().and_then(Budget::spent_until) {
+                sleep_until(until).await;
             }
             let inside = self.frames.inside();
             let wait = if inside { Some(self.deadline) } else { self.silence };
@@ -92,12 +119,48 @@ impl<M: Message + Default> FrameReceiver<M> {
                     if !inside {
                         self.since = Instant::now();
                     }
+                    self.spend(chunk.bytes.len());
                     self.frames.arrived(chunk.bytes);
                 }
                 None if inside => return Err(SessionError::Truncated),
                 None => return Ok(None),
             }
         }
+    }
+
+    fn spend(&mut self, bytes: usize) {
+        if let Some(budget) = &mut self.budget {
+            budget.spend(bytes, Instant::now());
+        }
+    }
+}
+
+/// Bytes that may be read before the pace has to be waited for.
+#[derive(Debug)]
+struct Budget {
+    pace: Pace,
+    /// Below zero: read ahead of the pace.
+    left: f64,
+    at: Instant,
+}
+
+impl Budget {
+    fn new(pace: Pace, now: Instant) -> Self {
+        Self { pace, left: pace.burst_bytes.into(), at: now }
+    }
+
+    fn spend(&mut self, bytes: usize, now: Instant) {
+        let gained =
+            now.saturating_duration_since(self.at).as_secs_f64() * f64::from(self.pace.bytes_per_second);
+        let spent = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.left = (self.left + gained).min(self.pace.burst_bytes.into()) - f64::from(spent);
+        self.at = now;
+    }
+
+    /// When it is no longer overdrawn; `None` when it is not.
+    fn spent_until(&self) -> Option<Instant> {
+        let seconds = -self.left / f64::from(self.pace.bytes_per_second.max(1));
+        (seconds > 0.0).then(|| self.at + Duration::from_secs_f64(seconds))
     }
 }
 
@@ -189,6 +252,7 @@ impl Frames {
 mod tests {
     use super::*;
     use mvm_proto::wire::session::v1::Goodbye;
+    use prost::Message as _;
 
     fn goodbye(length: usize) -> Bytes {
         crate::frame::encode_once(&Goodbye { reason: "x".repeat(length), redial: true })
@@ -200,7 +264,7 @@ mod tests {
         for piece in pieces {
             frames.arrived(piece.clone());
             while let Some(payload) = frames.next()? {
-                lengths.push(Goodbye::decode(payload).map_err(SessionError::Malformed)?.reason.len());
+                lengths.push(Goodbye::decode(payload).expect("a goodbye").reason.len());
             }
         }
         assert!(!frames.inside(), "nothing is left over");
@@ -232,6 +296,21 @@ mod tests {
         frames.arrived(Bytes::from_static(&[0x7f, 0xff, 0xff, 0xff, 1, 2, 3]));
         assert!(frames.next().expect("no error").is_none());
         assert!(frames.partial.capacity() < 1024);
+    }
+
+    #[test]
+    fn a_pace_lets_a_burst_through_and_then_so_many_bytes_a_second() {
+        let begun = Instant::now();
+        let mut budget = Budget::new(Pace { bytes_per_second: 1000, burst_bytes: 5000 }, begun);
+        budget.spend(5000, begun);
+        assert_eq!(budget.spent_until(), None);
+        budget.spend(2000, begun);
+        assert_eq!(budget.spent_until(), Some(begun + Duration::from_secs(2)));
+        budget.spend(0, begun + Duration::from_secs(2));
+        assert_eq!(budget.spent_until(), None);
+        // However long it was quiet, no more than a burst is saved up.
+        budget.spend(6000, begun + Duration::from_secs(3600));
+        assert_eq!(budget.spent_until(), Some(begun + Duration::from_secs(3601)));
     }
 
     #[test]

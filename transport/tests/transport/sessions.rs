@@ -53,7 +53,7 @@ impl Sessions {
         Self { server: Running::start(ClientAuth::Required, limits, None, Some(handler)), opened }
     }
 
-    /// Both ends of a new session, the first heartbeat received.
+    /// Both ends of a new session, the first heartbeat received and answered: later frames may be large.
     async fn open(
         &mut self,
         limits: &Limits,
@@ -63,6 +63,8 @@ impl Sessions {
         agent.frames_out.send(&heartbeat(0)).await.expect("room");
         let (mut coordinator, end) = within("the session", self.opened.recv()).await.expect("a session");
         assert_eq!(coordinator.frames_in.recv().await.expect("a frame"), Some(heartbeat(0)));
+        coordinator.frames_out.send(&heartbeat_ack(0)).await.expect("room");
+        assert_eq!(agent.frames_in.recv().await.expect("a frame"), Some(heartbeat_ack(0)));
         (agent, coordinator, end)
     }
 
