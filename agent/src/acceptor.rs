@@ -15,6 +15,7 @@ use mvm_proto::status::Mark;
 use mvm_proto::{DesiredState, Envelope, NodeId, Problem, SignedDocument, Unverified, Verified};
 use tokio::sync::watch;
 
+use crate::image::Vouched;
 use crate::ledger::{InForce, Ledger, LedgerError, Verdict, judge};
 use crate::reconcile::Clock;
 use refusal::{broken_envelope, ledger_problem, refuse_limits, too_large, trust_problem};
@@ -67,6 +68,7 @@ struct Shared {
     /// What others ask for, apart from what is locked while the disk is waited for.
     published: Mutex<Published>,
     in_force: watch::Sender<Option<Arc<InForce>>>,
+    vouched: watch::Sender<Vouched>,
 }
 
 #[derive(Debug)]
@@ -110,8 +112,10 @@ impl Acceptor {
         // A root that resets the mark may have been saved just before a crash.
         held.reset_if_due().map_err(|error| ledger_problem(&error))?;
         let in_force = watch::Sender::new(held.ledger.in_force().cloned());
+        let vouched = watch::Sender::new(Vouched::by(&held.trust));
         let published = Mutex::new(held.publish());
-        let shared = Arc::new(Shared { settings, clock, held: Mutex::new(held), published, in_force });
+        let shared =
+            Arc::new(Shared { settings, clock, held: Mutex::new(held), published, in_force, vouched });
         Ok(Arc::new(Self { shared, turn: tokio::sync::Mutex::new(()) }))
     }
 
@@ -158,6 +162,12 @@ impl Acceptor {
     #[must_use]
     pub fn is_dev_cluster(&self) -> bool {
         self.shared.published().is_dev
+    }
+
+    /// The images that may start here, now and whenever the cluster's trust changes.
+    #[must_use]
+    pub fn vouched(&self) -> watch::Receiver<Vouched> {
+        self.shared.vouched.subscribe()
     }
 
     /// The document in force, now and whenever it changes.
@@ -232,6 +242,7 @@ impl Shared {
             false => error.to_problem(),
         })?;
         held.trust = next;
+        self.vouched.send_replace(Vouched::by(&held.trust));
         self.reset_if_due(&mut held)
     }
 

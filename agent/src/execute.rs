@@ -88,7 +88,7 @@ pub enum StepError {
     Archive(#[from] ArchiveError),
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
-    #[error("its image is not there: {0}")]
+    #[error("its image can't be used: {0}")]
     NoImage(String),
     #[error("its VM ended: {0}")]
     Died(String),

@@ -2,7 +2,8 @@
 //!
 //! [`Images`] is what the agent asks: it answers at once, and has what is missing built by one thread in the
 //! background. [`Store`] is what lies on disk, for the agent and the command line alike. An image is hashed when it is
-//! made and when someone verifies it; a boot only looks whether its files are still the ones that were sealed.
+//! made and when someone verifies it; a boot only looks whether its files are still the ones that were sealed, and whether
+//! the cluster's image keys still vouch for it ([`Vouched`]).
 
 mod build;
 mod busybox;
@@ -26,6 +27,7 @@ mod staging;
 mod store;
 #[cfg(test)]
 mod tests;
+mod vouched;
 mod work;
 
 use std::collections::BTreeSet;
@@ -46,6 +48,7 @@ pub use guest_program::find_guest;
 pub use manifest::{FileEntry, Manifest, Part};
 pub use refs::Built;
 pub use store::Store;
+pub use vouched::Vouched;
 pub use work::Work;
 
 /// What a pool asks for.
@@ -72,38 +75,70 @@ pub enum Resolution {
     },
 }
 
+impl Resolution {
+    fn refused(error: &ImageError) -> Self {
+        Self::Unavailable { reason: error.reason(), message: error.to_string() }
+    }
+}
+
 /// The images of one node. Clones share everything; what is being built is called off when the last one goes.
 #[derive(Debug, Clone)]
 pub struct Images {
     /// None: images are imagined.
     requests: Option<Arc<Requests>>,
     changed: watch::Receiver<u64>,
+    vouched: watch::Receiver<Vouched>,
 }
 
 impl Images {
     /// No files at all: for the fake driver, whose guests need none. Everything is ready.
     #[must_use]
     pub fn imagined() -> Self {
-        Self { requests: None, changed: watch::channel(0).1 }
+        Self::imagined_by(Vouched::unchecked())
+    }
+
+    /// The same where an image must be vouched for.
+    #[must_use]
+    pub fn imagined_by(vouched: watch::Receiver<Vouched>) -> Self {
+        Self { requests: None, changed: watch::channel(0).1, vouched }
     }
 
     /// The images below `directory`.
     pub fn open(directory: &Path, settings: ImageSettings) -> Result<Self, ImageError> {
+        let vouched = settings.vouched.clone();
         let requests = Requests::new(Store::open(directory)?, settings);
-        Ok(Self { changed: requests.changed(), requests: Some(Arc::new(requests)) })
+        Ok(Self { changed: requests.changed(), requests: Some(Arc::new(requests)), vouched })
     }
 
-    /// Whether the image is there; begins to get it in the background when it is not. Never waits, and touches no
-    /// file once the answer is known.
+    /// Whether the image is there and may start; begins to get it in the background when it is not there and may be
+    /// built. Never waits, and touches no file once the image is known to be there.
     pub fn resolve(&self, image: &ImageRef) -> Resolution {
+        if let Err(error) = self.vouched.borrow().check_asked(image) {
+            return Resolution::refused(&error);
+        }
         match &self.requests {
-            None => Resolution::Ready(BootImage::imagined(&image.flake_ref).digest),
+            None => {
+                let imagined = || BootImage::imagined(&image.flake_ref).digest;
+                Resolution::Ready(image.digest.unwrap_or_else(imagined))
+            }
             Some(requests) => requests.resolve(image),
         }
     }
 
-    /// The files of an image that is there.
+    /// Whether an instance of this image may start now.
+    pub fn check(&self, digest: &Digest) -> Result<(), ImageError> {
+        self.vouched.borrow().check(digest)
+    }
+
+    /// What may start here, now and whenever that changes.
+    #[must_use]
+    pub fn vouched(&self) -> watch::Receiver<Vouched> {
+        self.vouched.clone()
+    }
+
+    /// The files of an image that is there and may start.
     pub fn boot_image(&self, digest: &Digest, flake_ref: &str) -> Result<BootImage, ImageError> {
+        self.check(digest)?;
         match &self.requests {
             None => Ok(BootImage::imagined(flake_ref)),
             Some(requests) => requests.boot_image(digest),

@@ -32,7 +32,7 @@ pub struct InForce {
     pub desired: DesiredState,
     /// Absent: the document came from a local file.
     pub mark: Option<Mark>,
-    /// Past this the document stays in force, and a condition says that it is old.
+    /// Past this the document stays in force and changes nothing more, and a condition says so.
     pub expires_at: Option<Timestamp>,
 }
 
@@ -41,6 +41,12 @@ impl InForce {
     #[must_use]
     pub fn local(desired: DesiredState) -> Arc<Self> {
         Arc::new(Self { desired, mark: None, expires_at: None })
+    }
+
+    /// Whether it may change nothing more.
+    #[must_use]
+    pub fn is_expired(&self, now: Timestamp) -> bool {
+        self.expires_at.is_some_and(|at| at <= now)
     }
 
     fn signed(document: SignedDocument, digest: Digest) -> Arc<Self> {

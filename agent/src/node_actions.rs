@@ -240,6 +240,9 @@ impl<D: Driver> Actor<D> {
         if step == Some(Action::Start) && spec.is_none() {
             return Err(no_spec(tenant, pool));
         }
+        if matches!(step, Some(Action::Wake | Action::Resume)) {
+            self.waker.check_image(id)?;
+        }
         if step.is_some() && matches!(to, Phase::Running | Phase::Warm | Phase::Sleeping) {
             self.waker.check_room(id, to)?;
         }

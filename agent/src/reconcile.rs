@@ -4,6 +4,7 @@ pub(crate) mod engine;
 pub(crate) mod gate;
 mod needs;
 mod once;
+mod revoked;
 pub(crate) mod status;
 pub(crate) mod wake;
 mod work;
@@ -17,12 +18,13 @@ use mvm_host::AnyHost;
 use mvm_proto::status::Capacity;
 use mvm_proto::{NodeId, Timestamp};
 use mvm_store::{Settings, SledStore};
+use tokio::sync::watch;
 
 use crate::driver::{AnyDriver, Driver, DriverKind, DriverUnavailable};
 use crate::driver_choice;
 use crate::execute::StepError;
 use crate::execute::recover::{Hands, Recovered, recover};
-use crate::image::{ImageError, ImageSettings, Images, find_guest};
+use crate::image::{ImageError, ImageSettings, Images, Vouched, find_guest};
 use crate::isolation::IsolationSettings;
 use crate::settings::VmmSettings;
 use crate::state::{Records, StateError};
@@ -79,6 +81,8 @@ pub struct NodeSettings {
     pub driver: DriverKind,
     pub vmm: VmmSettings,
     pub images_dir: PathBuf,
+    /// Which images may start.
+    pub vouched: watch::Receiver<Vouched>,
     pub secrets_dir: PathBuf,
     /// Sessions that are kept on this machine.
     pub sessions_dir: PathBuf,
@@ -162,13 +166,15 @@ pub(crate) fn open_images(
     data_dir: &Path,
     dir: &Path,
     vmm: &VmmSettings,
+    vouched: watch::Receiver<Vouched>,
 ) -> Result<Images, NodeError> {
     if kind == DriverKind::Fake {
-        return Ok(Images::imagined());
+        return Ok(Images::imagined_by(vouched));
     }
     let beside = || find_guest(&std::env::current_exe().ok()?);
     let guest = vmm.guest.clone().or_else(beside);
-    let settings = ImageSettings { owner: Some(data_dir.to_owned()), guest, ..ImageSettings::default() };
+    let owner = Some(data_dir.to_owned());
+    let settings = ImageSettings { owner, guest, vouched, ..ImageSettings::default() };
     Ok(Images::open(dir, settings)?)
 }
 

@@ -1,6 +1,6 @@
 //! Keeps this node in agreement with its desired state.
 //!
-//! One task owns the loop. It wakes on a new document, a trigger, the end of a step or of a VM, an image that was
+//! One task owns the loop. It wakes on a new document, a change of trust, a trigger, the end of a step or of a VM, an image that was
 //! built, a guest that has something to say, or a timer; it observes the node, asks the planner, hands the steps to the runner, then publishes [`NodeStatus`]. It never decides: every choice is
 //! made in `mvm_planner::node`. A missed event costs at most one interval, for every pass looks at everything.
 
@@ -84,7 +84,9 @@ impl Node {
         check_rights(&settings.isolation, settings.host.as_ref())?;
         let (driver, records) =
             open(&settings.data_dir, settings.host.clone(), settings.driver, &settings.vmm).await?;
-        let images = open_images(settings.driver, &settings.data_dir, &settings.images_dir, &settings.vmm)?;
+        let vouched = settings.vouched.clone();
+        let images =
+            open_images(settings.driver, &settings.data_dir, &settings.images_dir, &settings.vmm, vouched)?;
         Self::with_images(&settings, driver, records, images).await
     }
 }
@@ -101,10 +103,12 @@ impl<D: Driver> Node<D> {
         driver: Arc<D>,
         records: Arc<Records>,
     ) -> Result<(Node<D>, NodeHandle), NodeError> {
-        Self::with_images(settings, driver, records, Images::imagined()).await
+        let images = Images::imagined_by(settings.vouched.clone());
+        Self::with_images(settings, driver, records, images).await
     }
 
-    async fn with_images(
+    /// The same with images that are already open too.
+    pub async fn with_images(
         settings: &NodeSettings,
         driver: Arc<D>,
         records: Arc<Records>,
@@ -352,6 +356,7 @@ pub async fn reconcile_task<D: Driver>(
     let shared = &handle.shared;
     let mut exits = node.engine.driver.exits();
     let mut images = node.engine.executor.images.changed();
+    let mut vouched = node.engine.executor.images.vouched();
     let mut guests = shared.guests.changed();
     let ends = Arc::clone(&node.engine.ends);
     loop {
@@ -372,6 +377,7 @@ pub async fn reconcile_task<D: Driver>(
         let wait = async {
             let mut source_gone = false;
             let mut builds = true;
+            let mut vouches = true;
             loop {
                 tokio::select! {
                     biased;
@@ -400,6 +406,11 @@ pub async fn reconcile_task<D: Driver>(
                     changed = images.changed(), if builds => match changed {
                         Ok(()) => return true,
                         Err(_) => builds = false,
+                    },
+                    changed = vouched.changed(), if vouches => match changed {
+                        Ok(()) => return true,
+                        // Whoever follows the cluster's trust is gone; what was vouched for last holds.
+                        Err(_) => vouches = false,
                     },
                     Ok(()) = guests.changed() => {
                         let soon = begun + LISTEN_AFTER;
@@ -487,6 +498,7 @@ fn tell<D: Driver>(
         driver_error,
         strangers: &found.strangers,
         needs: engine.needs.conditions(engine.clock.now()),
+        images: engine.revoked.condition(engine.clock.now()),
         sessions: engine.executor.sessions.condition(),
         bounds: [engine.keeper.condition(engine.clock.now()), engine.groups.condition(engine.clock.now())],
         next_reconcile_at,

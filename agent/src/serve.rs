@@ -38,6 +38,7 @@ use crate::driver_choice;
 use crate::event_log::{EventLog, event_log_task};
 use crate::give_back_task::give_back_task;
 use crate::health::{self, Health, SourceHealth};
+use crate::image::Vouched;
 use crate::image_gc_task::image_gc_task;
 use crate::ledger::LEDGER_FILE;
 use crate::metrics::Metrics;
@@ -106,10 +107,14 @@ impl Agent {
         let (api_address, metrics_address) = doors.addresses();
 
         let capacity = info.capacity.unwrap_or_default();
-        let (node, handle) =
-            open_node(&settings, host.clone(), driver, &node_id, capacity, clock.clone()).await?;
         let acceptor =
             member.as_ref().map(|_| open_acceptor(&settings, &certs, &node_id, clock.clone())).transpose()?;
+        let vouched = match &acceptor {
+            Some(acceptor) if settings.desired_file.is_none() => acceptor.vouched(),
+            _ => Vouched::unchecked(),
+        };
+        let (node, handle) =
+            open_node(&settings, host.clone(), driver, &node_id, capacity, vouched, clock.clone()).await?;
         let intake = Intake::new(
             acceptor.clone(),
             settings.desired_file.is_some(),
@@ -287,6 +292,7 @@ async fn open_node(
     driver: DriverKind,
     node_id: &NodeId,
     capacity: Capacity,
+    vouched: watch::Receiver<Vouched>,
     clock: Clock,
 ) -> Result<(Node, NodeHandle), AgentError> {
     let settings = NodeSettings {
@@ -296,6 +302,7 @@ async fn open_node(
         driver,
         vmm: settings.vmm.clone(),
         images_dir: settings.images_dir.clone(),
+        vouched,
         secrets_dir: settings.secrets_dir.clone(),
         sessions_dir: settings.sessions_dir.clone(),
         sweep_after: settings.sweep_after,

@@ -22,7 +22,8 @@ use mvm_proto::{ClusterId, FieldError, Problem, Timestamp};
 
 pub use bundle::TrustBundle;
 pub use metadata::{
-    IMAGES_PAYLOAD_TYPE, ImagesMetadata, MetadataError, ROOT_PAYLOAD_TYPE, RoleSpec, RootMetadata, RootSpec,
+    IMAGES_PAYLOAD_TYPE, ImageSource, ImagesMetadata, MetadataError, ROOT_PAYLOAD_TYPE, RoleSpec,
+    RootMetadata, RootSpec,
 };
 pub use role::{RoleKeys, Roles, TrustKey, TrustRole};
 pub use store::{RootChange, TrustStore};

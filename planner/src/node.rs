@@ -6,12 +6,13 @@
 //! reverse order; [`pressure`] puts to sleep what is idle when the node is short of memory; [`stage`], [`replace`] and
 //! [`retain`] make what the other counts lack, renew what is outdated and clear away what was kept long enough;
 //! [`prune`] deals with what the document does not name. All passes spend from one [`budget`], so that running counts
-//! come first everywhere, and all respect the same [`hold`]s.
+//! come first everywhere, and all respect the same [`hold`]s. Past a document's expiry [`plan_expired`] does less: see [`keep`].
 
 mod budget;
 mod draft;
 mod hold;
 mod index;
+mod keep;
 mod members;
 mod pressure;
 mod prune;
@@ -33,20 +34,27 @@ use mvm_proto::{DesiredState, InstanceId, Phase, Timestamp};
 use crate::observation::{Blocked, Observation, ObservedInstance};
 use crate::plan::{NodePlan, OverLimit};
 use budget::{Budget, Usage};
-use draft::{Draft, Place};
+use draft::{Draft, Freshness, Place};
 use members::{Members, pools, sort_in};
 use view::PoolView;
 
 /// The steps that bring `observed` closer to `desired`; empty when they already agree.
 #[must_use]
 pub fn plan_node(desired: &DesiredState, observed: &Observation, now: Timestamp) -> NodePlan {
-    // Under pressure even a pool at rest may have to give something.
-    let skip = if observed.memory_pressure {
-        |_: &Members<'_>| false
-    } else {
-        |members: &Members<'_>| members.are_at_rest()
-    };
-    plan_pools(desired, observed, now, skip)
+    plan_pools(desired, observed, now, Freshness::Current, skip_at_rest(observed))
+}
+
+/// The steps that a document past its expiry still asks for: the instances that there are go on. What failed is started
+/// again, the sleep policy and memory pressure put to rest and bring back as ever; nothing is made, replaced, stopped or
+/// destroyed, whatever the document says.
+#[must_use]
+pub fn plan_expired(desired: &DesiredState, observed: &Observation, now: Timestamp) -> NodePlan {
+    plan_pools(desired, observed, now, Freshness::Expired, skip_at_rest(observed))
+}
+
+/// Under pressure even a pool at rest may have to give something.
+fn skip_at_rest(observed: &Observation) -> fn(&Members<'_>) -> bool {
+    if observed.memory_pressure { |_| false } else { |members| members.are_at_rest() }
 }
 
 /// The same without a look at the pools of which `skip` is true.
@@ -54,13 +62,14 @@ fn plan_pools(
     desired: &DesiredState,
     observed: &Observation,
     now: Timestamp,
+    freshness: Freshness,
     skip: fn(&Members<'_>) -> bool,
 ) -> NodePlan {
     let mut pools = pools(desired);
     let quotas = desired.tenants.iter().map(|tenant| tenant.quotas);
     let budget = Budget::new(observed.capacity, quotas, pools.len());
     let under_pressure = observed.memory_pressure;
-    let mut draft = Draft { plan: NodePlan::default(), budget, now, under_pressure };
+    let mut draft = Draft { plan: NodePlan::default(), budget, now, under_pressure, freshness };
     let mut unnamed = sort_in(&mut draft.budget, desired, &mut pools, &observed.instances);
 
     report_passed_limits(&mut draft, desired, &pools);
@@ -69,19 +78,30 @@ fn plan_pools(
     let mut views: Vec<_> =
         busy.map(|members| PoolView::new(members, no_start(members.place, &observed.blocked), now)).collect();
     for view in &mut views {
-        raise::raise(&mut draft, view);
+        match freshness {
+            Freshness::Current => raise::raise(&mut draft, view),
+            Freshness::Expired => keep::restart(&mut draft, view),
+        }
     }
     for view in views.iter_mut().rev() {
         sleep::put_back_idle(&mut draft, view);
-        settle::settle(&mut draft, view);
+        match freshness {
+            Freshness::Current => settle::settle(&mut draft, view),
+            Freshness::Expired => keep::settle(&mut draft, view),
+        }
     }
     if under_pressure {
         pressure::relieve(&mut draft, &mut views, &observed.instances);
     }
     for view in &mut views {
-        stage::stage(&mut draft, view);
-        replace::replace(&mut draft, view);
-        retain::retain(&mut draft, view);
+        match freshness {
+            Freshness::Current => {
+                stage::stage(&mut draft, view);
+                replace::replace(&mut draft, view);
+                retain::retain(&mut draft, view);
+            }
+            Freshness::Expired => keep::stage(&mut draft, view),
+        }
     }
     unnamed.sort_by_key(|(_, instance)| (&instance.tenant, &instance.pool, &instance.id));
     for (tenant, instance) in unnamed {

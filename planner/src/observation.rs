@@ -134,6 +134,12 @@ impl ObservedInstance {
         self.staging.is_some() && self.phase == Phase::Running && self.moving_to == Some(Phase::Running)
     }
 
+    /// Its VM ended by itself, or the last step on it failed, also when starting it again was cut short: nothing decided
+    /// that it should not run.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.phase == Phase::Failed || (self.is_startable() && self.retry_not_before.is_some())
+    }
+
     /// Stopped, failed or never booted: a start boots it anew.
     pub(crate) fn is_startable(&self) -> bool {
         matches!(self.phase, Phase::Created | Phase::Ready | Phase::Stopped | Phase::Failed)

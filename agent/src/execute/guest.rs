@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mvm_host::network::Mac;
 use mvm_proto::guest::{Mount, Reborn};
-use mvm_proto::{InstanceId, Phase};
+use mvm_proto::{Digest, InstanceId, Phase};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
@@ -14,6 +14,7 @@ use super::{Executor, StepError};
 use crate::crash;
 use crate::driver::{BootImage, Driver, VmExit};
 use crate::guest_link::{ANSWER_WITHIN, Drained, LinkError};
+use crate::image::ImageError;
 use crate::record::Record;
 
 /// A guest that was asked to end may take this much longer than the grace that its workload has.
@@ -44,12 +45,21 @@ pub(super) struct Life {
     pub(super) points: [&'static str; 2],
 }
 
+/// What an instance was booted from last.
+fn image_of(record: &Record) -> Digest {
+    let imagined = || BootImage::imagined(&record.flake_ref).digest;
+    record.image.or(record.image_digest).unwrap_or_else(imagined)
+}
+
 impl<D: Driver> Executor<D> {
-    /// The files that an instance is booted or restored with.
+    /// The files that an instance is booted or restored with. Refused where no image key vouches for them any more.
     pub(crate) fn boot_image(&self, record: &Record) -> Result<BootImage, StepError> {
-        let imagined = || BootImage::imagined(&record.flake_ref).digest;
-        let digest = record.image.or(record.image_digest).unwrap_or_else(imagined);
-        Ok(self.images.boot_image(&digest, &record.flake_ref)?)
+        Ok(self.images.boot_image(&image_of(record), &record.flake_ref)?)
+    }
+
+    /// Whether an instance that rests may run again: it is refused where no image key vouches for its image any more.
+    pub(crate) fn check_image(&self, record: &Record) -> Result<(), ImageError> {
+        self.images.check(&image_of(record))
     }
 
     fn identity(&self, record: &mut Record, start_workload: bool) -> Reborn {

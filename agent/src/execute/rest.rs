@@ -129,6 +129,9 @@ impl<D: Driver> Executor<D> {
         if !matches!(record.phase, Phase::Warm | Phase::Running) {
             return Err(Self::wrong_phase(&record, Action::Resume));
         }
+        if record.phase == Phase::Warm {
+            self.check_image(&record)?;
+        }
         watch.is(if record.phase == Phase::Warm { WakeKind::Resumed } else { WakeKind::Running });
         let without = record.phase == Phase::Warm && record.secrets_wiped;
         let bundle = if without { self.bundle(&record)? } else { None };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mvm_planner::Action;
-use mvm_proto::Phase;
+use mvm_proto::{Digest, Phase};
 
 use super::guest::Life;
 use super::timing::{Stage, Stopwatch};
@@ -82,12 +82,7 @@ impl<D: Driver> Executor<D> {
             crash::point("start.cleared");
             record.advance(Phase::Stopped, self.clock.now(), reason)?;
         }
-        let image = match self.images.resolve(&spec.image()) {
-            Resolution::Ready(digest) => digest,
-            Resolution::Working { message } | Resolution::Unavailable { message, .. } => {
-                return Err(StepError::NoImage(message));
-            }
-        };
+        let image = self.resolve_image(spec)?;
         self.records.place(&mut record, spec, self.isolation.net_of(spec.net_id, spec.subnet))?;
         record.revision = spec.revision;
         record.resources = spec.resources;
@@ -105,6 +100,16 @@ impl<D: Driver> Executor<D> {
         self.intend(&mut record, if is_new { Action::Create } else { Action::Start }).await?;
         crash::point("start.intended");
         self.boot_up(record, reason, watch).await
+    }
+
+    /// The image that the pool boots from now.
+    fn resolve_image(&self, spec: &PoolSpec) -> Result<Digest, StepError> {
+        match self.images.resolve(&spec.image()) {
+            Resolution::Ready(digest) => Ok(digest),
+            Resolution::Working { message } | Resolution::Unavailable { message, .. } => {
+                Err(StepError::NoImage(message))
+            }
+        }
     }
 
     /// From the intent on: also where an earlier agent was cut off.
@@ -193,6 +198,8 @@ impl<D: Driver> Executor<D> {
         patience: Patience,
         reason: &str,
     ) -> Result<(), StepError> {
+        // Nothing is stopped for what could not start then.
+        self.resolve_image(spec)?;
         let (id, back_to) = (record.id.clone(), record.phase);
         let again = || self.records.get(&id).ok_or_else(|| StepError::Gone(id.clone()));
         self.stop(record, patience.grace, reason).await?;

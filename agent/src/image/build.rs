@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use mvm_proto::{Digest, Timestamp};
+use tokio::sync::watch;
 
 use super::debian::megabytes;
 use super::error::ImageError;
@@ -13,7 +14,7 @@ use super::refs::Built;
 use super::source::Source;
 use super::store::Store;
 use super::work::Work;
-use super::{ImageRef, busybox};
+use super::{ImageRef, Vouched, busybox};
 
 /// What building needs to know of this machine.
 #[derive(Debug, Clone)]
@@ -25,6 +26,8 @@ pub struct ImageSettings {
     /// Where downloaded packages are kept; without it, `cache` in the store.
     pub cache: Option<PathBuf>,
     pub nix: NixSettings,
+    /// What the agent may start and build; what the command line builds is not checked.
+    pub vouched: watch::Receiver<Vouched>,
     /// The wait after a first failure; each further one doubles it.
     pub first_retry: Duration,
     pub longest_retry: Duration,
@@ -37,6 +40,7 @@ impl Default for ImageSettings {
             guest: None,
             cache: None,
             nix: NixSettings::default(),
+            vouched: Vouched::unchecked(),
             first_retry: Duration::from_secs(5),
             longest_retry: Duration::from_secs(600),
         }

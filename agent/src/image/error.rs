@@ -10,6 +10,15 @@ use mvm_proto::Digest;
 pub enum ImageError {
     #[error("there is no image {0} on this node")]
     Missing(Digest),
+    #[error("no image key vouches for image {0}")]
+    NotVouched(Digest),
+    #[error("{reference} is asked for without image_digest, which is needed outside a development cluster")]
+    NoDigest { reference: String },
+    #[error(
+        "image {digest} is not on this node, and no image key vouches for {reference} as its source, so it is not built: \
+         build or import it here with `mvm image`, or vouch for the source with `mvm trust vouch --source`"
+    )]
+    SourceNotVouched { reference: String, digest: Digest },
     #[error("image {digest} is damaged: {fault}; remove it with `mvm image rm` and build it again")]
     Damaged { digest: Digest, fault: String },
     #[error("{reference} is image {found}, and {expected} was asked for")]
@@ -66,6 +75,8 @@ impl ImageError {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Missing(_) => "ImageMissing",
+            Self::NotVouched(_) | Self::NoDigest { .. } => "NotVouched",
+            Self::SourceNotVouched { .. } => "SourceNotVouched",
             Self::Damaged { .. } => "ImageDamaged",
             Self::DigestMismatch { .. } => "DigestMismatch",
             Self::Reference { .. } => "InvalidReference",

@@ -106,7 +106,10 @@ impl Requests {
                 state.answers.insert(image.clone(), Answer::Ready(digest));
                 Resolution::Ready(digest)
             }
-            Ok(None) => self.enqueue(&mut state, image, failures),
+            Ok(None) => match self.shared.settings.vouched.borrow().check_source(image) {
+                Ok(()) => self.enqueue(&mut state, image, failures),
+                Err(error) => Resolution::refused(&error),
+            },
             Err(ImageError::Busy) => Resolution::Working { message: ImageError::Busy.to_string() },
             Err(error) => {
                 let answer = self.shared.failed(image, &error, failures);
@@ -270,6 +273,8 @@ impl Shared {
     }
 
     fn build(&self, image: &ImageRef) -> Result<Digest, ImageError> {
+        // It may have been revoked while it waited for its turn.
+        self.settings.vouched.borrow().check_source(image)?;
         tracing::info!(image = image.flake_ref, "building an image");
         let tell = |line: &str| {
             tracing::debug!(image = image.flake_ref, "{line}");

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use mvm_planner::{Action, Blocked, Capacity, NodePlan, Observation, plan_node};
+use mvm_planner::{Action, Blocked, Capacity, NodePlan, Observation, plan_expired, plan_node};
 use mvm_proto::status::Event;
 use mvm_proto::{InstanceId, Phase, PoolId, TenantId, Timestamp};
 use tokio::sync::watch;
@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use super::Clock;
 use super::gate::Gate;
 use super::needs::Needs;
+use super::revoked::Revoked;
 use super::work::WorkWatch;
 use crate::driver::{Driver, DriverError};
 use crate::execute::recover::{Hands, Recovered, Resolved, recover_one};
@@ -49,6 +50,7 @@ pub(crate) struct Engine<D> {
     pub(crate) gate: Arc<Gate>,
     pub(crate) ends: Ends,
     pub(crate) needs: Needs,
+    pub(crate) revoked: Revoked,
     pub(crate) keeper: Keeper,
     pub(crate) groups: GroupKeeper,
     work: WorkWatch,
@@ -81,6 +83,8 @@ pub(crate) struct EngineSettings {
 #[derive(Debug)]
 struct Last {
     in_force: Arc<InForce>,
+    /// Whether that had expired.
+    expired: bool,
     observation: Observation,
     plan: NodePlan,
 }
@@ -125,6 +129,7 @@ impl<D: Driver> Engine<D> {
             gate,
             ends: Ends::default(),
             needs: Needs::new(executor.images.clone(), Arc::clone(&executor.secrets)),
+            revoked: Revoked::default(),
             work: WorkWatch::new(keeper.found.subscribe()),
             keeper,
             groups: GroupKeeper::new(
@@ -185,9 +190,14 @@ impl<D: Driver> Engine<D> {
         if let Some(in_force) = in_force {
             self.follow_policies(in_force);
             observation.blocked.extend(self.needs.look(&in_force.desired));
-            if self.decide(in_force, observation) {
+            if self.decide(in_force, observation) && !in_force.is_expired(now) {
                 self.drop_templates(in_force).await;
             }
+        }
+        for event in self.revoked.look(&self.records, &self.executor.images, now) {
+            tracing::warn!(image = event.subject, "{}", event.message);
+            // Nobody listening is no error.
+            let _ = self.executor.events.send(event);
         }
         if let Err(error) = self.executor.images.set_in_use(&self.records.images()) {
             tracing::warn!(error = %chain(&error), "could not note which images are in use");
@@ -202,13 +212,15 @@ impl<D: Driver> Engine<D> {
         let gate = gate.close();
         let now = self.clock.now();
         observation.instances = self.records.observed();
-        if self.is_planned(in_force, &observation, now) {
+        let expired = in_force.is_expired(now);
+        if self.is_planned(in_force, expired, &observation, now) {
             return false;
         }
-        let plan = plan_node(&in_force.desired, &observation, now);
+        let plans = if expired { plan_expired } else { plan_node };
+        let plan = plans(&in_force.desired, &observation, now);
         self.plans += 1;
         self.runner.submit(&gate, &in_force.desired, &plan.steps, now);
-        self.last = Some(Last { in_force: Arc::clone(in_force), observation, plan });
+        self.last = Some(Last { in_force: Arc::clone(in_force), expired, observation, plan });
         true
     }
 
@@ -322,9 +334,16 @@ impl<D: Driver> Engine<D> {
     }
 
     /// Whether the last plan still says everything.
-    fn is_planned(&self, in_force: &Arc<InForce>, observation: &Observation, now: Timestamp) -> bool {
+    fn is_planned(
+        &self,
+        in_force: &Arc<InForce>,
+        expired: bool,
+        observation: &Observation,
+        now: Timestamp,
+    ) -> bool {
         self.last.as_ref().is_some_and(|last| {
             Arc::ptr_eq(&last.in_force, in_force)
+                && last.expired == expired
                 && last.plan.next_deadline.is_none_or(|at| now < at)
                 && last.observation == *observation
                 // A step that was planned and neither runs nor ran would never be planned again.

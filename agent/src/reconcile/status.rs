@@ -25,6 +25,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) strangers: &'a [InstanceId],
     /// Whether images and secrets are there.
     pub(crate) needs: [Condition; 2],
+    /// Whether image keys vouch for what instances here were booted from.
+    pub(crate) images: Condition,
     /// Whether the tenants' networks and limits are as they should be.
     pub(crate) bounds: [Condition; 2],
     /// Whether sessions are in their stores.
@@ -42,8 +44,9 @@ pub(crate) fn update(status: &mut NodeStatus, facts: &Facts<'_>) {
     if facts.converged {
         status.converged.clone_from(&status.accepted);
     }
-    let sessions = facts.sessions.clone();
-    let own = [converged(facts), current(facts), disk(facts), driver(facts), accounted(facts), sessions];
+    let (images, sessions) = (facts.images.clone(), facts.sessions.clone());
+    let own =
+        [converged(facts), current(facts), disk(facts), driver(facts), accounted(facts), images, sessions];
     for condition in own.into_iter().chain(facts.needs.clone()).chain(facts.bounds.clone()) {
         set_condition(&mut status.conditions, condition);
     }
@@ -75,8 +78,9 @@ fn current(facts: &Facts<'_>) -> Condition {
     };
     match facts.in_force {
         None => new(false, "NoDocument", "no document was accepted yet".to_owned()),
-        Some(InForce { expires_at: Some(at), .. }) if *at <= facts.now => {
-            new(false, "Expired", format!("the document expired at {at}; it stays in force"))
+        Some(in_force @ InForce { expires_at: Some(at), .. }) if in_force.is_expired(facts.now) => {
+            let message = format!("the document expired at {at}; what it asks for is kept and not changed");
+            new(false, "Expired", message)
         }
         Some(InForce { mark: None, .. }) => new(true, "LocalFile", String::new()),
         Some(_) => new(true, "Accepted", String::new()),

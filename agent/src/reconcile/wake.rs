@@ -160,6 +160,7 @@ impl<D: Driver> Waker<D> {
         if phase == Phase::Running {
             watch.is(if kept { WakeKind::Kept } else { WakeKind::Running });
         } else {
+            self.check_image(id)?;
             self.check_room(id, Phase::Running)?;
         }
         let reason = "woken on demand".to_owned();
@@ -212,6 +213,16 @@ impl<D: Driver> Waker<D> {
             gate.admit();
         }
         called_off
+    }
+
+    /// Whether an image key still vouches for what an instance that rests would run.
+    pub(crate) fn check_image(&self, id: &InstanceId) -> Result<(), Problem> {
+        let Some(record) = self.records.get(id) else { return Ok(()) };
+        self.executor.check_image(&record).map_err(|error| {
+            let detail = format!("{id} is not started again: {error}");
+            let remediation = "Vouch for the image again, or push a document with another one.";
+            Problem::new(409, "image_not_vouched", detail, remediation)
+        })
     }
 
     /// Whether quotas and capacity have room for an instance in phase `to`. For whoever has its lease.

@@ -32,6 +32,7 @@ fn settings(data_dir: &std::path::Path) -> NodeSettings {
         host: None,
         vmm: VmmSettings::default(),
         images_dir: data_dir.join("images"),
+        vouched: mvm_agent::image::Vouched::unchecked(),
         secrets_dir: data_dir.join("secrets"),
         sessions_dir: data_dir.join("sessions"),
         sweep_after: Duration::from_secs(60),

@@ -9,7 +9,7 @@ use mvm_agent::acceptor::{Acceptor, AcceptorSettings, HardLimits};
 use mvm_agent::ledger::LEDGER_FILE;
 use mvm_agent::reconcile::Clock;
 use mvm_pki::signing::{SigningKey, seal};
-use mvm_pki::trust::{ImagesMetadata, RoleSpec, RootMetadata, RootSpec, TrustStore};
+use mvm_pki::trust::{ImageSource, ImagesMetadata, RoleSpec, RootMetadata, RootSpec, TrustStore};
 use mvm_proto::document::DOCUMENT_PAYLOAD_TYPE;
 use mvm_proto::{Digest, Timestamp};
 use serde_json::{Value, json};
@@ -92,8 +92,18 @@ impl Cluster {
     }
 
     pub(crate) fn images(&self, digests: &[Digest]) -> Vec<u8> {
+        self.statement(1, digests, &[])
+    }
+
+    /// A statement of images, with references that nodes may build and what must come of each.
+    pub(crate) fn statement(&self, version: u64, digests: &[Digest], sources: &[(&str, Digest)]) -> Vec<u8> {
         let cluster = CLUSTER.parse().unwrap();
-        let images = ImagesMetadata::new(cluster, 1, digests.iter().copied(), at(-60), DAY).unwrap();
+        let images = ImagesMetadata::new(cluster, version, digests.iter().copied(), at(-60), DAY).unwrap();
+        let source = |(flake_ref, digest): &(&str, Digest)| ImageSource {
+            flake_ref: (*flake_ref).to_owned(),
+            digest: *digest,
+        };
+        let images = images.with_sources(sources.iter().map(source)).unwrap();
         images.seal(&[&self.image]).to_json()
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_agent::driver::{Driver, FakeDriver};
+use mvm_agent::image::{Images, Vouched};
 use mvm_agent::isolation::IsolationSettings;
 use mvm_agent::ledger::InForce;
 use mvm_agent::reconcile::{Clock, NodeSettings};
@@ -39,6 +40,7 @@ pub(crate) fn settings(dir: &Path) -> NodeSettings {
         driver: mvm_agent::driver::DriverKind::Fake,
         vmm: VmmSettings::default(),
         images_dir: dir.join("images"),
+        vouched: Vouched::unchecked(),
         secrets_dir: dir.join("secrets"),
         sessions_dir: dir.join("sessions"),
         sweep_after: Duration::from_secs(60),
@@ -73,9 +75,21 @@ impl TestNode {
 
     /// With a driver that may already be told to fail.
     pub(crate) async fn start_on(dir: &Path, settings: NodeSettings, driver: FakeDriver) -> Self {
+        let images = Images::imagined_by(settings.vouched.clone());
+        Self::start_from(dir, settings, driver, images).await
+    }
+
+    /// With images that are already open.
+    pub(crate) async fn start_from(
+        dir: &Path,
+        settings: NodeSettings,
+        driver: FakeDriver,
+        images: Images,
+    ) -> Self {
         let driver = Arc::new(driver);
         let records = records(dir).await;
-        let (node, handle) = Node::with(&settings, Arc::clone(&driver), records).await.unwrap();
+        let opened = Node::with_images(&settings, Arc::clone(&driver), records, images).await;
+        let (node, handle) = opened.unwrap();
         let desired = watch::Sender::new(None);
         let stop = CancellationToken::new();
         let task = tokio::spawn(reconcile_task(node, desired.subscribe(), stop.clone()));

@@ -32,6 +32,7 @@ pub(super) fn measure() -> Result<Row> {
         driver: DriverKind::Fake,
         vmm: VmmSettings::default(),
         images_dir: dir.path().join("images"),
+        vouched: mvm_agent::image::Vouched::unchecked(),
         secrets_dir: dir.path().join("secrets"),
         sessions_dir: dir.path().join("sessions"),
         sweep_after: Duration::from_secs(60),

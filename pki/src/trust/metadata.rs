@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use mvm_proto::document::MAX_FLAKE_REF_BYTES;
 use mvm_proto::envelope::{MAX_SIGNATURES, Payload};
 use mvm_proto::{ClusterId, Digest, Envelope, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,9 @@ use crate::signing::{PublicKey, SigningKey, seal};
 
 pub const ROOT_PAYLOAD_TYPE: &str = "application/vnd.mvm.root.v1+json";
 pub const IMAGES_PAYLOAD_TYPE: &str = "application/vnd.mvm.images.v1+json";
+
+/// The most sources in one statement: beyond what one cluster's images are built from, and a bound on what a node compares.
+const MAX_SOURCES: usize = 4096;
 
 /// The largest version: what every JSON reader can count to.
 const MAX_VERSION: u64 = (1 << 53) - 1;
@@ -210,6 +214,18 @@ pub struct ImagesMetadata {
     pub issued_at: Timestamp,
     pub expires_at: Timestamp,
     pub digests: Vec<Digest>,
+    /// What nodes may build or import themselves; absent: nothing. In order, each once, of listed digests only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<ImageSource>,
+}
+
+/// A reference that a node may build or import, and the image that must come of it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageSource {
+    /// As documents spell it.
+    pub flake_ref: String,
+    pub digest: Digest,
 }
 
 impl ImagesMetadata {
@@ -222,7 +238,16 @@ impl ImagesMetadata {
         life: Duration,
     ) -> Result<Self, MetadataError> {
         let digests = digests.into_iter().collect::<BTreeSet<_>>().into_iter().collect();
-        let images = Self { cluster, version, issued_at: now, expires_at: now + life, digests };
+        let images =
+            Self { cluster, version, issued_at: now, expires_at: now + life, digests, sources: Vec::new() };
+        images.check()?;
+        Ok(images)
+    }
+
+    /// The same with what nodes may build or import themselves.
+    pub fn with_sources(self, sources: impl IntoIterator<Item = ImageSource>) -> Result<Self, MetadataError> {
+        let sources = sources.into_iter().collect::<BTreeSet<_>>().into_iter().collect();
+        let images = Self { sources, ..self };
         images.check()?;
         Ok(images)
     }
@@ -236,7 +261,19 @@ impl ImagesMetadata {
         check_version(self.version)?;
         rule(self.expires_at > self.issued_at, "expires_at", "must be after issued_at")?;
         let distinct: BTreeSet<_> = self.digests.iter().collect();
-        rule(distinct.len() == self.digests.len(), "digests", "must be listed once each")
+        rule(distinct.len() == self.digests.len(), "digests", "must be listed once each")?;
+        rule(self.sources.len() <= MAX_SOURCES, "sources", "too many")?;
+        let in_order = self.sources.is_sorted_by(|a, b| a < b);
+        rule(in_order, "sources", "must be in order and listed once each")?;
+        for (at, source) in self.sources.iter().enumerate() {
+            let path = format!("sources[{at}]");
+            let reference = &source.flake_ref;
+            let is_printable = !reference.is_empty() && reference.bytes().all(|b| b.is_ascii_graphic());
+            rule(is_printable, &path, "flake_ref must be printable ASCII without spaces")?;
+            rule(reference.len() <= MAX_FLAKE_REF_BYTES, &path, "flake_ref is too long")?;
+            rule(distinct.contains(&source.digest), &path, "its digest must be vouched for")?;
+        }
+        Ok(())
     }
 }
 

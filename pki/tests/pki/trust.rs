@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mvm_pki::trust::{IMAGES_LIFE, ROOT_METADATA_LIFE, RoleSpec, RootSpec, TrustRole};
+use mvm_pki::trust::{IMAGES_LIFE, ImageSource, ROOT_METADATA_LIFE, RoleSpec, RootSpec, TrustRole};
 use mvm_pki::{ImagesMetadata, RootMetadata, SigningKey, TrustBundle, TrustError, TrustStore, seal};
 use mvm_proto::document::{DOCUMENT_PAYLOAD_TYPE, SCHEMA_VERSION};
 use mvm_proto::{DesiredState, Digest, Envelope, Provenance, SignedDocument, Timestamp, Unverified};
@@ -321,6 +321,45 @@ fn images_count_only_when_an_image_key_vouches_for_them() {
     foreign.cluster = "other".parse().unwrap();
     assert_eq!(code(store.advance_images(foreign.seal(&[&keys.image]), now())), "trust_wrong_cluster");
     assert_eq!(store.images_version(), 3);
+}
+
+#[test]
+fn sources_are_signed_with_the_statement_in_order_once_each_and_of_its_own_images_only() {
+    let keys = Keys::new();
+    let (one, other) = (Digest::of(b"one"), Digest::of(b"other"));
+    let source = |flake_ref: &str, digest| ImageSource { flake_ref: flake_ref.to_owned(), digest };
+    let (a, b) = (source("github:org/a", one), source("github:org/b", one));
+    let written = statement(1, &[one]).with_sources([b.clone(), a.clone(), b.clone()]).unwrap();
+    assert_eq!(written.sources, [a.clone(), b.clone()]);
+    let mut store = keys.store();
+    store.advance_images(written.seal(&[&keys.image]), now()).unwrap();
+    assert_eq!(store.images().unwrap().sources, [a.clone(), b.clone()]);
+
+    let refused = |sources: Vec<ImageSource>| {
+        let odd = ImagesMetadata { sources, ..statement(2, &[one]) };
+        code(keys.store().advance_images(odd.seal(&[&keys.image]), now()))
+    };
+    assert_eq!(refused(vec![a.clone()]), "accepted");
+    assert_eq!(refused(vec![b, a.clone()]), "trust_metadata_invalid");
+    assert_eq!(refused(vec![a.clone(), a.clone()]), "trust_metadata_invalid");
+    assert_eq!(refused(vec![source("github:org/a", other)]), "trust_metadata_invalid");
+    assert_eq!(refused(vec![source("", one)]), "trust_metadata_invalid");
+    assert_eq!(refused(vec![source("github:org/a b", one)]), "trust_metadata_invalid");
+    assert_eq!(refused(vec![source(&"r".repeat(2049), one)]), "trust_metadata_invalid");
+    let many = |count: usize| (0..count).map(|at| source(&format!("r{at:05}"), one)).collect();
+    assert_eq!((refused(many(4096)), refused(many(4097))), ("accepted", "trust_metadata_invalid"));
+}
+
+#[test]
+fn a_statement_without_sources_is_read_and_written_as_before_there_were_any() {
+    let before = statement(1, &[Digest::of(b"one")]);
+    let keys = Keys::new();
+    let envelope = before.seal(&[&keys.image]);
+    let text = String::from_utf8(envelope.payload.clone()).unwrap();
+    assert!(!text.contains("sources"), "older nodes read it: {text}");
+    let mut store = keys.store();
+    store.advance_images(envelope, now()).unwrap();
+    assert_eq!(store.images(), Some(&before));
 }
 
 #[test]

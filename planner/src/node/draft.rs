@@ -17,6 +17,15 @@ pub(crate) struct Draft {
     pub(crate) now: Timestamp,
     /// The node is short of memory: no pass may start anything.
     pub(crate) under_pressure: bool,
+    pub(crate) freshness: Freshness,
+}
+
+/// Whether the document may still change anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Freshness {
+    Current,
+    /// What it asks for is kept, not changed: no pass may make, replace, stop or destroy an instance.
+    Expired,
 }
 
 /// The pool that a pass works on, and its places in the budget.

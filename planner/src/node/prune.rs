@@ -5,8 +5,9 @@ use std::time::Duration;
 use mvm_proto::document::{SleepPolicy, Tenant};
 use mvm_proto::{DesiredState, Phase};
 
-use super::draft::Draft;
+use super::draft::{Draft, Freshness};
 use super::hold::{Hold, hands_off};
+use super::keep::EXPIRED;
 use crate::observation::ObservedInstance;
 use crate::plan::{Action, Deferred, Step, Unmanaged};
 
@@ -57,6 +58,9 @@ pub(crate) fn prune(
 }
 
 fn held(draft: &mut Draft, tenant: Option<&Tenant>, instance: &ObservedInstance) -> Option<String> {
+    if draft.freshness == Freshness::Expired {
+        return Some(EXPIRED.to_owned());
+    }
     let pinned = tenant.is_some_and(|tenant| tenant.pinned).then_some(Hold::PinnedTenant);
     if let Some(hold) = pinned.or_else(|| hands_off(instance, draft.now)) {
         draft.lifts(hold);

@@ -14,7 +14,7 @@ use crate::plan::Action;
 const RETRIES: u32 = 3;
 
 /// Why a place stays empty.
-enum Obstacle {
+pub(crate) enum Obstacle {
     Hold(Hold),
     Shortage(Shortage),
     Pressure,
@@ -24,7 +24,7 @@ enum Obstacle {
 }
 
 impl Obstacle {
-    fn describe(&self, now: Timestamp) -> String {
+    pub(crate) fn describe(&self, now: Timestamp) -> String {
         match self {
             Obstacle::Hold(hold) => hold.describe(now),
             Obstacle::Shortage(shortage) => shortage.to_string(),
@@ -166,7 +166,7 @@ fn resting_and_retried(draft: &mut Draft, view: &PoolView<'_>) -> usize {
     count
 }
 
-fn take<'a>(
+pub(crate) fn take<'a>(
     draft: &mut Draft,
     view: &PoolView<'a>,
     list: &mut Vec<&'a ObservedInstance>,

@@ -3,24 +3,18 @@
 use mvm_proto::Phase;
 
 use super::budget::Usage;
-use super::draft::Draft;
+use super::draft::{Draft, Freshness};
 use super::hold::{Hold, hold};
+use super::keep::EXPIRED;
 use super::view::{Places, PoolView, coldest_first, remove};
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
 
 pub(crate) fn settle(draft: &mut Draft, view: &mut PoolView<'_>) {
-    let wanted = view.wanted();
-    view.missing.warm = wanted.warm.saturating_sub(view.have.warm + view.undecided.warm);
-    view.missing.sleeping = wanted.sleeping.saturating_sub(view.have.sleeping + view.undecided.sleeping);
-    if view.missing.sleeping > 0 && view.place.pool.pinned {
-        let why = Hold::PinnedPool.describe(draft.now);
-        draft.defer(view.place, None, Action::Sleep, view.missing.sleeping, why);
-        view.missing.sleeping = 0;
-    }
-
+    count_missing(draft, view);
     settle_staged(draft, view);
 
+    let wanted = view.wanted();
     let spare_sleeping = view.have.sleeping.saturating_sub(wanted.sleeping);
     let owed = owed_to_running(draft, view, spare_sleeping);
     let spare_warm = view.have.warm.saturating_sub(wanted.warm).saturating_sub(owed.warm);
@@ -40,6 +34,18 @@ pub(crate) fn settle(draft: &mut Draft, view: &mut PoolView<'_>) {
     view.sleeping = sleeping;
 }
 
+/// How many places are free at rest.
+pub(crate) fn count_missing(draft: &mut Draft, view: &mut PoolView<'_>) {
+    let wanted = view.wanted();
+    view.missing.warm = wanted.warm.saturating_sub(view.have.warm + view.undecided.warm);
+    view.missing.sleeping = wanted.sleeping.saturating_sub(view.have.sleeping + view.undecided.sleeping);
+    if view.missing.sleeping > 0 && view.place.pool.pinned {
+        let why = Hold::PinnedPool.describe(draft.now);
+        draft.defer(view.place, None, Action::Sleep, view.missing.sleeping, why);
+        view.missing.sleeping = 0;
+    }
+}
+
 /// What rests above its count and is wanted among those that run, where something keeps it from running now: it comes
 /// back when it may, sleepers first. Of an older revision it may be too large to come back ever; one that is stopped
 /// starts at its pool's size.
@@ -51,8 +57,9 @@ fn owed_to_running(draft: &Draft, view: &PoolView<'_>, spare_sleeping: usize) ->
     Places { running: 0, warm, sleeping }
 }
 
-/// What was booted on its way to rest goes there, or where else a place is free; else it stops.
-fn settle_staged(draft: &mut Draft, view: &mut PoolView<'_>) {
+/// What was booted on its way to rest goes there, or where else a place is free; else it stops, unless the document has
+/// expired.
+pub(crate) fn settle_staged(draft: &mut Draft, view: &mut PoolView<'_>) {
     let mut gone = Vec::new();
     for instance in view.staged.clone() {
         let mut uses = [Phase::Warm, Phase::Sleeping];
@@ -65,6 +72,8 @@ fn settle_staged(draft: &mut Draft, view: &mut PoolView<'_>) {
             .unwrap_or_else(|| (Action::Stop, "staged, and no count wants it".to_owned()));
         if let Some(hold) = hold(view.place.tenant, view.place.pool, instance, action.0, draft.now) {
             draft.held(view.place, instance, action.0, &action.1, hold);
+        } else if action.0 == Action::Stop && draft.freshness == Freshness::Expired {
+            draft.defer(view.place, Some(&instance.id), action.0, 1, format!("{EXPIRED}; {}", action.1));
         } else {
             draft.step(view.place, Some(instance), action.0, None, action.1);
             gone.push(&instance.id);

@@ -80,7 +80,7 @@ fn stage_one(
 }
 
 /// Plans the first of `list` that may be started and fits, and says which.
-fn start(
+pub(crate) fn start(
     draft: &mut Draft,
     view: &PoolView<'_>,
     list: &[&ObservedInstance],

@@ -9,7 +9,7 @@ use fleet::{Kinds, NOW_MS, cases, fleet};
 use mvm_proto::{DesiredState, Phase, Timestamp};
 use proptest::prelude::*;
 
-use super::{Members, plan_node, plan_pools};
+use super::{Freshness, Members, plan_expired, plan_node, plan_pools};
 use crate::observation::Observation;
 
 /// Half of the pools want what they have, or would if all of it were settled.
@@ -47,7 +47,8 @@ proptest! {
         }
         let desired = content(desired, &observed);
         let now = Timestamp::from_unix_ms(NOW_MS);
-        let all = plan_pools(&desired, &observed, now, |_: &Members<'_>| false);
-        prop_assert_eq!(plan_node(&desired, &observed, now), all);
+        let all = |freshness| plan_pools(&desired, &observed, now, freshness, |_: &Members<'_>| false);
+        prop_assert_eq!(plan_node(&desired, &observed, now), all(Freshness::Current));
+        prop_assert_eq!(plan_expired(&desired, &observed, now), all(Freshness::Expired));
     }
 }

@@ -28,13 +28,25 @@ fn most_rounds(desired: &DesiredState, observed: &Observation) -> usize {
 pub(crate) fn run_to_rest(
     desired: &DesiredState,
     world: &mut World,
+    each_step: impl FnMut(&World, &World, &Step),
+) -> NodePlan {
+    run_by(plan_node, desired, world, each_step)
+}
+
+pub(crate) type Plans = fn(&DesiredState, &Observation, Timestamp) -> NodePlan;
+
+/// The same by another planner.
+pub(crate) fn run_by(
+    plans: Plans,
+    desired: &DesiredState,
+    world: &mut World,
     mut each_step: impl FnMut(&World, &World, &Step),
 ) -> NodePlan {
     let limit = most_rounds(desired, &world.observed);
     let begun = world.now;
     let mut trail = Vec::new();
     for round in 0..limit {
-        let plan = plan_node(desired, &world.observed, world.now);
+        let plan = plans(desired, &world.observed, world.now);
         if plan.is_empty() {
             match plan.next_deadline {
                 // An hour without a deadline in it is rest.

@@ -1,0 +1,75 @@
+//! `mvm trust vouch`: the next statement of images.
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use clap::Args;
+use mvm_pki::ImagesMetadata;
+use mvm_pki::trust::ImageSource;
+use mvm_proto::{Digest, Timestamp};
+
+use super::signing::{Place, current, finish};
+use super::statements::read_keys;
+use crate::args::Global;
+use crate::exit::Run;
+
+#[derive(Debug, Args)]
+pub(crate) struct VouchArgs {
+    /// An image's digest (repeatable)
+    #[arg(long = "digest", value_name = "SHA256", required_unless_present = "sources")]
+    digests: Vec<Digest>,
+    /// A reference that nodes may build or import themselves, and the digest of the image that must come of it
+    /// (repeatable); vouches for the digest too
+    #[arg(long = "source", value_name = "REF=SHA256", value_parser = read_source)]
+    sources: Vec<ImageSource>,
+    /// A private image key (repeatable, up to the threshold)
+    #[arg(long = "image-key", value_name = "FILE", required = true)]
+    keys: Vec<PathBuf>,
+    /// Vouch for these digests and sources only, instead of adding them
+    #[arg(long)]
+    replace: bool,
+    /// How long the statement holds
+    #[arg(long, value_name = "TIME", default_value = "90days", value_parser = humantime::parse_duration)]
+    life: Duration,
+    #[command(flatten)]
+    place: Place,
+}
+
+pub(super) async fn run(global: &Global, args: VouchArgs) -> Run {
+    let store = current(global, &args.place).await?;
+    let now = Timestamp::from(SystemTime::now());
+    let held = store.images().filter(|_| !args.replace);
+    let (mut digests, mut sources) =
+        held.map(|held| (held.digests.clone(), held.sources.clone())).unwrap_or_default();
+    digests.extend(args.digests);
+    digests.extend(args.sources.iter().map(|source| source.digest));
+    sources.extend(args.sources);
+    let version = store.images_version() + 1;
+    let statement = ImagesMetadata::new(store.cluster().clone(), version, digests, now, args.life)
+        .and_then(|statement| statement.with_sources(sources))
+        .map_err(anyhow::Error::new)?;
+    let keys = read_keys(&args.keys)?;
+    let envelope = statement.seal(&keys.iter().collect::<Vec<_>>());
+    finish(global, &args.place, store, |store| store.advance_images(envelope, now).map(|_| ())).await
+}
+
+/// A digest has no `=`; a reference may.
+fn read_source(text: &str) -> Result<ImageSource, String> {
+    let (flake_ref, digest) = text.rsplit_once('=').ok_or("must be REF=SHA256")?;
+    let digest = digest.parse().map_err(|error| format!("{digest}: {error}"))?;
+    Ok(ImageSource { flake_ref: flake_ref.to_owned(), digest })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_is_a_reference_which_may_have_an_equals_sign_and_a_digest() {
+        let digest = Digest::of(b"image");
+        let source = read_source(&format!("github:org/repo?rev=12ab={digest}")).unwrap();
+        assert_eq!(source, ImageSource { flake_ref: "github:org/repo?rev=12ab".to_owned(), digest });
+        assert!(read_source("github:org/repo?rev=12ab").is_err());
+        assert!(read_source("github:org/repo").is_err());
+    }
+}
