@@ -15,6 +15,8 @@ mod link;
 mod load;
 mod relay;
 mod secrets;
+#[cfg(test)]
+pub(crate) mod stand_in;
 mod task;
 #[cfg(test)]
 mod tests;

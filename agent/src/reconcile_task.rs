@@ -136,8 +136,10 @@ impl<D: Driver> Node<D> {
             node: settings.node_id.clone(),
             sessions_dir: settings.sessions_dir.clone(),
             secrets_dir: settings.secrets_dir.clone(),
+            limits: settings.session_limits,
         };
         let sessions = Arc::new(Sessions::new(sessions, links.clone(), clock.clone(), events.clone()));
+        let audit = AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone());
         let executor = Arc::new(Executor {
             driver,
             records: Arc::clone(&records),
@@ -150,7 +152,7 @@ impl<D: Driver> Node<D> {
             boot_deadline: settings.boot_deadline,
             events: events.clone(),
             wakes: wakes.clone(),
-            audit: AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone()),
+            audit: audit.clone(),
             secrets: Arc::new(Secrets::new(&settings.secrets_dir)),
             writing: Writing::default(),
         });
@@ -203,6 +205,7 @@ impl<D: Driver> Node<D> {
             pressed,
             isolation,
             sessions,
+            audit,
             clock,
         };
         let handle = NodeHandle { shared: Arc::new(shared) };
@@ -237,6 +240,7 @@ pub(crate) struct Shared {
     pub(crate) pressed: watch::Sender<bool>,
     pub(crate) isolation: Arc<Isolation>,
     pub(crate) sessions: Arc<Sessions>,
+    pub(crate) audit: AuditLog,
     pub(crate) clock: Clock,
 }
 

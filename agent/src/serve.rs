@@ -305,6 +305,7 @@ async fn open_node(
         vouched,
         secrets_dir: settings.secrets_dir.clone(),
         sessions_dir: settings.sessions_dir.clone(),
+        session_limits: settings.session_limits,
         sweep_after: settings.sweep_after,
         boot_deadline: settings.boot_deadline,
         capacity,

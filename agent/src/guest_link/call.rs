@@ -7,6 +7,7 @@ use mvm_proto::guest::{Chunk, Directory, Exit, Output, host_frame};
 use tokio::sync::Notify;
 
 use super::error::LinkError;
+use super::files::entry_bytes;
 use super::link::Link;
 
 /// What waits for a caller may be this much. A guest that keeps to its window stays far below.
@@ -34,7 +35,7 @@ impl Event {
         match self {
             Event::Output(output) => output.data.len(),
             Event::Chunk(chunk) => chunk.data.len(),
-            Event::Directory(directory) => directory.entries.iter().map(|entry| entry.name.len() + 64).sum(),
+            Event::Directory(directory) => directory.entries.iter().map(entry_bytes).sum(),
             _ => 0,
         }
     }
