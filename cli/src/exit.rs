@@ -10,7 +10,6 @@
 //!
 //! `mvm instance exec` ends with the exit code of the command that it ran, or 128 and the signal that ended it.
 
-use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use mvm_agent::AgentError;
@@ -46,11 +45,7 @@ pub(crate) fn report(outcome: &Outcome) -> ExitCode {
         Outcome::Command(code) => (*code, None),
     };
     if let Some(error) = error {
-        let mut stderr = std::io::stderr().lock();
-        let color = stderr.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-        let (on, off) = if color { ("\x1b[1;31m", "\x1b[0m") } else { ("", "") };
-        // A closed stderr can't be told about.
-        let _ = writeln!(stderr, "{on}error:{off} {}", causes(error));
+        crate::output::error(&causes(error));
     }
     ExitCode::from(code)
 }

@@ -421,7 +421,7 @@ async fn desired(global: &Global, args: DesiredArgs) -> Run {
     Ok(output::show(format, &exported.document, |_| output::plain())?)
 }
 
-fn observed(observation: &Observation) -> comfy_table::Table {
+fn observed(observation: &Observation) -> output::Table {
     let mut table =
         output::table(["TENANT", "POOL", "INSTANCE", "PHASE", "SINCE", "MOVING TO", "OVERRIDE UNTIL"]);
     let dash = || "-".to_owned();
@@ -448,7 +448,7 @@ fn this_node(args: &NodeArgs, now: Timestamp) -> Option<NodeId> {
     args.node_id.clone().or_else(enrolled)
 }
 
-fn table(report: &Report) -> comfy_table::Table {
+fn table(report: &Report) -> output::Table {
     let mut table = output::table(["TENANT", "POOL", "INSTANCE", "STEP", "REASON"]);
     for step in &report.steps {
         table.add_row([

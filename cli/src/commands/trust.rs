@@ -267,7 +267,7 @@ fn read_public_keys(paths: &[PathBuf]) -> anyhow::Result<Vec<PublicKey>> {
     paths.iter().map(read).collect()
 }
 
-fn table(state: &TrustState) -> comfy_table::Table {
+pub(crate) fn table(state: &TrustState) -> output::Table {
     let mut rows = vec![
         ("root version", state.root_version.to_string()),
         ("root until", or_dash(&state.root_expires_at)),
