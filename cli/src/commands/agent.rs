@@ -28,7 +28,7 @@ use crate::client::{Operator, parse_target};
 use crate::commands::certs::{self, CertsCommand};
 use crate::commands::coordinator::split_names;
 use crate::commands::push::read_document;
-use crate::commands::{block_on, default_data_dir, shutdown_on_signals};
+use crate::commands::{block_on, default_data_dir, one_thread, shutdown_on_signals};
 use crate::endpoint::{Endpoint, EndpointArgs};
 use crate::exit::{Outcome, Run};
 use crate::output::{self, Format};
@@ -263,7 +263,7 @@ fn parse_driver(text: &str) -> Result<DriverChoice, String> {
 pub(crate) fn run(global: &Global, command: AgentCommand) -> Run {
     match command {
         AgentCommand::Serve(args) => serve(global, *args),
-        AgentCommand::Reconcile(args) => block_on(reconcile(global, args)),
+        AgentCommand::Reconcile(args) => one_thread()?.block_on(reconcile(global, args)),
         AgentCommand::Observe(args) => block_on(observe(global, *args)),
         AgentCommand::Desired(args) => block_on(desired(global, args)),
         AgentCommand::Certs(command) => certs::run(global, command),
@@ -301,7 +301,7 @@ fn serve(global: &Global, args: ServeArgs) -> Run {
     // Before there is a runtime: privileges are a thread's own.
     let helper = ["agent", "helper", "--log-level", &global.log_level];
     give_up(&mut settings, args.user.as_deref(), &helper).map_err(anyhow::Error::new)?;
-    block_on(async {
+    one_thread()?.block_on(async {
         let shutdown = shutdown_on_signals()?;
         mvm_agent::serve(settings, shutdown).await.map_err(anyhow::Error::new)?;
         Ok(())
