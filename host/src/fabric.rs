@@ -19,7 +19,7 @@ use tokio::sync::Mutex;
 use super::firewall::{self, Firewall, FirewallError, Reason, Tally};
 use super::links::{LinkError, Links, Stray, enable_forwarding};
 use super::network::{
-    Dropped, NetworkFound, NetworkWanted, Port, StrangerLink, TenantNet, Traffic, net_of_bridge, owner_of,
+    AddressRange, Dropped, NetworkFound, NetworkWanted, Port, StrangerLink, TenantNet, Traffic, net_of_bridge, owner_of,
     place_of_tap,
 };
 use super::{HostError, Operation, Outcome, chain};
@@ -39,6 +39,8 @@ struct Open {
     nets: BTreeMap<u16, TenantNet>,
     /// By the name of their TAP.
     ports: BTreeMap<String, Port>,
+    /// What no tenant reaches besides what none ever does.
+    denied: Vec<AddressRange>,
     /// Whether what an earlier owner left was compared with what is wanted.
     compared: bool,
     /// Links of ours under names that lead nowhere, as the last look found them.
@@ -100,6 +102,7 @@ impl Open {
             firewall,
             nets: BTreeMap::new(),
             ports: BTreeMap::new(),
+            denied: Vec::new(),
             compared: false,
             strays: Vec::new(),
             _claim: claim,
@@ -207,8 +210,10 @@ impl Open {
         ports.extend(wanted.ports.iter().map(|port| (port.tap(), port.clone())));
         let nets: BTreeMap<u16, TenantNet> =
             wanted.nets.iter().map(|net| (net.net_id, net.clone())).collect();
-        let as_wanted = self.compared && nets == self.nets && ports == self.ports;
+        let as_wanted =
+            self.compared && nets == self.nets && ports == self.ports && wanted.denied == self.denied;
         (self.nets, self.ports) = (nets, ports);
+        self.denied.clone_from(&wanted.denied);
         if !as_wanted {
             self.rebuild()?;
         }
@@ -229,6 +234,7 @@ impl Open {
     }
 
     fn rebuild(&mut self) -> Result<(), HostError> {
+        self.firewall.deny(&self.denied);
         let nets: Vec<TenantNet> = self.nets.values().cloned().collect();
         let ports: Vec<Port> = self.ports.values().cloned().collect();
         self.firewall.rebuild(&nets, &ports).map_err(firewall_error)

@@ -10,7 +10,7 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use mvm_agent::driver::DriverKind;
 use mvm_agent::driver_choice;
-use mvm_agent::isolation::{Effort, IsolationFlags, NetworkMode};
+use mvm_agent::isolation::{AddressRange, Effort, IsolationFlags, NetworkMode};
 use mvm_agent::privileges::{give_up, run_helper};
 use mvm_agent::reconcile::{OnceSettings, Report, peek, reconcile_once};
 use mvm_agent::settings::{
@@ -98,12 +98,21 @@ struct IsolationArgs {
     /// Let tenants ask port 53 of their own gateway, and tell guests to: run a resolver there that listens on all bridges
     #[arg(long)]
     gateway_dns: bool,
+    /// What no tenant may reach, whatever its egress, besides private ranges and the metadata services that are known: 203.0.113.7 or 203.0.113.0/24 (repeatable)
+    #[arg(long = "deny-address", value_name = "CIDR")]
+    deny: Vec<AddressRange>,
 }
 
 impl IsolationArgs {
     fn flags(&self) -> IsolationFlags {
-        let Self { network, cgroups, jail, gateway_dns } = *self;
-        IsolationFlags { network, cgroups, jail, gateway_dns }
+        let Self { network, cgroups, jail, gateway_dns, deny } = self;
+        IsolationFlags {
+            network: *network,
+            cgroups: *cgroups,
+            jail: *jail,
+            gateway_dns: *gateway_dns,
+            deny: deny.clone(),
+        }
     }
 }
 
@@ -481,6 +490,15 @@ mod tests {
     struct Line {
         #[command(flatten)]
         node: NodeArgs,
+    }
+
+    #[test]
+    fn denied_addresses_are_given_one_by_one() {
+        let words = ["mvm", "--deny-address", "203.0.113.7", "--deny-address", "198.51.100.0/24"];
+        let denied = Line::parse_from(words).node.isolation.flags().deny;
+        let denied: Vec<_> = denied.iter().map(ToString::to_string).collect();
+        assert_eq!(denied, ["203.0.113.7", "198.51.100.0/24"]);
+        assert!(Line::try_parse_from(["mvm", "--deny-address", "203.0.113.7/24"]).is_err());
     }
 
     #[test]
