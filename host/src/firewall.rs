@@ -20,6 +20,7 @@ mod ruleset;
 mod sys;
 #[cfg(test)]
 mod tests;
+mod watch;
 mod wire;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +29,7 @@ use std::net::Ipv4Addr;
 
 pub use inspection::{Fault, Inspection, Tally, Traffic};
 pub use packet::Reason;
+pub use watch::Watch;
 
 use crate::network::{AddressRange, Port, TenantNet};
 use changes::Changes;
