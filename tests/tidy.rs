@@ -302,3 +302,18 @@ fn unsafe_code_is_where_the_list_says_and_nowhere_else() {
 fn nothing_depends_on_where_the_repository_lies() {
     holds("paths of one machine", &sources::machine_paths());
 }
+
+#[test]
+fn only_one_file_of_the_command_line_writes_to_its_standard_streams() {
+    // Peers choose much of what is printed; that file escapes it.
+    let words =
+        ["comfy_table", "stdout()", "stderr()", "io::stdout", "io::stderr", "/dev/stdout", "/dev/tty"];
+    let mut elsewhere = sources::under(&tree::root().join("cli/src"));
+    elsewhere.retain(|source| source.name != "cli/src/output.rs");
+    assert!(elsewhere.len() > 10, "the command line has moved");
+    let mut broken = sources::lines_with(&elsewhere, &words);
+    let commands: Vec<_> =
+        elsewhere.into_iter().filter(|source| source.name != "cli/src/commands/exec.rs").collect();
+    broken.extend(sources::lines_with(&commands, &["of_command("]));
+    holds("output that goes around cli/src/output.rs", &broken);
+}

@@ -34,6 +34,7 @@ use mvm_proto::document::{
 };
 use mvm_proto::instance::IllegalMove;
 use mvm_proto::status::Event;
+use mvm_proto::text::one_line;
 use mvm_proto::{Digest, InstanceId, Phase, ProfileId};
 use tokio::sync::{Semaphore, broadcast};
 
@@ -61,7 +62,7 @@ const STEP_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How much of a console's end is looked at for its last line, and how much of that is told.
 const CONSOLE_BYTES: usize = 4096;
-const CONSOLE_LINE_CHARS: usize = 200;
+const CONSOLE_LINE_BYTES: usize = 200;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
@@ -459,11 +460,9 @@ impl<D: Driver> Executor<D> {
     async fn last_words(&self, id: &InstanceId) -> String {
         let tail = self.driver.console(id, CONSOLE_BYTES).await.unwrap_or_default();
         let text = String::from_utf8_lossy(&tail);
-        let printable = |line: &str| line.chars().filter(|c| !c.is_control()).collect::<String>();
-        let last = text.lines().map(printable).rfind(|line| !line.trim().is_empty());
+        let last = text.lines().map(str::trim).rfind(|line| !line.is_empty());
         last.map_or_else(String::new, |line| {
-            let line: String = line.trim().chars().take(CONSOLE_LINE_CHARS).collect();
-            format!("; its console ends with `{line}`")
+            format!("; its console ends with `{}`", one_line(line, CONSOLE_LINE_BYTES))
         })
     }
 

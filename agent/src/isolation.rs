@@ -19,7 +19,7 @@ use mvm_host::network::{DEFAULT_MTU, Port, TenantNet, vmm_user};
 use mvm_host::sandbox::{Demand, Filter};
 use mvm_host::{AnyHost, DiskUse, Host as _, HostError, MemoryUse, Operation, Outcome};
 use mvm_proto::document::{EgressMode, IoLimits, SeccompPolicy, Subnet, Tenant};
-use mvm_proto::{InstanceId, TenantId};
+use mvm_proto::{DesiredState, InstanceId, TenantId};
 
 use crate::driver::{Bounds, DriverKind, Nic, VmmJail};
 use crate::record::{Net, Record};
@@ -27,8 +27,10 @@ use crate::record::{Net, Record};
 use disk_limits::DiskLimits;
 pub(crate) use groups::GroupKeeper;
 pub(crate) use keep::Keeper;
+pub use mvm_host::network::AddressRange;
 pub use settings::{Effort, IsolationFlags, IsolationSettings, NetworkMode, UnknownMode};
 pub use verify::{NetworkReport, TenantNetworkReport};
+use wanted::{Wanted, wanted};
 
 /// Makes and removes what instances are kept within.
 #[derive(Debug)]
@@ -51,6 +53,17 @@ impl Isolation {
     pub fn new(host: AnyHost, driver: DriverKind, settings: IsolationSettings) -> Self {
         let (nets, tenants, disks) = (Mutex::default(), Mutex::default(), Mutex::default());
         Self { host, settings, driver, nets, tenants, disks, comparing: tokio::sync::RwLock::default() }
+    }
+
+    /// What this node's network should be, by its document and records.
+    fn wanted<'a>(
+        &self,
+        desired: Option<&DesiredState>,
+        records: impl Iterator<Item = (&'a Record, bool)>,
+    ) -> Wanted {
+        let mut wanted = wanted(desired, self.settings.gateway_dns, records);
+        wanted.network.denied.clone_from(&self.settings.deny);
+        wanted
     }
 
     fn nets(&self) -> MutexGuard<'_, BTreeMap<u16, TenantNet>> {

@@ -131,7 +131,7 @@ impl<D: Driver> Node<D> {
         let wakes = broadcast::Sender::new(WAKES_KEPT);
         let host = settings.host.clone().unwrap_or_else(|| AnyHost::local(&settings.data_dir));
         let links = GuestLinks::new(Arc::clone(&driver), clock.clone());
-        let isolation = Arc::new(Isolation::new(host, settings.driver, settings.isolation));
+        let isolation = Arc::new(Isolation::new(host, settings.driver, settings.isolation.clone()));
         let sessions = SessionSettings {
             node: settings.node_id.clone(),
             sessions_dir: settings.sessions_dir.clone(),

@@ -13,7 +13,8 @@ const AFTER_HELP: &str = "\
 Settings: every flag can also come from the environment (MVM_TIMEOUT, MVM_AGENT_DATA_DIR ...) or from a settings
 file (--config, else $XDG_CONFIG_HOME/mvm/config.toml, else /etc/mvm/config.toml). Flag beats environment beats file.
 
-Exit codes: 0 done, 1 failed or refused, 2 usage or unreadable input, 3 gave up waiting, 4 unreachable.
+Exit codes: 0 done, 1 failed or refused, 2 usage or unreadable input, 3 gave up waiting, 4 unreachable,
+130 and 143 interrupted.
 
 First steps:
   mvm coordinator init --dev          make a cluster's keys and certificates

@@ -25,8 +25,12 @@ pub(crate) mod trust;
 
 use std::future::Future;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{Cli, Command};
@@ -57,21 +61,87 @@ pub(crate) fn run(cli: Cli) -> Outcome {
     done.map_or_else(|outcome| outcome, |()| Outcome::Done)
 }
 
-/// Runs a command on one thread: enough for everything but a coordinator, and the smallest in memory.
-pub(crate) fn block_on(work: impl Future<Output = Run>) -> Run {
-    let runtime = tokio::runtime::Builder::new_current_thread()
+/// How long the tasks of dropped connections get to tell their peers. The datagram that closes a QUIC connection leaves
+/// when its task next runs; the rest is for a socket whose buffer is full.
+const FAREWELL: Duration = Duration::from_millis(25);
+
+/// How long a command that is blocked on a terminal or a pipe may outlive the signal that ends it.
+const BLOCKED_AT_MOST: Duration = Duration::from_secs(1);
+
+/// What shells add to the number of the signal that ended a command.
+const SIGNALLED: i32 = 128;
+
+/// One thread: enough for everything but a coordinator, and the smallest in memory.
+pub(crate) fn one_thread() -> anyhow::Result<Runtime> {
+    Builder::new_current_thread()
         .enable_all()
         // Blocking work is file and database access; more threads than this would only wait for the same disk.
         .max_blocking_threads(16)
-        .thread_keep_alive(std::time::Duration::from_secs(1))
+        .thread_keep_alive(Duration::from_secs(1))
         .build()
-        .context("could not start the runtime")?;
-    runtime.block_on(work)
+        .context("could not start the runtime")
+}
+
+/// Runs a command that asks others, until it is done or SIGINT or SIGTERM ends it. However it ends, its connections
+/// are closed, so that no peer counts them until they time out.
+pub(crate) fn block_on(work: impl Future<Output = Run>) -> Run {
+    let interrupted = first_signal()?;
+    one_thread()?.block_on(async {
+        let done = unless_interrupted(work, interrupted).await;
+        // With the work its connections were dropped, which closes them. Their tasks have yet to say so.
+        let tasks = Handle::current().metrics();
+        let all_ended = async {
+            while tasks.num_alive_tasks() > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        // A QUIC endpoint stays for late datagrams; there is nothing to wait for in them.
+        let _ = tokio::time::timeout(FAREWELL, all_ended).await;
+        done
+    })
+}
+
+async fn unless_interrupted(work: impl Future<Output = Run>, interrupted: oneshot::Receiver<u8>) -> Run {
+    tokio::select! {
+        biased;
+        done = work => done,
+        Ok(code) = interrupted => Err(Outcome::Interrupted(code)),
+    }
+}
+
+/// The exit code for the first SIGINT or SIGTERM. Listens in a thread of its own, since a command may be blocked on
+/// standard input or output.
+fn first_signal() -> anyhow::Result<oneshot::Receiver<u8>> {
+    let (tell, told) = oneshot::channel();
+    let listen = move || {
+        // Without a handler a signal ends the process as it always did.
+        let Ok(kind) = wait_for_signal() else { return };
+        let code = SIGNALLED + kind.as_raw_value();
+        // The command may be done already.
+        let _ = tell.send(u8::try_from(code).unwrap_or(u8::MAX));
+        std::thread::sleep(BLOCKED_AT_MOST);
+        std::process::exit(code);
+    };
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(listen)
+        .context("could not start a thread")?;
+    Ok(told)
+}
+
+fn wait_for_signal() -> std::io::Result<SignalKind> {
+    Builder::new_current_thread().enable_io().build()?.block_on(async {
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        Ok(tokio::select! {
+            _ = interrupt.recv() => SignalKind::interrupt(),
+            _ = terminate.recv() => SignalKind::terminate(),
+        })
+    })
 }
 
 /// Cancelled at the first SIGTERM or SIGINT; a second one ends the process at once.
 pub(crate) fn shutdown_on_signals() -> anyhow::Result<CancellationToken> {
-    use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate()).context("could not listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("could not listen for SIGINT")?;
     let token = CancellationToken::new();

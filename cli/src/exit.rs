@@ -7,10 +7,10 @@
 //! | 2 | the command line, a settings file or an input file could not be understood |
 //! | 3 | gave up waiting: what was asked is stored and still goes on |
 //! | 4 | could not reach the coordinator or the agent |
+//! | 130, 143 | ended by Ctrl-C or SIGTERM |
 //!
 //! `mvm instance exec` ends with the exit code of the command that it ran, or 128 and the signal that ended it.
 
-use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use mvm_agent::AgentError;
@@ -25,6 +25,8 @@ pub(crate) enum Outcome {
     Unreachable(anyhow::Error),
     /// A command inside an instance ended with this code, and has said why itself.
     Command(u8),
+    /// A signal ended the command; the shell's code for it.
+    Interrupted(u8),
 }
 
 impl From<anyhow::Error> for Outcome {
@@ -43,14 +45,10 @@ pub(crate) fn report(outcome: &Outcome) -> ExitCode {
         Outcome::Usage(error) => (2, Some(error)),
         Outcome::TimedOut(error) => (3, Some(error)),
         Outcome::Unreachable(error) => (4, Some(error)),
-        Outcome::Command(code) => (*code, None),
+        Outcome::Command(code) | Outcome::Interrupted(code) => (*code, None),
     };
     if let Some(error) = error {
-        let mut stderr = std::io::stderr().lock();
-        let color = stderr.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-        let (on, off) = if color { ("\x1b[1;31m", "\x1b[0m") } else { ("", "") };
-        // A closed stderr can't be told about.
-        let _ = writeln!(stderr, "{on}error:{off} {}", causes(error));
+        crate::output::error(&causes(error));
     }
     ExitCode::from(code)
 }

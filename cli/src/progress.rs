@@ -1,7 +1,5 @@
 //! What long work is doing, on standard error, so that results on standard output stay clean.
 
-use std::io::Write;
-
 /// Tells progress unless `--quiet`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Progress {
@@ -13,10 +11,10 @@ impl Progress {
         Self { quiet }
     }
 
+    /// One line: what is in it can't begin another.
     pub(crate) fn say(self, line: impl AsRef<str>) {
         if !self.quiet {
-            // A closed stderr can't be told about.
-            let _ = writeln!(std::io::stderr(), "{}", line.as_ref());
+            crate::output::say(line.as_ref());
         }
     }
 }

@@ -1,5 +1,8 @@
 //! The tenants' networks on this host: links and firewall, kept in step.
 //!
+//! A task ([`mend_task`]) hears of every change to the rules and puts right at once what someone else did to ours. It
+//! reads nothing after a change of our own: then the rules' generation is the one that was last found right.
+//!
 //! One process per network namespace may do this: two would undo each other's work. Whoever does holds a name that the
 //! kernel gives up with the process, so that no lock outlives its owner.
 
@@ -11,25 +14,32 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
+use std::sync::{Arc, Weak};
 
 use mvm_proto::document::EgressMode;
 use mvm_proto::{InstanceId, TenantId};
 use tokio::sync::Mutex;
+use tokio::task::AbortHandle;
 
-use super::firewall::{self, Firewall, FirewallError, Reason, Tally};
+use super::firewall::{self, Firewall, FirewallError, Reason, Tally, Watch};
 use super::links::{LinkError, Links, Stray, enable_forwarding};
 use super::network::{
-    Dropped, NetworkFound, NetworkWanted, Port, StrangerLink, TenantNet, Traffic, net_of_bridge, owner_of,
-    place_of_tap,
+    AddressRange, Dropped, NetworkFound, NetworkWanted, Port, StrangerLink, TenantNet, Traffic,
+    net_of_bridge, owner_of, place_of_tap,
 };
 use super::{HostError, Operation, Outcome, chain};
 
 /// An abstract name, of which each network namespace has its own.
 const CLAIM: &[u8] = b"mvm-networks";
 
+/// How many repairs between two looks are told one by one.
+const TOLD_REPAIRS: usize = 64;
+
+type Shared = Mutex<Option<Open>>;
+
 #[derive(Debug, Default)]
 pub(super) struct Fabric {
-    open: Mutex<Option<Open>>,
+    open: Arc<Shared>,
 }
 
 #[derive(Debug)]
@@ -39,11 +49,22 @@ struct Open {
     nets: BTreeMap<u16, TenantNet>,
     /// By the name of their TAP.
     ports: BTreeMap<String, Port>,
+    /// What no tenant reaches besides what none ever does.
+    denied: Vec<AddressRange>,
+    /// What was put right since the last look.
+    mended: Vec<String>,
     /// Whether what an earlier owner left was compared with what is wanted.
     compared: bool,
     /// Links of ours under names that lead nowhere, as the last look found them.
     strays: Vec<Stray>,
+    mending: AbortHandle,
     _claim: UnixListener,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.mending.abort();
+    }
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "for map_err")]
@@ -60,12 +81,12 @@ impl Fabric {
     /// The guest's end of a TAP of ours, for the VMM that it is for.
     pub(super) async fn attach(&self, tap: &str) -> Result<OwnedFd, HostError> {
         let mut open = self.open.lock().await;
-        opened(&mut open)?.links.attach_tap(tap).await.map_err(link_error)
+        self.opened(&mut open)?.links.attach_tap(tap).await.map_err(link_error)
     }
 
     pub(super) async fn perform(&self, operation: &Operation) -> Result<Outcome, HostError> {
         let mut open = self.open.lock().await;
-        let open = opened(&mut open)?;
+        let open = self.opened(&mut open)?;
         match operation {
             Operation::EnsureNet { net } => open.ensure_net(net).await.map(|_| Outcome::Done),
             Operation::RemoveNet { net } => open.remove_net(net).await.map(|()| Outcome::Done),
@@ -80,28 +101,46 @@ impl Fabric {
             other => Err(HostError::Refused(format!("{other:?} is nothing that is done to a network"))),
         }
     }
+
+    /// Connects at first use: who has no networks claims none.
+    fn opened<'a>(&self, open: &'a mut Option<Open>) -> Result<&'a mut Open, HostError> {
+        match open {
+            Some(open) => Ok(open),
+            none => Ok(none.insert(Open::new(Arc::downgrade(&self.open))?)),
+        }
+    }
 }
 
-/// Connects at first use: who has no networks claims none.
-fn opened(open: &mut Option<Open>) -> Result<&mut Open, HostError> {
-    match open {
-        Some(open) => Ok(open),
-        none => Ok(none.insert(Open::new()?)),
+/// Puts the rules right whenever someone else has changed them.
+async fn mend_task(mut watch: Watch, fabric: Weak<Shared>) {
+    loop {
+        if let Err(error) = watch.changed().await {
+            tracing::error!(error = %chain(&error), "changes of the firewall are found by regular looks only");
+            return;
+        }
+        let Some(fabric) = fabric.upgrade() else { return };
+        if let Some(open) = fabric.lock().await.as_mut() {
+            open.mend();
+        }
     }
 }
 
 impl Open {
-    fn new() -> Result<Self, HostError> {
+    fn new(shared: Weak<Shared>) -> Result<Self, HostError> {
         let claim = claim()?;
         let links = Links::connect().map_err(link_error)?;
         let firewall = Firewall::open().map_err(firewall_error)?;
+        let watch = Watch::open().map_err(firewall_error)?;
         Ok(Self {
             links,
             firewall,
             nets: BTreeMap::new(),
             ports: BTreeMap::new(),
+            denied: Vec::new(),
+            mended: Vec::new(),
             compared: false,
             strays: Vec::new(),
+            mending: tokio::spawn(mend_task(watch, shared)).abort_handle(),
             _claim: claim,
         })
     }
@@ -164,6 +203,7 @@ impl Open {
         // What is made for the first time was not broken.
         let known_nets: BTreeSet<u16> = self.nets.keys().copied().collect();
         let known_ports: BTreeSet<String> = self.ports.keys().cloned().collect();
+        found.repairs.append(&mut self.mended);
         self.keep_firewall(wanted, &mut found)?;
         for net in &wanted.nets {
             let repairs = self.ensure_net(net).await?;
@@ -207,8 +247,10 @@ impl Open {
         ports.extend(wanted.ports.iter().map(|port| (port.tap(), port.clone())));
         let nets: BTreeMap<u16, TenantNet> =
             wanted.nets.iter().map(|net| (net.net_id, net.clone())).collect();
-        let as_wanted = self.compared && nets == self.nets && ports == self.ports;
+        let as_wanted =
+            self.compared && nets == self.nets && ports == self.ports && wanted.denied == self.denied;
         (self.nets, self.ports) = (nets, ports);
+        self.denied.clone_from(&wanted.denied);
         if !as_wanted {
             self.rebuild()?;
         }
@@ -228,7 +270,36 @@ impl Open {
         Ok(())
     }
 
+    /// After a change of the rules, whoever made it.
+    fn mend(&mut self) {
+        // Before the first look it is not known what should be there.
+        if !self.compared || self.firewall.unchanged().is_ok_and(|unchanged| unchanged) {
+            return;
+        }
+        let mended = self.firewall.inspect().map_err(firewall_error).and_then(|seen| {
+            if !seen.intact() {
+                self.rebuild()?;
+            }
+            Ok(seen.faults)
+        });
+        match mended {
+            Ok(faults) => {
+                for fault in &faults {
+                    tracing::warn!(%fault, "someone else changed the firewall; it is as it should be again");
+                }
+                // Once each, however often someone did it.
+                let fresh = faults.iter().map(|fault| format!("firewall: {fault}"));
+                let fresh: Vec<_> = fresh.filter(|repair| !self.mended.contains(repair)).collect();
+                self.mended.extend(fresh);
+                self.mended.truncate(TOLD_REPAIRS);
+            }
+            // The next look tries again.
+            Err(error) => tracing::error!(error = %chain(&error), "could not put the firewall right"),
+        }
+    }
+
     fn rebuild(&mut self) -> Result<(), HostError> {
+        self.firewall.deny(&self.denied);
         let nets: Vec<TenantNet> = self.nets.values().cloned().collect();
         let ports: Vec<Port> = self.ports.values().cloned().collect();
         self.firewall.rebuild(&nets, &ports).map_err(firewall_error)

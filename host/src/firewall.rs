@@ -20,6 +20,7 @@ mod ruleset;
 mod sys;
 #[cfg(test)]
 mod tests;
+mod watch;
 mod wire;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,8 +29,9 @@ use std::net::Ipv4Addr;
 
 pub use inspection::{Fault, Inspection, Tally, Traffic};
 pub use packet::Reason;
+pub use watch::Watch;
 
-use crate::network::{Port, TenantNet};
+use crate::network::{AddressRange, Port, TenantNet};
 use changes::Changes;
 use inspection::FoundTables;
 use link::Link;
@@ -75,6 +77,8 @@ pub struct Firewall {
     link: Link,
     nets: Nets,
     ports: BTreeMap<(u16, u32), Port>,
+    /// What no tenant reaches besides what none ever does.
+    denied: Vec<AddressRange>,
     /// The kernel's generation in which everything was last known to be right.
     verified: Option<u32>,
 }
@@ -82,7 +86,13 @@ pub struct Firewall {
 impl Firewall {
     /// In the network namespace of the calling thread. Nothing is changed before [`Self::rebuild`].
     pub fn open() -> Result<Self, FirewallError> {
-        Ok(Self { link: Link::open()?, nets: Nets::default(), ports: BTreeMap::new(), verified: None })
+        let (nets, ports, denied) = (Nets::default(), BTreeMap::new(), Vec::new());
+        Ok(Self { link: Link::open()?, nets, ports, denied, verified: None })
+    }
+
+    /// What no tenant reaches from the next [`Self::rebuild`] on, besides what none ever does.
+    pub fn deny(&mut self, ranges: &[AddressRange]) {
+        self.denied = ranges.to_vec();
     }
 
     /// Makes the firewall be for exactly these networks and ports, whatever was there. At no instant does a packet
@@ -142,7 +152,7 @@ impl Firewall {
     /// Reads all of it, compares it with what it should be, and says what it counted.
     pub fn inspect(&mut self) -> Result<Inspection, FirewallError> {
         let (found, generation) = self.look()?;
-        let inspection = inspection::inspect(&found, self.nets.values(), self.ports.values());
+        let inspection = inspection::inspect(&found, self.nets.values(), self.ports.values(), &self.denied);
         self.verified = inspection.intact().then_some(generation);
         Ok(inspection)
     }
@@ -203,7 +213,7 @@ impl Firewall {
 
     fn repair(&mut self) -> Result<(), FirewallError> {
         self.verified = None;
-        let wanted = elements::all(self.nets.values(), self.ports.values());
+        let wanted = elements::all(self.nets.values(), self.ports.values(), &self.denied);
         for tries_left in (0..REPAIR_TRIES).rev() {
             let (found, _) = self.look()?;
             let depth = if tries_left == 0 { Depth::Anew } else { Depth::InPlace };

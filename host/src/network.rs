@@ -3,12 +3,16 @@
 //! One bridge per tenant with the subnet's first address, one TAP per instance. Names, hardware addresses and tags come
 //! from numbers alone, so that whatever is found on the host can be traced to its owner, adopted or swept.
 
+mod ranges;
+
 use std::fmt;
 use std::net::Ipv4Addr;
 
 use mvm_proto::document::{EgressMode, Subnet};
 use mvm_proto::{InstanceId, TenantId};
 use serde::{Deserialize, Serialize};
+
+pub use ranges::{AddressRange, NoRange};
 
 const BRIDGE_PREFIX: &str = "br-tenant-";
 const TAP_PREFIX: &str = "tn";
@@ -69,6 +73,9 @@ pub struct NetworkWanted {
     pub ports: Vec<Port>,
     /// TAPs of instances that someone acts on now: neither repaired nor reported.
     pub hands_off: Vec<String>,
+    /// What no tenant reaches, besides what none ever does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub denied: Vec<AddressRange>,
 }
 
 /// What a look at the network found.

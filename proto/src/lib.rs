@@ -22,6 +22,8 @@ pub mod problem;
 #[cfg(feature = "control")]
 pub mod status;
 #[cfg(feature = "control")]
+pub mod text;
+#[cfg(feature = "control")]
 pub mod time;
 pub mod wire;
 

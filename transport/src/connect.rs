@@ -176,7 +176,7 @@ pub(crate) fn alert_of(code: u64) -> Option<u8> {
 /// A peer's words, made safe to print: they come from the network.
 pub(crate) fn text_of(bytes: &[u8]) -> String {
     const LONGEST: usize = 200;
-    String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_control()).take(LONGEST).collect()
+    mvm_proto::text::one_line(&String::from_utf8_lossy(bytes), LONGEST)
 }
 
 /// What a peer's alert means: in the refusal's words where it sent one along, else in the alert's.

@@ -4,9 +4,10 @@ use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use mvm_proto::problem::{FieldError, PROBLEM_MEDIA_TYPE, Problem};
+use mvm_proto::text::one_line;
 
 /// The longest part of a peer's text that is repeated to it.
-const SHOWN_CHARS: usize = 80;
+const SHOWN_BYTES: usize = 80;
 
 /// A handler's way to say no.
 #[derive(Debug)]
@@ -29,11 +30,7 @@ impl IntoResponse for Refused {
 
 /// A peer's text, shortened and with everything unprintable escaped.
 pub(super) fn shown(text: &str) -> String {
-    let mut shown: String = text.chars().take(SHOWN_CHARS).flat_map(char::escape_debug).collect();
-    if text.chars().nth(SHOWN_CHARS).is_some() {
-        shown.push('…');
-    }
-    shown
+    one_line(text, SHOWN_BYTES)
 }
 
 pub(super) async fn unknown_path(request: Request) -> Refused {
@@ -86,7 +83,7 @@ mod tests {
 
     #[test]
     fn hostile_text_is_repeated_short_and_escaped() {
-        assert_eq!(shown("a\u{1b}[31m\n"), "a\\u{1b}[31m\\n");
-        assert_eq!(shown(&"x".repeat(500)).chars().count(), SHOWN_CHARS + 1);
+        assert_eq!(shown("a\u{1b}[31m\n"), "a\\x1b[31m\\n");
+        assert_eq!(shown(&"x".repeat(500)).len(), SHOWN_BYTES);
     }
 }

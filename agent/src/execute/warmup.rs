@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use mvm_proto::InstanceId;
 use mvm_proto::document::Warmup;
+use mvm_proto::text::one_line;
 
 use super::{Executor, StepError};
 use crate::driver::Driver;
@@ -83,7 +84,7 @@ impl End {
         if lines.is_empty() {
             String::new()
         } else {
-            format!("; its output ends with `{}`", lines.join(" / "))
+            format!("; its output ends with `{}`", one_line(&lines.join(" / "), OUTPUT_BYTES))
         }
     }
 }

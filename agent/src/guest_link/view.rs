@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use mvm_proto::Timestamp;
 use mvm_proto::guest::{GuestHello, Heartbeat, Readiness, State};
+use mvm_proto::text::one_line;
 use tokio::time::Instant;
 
 use super::idle::Signs;
@@ -174,17 +175,16 @@ impl GuestView {
     }
 }
 
-/// The beginning of what a guest said, whole characters only.
+/// The beginning of what a guest said, safe in a status, an event or a log.
 pub(super) fn shortened(text: &str) -> String {
-    let mut end = text.len().min(MAX_TEXT_BYTES);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text[..end].to_owned()
+    one_line(text, MAX_TEXT_BYTES)
 }
 
 #[cfg(test)]
 mod tests {
+    use mvm_proto::guest::Failure;
+
+    use super::super::error::LinkError;
     use super::*;
 
     fn at(seconds: i64) -> Timestamp {
@@ -232,9 +232,17 @@ mod tests {
     }
 
     #[test]
-    fn what_a_guest_says_is_kept_short_and_whole() {
-        let long = "é".repeat(1000);
-        assert_eq!(shortened(&long).len(), MAX_TEXT_BYTES);
-        assert_eq!(shortened("short"), "short");
+    fn what_a_guest_says_is_kept_short_and_on_one_line() {
+        let hostile = "\x1b]0;owned\x07\r\nok\u{202e}\u{9b}2J";
+        let shown = r"\x1b]0;owned\x07\r\nok\u{202e}\x9b2J";
+        let mut view = GuestView::default();
+        let hello =
+            GuestHello { guest: hostile.to_owned(), boot_id: "é".repeat(1000), ..GuestHello::default() };
+        view.greet(&hello, at(0));
+        view.hear_state(&State { readiness: Readiness::Ready.into(), message: hostile.to_owned() }, at(0));
+        assert_eq!((view.guest.as_str(), view.message.as_str()), (shown, shown));
+        assert!(view.boot_id.len() <= MAX_TEXT_BYTES && view.boot_id.ends_with("é..."));
+        let refused = LinkError::from(Failure { code: hostile.to_owned(), message: hostile.to_owned() });
+        assert_eq!(refused.to_string(), format!("the guest refused ({shown}): {shown}"));
     }
 }

@@ -12,7 +12,7 @@ use mvm_proto::{DesiredState, InstanceId, Timestamp};
 use tokio::sync::{broadcast, watch};
 use tokio::time::Instant;
 
-use super::wanted::{Wanted, wanted};
+use super::wanted::Wanted;
 use super::{Isolation, NetworkMode};
 use crate::reconcile::Clock;
 use crate::state::Records;
@@ -99,7 +99,7 @@ impl Keeper {
         let mut all = Vec::new();
         records.for_each(|record, moving| all.push((record.clone(), moving.is_some())));
         let all = all.iter().map(|(record, moving)| (record, *moving));
-        wanted(desired, self.isolation.settings.gateway_dns, all)
+        self.isolation.wanted(desired, all)
     }
 
     async fn look(&mut self, wanted: NetworkWanted, removes: bool, records: &Records) {

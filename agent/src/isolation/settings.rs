@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use mvm_host::cgroup::{CgroupSettings, Mode};
+use mvm_host::network::AddressRange;
 
 use crate::driver::DriverKind;
 
@@ -82,29 +83,38 @@ impl fmt::Display for Effort {
 }
 
 /// The operator's word; what is absent follows from the driver.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IsolationFlags {
     pub network: Option<NetworkMode>,
     pub cgroups: Option<Effort>,
     pub jail: Option<Effort>,
     /// See [`IsolationSettings::gateway_dns`].
     pub gateway_dns: bool,
+    /// See [`IsolationSettings::deny`].
+    pub deny: Vec<AddressRange>,
 }
 
 /// What instances of a node are kept within.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IsolationSettings {
     pub network: NetworkMode,
     pub cgroups: Effort,
     pub jail: Effort,
     /// Whether tenants may ask port 53 of their own gateway, where an operator runs a resolver.
     pub gateway_dns: bool,
+    /// What no tenant reaches, besides private ranges and the metadata services that are known.
+    pub deny: Vec<AddressRange>,
 }
 
 impl IsolationSettings {
     /// Nothing at all: for guests that are not real.
-    pub const NONE: Self =
-        Self { network: NetworkMode::None, cgroups: Effort::None, jail: Effort::None, gateway_dns: false };
+    pub const NONE: Self = Self {
+        network: NetworkMode::None,
+        cgroups: Effort::None,
+        jail: Effort::None,
+        gateway_dns: false,
+        deny: Vec::new(),
+    };
 
     /// What of it nobody but root can do.
     #[must_use]
@@ -123,20 +133,21 @@ impl IsolationSettings {
         cgroups: Effort::Required,
         jail: Effort::Required,
         gateway_dns: false,
+        deny: Vec::new(),
     };
 }
 
 impl IsolationFlags {
     /// How control groups are opened. Whether any are made depends on the driver, too.
     #[must_use]
-    pub fn groups(self) -> CgroupSettings {
+    pub fn groups(&self) -> CgroupSettings {
         let mode = if self.cgroups == Some(Effort::BestEffort) { Mode::BestEffort } else { Mode::Required };
         CgroupSettings { mode, ..CgroupSettings::default() }
     }
 
     /// A driver whose guests are real gets all there is; who wants less says so.
     #[must_use]
-    pub fn with(self, driver: DriverKind) -> IsolationSettings {
+    pub fn with(&self, driver: DriverKind) -> IsolationSettings {
         let usual = match driver {
             DriverKind::Fake => IsolationSettings::NONE,
             DriverKind::Qemu | DriverKind::Firecracker => IsolationSettings::ALL,
@@ -146,6 +157,7 @@ impl IsolationFlags {
             cgroups: self.cgroups.unwrap_or(usual.cgroups),
             jail: self.jail.unwrap_or(usual.jail),
             gateway_dns: self.gateway_dns,
+            deny: self.deny.clone(),
         }
     }
 }
@@ -159,8 +171,8 @@ mod tests {
         let flags = IsolationFlags::default();
         assert_eq!(flags.with(DriverKind::Qemu), IsolationSettings::ALL);
         assert_eq!(flags.with(DriverKind::Fake), IsolationSettings::NONE);
-        let less =
-            IsolationFlags { cgroups: Some(Effort::BestEffort), ..flags }.with(DriverKind::Firecracker);
+        let less = IsolationFlags { cgroups: Some(Effort::BestEffort), ..flags.clone() }
+            .with(DriverKind::Firecracker);
         assert_eq!(less, IsolationSettings { cgroups: Effort::BestEffort, ..IsolationSettings::ALL });
         for effort in [Effort::Required, Effort::BestEffort, Effort::None] {
             assert_eq!(effort.to_string().parse(), Ok(effort));

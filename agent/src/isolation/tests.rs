@@ -172,3 +172,15 @@ async fn networks_are_compared_while_a_group_that_is_taken_away_is_waited_for() 
     let _ = futures::poll!(&mut release);
     assert!(site.isolation.comparing.try_write().is_ok());
 }
+
+#[test]
+fn what_an_operator_denies_is_wanted_of_every_network() {
+    let deny = vec!["203.0.113.7".parse().unwrap()];
+    let flags = IsolationFlags { deny: deny.clone(), ..IsolationFlags::default() };
+    let isolation = Isolation::new(
+        AnyHost::local(std::path::Path::new("/")),
+        DriverKind::Qemu,
+        flags.with(DriverKind::Qemu),
+    );
+    assert_eq!(isolation.wanted(None, std::iter::empty()).network.denied, deny);
+}

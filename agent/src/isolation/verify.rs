@@ -7,7 +7,6 @@ use mvm_host::{Host as _, HostError, Operation, Outcome};
 use mvm_proto::{DesiredState, InstanceId};
 use serde::{Deserialize, Serialize};
 
-use super::wanted::wanted;
 use super::{Isolation, NetworkMode};
 use crate::state::Records;
 
@@ -55,9 +54,7 @@ impl Isolation {
         }
         let mut all = Vec::new();
         records.for_each(|record, moving| all.push((record.clone(), moving.is_some())));
-        let wanted =
-            wanted(desired, self.settings.gateway_dns, all.iter().map(|(record, moving)| (record, *moving)))
-                .network;
+        let wanted = self.wanted(desired, all.iter().map(|(record, moving)| (record, *moving))).network;
         let keep = Operation::KeepNetwork { wanted: wanted.clone() };
         let Outcome::Network(found) = self.host.perform(&keep).await? else {
             return Err(HostError::Refused("the host did not look at the network".to_owned()));

@@ -10,7 +10,7 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use mvm_agent::driver::DriverKind;
 use mvm_agent::driver_choice;
-use mvm_agent::isolation::{Effort, IsolationFlags, NetworkMode};
+use mvm_agent::isolation::{AddressRange, Effort, IsolationFlags, NetworkMode};
 use mvm_agent::persist::SessionLimits;
 use mvm_agent::privileges::{give_up, run_helper};
 use mvm_agent::reconcile::{OnceSettings, Report, peek, reconcile_once};
@@ -29,7 +29,7 @@ use crate::client::{Operator, parse_target};
 use crate::commands::certs::{self, CertsCommand};
 use crate::commands::coordinator::split_names;
 use crate::commands::push::read_document;
-use crate::commands::{block_on, default_data_dir, shutdown_on_signals};
+use crate::commands::{block_on, default_data_dir, one_thread, shutdown_on_signals};
 use crate::endpoint::{Endpoint, EndpointArgs};
 use crate::exit::{Outcome, Run};
 use crate::output::{self, Format};
@@ -99,12 +99,21 @@ struct IsolationArgs {
     /// Let tenants ask port 53 of their own gateway, and tell guests to: run a resolver there that listens on all bridges
     #[arg(long)]
     gateway_dns: bool,
+    /// What no tenant may reach, whatever its egress, besides private ranges and the metadata services that are known: 203.0.113.7 or 203.0.113.0/24 (repeatable)
+    #[arg(long = "deny-address", value_name = "CIDR")]
+    deny: Vec<AddressRange>,
 }
 
 impl IsolationArgs {
     fn flags(&self) -> IsolationFlags {
-        let Self { network, cgroups, jail, gateway_dns } = *self;
-        IsolationFlags { network, cgroups, jail, gateway_dns }
+        let Self { network, cgroups, jail, gateway_dns, deny } = self;
+        IsolationFlags {
+            network: *network,
+            cgroups: *cgroups,
+            jail: *jail,
+            gateway_dns: *gateway_dns,
+            deny: deny.clone(),
+        }
     }
 }
 
@@ -275,7 +284,7 @@ fn parse_driver(text: &str) -> Result<DriverChoice, String> {
 pub(crate) fn run(global: &Global, command: AgentCommand) -> Run {
     match command {
         AgentCommand::Serve(args) => serve(global, *args),
-        AgentCommand::Reconcile(args) => block_on(reconcile(global, args)),
+        AgentCommand::Reconcile(args) => one_thread()?.block_on(reconcile(global, args)),
         AgentCommand::Observe(args) => block_on(observe(global, *args)),
         AgentCommand::Desired(args) => block_on(desired(global, args)),
         AgentCommand::Certs(command) => certs::run(global, command),
@@ -314,7 +323,7 @@ fn serve(global: &Global, args: ServeArgs) -> Run {
     // Before there is a runtime: privileges are a thread's own.
     let helper = ["agent", "helper", "--log-level", &global.log_level];
     give_up(&mut settings, args.user.as_deref(), &helper).map_err(anyhow::Error::new)?;
-    block_on(async {
+    one_thread()?.block_on(async {
         let shutdown = shutdown_on_signals()?;
         mvm_agent::serve(settings, shutdown).await.map_err(anyhow::Error::new)?;
         Ok(())
@@ -435,7 +444,7 @@ async fn desired(global: &Global, args: DesiredArgs) -> Run {
     Ok(output::show(format, &exported.document, |_| output::plain())?)
 }
 
-fn observed(observation: &Observation) -> comfy_table::Table {
+fn observed(observation: &Observation) -> output::Table {
     let mut table =
         output::table(["TENANT", "POOL", "INSTANCE", "PHASE", "SINCE", "MOVING TO", "OVERRIDE UNTIL"]);
     let dash = || "-".to_owned();
@@ -462,7 +471,7 @@ fn this_node(args: &NodeArgs, now: Timestamp) -> Option<NodeId> {
     args.node_id.clone().or_else(enrolled)
 }
 
-fn table(report: &Report) -> comfy_table::Table {
+fn table(report: &Report) -> output::Table {
     let mut table = output::table(["TENANT", "POOL", "INSTANCE", "STEP", "REASON"]);
     for step in &report.steps {
         table.add_row([
@@ -495,6 +504,15 @@ mod tests {
     struct Line {
         #[command(flatten)]
         node: NodeArgs,
+    }
+
+    #[test]
+    fn denied_addresses_are_given_one_by_one() {
+        let words = ["mvm", "--deny-address", "203.0.113.7", "--deny-address", "198.51.100.0/24"];
+        let denied = Line::parse_from(words).node.isolation.flags().deny;
+        let denied: Vec<_> = denied.iter().map(ToString::to_string).collect();
+        assert_eq!(denied, ["203.0.113.7", "198.51.100.0/24"]);
+        assert!(Line::try_parse_from(["mvm", "--deny-address", "203.0.113.7/24"]).is_err());
     }
 
     #[test]

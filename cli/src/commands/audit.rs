@@ -111,7 +111,7 @@ fn look(data_dir: &Path, tenant: &TenantId) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-fn reports_table(reports: &[Report]) -> comfy_table::Table {
+fn reports_table(reports: &[Report]) -> output::Table {
     let mut table = output::table(["TENANT", "LINES", "FROM", "TO", "HEAD", "RESULT"]);
     for report in reports {
         let number = |seq: Option<u64>| seq.map_or_else(|| "-".to_owned(), |seq| seq.to_string());
@@ -157,7 +157,7 @@ fn show(global: &Global, args: &ShowArgs) -> Run {
     Ok(output::show(global.output, &all, |_| lines_table(&all))?)
 }
 
-fn lines_table(lines: &[Line]) -> comfy_table::Table {
+pub(crate) fn lines_table(lines: &[Line]) -> output::Table {
     let mut table =
         output::table(["AT", "TENANT", "POOL", "INSTANCE", "ACTOR", "ACTION", "OUTCOME", "REASON"]);
     for line in lines {

@@ -109,7 +109,8 @@ fn init(global: &Global, args: InitArgs) -> Run {
     let report =
         mvm_coordinator::init(&settings, Timestamp::from(SystemTime::now())).map_err(anyhow::Error::new)?;
     output::show(global.output, &report, |_| output::properties(report.rows()))?;
-    Progress::new(global.quiet).say(report.next_steps());
+    let progress = Progress::new(global.quiet);
+    report.next_steps().lines().for_each(|step| progress.say(step));
     Ok(())
 }
 

@@ -64,7 +64,7 @@ pub(crate) async fn run(global: &Global, args: DoctorArgs) -> Run {
 }
 
 /// A fix stands below what it mends.
-fn table(checks: &[Check]) -> comfy_table::Table {
+fn table(checks: &[Check]) -> output::Table {
     let mut table = output::table(["CHECK", "HEALTH", "FOUND"]);
     for check in checks {
         table.add_row([check.name, check.health.as_str(), or_dash(&check.found).as_str()]);

@@ -11,7 +11,7 @@ use crate::args::Global;
 use crate::client::{all_nodes, within};
 use crate::endpoint::{EndpointArgs, Session};
 use crate::exit::{Outcome, Run};
-use crate::output::{self, Format, or_dash};
+use crate::output::{self, or_dash};
 
 #[derive(Debug, Args)]
 pub(crate) struct EventsArgs {
@@ -32,7 +32,8 @@ pub(crate) async fn run(global: &Global, args: EventsArgs) -> Run {
                 let whole = rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
                 let events = read(&rest.drain(..whole).collect::<Vec<_>>())?;
                 for event in &events {
-                    output::print(&line(global.output, event)?)?;
+                    let Event { at, kind, subject, message, .. } = event;
+                    output::show_line(global.output, event, [at, kind, &or_dash(subject), message])?;
                 }
             }
             Ok(())
@@ -71,15 +72,7 @@ fn read(lines: &[u8]) -> anyhow::Result<Vec<Event>> {
     lines.map(|line| serde_json::from_slice(line).context("could not read the agent's events")).collect()
 }
 
-fn line(format: Format, event: &Event) -> anyhow::Result<String> {
-    if format == Format::Json {
-        return Ok(serde_json::to_string(event).context("could not write an event as JSON")? + "\n");
-    }
-    let Event { at, kind, subject, message, .. } = event;
-    Ok(format!("{at}  {kind}  {}  {message}\n", or_dash(subject)))
-}
-
-fn table(events: &[Event]) -> comfy_table::Table {
+pub(crate) fn table(events: &[Event]) -> output::Table {
     let mut table = output::table(["AT", "KIND", "SUBJECT", "MESSAGE"]);
     for event in events {
         table.add_row([event.at.clone(), event.kind.clone(), or_dash(&event.subject), event.message.clone()]);

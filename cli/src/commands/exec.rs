@@ -1,7 +1,7 @@
 //! `mvm instance exec`: one command inside an instance, with its output and exit code as if it had run here.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::Read;
 
 use anyhow::{Context, anyhow};
 use base64::Engine as _;
@@ -130,11 +130,10 @@ fn show(line: &[u8], progress: Progress) -> Result<Option<Run>, Outcome> {
     let line: Line = serde_json::from_slice(line).context("could not read the agent's answer")?;
     let decode = |text: &str| STANDARD.decode(text).context("could not read the command's output");
     if let Some(text) = &line.stdout {
-        crate::output::print_bytes(&decode(text)?)?;
+        crate::output::of_command(&decode(text)?)?;
     }
     if let Some(text) = &line.stderr {
-        // A closed stderr can't be told about.
-        let _ = std::io::stderr().lock().write_all(&decode(text)?);
+        crate::output::error_of_command(&decode(text)?);
     }
     if let Some(lost) = line.lost {
         progress.say(format!("warning: {lost} bytes of output were lost"));

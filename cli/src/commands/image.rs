@@ -368,7 +368,7 @@ impl Details {
         self.references.iter().map(name).collect()
     }
 
-    fn table(&self) -> comfy_table::Table {
+    fn table(&self) -> output::Table {
         let mut rows = vec![
             ("digest", self.digest.to_string()),
             ("folder", self.folder.display().to_string()),

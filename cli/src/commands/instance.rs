@@ -102,6 +102,9 @@ pub(crate) struct LogsArgs {
     /// How much of the console's end
     #[arg(long, value_name = "BYTES", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     bytes: u32,
+    /// Print it as it is on a terminal, too, where a guest can then move the cursor and change the title; what goes to a file or a program is never changed
+    #[arg(long)]
+    raw: bool,
 }
 
 #[derive(Debug, Args)]
@@ -125,7 +128,7 @@ pub(crate) async fn run(global: &Global, command: InstanceCommand) -> Run {
             let mut instances = Instances::open(global, &args.one.endpoint).await?;
             let found = instances.find(&args.one.instance).await?;
             let tail = instances.logs(&found, args.bytes).await?;
-            Ok(output::print_bytes(&tail)?)
+            Ok(output::console(&tail, args.raw)?)
         }
         InstanceCommand::Start(args) => act(global, args, ManualAction::Start).await,
         InstanceCommand::Stop(args) => act(global, args, ManualAction::Stop).await,
@@ -198,7 +201,7 @@ fn time_line(wake: &WakeTiming) -> String {
     format!("{} in {:.1} ms{parts}{waited}", wake.kind, wake.total_ms)
 }
 
-fn table(found: &[Found], wide: bool) -> comfy_table::Table {
+pub(crate) fn table(found: &[Found], wide: bool) -> output::Table {
     let with_node = found.iter().any(|one| !one.node_id.is_empty());
     let mut headings = vec!["INSTANCE", "TENANT", "POOL", "PHASE", "SINCE", "ADDRESS", "REASON"];
     if with_node {
@@ -242,7 +245,7 @@ fn in_memory(bytes: u64) -> String {
     }
 }
 
-pub(crate) fn details(found: &Found) -> comfy_table::Table {
+pub(crate) fn details(found: &Found) -> output::Table {
     let InstanceStatus {
         instance_id,
         tenant_id,

@@ -67,7 +67,7 @@ pub(crate) async fn export(global: &Global, args: ExportArgs) -> Run {
     let name = found.name();
     let mut archive = agent.stream(Method::POST, &found.path("/export"), Bytes::new()).await?;
     if to_standard {
-        copy(&mut archive, &mut io::stdout().lock()).await?;
+        copy(&mut archive, &mut output::archive()).await?;
         progress.say(format!("{name} is exported"));
         return Ok(());
     }

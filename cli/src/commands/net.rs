@@ -2,7 +2,6 @@
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
-use comfy_table::Table;
 use mvm_agent::isolation::NetworkReport;
 use serde_json::json;
 
@@ -45,7 +44,7 @@ pub(crate) async fn run(global: &Global, command: NetCommand) -> Run {
     Ok(())
 }
 
-fn table(report: &NetworkReport) -> Table {
+pub(crate) fn table(report: &NetworkReport) -> output::Table {
     let mut table = output::table(["TENANT", "BRIDGE", "SUBNET", "EGRESS", "CHECK", "HOLDS", "DETAIL"]);
     for tenant in &report.tenants {
         for check in &tenant.checks {

@@ -121,7 +121,7 @@ async fn info(global: &Global, args: InfoArgs) -> Run {
     }
 }
 
-fn info_rows(info: &NodeInfo) -> Vec<(&'static str, String)> {
+pub(crate) fn info_rows(info: &NodeInfo) -> Vec<(&'static str, String)> {
     let capacity = info.capacity.unwrap_or_default();
     let mut rows = vec![
         ("node", info.node_id.clone()),
@@ -148,7 +148,7 @@ fn conditions(conditions: &[Condition]) -> Vec<(&'static str, String)> {
     conditions.iter().map(|condition| ("condition", text(condition))).collect()
 }
 
-pub(crate) fn nodes(nodes: &[Node], wide: bool) -> comfy_table::Table {
+pub(crate) fn nodes(nodes: &[Node], wide: bool) -> output::Table {
     let mut table = if wide {
         output::table([
             "NODE",
@@ -208,7 +208,7 @@ fn generation(mark: Option<&Mark>) -> String {
     mark.map_or_else(|| "-".to_owned(), |mark| format!("{}.{}", mark.epoch, mark.generation))
 }
 
-fn details(node: &Node, wide: bool) -> comfy_table::Table {
+pub(crate) fn details(node: &Node, wide: bool) -> output::Table {
     let info = node.info.clone().unwrap_or_default();
     let status = node.status.clone().unwrap_or_default();
     let capacity = info.capacity.unwrap_or_default();
@@ -246,7 +246,7 @@ fn details(node: &Node, wide: bool) -> comfy_table::Table {
     output::properties(rows)
 }
 
-fn status_rows(node: &Node) -> Vec<(&'static str, String)> {
+pub(crate) fn status_rows(node: &Node) -> Vec<(&'static str, String)> {
     let status = node.status.clone().unwrap_or_default();
     let usage = status.usage.unwrap_or_default();
     let mut rows = vec![

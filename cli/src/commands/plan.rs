@@ -78,7 +78,7 @@ fn read_observation(path: &Path) -> Result<Vec<u8>, Outcome> {
 }
 
 /// Steps, then what was not done, then what nobody asked for, then when time alone changes the plan.
-fn table(plan: &NodePlan) -> comfy_table::Table {
+fn table(plan: &NodePlan) -> output::Table {
     let mut table = output::table(["PLAN", "ACTION", "TENANT", "POOL", "INSTANCE", "REASON"]);
     let name = |id: Option<&InstanceId>, none: &str| id.map_or_else(|| none.to_owned(), ToString::to_string);
     for step in &plan.steps {

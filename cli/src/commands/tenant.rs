@@ -60,15 +60,15 @@ fn parse_pool(text: &str) -> Result<(TenantId, PoolId), String> {
 
 /// A pool, and the node that has it; empty when an agent was asked directly.
 #[derive(Debug, Clone, Serialize)]
-struct Placed {
+pub(crate) struct Placed {
     #[serde(skip_serializing_if = "String::is_empty")]
-    node_id: String,
+    pub(crate) node_id: String,
     #[serde(flatten)]
-    pool: PoolStatus,
+    pub(crate) pool: PoolStatus,
 }
 
 #[derive(Debug, Default, Serialize)]
-struct TenantLine {
+pub(crate) struct TenantLine {
     tenant_id: String,
     pools: usize,
     running: u32,
@@ -171,7 +171,7 @@ async fn pools(global: &Global, endpoint: &EndpointArgs) -> Result<Vec<Placed>, 
     }
 }
 
-fn by_tenant(pools: &[Placed]) -> Vec<TenantLine> {
+pub(crate) fn by_tenant(pools: &[Placed]) -> Vec<TenantLine> {
     let mut tenants: Vec<TenantLine> = Vec::new();
     for Placed { pool, .. } in pools {
         let line = match tenants.iter_mut().position(|line| line.tenant_id == pool.tenant_id) {
@@ -194,7 +194,7 @@ fn by_tenant(pools: &[Placed]) -> Vec<TenantLine> {
     tenants
 }
 
-fn tenant_table(tenants: &[TenantLine]) -> comfy_table::Table {
+pub(crate) fn tenant_table(tenants: &[TenantLine]) -> output::Table {
     let mut table = output::table(["TENANT", "POOLS", "RUNNING", "WARM", "SLEEPING", "STOPPED", "FAILED"]);
     for line in tenants {
         let counts = [line.running, line.warm, line.sleeping, line.stopped, line.failed];
@@ -205,7 +205,7 @@ fn tenant_table(tenants: &[TenantLine]) -> comfy_table::Table {
     table
 }
 
-fn pool_table(pools: &[Placed]) -> comfy_table::Table {
+pub(crate) fn pool_table(pools: &[Placed]) -> output::Table {
     let with_node = pools.iter().any(|placed| !placed.node_id.is_empty());
     let mut table = output::plain();
     let mut headings =
@@ -239,7 +239,7 @@ fn counts(pool: &PoolStatus) -> Vec<String> {
     ]
 }
 
-fn tenant_details(found: &serde_json::Value) -> comfy_table::Table {
+pub(crate) fn tenant_details(found: &serde_json::Value) -> output::Table {
     let mut rows = vec![
         ("tenant", plain(&found["tenant_id"])),
         ("managed", plain(&found["managed"])),
@@ -268,7 +268,7 @@ fn plain(value: &serde_json::Value) -> String {
 }
 
 #[derive(Serialize, Deserialize)]
-struct OnePool {
+pub(crate) struct OnePool {
     tenant_id: String,
     pool_id: String,
     managed: bool,
@@ -278,7 +278,7 @@ struct OnePool {
     desired: Option<serde_json::Value>,
 }
 
-fn pool_details(found: &OnePool) -> comfy_table::Table {
+pub(crate) fn pool_details(found: &OnePool) -> output::Table {
     let mut rows = vec![("pool", format!("{}/{}", found.tenant_id, found.pool_id))];
     if let Some(status) = &found.status {
         let counts = counts(status);

@@ -99,7 +99,7 @@ async fn create(global: &Global, args: CreateArgs) -> Run {
     })?)
 }
 
-fn table(tokens: &[Token], wide: bool) -> comfy_table::Table {
+pub(crate) fn table(tokens: &[Token], wide: bool) -> output::Table {
     let mut table = if wide {
         output::table(["TOKEN", "NODE", "STATE", "EXPIRES", "CREATED", "CREATED BY", "USED", "NAMES"])
     } else {

@@ -92,7 +92,7 @@ fn keygen(global: &Global, args: &KeygenArgs) -> Run {
     Ok(())
 }
 
-fn table(state: &TrustState) -> comfy_table::Table {
+pub(crate) fn table(state: &TrustState) -> output::Table {
     let mut rows = vec![
         ("root version", state.root_version.to_string()),
         ("root until", or_dash(&state.root_expires_at)),

@@ -24,7 +24,8 @@ const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 /// How long nothing must come back from what must not pass.
 const SILENT_FOR: Duration = Duration::from_millis(50);
 
-const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
+/// Of most clouds, and of Azure's platform.
+const METADATA: [Ipv4Addr; 2] = [Ipv4Addr::new(169, 254, 169, 254), Ipv4Addr::new(168, 63, 129, 16)];
 /// A network for documentation: nobody's.
 const WORLD: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 const SSH: u16 = 22;
@@ -124,11 +125,6 @@ fn forbidden(net: &TenantNet, own: Sender, via: Mac, others: &[TenantNet]) -> Ve
     let mut tries = vec![
         ("the host's services".to_owned(), packet(gateway, Carries::TcpSyn { port: SSH }), Reason::ToHost),
         (
-            "the metadata address".to_owned(),
-            packet(METADATA, Carries::TcpSyn { port: 80 }),
-            Reason::DeniedRange,
-        ),
-        (
             "another hardware address".to_owned(),
             frame::ipv4(Sender { mac: liar, ..own }, via, gateway, Carries::Echo),
             Reason::SpoofMac,
@@ -146,6 +142,10 @@ fn forbidden(net: &TenantNet, own: Sender, via: Mac, others: &[TenantNet]) -> Ve
         ("IPv6".to_owned(), frame::ipv6(own.mac), Reason::Ipv6),
         ("a tagged frame".to_owned(), frame::tagged(own, gateway), Reason::Ethertype),
     ];
+    tries.extend(METADATA.map(|address| {
+        let probe = packet(address, Carries::TcpSyn { port: 80 });
+        (format!("the metadata address {address}"), probe, Reason::DeniedRange)
+    }));
     if net.egress == EgressMode::None {
         tries.push(("the world".to_owned(), packet(WORLD, Carries::Udp { port: 53 }), Reason::Egress));
     }

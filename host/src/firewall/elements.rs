@@ -7,7 +7,7 @@ use mvm_proto::document::EgressMode;
 use super::packet::{TCP, UDP};
 use super::ruleset::{Element, Family, Key, Placed, Table, Verdict};
 use super::{arp, bridge, inet};
-use crate::network::{Port, TenantNet};
+use crate::network::{AddressRange, Port, TenantNet};
 
 const DNS: u16 = 53;
 
@@ -20,8 +20,9 @@ pub(super) fn tables() -> [Table; 3] {
 pub(super) fn all<'a>(
     nets: impl IntoIterator<Item = &'a TenantNet>,
     ports: impl IntoIterator<Item = &'a Port>,
+    denied: &[AddressRange],
 ) -> BTreeSet<Placed> {
-    let fixed = inet::fixed_elements().into_iter().map(|(set, element)| routed(set, element));
+    let fixed = inet::fixed_elements(denied).into_iter().map(|(set, element)| routed(set, element));
     let nets = nets.into_iter().flat_map(of_net);
     fixed.chain(nets).chain(ports.into_iter().flat_map(of_port)).collect()
 }

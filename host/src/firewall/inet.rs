@@ -15,6 +15,7 @@ use super::ruleset::{
     BaseKind, Chain, Element, Expr, Family, Hook, Key, KeyType, LookupKind, Set, SetKind, Table, accept,
     differs, equals, goto, lookup, rule,
 };
+use crate::network::AddressRange;
 
 /// Bridges that are known.
 pub(super) const BRIDGES_SET: &str = "bridges";
@@ -49,25 +50,28 @@ const FILTER_PRIORITY: i32 = 0;
 const SOURCE_NAT_PRIORITY: i32 = 100;
 const ICMP_ECHO_REQUEST: u8 = 8;
 
-/// What no tenant reaches, whatever its egress: first address and first one after. The ranges for documentation are
-/// not among them: they lead nowhere, and tests use them as the world.
-const DENIED_RANGES: [([u8; 4], Option<[u8; 4]>); 10] = [
+/// What no tenant reaches, whatever its egress: first address and length of prefix. The ranges for documentation are
+/// not among them: they lead nowhere, and tests use them as the world. No tenant has IPv6, and so none reaches a
+/// metadata service there.
+const DENIED_RANGES: [([u8; 4], u8); 11] = [
     // "This network".
-    ([0, 0, 0, 0], Some([1, 0, 0, 0])),
-    ([10, 0, 0, 0], Some([11, 0, 0, 0])),
-    // Carrier-grade NAT.
-    ([100, 64, 0, 0], Some([100, 128, 0, 0])),
-    ([127, 0, 0, 0], Some([128, 0, 0, 0])),
-    // Link-local, with the metadata services of clouds.
-    ([169, 254, 0, 0], Some([169, 255, 0, 0])),
-    ([172, 16, 0, 0], Some([172, 32, 0, 0])),
-    // Protocol assignments.
-    ([192, 0, 0, 0], Some([192, 0, 1, 0])),
-    ([192, 168, 0, 0], Some([192, 169, 0, 0])),
+    ([0, 0, 0, 0], 8),
+    ([10, 0, 0, 0], 8),
+    // Carrier-grade NAT, with Alibaba's metadata service.
+    ([100, 64, 0, 0], 10),
+    ([127, 0, 0, 0], 8),
+    // Azure's platform: certificates and settings of the machine, health, DNS. The one such address that is public.
+    ([168, 63, 129, 16], 32),
+    // Link-local, with the metadata services of most clouds.
+    ([169, 254, 0, 0], 16),
+    ([172, 16, 0, 0], 12),
+    // Protocol assignments, with Oracle's metadata service.
+    ([192, 0, 0, 0], 24),
+    ([192, 168, 0, 0], 16),
     // Benchmarks of devices; in use as private addresses.
-    ([198, 18, 0, 0], Some([198, 20, 0, 0])),
+    ([198, 18, 0, 0], 15),
     // Multicast, reserved and broadcast.
-    ([224, 0, 0, 0], None),
+    ([224, 0, 0, 0], 3),
 ];
 
 pub(super) fn table() -> Table {
@@ -100,15 +104,34 @@ pub(super) fn table() -> Table {
     Table { family: Family::Inet, chains: chains(), sets, counters }
 }
 
-/// What is in sets whoever the tenants are.
-pub(super) fn fixed_elements() -> Vec<(&'static str, Element)> {
+/// What is in sets whoever the tenants are. `more`: what an operator denies them besides.
+pub(super) fn fixed_elements(more: &[AddressRange]) -> Vec<(&'static str, Element)> {
     let mut elements = Vec::new();
-    for (first, after) in DENIED_RANGES {
-        let at = |address: [u8; 4]| Key::default().address(address.into()).element();
-        elements.push((DENIED, at(first)));
-        elements.extend(after.map(|after| (DENIED, Element { end: true, ..at(after) })));
+    for (first, after) in denied(more) {
+        let at = |bits: u32| Key::default().address(bits.into()).element();
+        elements.extend(u32::try_from(first).map(|first| (DENIED, at(first))));
+        // A range up to the last address has no end in the set.
+        elements.extend(u32::try_from(after).map(|after| (DENIED, Element { end: true, ..at(after) })));
     }
     elements
+}
+
+/// All that is denied, in order and apart from each other, as the kernel wants it: first address and first one after.
+fn denied(more: &[AddressRange]) -> Vec<(u64, u64)> {
+    let always = DENIED_RANGES.map(|(first, prefix)| {
+        let first = u64::from(u32::from_be_bytes(first));
+        (first, first + (1 << (32 - prefix)))
+    });
+    let mut ranges: Vec<_> = always.into_iter().chain(more.iter().map(|range| range.bounds())).collect();
+    ranges.sort_unstable();
+    let mut apart: Vec<(u64, u64)> = Vec::new();
+    for (first, after) in ranges {
+        match apart.last_mut() {
+            Some(last) if first <= last.1 => last.1 = last.1.max(after),
+            _ => apart.push((first, after)),
+        }
+    }
+    apart
 }
 
 fn chains() -> Vec<Chain> {
@@ -208,4 +231,26 @@ fn chains() -> Vec<Chain> {
         Chain::base("output", BaseKind::Filter, Hook::Output, FILTER_PRIORITY, outwards),
         Chain::base("postrouting", BaseKind::Nat, Hook::Postrouting, SOURCE_NAT_PRIORITY, vec![masquerade]),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_operator_denies_is_joined_with_what_always_is() {
+        let range = |text: &str| text.parse::<AddressRange>().unwrap().bounds();
+        let alone = denied(&[]);
+        assert!(alone.is_sorted() && alone.len() == DENIED_RANGES.len());
+        for always in ["168.63.129.16", "169.254.169.254", "100.100.100.200", "192.0.0.192"] {
+            let (first, after) = range(always);
+            assert!(alone.iter().any(|(from, to)| *from <= first && after <= *to), "{always}");
+        }
+        let more = ["203.0.113.0/25", "203.0.113.128/25", "10.1.0.0/16", "11.0.0.0/8", "192.0.0.0/16"];
+        let more: Vec<_> = more.iter().map(|text| text.parse().unwrap()).collect();
+        let joined = denied(&more);
+        assert!(joined.contains(&range("203.0.113.0/24")) && joined.contains(&range("10.0.0.0/7")));
+        assert!(joined.contains(&range("192.0.0.0/16")) && joined.len() == alone.len() + 1, "{joined:?}");
+        assert_eq!(denied(&["0.0.0.0/0".parse().unwrap()]), [(0, 1 << 32)]);
+    }
 }

@@ -11,7 +11,7 @@ use super::elements;
 use super::packet::Reason;
 use super::ruleset::{Element, Family, Key, Placed, Table};
 use super::{bridge, inet};
-use crate::network::{Port, TenantNet};
+use crate::network::{AddressRange, Port, TenantNet};
 
 /// What a counter says.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,8 +74,9 @@ pub(super) fn inspect<'a>(
     found: &FoundTables,
     nets: impl Iterator<Item = &'a TenantNet> + Clone,
     ports: impl Iterator<Item = &'a Port> + Clone,
+    denied: &[AddressRange],
 ) -> Inspection {
-    let wanted = elements::all(nets.clone(), ports.clone());
+    let wanted = elements::all(nets.clone(), ports.clone(), denied);
     let mut inspection = Inspection::default();
     for table in elements::tables() {
         match found.get(&table.family).and_then(Option::as_ref) {

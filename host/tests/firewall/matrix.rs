@@ -88,6 +88,9 @@ fn elsewhere(lab: &Lab) {
         ("the host", (UPLINK, Reason::ToHost)),
         ("another tenant's gateway", (gateway(B), Reason::ToHost)),
         ("the metadata service", special(169, 254, 169, 254)),
+        ("Azure's platform", special(168, 63, 129, 16)),
+        ("Alibaba's metadata service", special(100, 100, 100, 200)),
+        ("Oracle's metadata service", special(192, 0, 0, 192)),
         ("a private network", special(10, 0, 0, 1)),
         ("a private network", special(172, 31, 255, 254)),
         ("a private network", special(192, 168, 1, 1)),
@@ -254,4 +257,40 @@ fn own_gateway(lab: &Lab) {
         });
         lab.seen(ME);
     }
+}
+
+#[test]
+fn what_an_operator_denies_is_reached_by_none_and_the_rest_of_the_world_is() {
+    if !privileged() {
+        return;
+    }
+    let lab = Lab::new(false);
+    let me = port(A, FIRST);
+    let (denied, neighbour) = (Ipv4Addr::new(203, 0, 113, 7), Ipv4Addr::new(203, 0, 113, 8));
+    let to = |address| {
+        let datagram = udp((me.address, 4000), (address, 53), MARK);
+        framed(gateway_mac(A), me.mac(), &[ipv4(me.address, address, UDP, WHOLE, &datagram)])
+    };
+    let reaches_the_world = |address| {
+        lab.world_tap.marked();
+        lab.guest(A, FIRST).tap.send(&to(address)[0]);
+        wait_until("a packet to the world", || !lab.world_tap.marked().is_empty());
+    };
+    reaches_the_world(denied);
+    let more = ["203.0.113.7".parse().unwrap(), "10.1.0.0/16".parse().unwrap()];
+    let both = || (crate::lab::both_nets(), crate::lab::all_ports());
+    let deny = |ranges: &[mvm_host::network::AddressRange]| {
+        lab.firewall(|firewall| {
+            firewall.deny(ranges);
+            firewall.rebuild(&both().0, &both().1)
+        })
+        .unwrap();
+        assert_eq!(lab.inspect().faults, []);
+    };
+    deny(&more);
+    lab.refused("a denied address", ME, &to(denied), Reason::DeniedRange, 1);
+    lab.refused("what is always denied", ME, &to(Ipv4Addr::new(10, 0, 0, 1)), Reason::DeniedRange, 1);
+    reaches_the_world(neighbour);
+    deny(&[]);
+    reaches_the_world(denied);
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // A test may end at the first surprise.
 
 mod drift;
+mod flushed;
 mod frames;
 mod made;
 #[path = "../support/netns.rs"]

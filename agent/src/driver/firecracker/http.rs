@@ -6,6 +6,7 @@
 use std::io;
 use std::time::Duration;
 
+use mvm_proto::text::one_line;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
@@ -215,7 +216,7 @@ fn fault_message(body: &[u8]) -> String {
     let parsed: Option<serde_json::Value> = serde_json::from_slice(body).ok();
     let said = parsed.as_ref().and_then(|value| value.get("fault_message")).and_then(|text| text.as_str());
     let text = said.map_or_else(|| String::from_utf8_lossy(body).into_owned(), str::to_owned);
-    text.chars().take(LONGEST).collect()
+    one_line(&text, LONGEST)
 }
 
 #[cfg(test)]

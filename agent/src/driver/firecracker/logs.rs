@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use mvm_proto::text::one_line;
+
 use super::metrics::Metrics;
 use super::place::{CONSOLE, METRICS, VMM_LOG};
 use super::vmm::{Live, Vmms};
@@ -10,6 +12,8 @@ use mvm_host::{Host, Operation, ProcessEnd};
 
 /// How much of a log explains an end.
 const LOG_TAIL_BYTES: usize = 2048;
+/// How long it all may be together.
+const MAX_REASON_BYTES: usize = 2 * LOG_TAIL_BYTES;
 const LOG_TAIL_LINES: usize = 4;
 /// How much of the metrics file holds its last line.
 pub(super) const METRICS_TAIL_BYTES: usize = 64 * 1024;
@@ -82,5 +86,5 @@ pub(super) async fn explain(host: &impl Host, end: &ProcessEnd, live: &Live) -> 
     if !last.is_empty() {
         parts.push(last.into_iter().rev().collect::<Vec<_>>().join(" | "));
     }
-    parts.join("; ")
+    one_line(&parts.join("; "), MAX_REASON_BYTES)
 }

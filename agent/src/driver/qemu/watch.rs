@@ -4,6 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use mvm_proto::InstanceId;
+use mvm_proto::text::one_line;
 use tokio::sync::watch;
 
 use super::{Inner, args, lock};
@@ -67,5 +68,5 @@ async fn how_it_ended(end: &ProcessEnd, host: &impl Host) -> String {
     };
     let said = run_files::tail(host, &end.instance, VMM_LOG, SAID_BYTES).await.unwrap_or_default();
     let said = String::from_utf8_lossy(&said).trim().replace('\n', "; ");
-    if said.is_empty() { how } else { format!("{how}: {said}") }
+    if said.is_empty() { how } else { format!("{how}: {}", one_line(&said, SAID_BYTES)) }
 }

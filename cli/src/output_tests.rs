@@ -1,0 +1,188 @@
+//! What a hostile node, guest or coordinator can make appear: every renderer, with control sequences in every string.
+
+use mvm_agent::isolation::NetworkReport;
+use mvm_proto::status::{
+    Capacity, Condition, Event, InstanceStatus, NodeInfo, NodeStatus, PassedOver, PoolStatus,
+};
+use mvm_proto::wire::control::v1::{Node, Token, TrustState};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::commands::{audit, events, instance, net, node, tenant, token, trust};
+use crate::instances::Found;
+
+/// Each moves the cursor, hides, reorders, sets a title, rings, or begins a line.
+const SEQUENCES: [&str; 20] = [
+    "\x1b[2J\x1b[H",
+    "\x1b[1A\x1b[2K",
+    "\x1b]0;title\x07",
+    "\x1b]8;;http://evil.example/\x1b\\link\x1b]8;;\x1b\\",
+    "\x1b]52;c;ZXZpbA==\x07",
+    "\x1bP$q\x1b\\",
+    "\x1bc",
+    "\u{9b}2J",
+    "\u{9d}0;title\u{9c}",
+    "\u{85}next line",
+    "\r\nnode-b  yes  1.1  1.1  1.1",
+    "\roverwritten",
+    "\ttab\x0b\x0c\x08\x08",
+    "\0\x07\x7f",
+    "\u{202e}desrever\u{202c}",
+    "\u{2066}\u{2067}\u{2068}\u{2069}\u{61c}\u{200e}\u{200f}",
+    "a\u{200b}\u{200c}\u{200d}\u{2060}\u{feff}\u{ad}b",
+    "\u{2028}\u{2029}",
+    "\u{e0041}\u{fe0f}\u{1bca0}",
+    "Z\u{301}\u{36f}\u{489}",
+];
+
+fn corpus() -> Vec<String> {
+    let mut all: Vec<_> = SEQUENCES.iter().map(ToString::to_string).collect();
+    all.push(SEQUENCES.concat());
+    all.push("x".repeat(2 * MAX_LINE_BYTES));
+    all
+}
+
+/// The value with `text` in place of each string.
+fn with_text<T: Serialize + DeserializeOwned>(value: &T, text: &str) -> T {
+    fn replace(value: &mut Value, text: &str) {
+        match value {
+            Value::String(old) => text.clone_into(old),
+            Value::Array(items) => items.iter_mut().for_each(|item| replace(item, text)),
+            Value::Object(fields) => fields.values_mut().for_each(|item| replace(item, text)),
+            _ => {}
+        }
+    }
+    let mut value = serde_json::to_value(value).unwrap();
+    replace(&mut value, text);
+    serde_json::from_value(value).unwrap()
+}
+
+/// As many lines as rows, and nothing but what is shown.
+fn assert_safe(what: &str, rendered: &str, lines: usize) {
+    let acts = rendered.chars().find(|c| !text::is_printable(*c) && *c != '\n');
+    assert_eq!(acts, None, "{what}: {rendered:?}");
+    assert_eq!(rendered.lines().count(), lines, "{what}: {rendered:?}");
+}
+
+/// All strings of these are a peer's to choose.
+fn renderers(text: &str) -> Vec<(&'static str, String)> {
+    let status = with_text(&InstanceStatus::default(), text);
+    let found = Found { node_id: text.to_owned(), instance: status.clone(), wake: None };
+    let pool = with_text(&PoolStatus { deferred: vec![String::new()], ..PoolStatus::default() }, text);
+    let condition = Condition::default();
+    let info = with_text(
+        &NodeInfo {
+            capacity: Some(Capacity::default()),
+            passed_over: vec![PassedOver::default()],
+            conditions: vec![condition.clone()],
+            ..NodeInfo::default()
+        },
+        text,
+    );
+    let node_status = with_text(
+        &NodeStatus { pools: vec![pool.clone()], conditions: vec![condition], ..NodeStatus::default() },
+        text,
+    );
+    let event = with_text(&Event::default(), text);
+    let node = with_text(
+        &Node {
+            connected: true,
+            info: Some(info.clone()),
+            status: Some(node_status),
+            events: vec![event.clone()],
+            ..Node::default()
+        },
+        text,
+    );
+    let placed = tenant::Placed { node_id: text.to_owned(), pool: pool.clone() };
+    let trusted = with_text(&TrustState { keys: vec![Default::default()], ..TrustState::default() }, text);
+    let report = json!({ "enabled": true, "holds": true, "repaired": [""], "foreign": [""], "tenants": [{
+        "tenant": "", "bridge": "", "subnet": "", "egress": "", "instances": 1,
+        "checks": [{ "what": "", "holds": false, "detail": "" }],
+    }] });
+    let report: NetworkReport = with_text(&serde_json::from_value(report).unwrap(), text);
+    let line = serde_json::from_value(json!({
+        "seq": 1, "at": "2026-01-01T00:00:00Z", "tenant": "acme", "actor": text, "action": text, "reason": text,
+        "outcome": text, "prev": mvm_proto::Digest::of(b""), "hash": mvm_proto::Digest::of(b""),
+    }));
+    let one_pool = json!({ "tenant_id": text, "pool_id": text, "managed": true, "status": pool,
+        "instances": [status], "desired": { "flake_ref": text, "instance_resources": { text: text } } });
+    let one_tenant = json!({ "tenant_id": text, "managed": text, "instances": text, "pools": [pool],
+        "desired": { "network": { "ipv4_subnet": text }, "quotas": { text: text } } });
+    let tables = vec![
+        ("instance list", instance::table(std::slice::from_ref(&found), false)),
+        ("instance list -o wide", instance::table(std::slice::from_ref(&found), true)),
+        ("instance get", instance::details(&found)),
+        ("node list", node::nodes(std::slice::from_ref(&node), false)),
+        ("node list -o wide", node::nodes(std::slice::from_ref(&node), true)),
+        ("node info NODE", node::details(&node, true)),
+        ("node info", properties(node::info_rows(&info))),
+        ("node stats", properties(node::status_rows(&node))),
+        ("events", events::table(std::slice::from_ref(&event))),
+        ("tenant list", tenant::tenant_table(&tenant::by_tenant(std::slice::from_ref(&placed)))),
+        ("tenant info", tenant::tenant_details(&one_tenant)),
+        ("pool list", tenant::pool_table(std::slice::from_ref(&placed))),
+        ("pool info", tenant::pool_details(&serde_json::from_value(one_pool).unwrap())),
+        ("token list", token::table(&[with_text(&Token::default(), text)], true)),
+        ("trust show", trust::table(&trusted)),
+        ("net verify", net::table(&report)),
+        ("audit show", audit::lines_table(&[line.unwrap()])),
+    ];
+    tables.into_iter().map(|(command, table)| (command, table.render())).collect()
+}
+
+#[test]
+fn no_list_gets_a_row_or_a_control_character_from_a_peers_text() {
+    let honest = renderers("x");
+    for text in corpus() {
+        for ((command, shown), (_, honest)) in renderers(&text).iter().zip(&honest) {
+            assert_safe(command, shown, honest.lines().count());
+        }
+    }
+}
+
+#[test]
+fn json_and_yaml_hold_a_peers_text_whole_and_do_nothing_to_a_terminal() {
+    for text in corpus() {
+        let value = json!([{ "reason": &text, &text: 1 }]);
+        for format in [Format::Json, Format::Yaml] {
+            let shown = rendered(format, &value, |_| plain()).unwrap();
+            let acts = shown.chars().find(|c| !text::is_printable(*c) && *c != '\n');
+            assert_eq!(acts, None, "{format:?}: {shown:?}");
+            let back: Value = match format {
+                Format::Json => serde_json::from_str(&shown).unwrap(),
+                _ => serde_yaml_ng::from_str(&shown).unwrap(),
+            };
+            assert_eq!(back, value, "{format:?}: {shown}");
+        }
+        let event = with_text(&Event::default(), &text);
+        for format in [Format::Json, Format::Table] {
+            let parts = [event.at.as_str(), &event.kind, &event.subject, &event.message];
+            assert_safe("events --follow", &rendered_line(format, &event, parts).unwrap(), 1);
+        }
+    }
+    let plain_value = json!({ "name": "zażółć", "lines": "a\nb" });
+    assert!(rendered(Format::Yaml, &plain_value, |_| plain()).unwrap().contains("name: zażółć\n"));
+}
+
+#[test]
+fn an_error_never_begins_a_line_of_its_own() {
+    for text in corpus() {
+        let shown = shown_error(&format!("refused: {text}\nwhat to do"));
+        let acts = shown.chars().find(|c| !text::is_printable(*c) && !matches!(c, '\n' | '\t'));
+        assert_eq!(acts, None, "{shown:?}");
+        assert!(shown.lines().skip(1).all(|line| line.starts_with("  ")), "{shown:?}");
+    }
+    assert_eq!(shown_error("a\n  b\nc"), "a\n  b\n  c");
+}
+
+#[test]
+fn a_console_is_escaped_for_a_terminal_and_for_nothing_else() {
+    let console = b"boot\r\n\x1b[2J\x1b]0;x\x07done\xff\n";
+    assert_eq!(shown_console(console, false), console);
+    assert_eq!(
+        String::from_utf8(shown_console(console, true)).unwrap(),
+        "boot\n\\x1b[2J\\x1b]0;x\\x07done\u{fffd}\n"
+    );
+}
