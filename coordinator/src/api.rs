@@ -30,6 +30,7 @@ use tonic::{Request, Response, Status};
 use crate::error::BoxError;
 use crate::grpc_listener::{GrpcPeer, GrpcStream};
 use crate::state::{State, now};
+use crate::tokens::PinnedRoots;
 use crate::{enrolment, refuse, tokens};
 
 /// The largest document with room for what gRPC puts around it.
@@ -216,10 +217,11 @@ impl Service {
         let node: NodeId = parse("node_id", &request.node_id)?;
         // During a change of roots the first is the one that this coordinator's own chain leads to.
         let fingerprint = state.anchors.current().fingerprints().first().copied();
-        let fingerprint = fingerprint.ok_or_else(|| refuse::bad_request("there is no root certificate"))?;
+        let certificate = fingerprint.ok_or_else(|| refuse::bad_request("there is no root certificate"))?;
+        let roots = PinnedRoots { certificate, trust: state.trust.current().root_digest() };
         let ttl = Duration::from_secs(request.ttl_seconds);
         let now = now();
-        let (text, record) = tokens::create(&state.store, node, ttl, by.name(), fingerprint, now).await?;
+        let (text, record) = tokens::create(&state.store, node, ttl, by.name(), roots, now).await?;
         state.metrics.tokens_created.inc();
         tracing::info!(token = %record.token_id, node = %record.node_id, by = %by.name(), "made a join token");
         Ok(CreateTokenResponse { token: text.to_string(), record: Some(tokens::message(&record, now)) })

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use mvm_pki::ImagesMetadata;
+use mvm_pki::{ImagesMetadata, TrustStore};
 use mvm_proto::{Digest, Timestamp};
 
-use super::signing::{Place, current, finish};
+use super::difference::View;
+use super::signing::{Place, start};
 use super::statements::read_keys;
 use crate::args::Global;
 use crate::exit::Run;
@@ -31,15 +32,19 @@ pub(crate) struct VouchArgs {
 }
 
 pub(super) async fn run(global: &Global, args: VouchArgs) -> Run {
-    let store = current(global, &args.place).await?;
+    let mut start = start(global, &args.place, &args.keys).await?;
+    start.require_images()?;
     let now = Timestamp::from(SystemTime::now());
-    let mut digests =
-        if args.replace { Vec::new() } else { store.images().map(|m| m.digests.clone()).unwrap_or_default() };
-    digests.extend(args.digests);
-    let version = store.images_version() + 1;
-    let statement = ImagesMetadata::new(store.cluster().clone(), version, digests, now, args.life)
-        .map_err(anyhow::Error::new)?;
+    let statement = next_statement(&start.store, &args, now)?;
     let keys = read_keys(&args.keys)?;
+    start.confirm(global, &args.place, View { root: start.store.root(), images: Some(&statement) })?;
     let envelope = statement.seal(&keys.iter().collect::<Vec<_>>());
-    finish(global, &args.place, store, |store| store.advance_images(envelope, now).map(|_| ())).await
+    start.finish(global, &args.place, |store| store.advance_images(envelope, now).map(|_| ())).await
+}
+
+fn next_statement(store: &TrustStore, args: &VouchArgs, now: Timestamp) -> anyhow::Result<ImagesMetadata> {
+    let kept = store.images().filter(|_| !args.replace).into_iter().flat_map(|held| &held.digests);
+    let digests = kept.chain(&args.digests).copied();
+    let version = store.images_version() + 1;
+    Ok(ImagesMetadata::new(store.cluster().clone(), version, digests, now, args.life)?)
 }
