@@ -4,6 +4,8 @@
 
 #[path = "trust/pinned.rs"]
 mod pinned;
+#[path = "trust/stolen.rs"]
+mod stolen;
 
 use std::path::PathBuf;
 
