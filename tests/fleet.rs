@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use mvm_tests::{Cluster, ClusterSettings, PATIENCE, metric, path_text, wait_for, wait_until};
+use mvm_tests::{Cluster, ClusterSettings, PATIENCE, copy_dir, metric, path_text, wait_for, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -218,18 +218,4 @@ fn a_document_goes_straight_to_an_agent_without_a_coordinator() {
         ];
         wait_for("the push to succeed", PATIENCE, || cluster.mvm(&args).status.success().then_some(()));
     }
-}
-
-fn copy_dir(from: &std::path::Path, to: &std::path::Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(to)?;
-    for entry in std::fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy_dir(&entry.path(), &target)?;
-        } else {
-            std::fs::copy(entry.path(), &target)?;
-        }
-    }
-    Ok(())
 }

@@ -1,5 +1,12 @@
 //! Who may sign, changed from the command line while a cluster runs: images vouched for, a director key replaced.
 
+#![allow(clippy::unwrap_used)] // A test may end at the first surprise.
+
+#[path = "trust/pinned.rs"]
+mod pinned;
+#[path = "trust/stolen.rs"]
+mod stolen;
+
 use std::path::PathBuf;
 
 use mvm_tests::{Cluster, ClusterSettings, path_text};
@@ -33,7 +40,8 @@ fn replace_director(cluster: &mut Cluster, more: &[&str]) -> PathBuf {
     cluster.mvm_ok(&["trust", "keygen", path_text(&new)]);
     let public = new.with_added_extension("pub");
     let root = signing(cluster, "root.key");
-    let args = ["trust", "next-root", "--root-key", path_text(&root), "--director", path_text(&public)];
+    let args =
+        ["trust", "next-root", "--root-key", path_text(&root), "--director", path_text(&public), "--yes"];
     cluster.mvm_ok(&[&args[..], more].concat());
     let director = signing(cluster, "director.key");
     std::fs::rename(&director, &old).expect("the old key can be moved away");
@@ -55,7 +63,7 @@ fn images_must_be_vouched_for_before_a_production_cluster_runs_them() {
 
     let key = signing(&cluster, "image.key");
     let digests = digests("production");
-    let vouch = ["trust", "vouch", "--image-key", path_text(&key)];
+    let vouch = ["trust", "vouch", "--yes", "--image-key", path_text(&key)];
     let flags: Vec<&str> = digests.iter().flat_map(|digest| ["--digest", digest]).collect();
     let state = cluster.mvm_json(&[&vouch[..], &flags].concat());
     assert_eq!(state["image_digests"], digests.len(), "{state:#}");

@@ -222,16 +222,23 @@ impl Shared {
         Ok(Accepted { mark, is_new: verdict == Verdict::New })
     }
 
+    /// Follows the roots, and takes the statement of images if it can: one that is refused keeps no root back, and is
+    /// told once the root is in force.
     fn update_trust(&self, bundle: &TrustBundle) -> Result<(), Problem> {
         let now = self.clock.now();
         let mut held = self.held();
         let mut next = held.trust.clone();
-        next.update(bundle, now).map_err(|error| error.to_problem())?;
+        let followed = next.update(bundle, now).map_err(|error| error.to_problem())?;
+        self.put_in_force(&mut held, next)?;
+        followed.images_refused.map_or(Ok(()), |error| Err(error.to_problem()))
+    }
+
+    fn put_in_force(&self, held: &mut Held, next: TrustStore) -> Result<(), Problem> {
         let moved = next.root_version() != held.trust.root_version()
             || next.images_version() != held.trust.images_version();
         if !moved {
             // The reset that a root asked for may have failed when it came; whoever sends it again has it tried again.
-            return self.reset_if_due(&mut held);
+            return self.reset_if_due(held);
         }
         next.save(&self.settings.trust_file).map_err(|error| match storage_full(&error) {
             true => ledger_problem(&LedgerError::Io {
@@ -243,7 +250,7 @@ impl Shared {
         })?;
         held.trust = next;
         self.vouched.send_replace(Vouched::by(&held.trust));
-        self.reset_if_due(&mut held)
+        self.reset_if_due(held)
     }
 
     /// Forgets the mark if a root since the ledger's asks for it, and says what holds now. After a failure it is still

@@ -45,7 +45,7 @@ impl Operator {
         load(&self.dir())
     }
 
-    fn dir(&self) -> PathBuf {
+    pub(crate) fn dir(&self) -> PathBuf {
         self.operator_dir.clone().unwrap_or_else(|| default_data_dir("coordinator").join("operator"))
     }
 

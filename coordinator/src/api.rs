@@ -29,7 +29,6 @@ use mvm_proto::wire::control::v1::{
 };
 use mvm_proto::{NodeId, Problem};
 use tokio::sync::mpsc;
-use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected as _;
 use tonic::{Request, Response, Status};
@@ -39,6 +38,7 @@ use crate::grpc_listener::calls::CountCalls;
 use crate::grpc_listener::{GrpcPeer, GrpcStream};
 use crate::records::IssuedRecord;
 use crate::state::{State, now};
+use crate::tokens::PinnedRoots;
 use crate::{enrolment, operators, refuse, tokens};
 
 /// The largest document with room for what gRPC puts around it.
@@ -280,11 +280,12 @@ impl Service {
         let node: NodeId = parse("node_id", &request.node_id)?;
         // During a change of roots the first is the one that this coordinator's own chain leads to.
         let fingerprint = state.anchors.current().fingerprints().first().copied();
-        let fingerprint = fingerprint.ok_or_else(|| refuse::bad_request("there is no root certificate"))?;
+        let certificate = fingerprint.ok_or_else(|| refuse::bad_request("there is no root certificate"))?;
+        let roots = PinnedRoots { certificate, trust: state.trust.current().root_digest() };
         let names = enrolment::token_names(state, &request.names)?;
         let ttl = Duration::from_secs(request.ttl_seconds);
         let now = now();
-        let created = tokens::create(&state.store, node, ttl, by.name(), fingerprint, names, now);
+        let created = tokens::create(&state.store, node, ttl, by.name(), roots, names, now);
         let (text, record) = created.await?;
         state.metrics.tokens_created.inc();
         tracing::info!(token = %record.token_id, node = %record.node_id, by = %by.name(), "made a join token");

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mvm_pki::files::{create_private_dir, write_atomic};
-use mvm_pki::trust::{RoleSpec, RootSpec};
+use mvm_pki::trust::{PIN_FILE, RoleSpec, RootSpec};
 use mvm_pki::{
     Authority, Credential, CsrNames, Identity, ImagesMetadata, LeafKey, LeafProfile, Role, RootAuthority,
     RootMetadata, SigningKey, TrustStore,
@@ -172,7 +172,9 @@ fn staging_beside(target: &Path) -> Result<PathBuf, InitError> {
 /// What the report needs besides the paths that never vary.
 struct Built {
     root_fingerprint: Digest,
+    trust_digest: Digest,
     offline: Vec<OfflineKey>,
+    offline_pin: PathBuf,
     operator: OperatorFiles,
 }
 
@@ -215,7 +217,7 @@ fn build(
     leaf.save(&data.leaf()).map_err(InitError::file("write", &data.leaf()))?;
 
     let keys_dir = offline_dir.map_or_else(|| data.signing_dir(), Path::to_owned);
-    make_trust(data, &keys_dir, settings, now)?;
+    let trust = make_trust(data, &keys_dir, settings, now)?;
 
     let file = ClusterFile {
         format: CLUSTER_FORMAT,
@@ -232,6 +234,10 @@ fn build(
 
     let operator_dir = Destination { write_to: data.operator_dir(), lies_at: place.operator_dir() };
     let operator = operator::issue(data, FIRST_OPERATOR, &operator_dir, OPERATOR_LIFE, now)?;
+    // What offline keys sign is signed on top of a pin, so that a coordinator can't choose it.
+    for dir in [&data.operator_dir(), &keys_dir] {
+        trust.save(&dir.join(PIN_FILE)).map_err(InitError::make("the pinned trust"))?;
+    }
     let (root_dir, keys_dir) = offline_dir
         .map_or((place.root_ca_dir(), place.signing_dir()), |dir| (dir.to_owned(), dir.to_owned()));
     let offline = vec![
@@ -239,11 +245,17 @@ fn build(
         OfflineKey { what: "trust root signing key", path: keys_dir.join("root.key") },
         OfflineKey { what: "image signing key", path: keys_dir.join("image.key") },
     ];
-    Ok(Built { root_fingerprint: root.fingerprint(), offline, operator })
+    Ok(Built {
+        root_fingerprint: root.fingerprint(),
+        trust_digest: trust.root_digest(),
+        offline,
+        offline_pin: keys_dir.join(PIN_FILE),
+        operator,
+    })
 }
 
 fn refuse_existing_keys(dir: &Path) -> Result<(), InitError> {
-    match ["ca.key", "root.key", "image.key"].iter().any(|name| dir.join(name).exists()) {
+    match ["ca.key", "root.key", "image.key", PIN_FILE].iter().any(|name| dir.join(name).exists()) {
         true => Err(InitError::Exists { path: dir.to_owned() }),
         false => Ok(()),
     }
@@ -255,7 +267,7 @@ fn make_trust(
     keys_dir: &Path,
     settings: &InitSettings,
     now: Timestamp,
-) -> Result<(), InitError> {
+) -> Result<TrustStore, InitError> {
     let new_key = || SigningKey::generate().map_err(InitError::make("a signing key"));
     let (root, director, image) = (new_key()?, new_key()?, new_key()?);
     let save =
@@ -282,9 +294,11 @@ fn make_trust(
         issued_at: now,
         expires_at: now + TRUST_LIFE,
         digests: Vec::new(),
+        sources: Vec::new(),
     };
     trust.advance_images(images.seal(&[&image]), now).map_err(InitError::make("the image statement"))?;
-    trust.save(&data.trust_file()).map_err(InitError::make("the trust file"))
+    trust.save(&data.trust_file()).map_err(InitError::make("the trust file"))?;
+    Ok(trust)
 }
 
 /// Renames the finished directory to its place.

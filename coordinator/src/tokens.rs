@@ -23,13 +23,20 @@ pub const MAX_TTL: Duration = Duration::from_secs(24 * 3600);
 /// How long tokens that can't be used any more stay listed, so that people see what became of them.
 const KEPT_AFTER_END: Duration = Duration::from_secs(24 * 3600);
 
+/// What a joiner pins, by digest.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PinnedRoots {
+    pub(crate) certificate: Digest,
+    pub(crate) trust: Digest,
+}
+
 /// Makes a token. Its text is returned once and not kept.
 pub(crate) async fn create(
     store: &Backend,
     node_id: NodeId,
     ttl: Duration,
     created_by: &str,
-    root_fingerprint: Digest,
+    roots: PinnedRoots,
     names: FixedNames,
     now: Timestamp,
 ) -> Result<(Zeroizing<String>, TokenRecord), Problem> {
@@ -42,7 +49,8 @@ pub(crate) async fn create(
         );
         return Err(Problem::new(422, "ttl_too_long", detail, "Ask for a shorter life."));
     }
-    let token = JoinToken::generate(root_fingerprint).map_err(|error| refuse::internal(&error))?;
+    let token =
+        JoinToken::generate(roots.certificate, roots.trust).map_err(|error| refuse::internal(&error))?;
     let record = TokenRecord {
         token_id: token.id().to_owned(),
         node_id,

@@ -6,8 +6,8 @@
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use mvm_pki::trust::TrustRole;
-use mvm_pki::{PublicKey, RootChange, RootMetadata, TrustBundle, TrustError, TrustStore};
+use mvm_pki::trust::{Followed, TrustRole};
+use mvm_pki::{PublicKey, RootMetadata, TrustBundle, TrustError, TrustStore};
 use mvm_proto::envelope::Payload as _;
 use mvm_proto::wire::session::v1;
 use mvm_proto::{Envelope, Problem, Timestamp};
@@ -31,43 +31,34 @@ impl Trust {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Follows new root versions and image statements; all of them or none. Operators send the chain from its start:
-    /// the roots that are known already are passed over, as agents do.
+    /// Follows new root versions, all of them or none, and takes a statement of images if it can. Operators send the
+    /// chain from its start: the roots that are known already are passed over, as agents do.
     pub(crate) async fn update(
         &self,
         roots: &[Vec<u8>],
         images: &[Vec<u8>],
         now: Timestamp,
-    ) -> Result<Vec<RootChange>, Problem> {
+    ) -> Result<Followed, Problem> {
         let _one = self.updating.lock().await;
         let mut next = TrustStore::clone(&self.current());
         let roots = roots.iter().map(|root| envelope(root)).collect::<Result<_, _>>()?;
-        let chain = TrustBundle { roots, images: None };
-        let changes = next.update(&chain, now).map_err(|error| error.to_problem())?;
-        for statement in images {
-            let statement = envelope(statement)?;
-            if next.images_envelope().is_some_and(|held| held.payload == statement.payload) {
-                continue;
-            }
-            match next.advance_images(statement, now) {
-                Ok(_) => {}
-                // A statement that became stale on the way must not keep back the root that it was carried with.
-                Err(
-                    TrustError::Rollback { .. }
-                    | TrustError::ImagesExpired { .. }
-                    | TrustError::RoleExpired { .. }
-                    | TrustError::RootExpired { .. },
-                ) if !changes.is_empty() => {}
-                Err(error) => return Err(error.to_problem()),
-            }
-        }
+        // The newest statement says all that the older ones said.
+        let images = images.last().map(|images| envelope(images)).transpose()?;
+        let before = next.images_envelope().cloned();
+        let mut followed =
+            next.update(&TrustBundle { roots, images: None }, now).map_err(|error| error.to_problem())?;
+        // What is sent again changes nothing, however old it is.
+        let news = images.filter(|sent| before.is_none_or(|held| held.payload != sent.payload));
+        let refused = news.and_then(|images| next.advance_images(images, now).err());
+        // A statement that became stale on the way is no news beside the root that it was carried with.
+        followed.images_refused = refused.filter(|error| followed.roots.is_empty() || !error.is_stale());
         let path = self.path.clone();
         let next = tokio::task::spawn_blocking(move || next.save(&path).map(|()| next))
             .await
             .map_err(|error| refuse::internal(&error))?
             .map_err(|error| refuse::internal(&error))?;
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
-        Ok(changes)
+        Ok(followed)
     }
 
     /// What a node with these versions lacks, oldest first.

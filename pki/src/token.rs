@@ -1,7 +1,7 @@
-//! Join tokens: `mvmj1.<id>.<secret>.<root fingerprint>`, a one-time permission to enrol one node.
+//! Join tokens: `mvmj2.<id>.<secret>.<root fingerprint>.<trust root digest>`, a one-time permission to enrol one node.
 //!
 //! The coordinator makes one, shows it once and keeps only its id and the secret's hash. The joiner learns from the
-//! fingerprint whom it may believe, before it sends the secret. To which node a token is bound and until when is
+//! fingerprint whom it may believe, before it sends the secret, and from the digest which trust root to pin. To which node a token is bound and until when is
 //! kept beside the hash, in the coordinator's store.
 
 use std::fmt;
@@ -14,11 +14,13 @@ use subtle::ConstantTimeEq as _;
 use zeroize::Zeroizing;
 
 /// Names the format, and makes a token easy to find for scanners that look for leaked secrets.
-const PREFIX: &str = "mvmj1";
+const PREFIX: &str = "mvmj2";
+/// Tokens that named no trust root.
+const FIRST_PREFIX: &str = "mvmj1";
 const ID_BYTES: usize = 8;
 const SECRET_BYTES: usize = 32;
-/// The length of every token: prefix, id, secret and fingerprint with three dots between them.
-const TOKEN_LEN: usize = PREFIX.len() + 1 + 2 * ID_BYTES + 1 + SECRET_TEXT_LEN + 1 + 64;
+/// The length of every token: prefix, id, secret, fingerprint and digest with four dots between them.
+const TOKEN_LEN: usize = PREFIX.len() + 1 + 2 * ID_BYTES + 1 + SECRET_TEXT_LEN + 1 + 64 + 1 + 64;
 const SECRET_TEXT_LEN: usize = 43;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +29,11 @@ pub enum TokenError {
         "this is not a join token; copy it whole, it starts with `{PREFIX}.` and is {TOKEN_LEN} characters long"
     )]
     Shape,
+    #[error(
+        "this join token is of an older version and does not name the trust root to pin; make a new one with \
+         `mvm coordinator token create`"
+    )]
+    Old,
     #[error("the system gave no random bytes")]
     Random,
 }
@@ -35,23 +42,31 @@ pub struct JoinToken {
     id: String,
     secret: Zeroizing<[u8; SECRET_BYTES]>,
     fingerprint: Digest,
+    trust_root: Digest,
 }
 
 impl JoinToken {
-    /// A new token for joiners who shall find the root with this fingerprint.
-    pub fn generate(root_fingerprint: Digest) -> Result<Self, TokenError> {
+    /// A new token for joiners that shall find the root certificate with this fingerprint and the trust root with this
+    /// digest.
+    pub fn generate(root_fingerprint: Digest, trust_root: Digest) -> Result<Self, TokenError> {
         let (mut id, mut secret) = ([0; ID_BYTES], Zeroizing::new([0; SECRET_BYTES]));
         rand::fill(&mut id).map_err(|_| TokenError::Random)?;
         rand::fill(&mut *secret).map_err(|_| TokenError::Random)?;
-        Ok(Self { id: digest::hex(&id), secret, fingerprint: root_fingerprint })
+        Ok(Self { id: digest::hex(&id), secret, fingerprint: root_fingerprint, trust_root })
     }
 
     /// Reads the text of [`JoinToken::expose`]; white space around it is forgiven, because people paste.
     pub fn parse(text: &str) -> Result<Self, TokenError> {
         let parts: Vec<&str> = text.trim().split('.').collect();
-        let [PREFIX, id, secret, fingerprint] = parts.as_slice() else { return Err(TokenError::Shape) };
+        if parts.first() == Some(&FIRST_PREFIX) {
+            return Err(TokenError::Old);
+        }
+        let [PREFIX, id, secret, fingerprint, trust_root] = parts.as_slice() else {
+            return Err(TokenError::Shape);
+        };
         digest::from_hex::<ID_BYTES>(id).ok_or(TokenError::Shape)?;
         let fingerprint = digest::from_hex(fingerprint).ok_or(TokenError::Shape)?;
+        let trust_root = digest::from_hex(trust_root).ok_or(TokenError::Shape)?;
         if secret.len() != SECRET_TEXT_LEN {
             return Err(TokenError::Shape);
         }
@@ -61,6 +76,7 @@ impl JoinToken {
             id: (*id).to_owned(),
             secret: Zeroizing::new(secret),
             fingerprint: Digest::from_bytes(fingerprint),
+            trust_root: Digest::from_bytes(trust_root),
         })
     }
 
@@ -77,6 +93,8 @@ impl JoinToken {
         text.extend(secret[..length].iter().copied().map(char::from));
         text.push('.');
         text.push_str(&self.fingerprint.hex());
+        text.push('.');
+        text.push_str(&self.trust_root.hex());
         text
     }
 
@@ -90,6 +108,12 @@ impl JoinToken {
     #[must_use]
     pub fn fingerprint(&self) -> Digest {
         self.fingerprint
+    }
+
+    /// The digest of the trust root that the joiner must find in the chain that it is given, and pins.
+    #[must_use]
+    pub fn trust_root(&self) -> Digest {
+        self.trust_root
     }
 
     /// What is stored in place of the secret. The secret is 32 random bytes, so a plain digest can not be guessed.
@@ -116,7 +140,7 @@ mod tests {
     use super::*;
 
     fn token() -> JoinToken {
-        JoinToken::generate(Digest::of(b"root")).unwrap()
+        JoinToken::generate(Digest::of(b"root"), Digest::of(b"trust")).unwrap()
     }
 
     #[test]
@@ -126,6 +150,7 @@ mod tests {
         assert_eq!(text.len(), TOKEN_LEN);
         let read = JoinToken::parse(&format!(" {}\n", *text)).unwrap();
         assert_eq!((read.id(), read.fingerprint()), (token.id(), Digest::of(b"root")));
+        assert_eq!(read.trust_root(), Digest::of(b"trust"));
         assert!(read.check(&token.secret_hash()));
         assert!(!read.check(&super::tests::token().secret_hash()));
     }
@@ -139,11 +164,23 @@ mod tests {
             changed[at] = if changed[at] == b'a' { b'b' } else { b'a' };
             let changed = JoinToken::parse(std::str::from_utf8(&changed).unwrap());
             let same = |read: &JoinToken| {
-                read.check(&hash) && read.id() == token.id() && read.fingerprint() == token.fingerprint()
+                read.check(&hash)
+                    && read.id() == token.id()
+                    && read.fingerprint() == token.fingerprint()
+                    && read.trust_root() == token.trust_root()
             };
             assert!(!changed.is_ok_and(|read| same(&read)), "character {at}");
             assert!(JoinToken::parse(&text[..at]).is_err());
         }
+    }
+
+    #[test]
+    fn a_token_that_names_no_trust_root_is_told_to_be_old() {
+        let text = token().expose();
+        let (rest, _digest) = text.rsplit_once('.').unwrap();
+        let old = rest.replacen(PREFIX, FIRST_PREFIX, 1);
+        assert_eq!(JoinToken::parse(&old).unwrap_err(), TokenError::Old);
+        assert_eq!(JoinToken::parse(rest).unwrap_err(), TokenError::Shape);
     }
 
     #[test]

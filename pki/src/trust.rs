@@ -10,6 +10,7 @@
 
 mod bundle;
 mod metadata;
+mod pin;
 mod role;
 mod store;
 
@@ -18,15 +19,16 @@ use std::time::Duration;
 
 use mvm_proto::document::DocumentErrors;
 use mvm_proto::envelope::EnvelopeError;
-use mvm_proto::{ClusterId, FieldError, Problem, Timestamp};
+use mvm_proto::{ClusterId, Digest, FieldError, Problem, Timestamp};
 
 pub use bundle::TrustBundle;
 pub use metadata::{
     IMAGES_PAYLOAD_TYPE, ImageSource, ImagesMetadata, MetadataError, ROOT_PAYLOAD_TYPE, RoleSpec,
     RootMetadata, RootSpec,
 };
+pub use pin::{PIN_FILE, Supplied, root_digest};
 pub use role::{RoleKeys, Roles, TrustKey, TrustRole};
-pub use store::{RootChange, TrustStore};
+pub use store::{Followed, RootChange, TrustStore};
 
 /// How long root metadata is valid unless its maker says otherwise.
 pub const ROOT_METADATA_LIFE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -53,6 +55,8 @@ pub enum TrustError {
     },
     #[error("there is no root")]
     NoRoot,
+    #[error("none of the roots has the digest {digest}")]
+    OtherRoot { digest: Digest },
     #[error("more than {MAX_ROOTS} roots")]
     TooManyRoots,
     #[error("the envelope can not be read")]
@@ -99,6 +103,7 @@ impl TrustError {
             Self::File { .. } => "trust_file",
             Self::Damaged { .. } => "trust_damaged",
             Self::NoRoot => "trust_no_root",
+            Self::OtherRoot { .. } => "trust_root_other",
             Self::TooManyRoots => "trust_too_many_roots",
             Self::Envelope(_) => "envelope_invalid",
             Self::WrongType { .. } => "payload_type_wrong",
@@ -118,6 +123,18 @@ impl TrustError {
         }
     }
 
+    /// Whether this was right once: senders can't always know what their receiver has seen since.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        matches!(
+            self,
+            Self::Rollback { .. }
+                | Self::ImagesExpired { .. }
+                | Self::RoleExpired { .. }
+                | Self::RootExpired { .. }
+        )
+    }
+
     /// What to do about it, for people.
     #[must_use]
     pub fn remediation(&self) -> &'static str {
@@ -129,6 +146,9 @@ impl TrustError {
             Self::SkippedVersion { .. } => "send every root version in between, oldest first",
             Self::NoImages | Self::ImagesExpired { .. } | Self::UnknownImages(_) => {
                 "publish a statement of images that lists these digests, signed by the image keys"
+            }
+            Self::OtherRoot { .. } => {
+                "compare the digest with another operator's `mvm trust show`; if it is right, the coordinator is not"
             }
             Self::FromTheFuture { .. } => "compare the clocks of both machines",
             Self::File { .. } | Self::Damaged { .. } | Self::NoRoot => "enrol again",

@@ -134,10 +134,14 @@ impl Cluster {
     }
 
     pub fn start_coordinator(&mut self) {
-        let data_dir = self.coordinator_dir();
+        self.start_coordinator_in(&self.coordinator_dir());
+    }
+
+    /// Starts a coordinator on another data folder, at this cluster's address.
+    pub fn start_coordinator_in(&mut self, data_dir: &Path) {
         let (listen, metrics) =
             (format!("127.0.0.1:{}", self.port), format!("127.0.0.1:{}", self.metrics_port));
-        let mut command = self.command(&["coordinator", "serve", "--data-dir", path_text(&data_dir)]);
+        let mut command = self.command(&["coordinator", "serve", "--data-dir", path_text(data_dir)]);
         command.args(["--listen", &listen, "--metrics-listen", &metrics]).args(&self.settings.serve);
         let process = Process::start(command, &self.path().join("coordinator.log"));
         self.coordinator = Some(process);
@@ -239,6 +243,21 @@ pub fn free_port() -> u16 {
         let port = udp.local_addr().ok()?.port();
         TcpListener::bind(("127.0.0.1", port)).ok().map(|_| port)
     })
+}
+
+/// A copy of a folder with everything in it.
+pub fn copy_dir(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_dir(&entry.path(), &target)?;
+        } else {
+            std::fs::copy(entry.path(), &target)?;
+        }
+    }
+    Ok(())
 }
 
 pub fn path_text(path: &Path) -> &str {

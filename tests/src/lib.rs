@@ -15,7 +15,7 @@ mod process;
 pub mod stand_in;
 
 pub use binary::mvm_binary;
-pub use cluster::{AgentProcess, Cluster, ClusterSettings, free_port, path_text};
+pub use cluster::{AgentProcess, Cluster, ClusterSettings, copy_dir, free_port, path_text};
 pub use lone_agent::{Census, LoneAgent, nothing, pss_mib, small_pool};
 pub use loopback::{metric, ready};
 pub use microvms::{microvms_or_say_so, test_images};

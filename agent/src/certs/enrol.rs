@@ -2,7 +2,7 @@
 //!
 //! The root is pinned before anything secret is sent: by `ca.crt` when there is one, else by the fingerprint in the
 //! token. Only then is a fully verified connection made, and only over that do token and request travel. The key is
-//! made here and never leaves.
+//! made here and never leaves. Whose documents to obey is pinned too: the trust root whose digest is in the token.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -68,7 +68,7 @@ pub async fn request(
 
     let now = Timestamp::from(SystemTime::now());
     let received = check(coordinator, key, &answer, &pinned, node_id.as_ref(), now)?;
-    let trust = follow_trust(&dir, coordinator, &answer, now)?;
+    let trust = follow_trust(&dir, coordinator, token, &answer, now)?;
     store(&dir, &received, &trust, &Enrolment::new(coordinator, &names))?;
     Ok(CertificateStatus::of(&received.credential, &received.anchors, Some(&trust), now))
 }
@@ -132,21 +132,29 @@ fn check(
     Ok(Received { credential, anchors })
 }
 
-/// Whose documents to obey: pinned at the first enrolment, and from then on only followed, never replaced.
+/// Whose documents to obey: pinned at the first enrolment by the digest in the token, and from then on only followed,
+/// never replaced.
 fn follow_trust(
     dir: &CertsDir,
     coordinator: &Target,
+    token: &JoinToken,
     answer: &EnrolAnswer,
     now: Timestamp,
 ) -> Result<TrustStore, CertsError> {
-    let trust = if dir.trust().exists() {
+    let not_there = |cause| CertsError::TrustRootNotThere { coordinator: coordinator.clone(), cause };
+    answer.trust.root(token.trust_root()).map_err(not_there)?;
+    let (trust, followed) = if dir.trust().exists() {
         let mut trust = TrustStore::load(&dir.trust())
             .map_err(|cause| CertsError::Damaged { path: dir.trust(), cause: Box::new(cause) })?;
-        trust.update(&answer.trust, now).map_err(CertsError::Trust)?;
-        trust
+        let followed = trust.update(&answer.trust, now).map_err(CertsError::Trust)?;
+        (trust, followed)
     } else {
-        TrustStore::pin_bundle(&answer.trust, now).map_err(CertsError::Trust)?
+        TrustStore::pin_digest(&answer.trust, token.trust_root(), now).map_err(CertsError::Trust)?
     };
+    if let Some(refused) = followed.images_refused {
+        let code = refused.code();
+        tracing::warn!(code, error = %refused, "the coordinator's images statement was not taken");
+    }
     if *trust.cluster() == answer.cluster {
         return Ok(trust);
     }

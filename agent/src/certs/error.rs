@@ -34,6 +34,12 @@ pub enum CertsError {
         #[source]
         cause: CredentialError,
     },
+    #[error("{coordinator} does not have the trust root that the token pins ({})", cause.code())]
+    TrustRootNotThere {
+        coordinator: Target,
+        #[source]
+        cause: TrustError,
+    },
     #[error("could not write to {dir}")]
     Write {
         dir: PathBuf,
@@ -103,6 +109,11 @@ impl CertsError {
             ),
             Self::RootNotThere { .. } => {
                 "Someone else answers at that address, or the token is of another cluster: check both."
+                    .to_owned()
+            }
+            Self::TrustRootNotThere { .. } => {
+                "Compare the digest with `mvm trust show` of an operator who has pinned the trust. If it is right, the \
+                 coordinator serves signing keys of someone else: treat this as an attack. Otherwise make a new token."
                     .to_owned()
             }
             Self::Write { dir, .. } => {

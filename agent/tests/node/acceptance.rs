@@ -233,6 +233,18 @@ async fn a_reset_that_failed_is_done_when_the_root_is_sent_again() {
 }
 
 #[tokio::test]
+async fn a_root_goes_into_force_though_the_images_statement_beside_it_is_refused() {
+    let cluster = Cluster::production();
+    let acceptor = cluster.open();
+    acceptor.update_trust(&[], &[cluster.images(&[Digest::of(b"good")])]).await.unwrap();
+    let conflicting = cluster.images(&[Digest::of(b"evil")]);
+    let problem = acceptor.update_trust(&[cluster.next_root(false)], &[conflicting]).await.unwrap_err();
+    assert_eq!(problem.code, "trust_conflict");
+    assert_eq!((acceptor.root_version(), acceptor.images_version()), (2, 1));
+    assert_eq!(cluster.open().root_version(), 2);
+}
+
+#[tokio::test]
 async fn a_root_that_does_not_ask_for_it_resets_nothing() {
     let cluster = Cluster::dev();
     let acceptor = cluster.open();

@@ -13,7 +13,7 @@ use crate::coordinator::Coordinator;
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn token_of(cluster: &Cluster) -> JoinToken {
-    JoinToken::generate(cluster.root.fingerprint()).unwrap()
+    JoinToken::generate(cluster.root.fingerprint(), cluster.trust.root_digest()).unwrap()
 }
 
 fn desk(cluster: &Arc<Cluster>, tokens: &[&JoinToken], life: Duration) -> Coordinator {
@@ -83,6 +83,29 @@ async fn someone_else_at_the_coordinators_address_gets_no_token() {
     let result = certs::request(&dir, &impostor.target(), &token, None, CsrNames::default(), PATIENCE).await;
     assert!(matches!(result, Err(CertsError::Connect { .. })), "{result:?}");
     impostor.stop().await;
+}
+
+#[tokio::test]
+async fn a_coordinator_that_serves_another_trust_root_than_the_token_names_is_refused() {
+    let cluster = Arc::new(Cluster::new());
+    let other = Cluster::new();
+    let (honest, forged) = (token_of(&cluster), {
+        let fingerprint = cluster.root.fingerprint();
+        JoinToken::generate(fingerprint, other.trust.root_digest()).unwrap()
+    });
+    let coordinator = desk(&cluster, &[&honest, &forged], HOUR);
+    let dir = cluster.dir.path().join("certs");
+    let target = coordinator.target();
+    let refused = certs::request(&dir, &target, &forged, None, CsrNames::default(), PATIENCE).await;
+    assert!(
+        matches!(&refused, Err(CertsError::TrustRootNotThere { cause, .. }) if cause.code() == "trust_root_other"),
+        "{refused:?}"
+    );
+    assert!(!dir.join("trust.json").exists() && !dir.join("node.pem").exists());
+    certs::request(&dir, &target, &honest, None, CsrNames::default(), PATIENCE).await.unwrap();
+    let pinned = mvm_pki::TrustStore::load(&dir.join("trust.json")).unwrap();
+    assert_eq!(pinned.root_digest(), honest.trust_root());
+    coordinator.stop().await;
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use mvm_proto::wire::control::v1::{CreateTokenRequest, ListTokensRequest, Revoke
 
 use crate::args::Global;
 use crate::client::{Operator, within};
+use crate::commands::trust::pin::check_token;
 use crate::exit::Run;
 use crate::output::{self, or_dash};
 use crate::progress::Progress;
@@ -82,6 +83,7 @@ async fn create(global: &Global, args: CreateArgs) -> Run {
         names: args.names,
     };
     let answer = within(global.timeout, client.create_token(request)).await?;
+    check_token(global, &args.operator, &answer.token).await?;
     let progress = Progress::new(global.quiet);
     if let Some(path) = &args.out {
         mvm_pki::files::write_atomic(path, format!("{}\n", answer.token).as_bytes(), 0o600)

@@ -1,31 +1,41 @@
 //! `mvm trust`: who may sign documents and images.
 //!
-//! `vouch` and `next-root` sign with keys that are kept offline: they read the current state from a coordinator or from
-//! a file that `mvm trust show --out` wrote, and hand back what they signed or write it to a file to be carried over.
+//! `vouch` and `next-root` sign with keys that are kept offline, on top of the trust that this operator has pinned: they
+//! follow what was signed since, from a coordinator or from a file that `mvm trust show --out` wrote, show what changes,
+//! and hand back what they signed or write it to a file to be carried over.
 
+mod difference;
 mod next_root;
+pub(crate) mod pin;
 mod signing;
 mod statements;
 mod vouch;
 
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
-use mvm_pki::SigningKey;
+use mvm_pki::trust::{Supplied, root_digest};
+use mvm_pki::{SigningKey, TrustBundle};
+use mvm_proto::Timestamp;
 use mvm_proto::wire::control::v1::TrustState;
+use serde::Serialize;
 
 use crate::args::Global;
 use crate::client::Operator;
 use crate::exit::Run;
 use crate::output::{self, or_dash};
 use crate::progress::Progress;
+use pin::{Pins, in_operator_dir};
 use statements::{bundle_of, fetch, hand_over, read_bundle, write_bundle};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TrustCommand {
     /// The keys, their roles and expiry, and how many images are vouched for
     Show(ShowArgs),
+    /// Pin the cluster's trust root by its digest: what offline keys will sign on top of
+    Pin(pin::PinArgs),
     /// Make a signing key, for a role that the next root gives it
     Keygen(KeygenArgs),
     /// Vouch for images by their digests, with an image key
@@ -67,14 +77,15 @@ pub(crate) async fn run(global: &Global, command: TrustCommand) -> Run {
             if let Some(path) = &args.out {
                 write_bundle(path, &bundle_of(&state)?)?;
             }
-            Ok(output::show(global.output, &state, |_| table(&state))?)
+            show(global, &args.operator, &state)
         }
+        TrustCommand::Pin(args) => pin::run(global, args).await,
         TrustCommand::Keygen(args) => keygen(global, &args),
         TrustCommand::Vouch(args) => vouch::run(global, args).await,
         TrustCommand::NextRoot(args) => next_root::run(global, args).await,
         TrustCommand::Update(args) => {
             let bundle = read_bundle(&args.file)?;
-            hand_over(global, &args.operator, &bundle).await
+            update(global, &args.operator, &bundle).await
         }
     }
 }
@@ -92,9 +103,54 @@ fn keygen(global: &Global, args: &KeygenArgs) -> Run {
     Ok(())
 }
 
-pub(crate) fn table(state: &TrustState) -> output::Table {
+/// Hands statements over that were signed elsewhere; a pin that there is follows them first.
+async fn update(global: &Global, operator: &Operator, bundle: &TrustBundle) -> Run {
+    let Some(pins) = Pins::load(&[in_operator_dir(operator)])? else {
+        return hand_over(global, operator, bundle).await;
+    };
+    let mut next = pins.held.clone();
+    let followed = next.follow_supplied(bundle, Timestamp::from(SystemTime::now()));
+    let supplied = followed.context("not handed over: this does not follow from the pinned trust")?;
+    if let Some(refused) = supplied.images_refused {
+        return Err(anyhow::Error::new(refused)
+            .context("not handed over: the images statement is refused")
+            .into());
+    }
+    pins.advance(&next)?;
+    hand_over(global, operator, bundle).await
+}
+
+/// What `show` and whatever changes the trust print.
+#[derive(Debug, Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    state: &'a TrustState,
+    /// Of the root in force, as this program computed it: for comparing with other operators.
+    root_digest: String,
+    pinned: &'static str,
+}
+
+fn show(global: &Global, operator: &Operator, state: &TrustState) -> Run {
+    let bundle = bundle_of(state)?;
+    let pinned = match Pins::load(&[in_operator_dir(operator)])? {
+        None => "no",
+        Some(pins) => match pins.held.clone().follow_supplied(&bundle, Timestamp::from(SystemTime::now())) {
+            Ok(Supplied { images_refused: None, root_behind: None, images_behind: None }) => "yes",
+            Ok(Supplied { images_refused: None, .. }) => "yes, and the coordinator is behind",
+            Ok(_) | Err(_) => "NO: the coordinator contradicts the pinned trust",
+        },
+    };
+    let root_digest = bundle.roots.last().map(|root| root_digest(root).to_string()).unwrap_or_default();
+    let shown = Shown { state, root_digest, pinned };
+    Ok(output::show(global.output, &shown, |_| table(&shown))?)
+}
+
+fn table(shown: &Shown<'_>) -> output::Table {
+    let state = shown.state;
     let mut rows = vec![
         ("root version", state.root_version.to_string()),
+        ("root digest", shown.root_digest.clone()),
+        ("pinned", shown.pinned.to_owned()),
         ("root until", or_dash(&state.root_expires_at)),
         (
             "development",

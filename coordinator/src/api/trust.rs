@@ -19,18 +19,30 @@ pub(super) async fn update(state: &State, request: &UpdateTrustRequest) -> Resul
     if !request.roots.is_empty() {
         state.documents.carry_over().await?;
     }
-    let changes = state.trust.update(&request.roots, &request.images, now()).await?;
-    for change in &changes {
+    let followed = state.trust.update(&request.roots, &request.images, now()).await?;
+    for change in &followed.roots {
         tracing::info!(from = change.from, to = change.to, "moved to the next trust root");
     }
     // First the trust, then the documents that need it.
     state.fleet.trust_changed();
-    if changes.iter().any(|change| change.resets_high_water) {
+    if followed.roots.iter().any(|change| change.resets_high_water) {
         state.fleet.forget_marks();
     }
     // Also when nothing is new: what failed the last time is done by whoever sends the root again.
     state.documents.follow_reset(now()).await?;
-    Ok(self::state(&state.trust.current()))
+    match followed.images_refused {
+        None => Ok(self::state(&state.trust.current())),
+        Some(error) if followed.roots.is_empty() => Err(error.to_problem()),
+        Some(error) => {
+            let mut problem = error.to_problem();
+            let version = state.trust.current().root_version();
+            problem.detail = format!(
+                "root version {version} is in force; the images statement was refused: {}",
+                problem.detail
+            );
+            Err(problem)
+        }
+    }
 }
 
 pub(super) fn state(trust: &TrustStore) -> TrustState {

@@ -30,6 +30,10 @@ pub struct InitReport {
     pub coordinator_credential: PathBuf,
     pub director_key: PathBuf,
     pub trust_file: PathBuf,
+    /// What names the first trust root, to be compared by people and written down.
+    pub trust_digest: Digest,
+    /// The pinned trust beside the offline keys: it belongs with them.
+    pub offline_pin: PathBuf,
     pub operator: OperatorFiles,
     pub offline_keys: Vec<OfflineKey>,
     /// How to take the offline keys away, for people.
@@ -47,10 +51,12 @@ impl InitReport {
             ("data folder", self.data_dir.display().to_string()),
             ("root certificate", self.ca_certificate.display().to_string()),
             ("root fingerprint", self.ca_fingerprint.to_string()),
+            ("trust root digest", self.trust_digest.to_string()),
             ("operator", self.operator.identity.clone()),
             ("operator's folder", self.operator.dir.display().to_string()),
         ];
         rows.extend(self.offline_keys.iter().map(|key| (key.what, key.path.display().to_string())));
+        rows.push(("pinned trust", self.offline_pin.display().to_string()));
         rows
     }
 
@@ -73,6 +79,7 @@ pub(super) fn report(
     identity: &Identity,
     built: Built,
 ) -> InitReport {
+    let offline_advice = advice(settings, &built);
     InitReport {
         cluster: settings.cluster.to_string(),
         identity: identity.to_string(),
@@ -85,22 +92,28 @@ pub(super) fn report(
         director_key: data.director_key(),
         trust_file: data.trust_file(),
         operator: built.operator,
-        offline_advice: advice(settings, &built.offline),
+        trust_digest: built.trust_digest,
+        offline_advice,
+        offline_pin: built.offline_pin,
         offline_keys: built.offline,
     }
 }
 
-fn advice(settings: &InitSettings, keys: &[OfflineKey]) -> String {
+fn advice(settings: &InitSettings, built: &Built) -> String {
     if settings.dev {
         return "This is a dev cluster: the coordinator keeps every key, and whoever holds this directory can run \
                 anything on its nodes. Make a cluster without --dev for anything that matters."
             .to_owned();
     }
-    let paths: Vec<String> = keys.iter().map(|key| key.path.display().to_string()).collect();
+    let keys = built.offline.iter().map(|key| &key.path);
+    let paths: Vec<String> =
+        keys.chain([&built.offline_pin]).map(|path| path.display().to_string()).collect();
     format!(
-        "The coordinator never reads these keys. Move them to offline media and keep two copies:\n  \
-         mv {} /media/OFFLINE/\nThey are needed again only to replace the issuing authority, to change the trust \
-         root, and to vouch for images.",
-        paths.join(" ")
+        "The coordinator never reads these keys. Move them to offline media, with the pinned trust that they sign on \
+         top of, and keep two copies:\n  mv {} /media/OFFLINE/\nThey are needed again only to replace the issuing \
+         authority, to change the trust root, and to vouch for images. Write down the trust root's digest: other \
+         operators pin it with\n  mvm trust pin --digest {}",
+        paths.join(" "),
+        built.trust_digest
     )
 }

@@ -31,7 +31,8 @@ async fn anyone_may_fetch_the_roots_and_the_trust_which_prove_themselves() {
     assert_eq!(anchors.fingerprints(), [report.ca_fingerprint]);
     let (_, _, body) = fetch(&http, get("/v1/trust")).await;
     let bundle: TrustBundle = serde_json::from_slice(&body).unwrap();
-    assert_eq!(TrustStore::pin_bundle(&bundle, now()).unwrap().cluster(), &cluster_id());
+    let (trust, _) = TrustStore::pin_digest(&bundle, report.trust_digest, now()).unwrap();
+    assert_eq!(trust.cluster(), &cluster_id());
 }
 
 #[tokio::test]

@@ -68,6 +68,36 @@ fn the_first_trust_root_names_the_cluster_and_says_whether_it_is_for_development
 }
 
 #[test]
+fn the_trust_is_pinned_for_the_operator_and_beside_the_offline_keys() {
+    let keys = tempfile::tempdir().unwrap();
+    let stick = keys.path().join("stick");
+    for (dev, offline) in [(true, None), (false, None), (false, Some(stick.clone()))] {
+        let (_dir, report) = new_cluster_with(|settings| {
+            settings.dev = dev;
+            settings.root_key_dir.clone_from(&offline);
+        });
+        let held = TrustStore::load(&report.trust_file).unwrap();
+        assert_eq!(held.root_digest(), report.trust_digest);
+        let beside = offline.unwrap_or_else(|| report.data_dir.join("signing"));
+        assert_eq!(report.offline_pin, beside.join("trust.json"));
+        for pin in [report.offline_pin.clone(), report.operator.dir.join("trust.json")] {
+            assert_eq!(TrustStore::load(&pin).unwrap().bundle(), held.bundle(), "{}", pin.display());
+        }
+        let shown = format!("{:?}", report.rows());
+        assert!(shown.contains(&report.trust_digest.to_string()), "{shown}");
+    }
+    // A pin that is there already belongs to another cluster.
+    let refused = init(
+        &InitSettings {
+            root_key_dir: Some(stick),
+            ..InitSettings::new(keys.path().join("new"), cluster_id())
+        },
+        now(),
+    );
+    assert!(matches!(refused, Err(InitError::Exists { .. })));
+}
+
+#[test]
 fn operators_are_made_from_the_files_alone() {
     let (dir, report) = new_cluster();
     let out = dir.path().join("alice");

@@ -14,8 +14,8 @@ use mvm_coordinator::{
     serve,
 };
 use mvm_pki::{
-    Anchors, Credential, CsrNames, ExpectedPeer, LeafKey, LiveAnchors, LiveCredential, Role, TrustBundle,
-    TrustStore,
+    Anchors, Credential, CsrNames, ExpectedPeer, JoinToken, LeafKey, LiveAnchors, LiveCredential, Role,
+    TrustBundle, TrustStore,
 };
 use mvm_proto::status::{Mark, NodeInfo};
 use mvm_proto::wire::control::v1::{CreateTokenRequest, PushProgress, PushRequest};
@@ -151,11 +151,12 @@ impl Running {
             post(&self.http(None).await, "/v1/enrol", &enrol_body(&token, &csr, node)).await.unwrap();
         let credential = Credential::with_chain_pem(key, answer["chain_pem"].as_str().unwrap()).unwrap();
         let bundle: TrustBundle = serde_json::from_value(answer["trust"].clone()).unwrap();
+        let digest = JoinToken::parse(&token).unwrap().trust_root();
         Node {
             id: node.to_owned(),
             credential: LiveCredential::new(credential),
             anchors: self.anchors(),
-            trust: TrustStore::pin_bundle(&bundle, now()).unwrap(),
+            trust: TrustStore::pin_digest(&bundle, digest, now()).unwrap().0,
             address: self.addresses.quic,
         }
     }

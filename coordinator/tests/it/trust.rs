@@ -232,6 +232,26 @@ async fn a_statement_by_the_wrong_key_or_out_of_order_changes_nothing() {
 }
 
 #[tokio::test]
+async fn a_root_goes_into_force_though_the_images_statement_beside_it_is_refused() {
+    let (_dir, report) = new_cluster_with(|_| {});
+    let key = |name: &str| SigningKey::from_file(&report.data_dir.join("signing").join(name)).unwrap();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    let mut session = node.connect(None).await;
+    let store = TrustStore::load(&report.trust_file).unwrap();
+    let next = store.root().next(&store.root().spec(), now()).unwrap().seal(&[&key("root.key")]);
+    let conflicting = statement(1, vec![Digest::of(b"evil")]).seal(&[&key("image.key")]);
+    let update = UpdateTrustRequest { roots: vec![next.to_json()], images: vec![conflicting.to_json()] };
+    let problem = problem_of(&running.operator().await.update_trust(update).await.unwrap_err()).unwrap();
+    assert_eq!(problem.code, "trust_conflict");
+    assert!(problem.detail.contains("root version 2 is in force"), "{}", problem.detail);
+    assert_eq!(session.trust().await.roots, [next.to_json()]);
+    let held = TrustStore::load(&report.trust_file).unwrap();
+    assert_eq!((held.root_version(), held.images_version()), (2, 1));
+    assert_eq!(held.images().unwrap().digests, []);
+}
+
+#[tokio::test]
 async fn trust_is_shown_with_its_keys() {
     let (_dir, report) = new_cluster_with(|_| {});
     let running = Running::start(&report.data_dir).await;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use mvm_proto::document::MAX_FLAKE_REF_BYTES;
-use mvm_proto::envelope::{MAX_SIGNATURES, Payload};
+use mvm_proto::envelope::{CheckSignatures as _, MAX_SIGNATURES, Payload};
 use mvm_proto::{ClusterId, Digest, Envelope, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -156,6 +156,12 @@ impl RootMetadata {
 
     pub(super) fn checker(&self, role: TrustRole) -> RoleCheck<'_> {
         RoleCheck { keys: &self.keys, role: self.role(role) }
+    }
+
+    /// Whether enough of this version's image keys signed the statement.
+    pub(super) fn verifies_images(&self, images: &Envelope) -> bool {
+        let signed = self.checker(TrustRole::Image).check(&images.signed_bytes(), &images.signatures);
+        signed.is_ok()
     }
 
     #[must_use]

@@ -25,19 +25,29 @@ pub struct RootChange {
     pub images_dropped: bool,
 }
 
+/// What following a bundle did.
+#[derive(Debug, Default)]
+#[must_use]
+pub struct Followed {
+    /// Oldest first; empty when the root in force stayed.
+    pub roots: Vec<RootChange>,
+    /// Why the bundle's statement of images was not taken. The roots were followed all the same.
+    pub images_refused: Option<TrustError>,
+}
+
 /// The verified chain of roots and the newest statement of images. Every method that fails changes nothing.
 #[derive(Debug, Clone)]
 pub struct TrustStore {
     /// From the first pinned root to the one in force, without gaps.
     roots: Vec<Envelope>,
     root: RootMetadata,
-    images: Option<Images>,
+    pub(super) images: Option<Images>,
 }
 
 #[derive(Debug, Clone)]
-struct Images {
-    envelope: Envelope,
-    metadata: ImagesMetadata,
+pub(super) struct Images {
+    pub(super) envelope: Envelope,
+    pub(super) metadata: ImagesMetadata,
     digests: BTreeSet<Digest>,
 }
 
@@ -51,16 +61,7 @@ impl TrustStore {
         Ok(store)
     }
 
-    /// Pins the bundle's first root, which may have expired, and follows the rest to one that has not.
-    pub fn pin_bundle(bundle: &TrustBundle, now: Timestamp) -> Result<Self, TrustError> {
-        let mut store = Self::start(bundle.roots.first().cloned().ok_or(TrustError::NoRoot)?)?;
-        check_not_future(TrustRole::Root, store.root.issued_at, now)?;
-        store.update(bundle, now)?;
-        store.check_root_alive(now)?;
-        Ok(store)
-    }
-
-    fn start(first_root: Envelope) -> Result<Self, TrustError> {
+    pub(super) fn start(first_root: Envelope) -> Result<Self, TrustError> {
         // The one place where a payload is read before it is verified: the keys to verify it with are inside.
         let claimed = RootMetadata::parse(&first_root.payload).map_err(invalid_root)?;
         let root = verify::<RootMetadata>(first_root, &claimed, TrustRole::Root)?;
@@ -163,7 +164,7 @@ impl TrustStore {
         Ok(true)
     }
 
-    fn verify_images(&self, envelope: Envelope) -> Result<Images, TrustError> {
+    pub(super) fn verify_images(&self, envelope: Envelope) -> Result<Images, TrustError> {
         let verified = verify::<ImagesMetadata>(envelope, &self.root, TrustRole::Image)?;
         self.check_cluster(TrustRole::Image, &verified.get().cluster)?;
         let envelope = verified.envelope().clone();
@@ -174,35 +175,24 @@ impl TrustStore {
 
     /// Follows a bundle from wherever this store is; older roots and a stale statement are passed over. When
     /// it fails nothing has changed.
-    pub fn update(&mut self, bundle: &TrustBundle, now: Timestamp) -> Result<Vec<RootChange>, TrustError> {
+    ///
+    /// A statement of images that is refused keeps no root back: a root is replaced in a hurry when keys were stolen,
+    /// and a thief with an image key must not be able to prevent that. What was held is judged under the new root.
+    pub fn update(&mut self, bundle: &TrustBundle, now: Timestamp) -> Result<Followed, TrustError> {
         let mut moved = self.clone();
-        let mut changes = Vec::new();
+        let mut followed = Followed::default();
         for next in &bundle.roots {
             // Before it is verified the version only says whether to look: a lie here leads to a refusal or to nothing.
-            if next.payload_type != ROOT_PAYLOAD_TYPE {
-                let (expected, found) = (ROOT_PAYLOAD_TYPE, next.payload_type.clone());
-                return Err(TrustError::WrongType { expected, found });
-            }
-            let claimed = RootMetadata::parse(&next.payload).map_err(invalid_root)?.version;
-            if claimed > moved.root.version {
-                changes.push(moved.advance_root(next.clone(), now)?);
-            }
-        }
-        if let Some(images) = &bundle.images {
-            match moved.advance_images(images.clone(), now) {
-                // A stale statement must not keep a node from its next root.
-                Ok(_)
-                | Err(
-                    TrustError::Rollback { .. }
-                    | TrustError::ImagesExpired { .. }
-                    | TrustError::RoleExpired { .. }
-                    | TrustError::RootExpired { .. },
-                ) => {}
-                Err(cause) => return Err(cause),
+            if claimed_root(next)?.version > moved.root.version {
+                followed.roots.push(moved.advance_root(next.clone(), now)?);
             }
         }
         *self = moved;
-        Ok(changes)
+        if let Some(images) = &bundle.images {
+            let refused = self.advance_images(images.clone(), now).err();
+            followed.images_refused = refused.filter(|error| !error.is_stale());
+        }
+        Ok(followed)
     }
 
     /// Verifies that live director keys signed this document, to their threshold, under a root that has not expired.
@@ -293,7 +283,8 @@ impl TrustStore {
         Err(TrustError::WrongCluster { role, expected: expected.clone(), found: found.clone() })
     }
 
-    fn check_root_alive(&self, now: Timestamp) -> Result<(), TrustError> {
+    /// Whether the root in force has not expired.
+    pub fn check_root_alive(&self, now: Timestamp) -> Result<(), TrustError> {
         let (version, expired_at) = (self.root.version, self.root.expires_at);
         if now >= expired_at {
             return Err(TrustError::RootExpired { version, expired_at });
@@ -309,7 +300,20 @@ impl TrustStore {
     }
 }
 
-fn check_not_future(role: TrustRole, issued_at: Timestamp, now: Timestamp) -> Result<(), TrustError> {
+/// What an envelope says that it is, before anyone verified it.
+pub(super) fn claimed_root(envelope: &Envelope) -> Result<RootMetadata, TrustError> {
+    if envelope.payload_type != ROOT_PAYLOAD_TYPE {
+        let (expected, found) = (ROOT_PAYLOAD_TYPE, envelope.payload_type.clone());
+        return Err(TrustError::WrongType { expected, found });
+    }
+    RootMetadata::parse(&envelope.payload).map_err(invalid_root)
+}
+
+pub(super) fn check_not_future(
+    role: TrustRole,
+    issued_at: Timestamp,
+    now: Timestamp,
+) -> Result<(), TrustError> {
     if issued_at > now + MAX_SKEW { Err(TrustError::FromTheFuture { role, issued_at }) } else { Ok(()) }
 }
 

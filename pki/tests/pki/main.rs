@@ -5,6 +5,7 @@
 
 mod authority;
 mod handshakes;
+mod pin;
 mod rollover;
 mod secrets;
 mod support;

@@ -69,7 +69,7 @@ fn debug_output_holds_no_key_material() {
     let signing = SigningKey::generate().unwrap();
     signing.to_file(&dir.path().join("signing.key")).unwrap();
     let credential = pki.credential(Role::Node, "n");
-    let token = JoinToken::generate(Digest::of(b"root")).unwrap();
+    let token = JoinToken::generate(Digest::of(b"root"), Digest::of(b"trust")).unwrap();
     let secret = token.expose().split('.').nth(2).unwrap().to_owned();
     let canaries = [
         Canary::of_key_pem("root", &read(&dir.path().join("root/ca.key"))),

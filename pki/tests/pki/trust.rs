@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mvm_pki::trust::{IMAGES_LIFE, ImageSource, ROOT_METADATA_LIFE, RoleSpec, RootSpec, TrustRole};
+use mvm_pki::trust::{IMAGES_LIFE, ImageSource, ROOT_METADATA_LIFE, RoleSpec, RootSpec, TrustRole, root_digest};
 use mvm_pki::{ImagesMetadata, RootMetadata, SigningKey, TrustBundle, TrustError, TrustStore, seal};
 use mvm_proto::document::{DOCUMENT_PAYLOAD_TYPE, SCHEMA_VERSION};
 use mvm_proto::{DesiredState, Digest, Envelope, Provenance, SignedDocument, Timestamp, Unverified};
@@ -10,19 +10,19 @@ use mvm_proto::{DesiredState, Digest, Envelope, Provenance, SignedDocument, Time
 use crate::support::{cluster, now};
 
 /// Keys for every role: three root keys of which two must sign, one director, one image key.
-struct Keys {
-    root: [SigningKey; 3],
-    director: SigningKey,
-    image: SigningKey,
+pub(crate) struct Keys {
+    pub(crate) root: [SigningKey; 3],
+    pub(crate) director: SigningKey,
+    pub(crate) image: SigningKey,
 }
 
 impl Keys {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let key = || SigningKey::generate().unwrap();
         Self { root: [key(), key(), key()], director: key(), image: key() }
     }
 
-    fn spec(&self) -> RootSpec {
+    pub(crate) fn spec(&self) -> RootSpec {
         RootSpec {
             cluster: cluster(),
             expires_at: now() + ROOT_METADATA_LIFE,
@@ -38,24 +38,24 @@ impl Keys {
         }
     }
 
-    fn first(&self) -> RootMetadata {
+    pub(crate) fn first(&self) -> RootMetadata {
         RootMetadata::first(&self.spec(), now()).unwrap()
     }
 
-    fn two(&self) -> [&SigningKey; 2] {
+    pub(crate) fn two(&self) -> [&SigningKey; 2] {
         [&self.root[0], &self.root[2]]
     }
 
-    fn store(&self) -> TrustStore {
+    pub(crate) fn store(&self) -> TrustStore {
         TrustStore::pin(self.first().seal(&self.two()), now()).unwrap()
     }
 
-    fn images(&self, version: u64, digests: &[Digest]) -> Envelope {
+    pub(crate) fn images(&self, version: u64, digests: &[Digest]) -> Envelope {
         statement(version, digests).seal(&[&self.image])
     }
 }
 
-fn statement(version: u64, digests: &[Digest]) -> ImagesMetadata {
+pub(crate) fn statement(version: u64, digests: &[Digest]) -> ImagesMetadata {
     ImagesMetadata::new(cluster(), version, digests.iter().copied(), now(), IMAGES_LIFE).unwrap()
 }
 
@@ -84,7 +84,7 @@ fn desired() -> DesiredState {
 }
 
 /// One tenant with a pool per digest.
-fn desired_with(images: &[Option<Digest>]) -> DesiredState {
+pub(crate) fn desired_with(images: &[Option<Digest>]) -> DesiredState {
     use mvm_proto::document::*;
     let pool = |(at, image_digest): (usize, &Option<Digest>)| Pool {
         pool_id: format!("p{at}").parse().unwrap(),
@@ -130,7 +130,7 @@ fn sealed(keys: &[&SigningKey]) -> Envelope {
     seal(DOCUMENT_PAYLOAD_TYPE, document().to_payload(), keys)
 }
 
-fn code(result: Result<impl Sized, TrustError>) -> &'static str {
+pub(crate) fn code(result: Result<impl Sized, TrustError>) -> &'static str {
     result.err().map_or("accepted", |error| error.code())
 }
 
@@ -406,18 +406,19 @@ fn a_node_that_missed_versions_follows_the_chain_and_keeps_it_for_others() {
     let mut node = keys[0].store();
     let text = serde_json::to_string(&loaded.bundle()).unwrap();
     let bundle: TrustBundle = serde_json::from_str(&text).unwrap();
-    assert_eq!(node.update(&bundle, now()).unwrap().len(), 4);
-    assert_eq!(node.update(&bundle, now()).unwrap().len(), 0);
+    assert_eq!(node.update(&bundle, now()).unwrap().roots.len(), 4);
+    assert_eq!(node.update(&bundle, now()).unwrap().roots.len(), 0);
     assert_eq!((node.root_version(), node.images_version()), (5, 1));
     // Years later the old roots have expired; the chain is still good if its last link is.
     let late = now() + ROOT_METADATA_LIFE;
-    assert_eq!(code(TrustStore::pin_bundle(&bundle, late)), "trust_root_expired");
-    assert_eq!(TrustStore::pin_bundle(&bundle, now()).unwrap().root_version(), 5);
+    let first = root_digest(&bundle.roots[0]);
+    assert_eq!(code(TrustStore::pin_digest(&bundle, first, late)), "trust_root_expired");
+    assert_eq!(TrustStore::pin_digest(&bundle, first, now()).unwrap().0.root_version(), 5);
 
     let mut gap = bundle.clone();
     gap.roots.remove(2);
-    assert_ne!(code(TrustStore::pin_bundle(&gap, now())), "accepted");
-    assert_eq!(code(TrustStore::pin_bundle(&TrustBundle::default(), now())), "trust_no_root");
+    assert_ne!(code(TrustStore::pin_digest(&gap, first, now())), "accepted");
+    assert_eq!(code(TrustStore::pin_digest(&TrustBundle::default(), first, now())), "trust_root_other");
     assert_eq!(code(Keys::new().store().update(&bundle, now())), "signature_insufficient");
 }
 

@@ -8,7 +8,8 @@ use mvm_pki::trust::RoleSpec;
 use mvm_pki::{PublicKey, SigningKey};
 use mvm_proto::Timestamp;
 
-use super::signing::{Place, current, finish};
+use super::difference::View;
+use super::signing::{Place, start};
 use super::statements::{read_keys, read_public_keys};
 use crate::args::Global;
 use crate::exit::Run;
@@ -44,7 +45,8 @@ pub(crate) struct NextRootArgs {
 }
 
 pub(super) async fn run(global: &Global, args: NextRootArgs) -> Run {
-    let store = current(global, &args.place).await?;
+    let keys = [&args.root_keys[..], &args.new_root_keys].concat();
+    let start = start(global, &args.place, &keys).await?;
     let now = Timestamp::from(SystemTime::now());
     let old_keys = read_keys(&args.root_keys)?;
     let new_keys = read_keys(&args.new_root_keys)?;
@@ -54,13 +56,15 @@ pub(super) async fn run(global: &Global, args: NextRootArgs) -> Run {
         }
         role.threshold = threshold.unwrap_or(role.threshold);
     };
-    let mut spec = store.root().spec();
+    let mut spec = start.store.root().spec();
     spec.expires_at = now + args.life;
     spec.resets_high_water = args.reset_high_water;
     change(&mut spec.root, new_keys.iter().map(SigningKey::public).collect(), args.root_threshold);
     change(&mut spec.director, read_public_keys(&args.directors)?, None);
     change(&mut spec.image, read_public_keys(&args.images)?, args.image_threshold);
-    let next = store.root().next(&spec, now).map_err(anyhow::Error::new)?;
+    let next = start.store.root().next(&spec, now).map_err(anyhow::Error::new)?;
+    let images = start.store.images().filter(|_| start.store.images_hold_under(&next));
+    start.confirm(global, &args.place, View { root: &next, images })?;
     let envelope = next.seal(&old_keys.iter().chain(&new_keys).collect::<Vec<_>>());
-    finish(global, &args.place, store, |store| store.advance_root(envelope, now).map(|_| ())).await
+    start.finish(global, &args.place, |store| store.advance_root(envelope, now).map(|_| ())).await
 }

@@ -7,11 +7,10 @@ use mvm_pki::{PublicKey, SigningKey, TrustBundle};
 use mvm_proto::Envelope;
 use mvm_proto::wire::control::v1::{GetTrustRequest, TrustState, UpdateTrustRequest};
 
-use super::table;
+use super::show;
 use crate::args::Global;
 use crate::client::{Operator, within};
 use crate::exit::{Outcome, Run};
-use crate::output;
 
 pub(super) async fn hand_over(global: &Global, operator: &Operator, bundle: &TrustBundle) -> Run {
     let mut client = operator.connect(global).await?;
@@ -20,7 +19,7 @@ pub(super) async fn hand_over(global: &Global, operator: &Operator, bundle: &Tru
         images: bundle.images.iter().map(Envelope::to_json).collect(),
     };
     let state = within(global.timeout, client.update_trust(request)).await?;
-    Ok(output::show(global.output, &state, |_| table(&state))?)
+    show(global, operator, &state)
 }
 
 pub(super) async fn fetch(global: &Global, operator: &Operator) -> Result<TrustState, Outcome> {

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use mvm_pki::ImagesMetadata;
 use mvm_pki::trust::ImageSource;
+use mvm_pki::{ImagesMetadata, TrustStore};
 use mvm_proto::{Digest, Timestamp};
 
-use super::signing::{Place, current, finish};
+use super::difference::View;
+use super::signing::{Place, start};
 use super::statements::read_keys;
 use crate::args::Global;
 use crate::exit::Run;
@@ -36,21 +37,26 @@ pub(crate) struct VouchArgs {
 }
 
 pub(super) async fn run(global: &Global, args: VouchArgs) -> Run {
-    let store = current(global, &args.place).await?;
+    let mut start = start(global, &args.place, &args.keys).await?;
+    start.require_images()?;
     let now = Timestamp::from(SystemTime::now());
+    let statement = next_statement(&start.store, &args, now)?;
+    let keys = read_keys(&args.keys)?;
+    start.confirm(global, &args.place, View { root: start.store.root(), images: Some(&statement) })?;
+    let envelope = statement.seal(&keys.iter().collect::<Vec<_>>());
+    start.finish(global, &args.place, |store| store.advance_images(envelope, now).map(|_| ())).await
+}
+
+fn next_statement(store: &TrustStore, args: &VouchArgs, now: Timestamp) -> anyhow::Result<ImagesMetadata> {
     let held = store.images().filter(|_| !args.replace);
     let (mut digests, mut sources) =
         held.map(|held| (held.digests.clone(), held.sources.clone())).unwrap_or_default();
-    digests.extend(args.digests);
+    digests.extend(&args.digests);
     digests.extend(args.sources.iter().map(|source| source.digest));
-    sources.extend(args.sources);
+    sources.extend(args.sources.iter().cloned());
     let version = store.images_version() + 1;
-    let statement = ImagesMetadata::new(store.cluster().clone(), version, digests, now, args.life)
-        .and_then(|statement| statement.with_sources(sources))
-        .map_err(anyhow::Error::new)?;
-    let keys = read_keys(&args.keys)?;
-    let envelope = statement.seal(&keys.iter().collect::<Vec<_>>());
-    finish(global, &args.place, store, |store| store.advance_images(envelope, now).map(|_| ())).await
+    let statement = ImagesMetadata::new(store.cluster().clone(), version, digests, now, args.life)?;
+    Ok(statement.with_sources(sources)?)
 }
 
 /// A digest has no `=`; a reference may.
