@@ -59,6 +59,13 @@ impl Keeping {
         Ok(())
     }
 
+    /// Why what lies there in this form is not restored: it was to be encrypted when it was saved, and is not. Whoever
+    /// can write to the disk but does not have the key could have put it there.
+    pub(super) fn refuses(&self, form: &Form) -> Option<String> {
+        let in_clear = self.at_rest.encryption && form.key.is_none();
+        in_clear.then(|| "its memory is in clear, and was to be encrypted".to_owned())
+    }
+
     fn place(&self) -> Result<&TenantKey, KeyError> {
         self.key.as_ref().ok_or(KeyError::Nobodys)
     }

@@ -301,6 +301,9 @@ impl Driver for FakeDriver {
                 let (instance, digest) = (instance.clone(), snapshot.digest);
                 return Err(DriverError::NoSnapshot { instance, digest });
             }
+            if let Some(reason) = keeping.refuses(&entry.form) {
+                return Err(DriverError::Unusable { instance: instance.clone(), reason });
+            }
             let opened = keeping.lock_to_open(&entry.form, instance, snapshot.revision);
             opened.map_err(|cause| key_error(instance, "restore", cause))?;
             if entry.damaged {

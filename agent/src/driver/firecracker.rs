@@ -41,6 +41,7 @@ use self::snapshot_file::Manifest;
 use self::version::Version;
 use self::vmm::{Live, Vmms, api_error, bad_request, host_error, io_error, same_revision};
 use self::vsock::GuestConnection;
+use super::at_rest::Form;
 use super::{
     Driver, DriverError, DriverKind, GuestStream, Keeping, Part, SnapshotRef, Vm, VmExit, VmSpec, VmState,
     run_files,
@@ -241,8 +242,12 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
         &self,
         spec: &VmSpec,
         snapshot: &SnapshotRef,
-        _keeping: &Keeping,
+        keeping: &Keeping,
     ) -> Result<(), DriverError> {
+        // All that it saves is in clear.
+        if let Some(reason) = keeping.refuses(&Form::default()) {
+            return Err(DriverError::Unusable { instance: spec.instance.clone(), reason });
+        }
         self.load(spec, snapshot, "restore").await
     }
 

@@ -119,6 +119,32 @@ async fn what_was_damaged_under_the_right_key_starts_from_the_beginning_and_says
 }
 
 #[tokio::test(start_paused = true)]
+async fn memory_in_clear_is_restored_only_if_it_was_saved_so() {
+    let dir = tempfile::tempdir().unwrap();
+    put_key(dir.path(), 1);
+    let mut subject = Subject::new(dir.path(), &desired("none", false)).await;
+    subject.take(Action::Create).await.unwrap();
+    subject.take(Action::Sleep).await.unwrap();
+    // The pool asks for encryption since: what sleeps was saved before that, and its record says so.
+    subject.spec = spec(&desired("none", true));
+    subject.take(Action::Wake).await.unwrap();
+    assert!(console(&subject).await.contains("restored"));
+
+    // Saved encrypted, says the record: what lies there in clear is not what was saved.
+    subject.spec = spec(&desired("none", false));
+    subject.take(Action::Sleep).await.unwrap();
+    let mut record = subject.record();
+    record.at_rest.encryption = true;
+    subject.records().save(&record).await.unwrap();
+    let mut events = subject.executor.events.subscribe();
+    subject.take(Action::Wake).await.unwrap();
+    let told = events.try_recv().unwrap();
+    assert_eq!(told.kind, "SnapshotUnusable");
+    assert!(told.message.contains("in clear"), "{}", told.message);
+    assert_eq!((subject.record().phase, subject.record().snapshot), (Phase::Running, None));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_driver_that_can_not_encrypt_saves_nothing_in_its_place() {
     let dir = tempfile::tempdir().unwrap();
     put_key(dir.path(), 1);

@@ -61,6 +61,7 @@ pub async fn at_rest_suite<D: Driver>(
     let spec = spec(subject, 50);
     what_was_kept_in_any_form_is_restored(driver, &spec, keys).await?;
     without_its_key_nothing_is_saved_and_nothing_lost(driver, &spec, keys).await?;
+    what_was_to_be_encrypted_is_not_restored_in_clear(driver, &spec, keys).await?;
     what_was_damaged_is_never_restored(driver, &spec, keys, damage).await?;
     done("an instance is removed", driver.remove(&spec.instance).await)
 }
@@ -163,6 +164,27 @@ async fn without_its_key_nothing_is_saved_and_nothing_lost<D: Driver>(
     }
     done(LAW, driver.restore(spec, &saved, &keeping).await)?;
     done(LAW, driver.resume(&spec.instance).await)
+}
+
+async fn what_was_to_be_encrypted_is_not_restored_in_clear<D: Driver>(
+    driver: &D,
+    spec: &VmSpec,
+    keys: &Path,
+) -> Held {
+    const LAW: &str = "what was to be encrypted is not restored in clear";
+    let keys = Keys::new(LAW, keys)?;
+    keys.put(LAW, 1)?;
+    for compression in [SnapshotCompression::None, SnapshotCompression::Zstd] {
+        let [clear, encrypted] =
+            [false, true].map(|encryption| keys.keeping(AtRest { compression, encryption }));
+        let saved = rest(LAW, driver, spec, &clear).await?;
+        let refused = driver.restore(spec, &saved, &encrypted).await;
+        same(LAW, matches!(refused, Err(DriverError::Unusable { .. })), true)?;
+        same(LAW, state(LAW, driver, spec).await?, None)?;
+        done(LAW, driver.restore(spec, &saved, &clear).await)?;
+        done(LAW, driver.resume(&spec.instance).await)?;
+    }
+    Ok(())
 }
 
 async fn what_was_damaged_is_never_restored<D: Driver>(

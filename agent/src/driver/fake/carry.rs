@@ -91,8 +91,8 @@ impl FakeDriver {
             return Err(unusable(instance, "it is not the snapshot that its record names"));
         }
         same_revision(instance, carried.snapshot.revision, spec.revision)?;
-        if keeping.at_rest.encryption && carried.form.key.is_none() {
-            return Err(unusable(instance, "its memory is in clear, and its pool's is to be encrypted here"));
+        if let Some(reason) = keeping.refuses(&carried.form) {
+            return Err(unusable(instance, &reason));
         }
         let opened = keeping.lock_to_open(&carried.form, instance, spec.revision);
         opened.map_err(|cause| DriverError::Key { instance: instance.clone(), action: ACTION, cause })?;

@@ -115,10 +115,8 @@ impl<H: Host> QemuDriver<H> {
         if found.manifest.revision != spec.revision {
             return Err(unusable(format!("it is of revision {}", found.manifest.revision)));
         }
-        if keeping.at_rest.encryption && found.manifest.form.key.is_none() {
-            return Err(unusable(
-                "its memory is in clear, and its pool's is to be encrypted here".to_owned(),
-            ));
+        if let Some(reason) = keeping.refuses(&found.manifest.form) {
+            return Err(unusable(reason));
         }
         // Without its key it would sleep here for ever.
         let locked = keeping.lock_to_open(&found.manifest.form, instance, spec.revision);

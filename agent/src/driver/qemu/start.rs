@@ -212,6 +212,9 @@ impl<H: Host> QemuDriver<H> {
             return Err(unusable(reason));
         }
         let source = self.source(saved, &found).await.map_err(io)?;
+        if let Some(reason) = keeping.refuses(&source.form) {
+            return Err(unusable(reason));
+        }
         if let Some(reason) = self.damage(saved, &found, &source).await.map_err(io)? {
             return Err(unusable(reason));
         }
