@@ -6,13 +6,17 @@
 //! move it; the steps of an instance and [`crate::sessions_task`] only say when. A store that fails stops nobody: it
 //! is told, shown, and tried again.
 
+mod attend;
 mod bring_back;
 mod copy_out;
 mod guest_files;
 mod head;
+mod held;
 mod index;
+mod limits;
 mod session;
 mod shelf;
+mod space;
 #[cfg(test)]
 mod tests;
 mod vault;
@@ -22,6 +26,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use mvm_host::QuotaExceeded;
 use mvm_planner::Action;
 use mvm_proto::document::{Persist, RuntimePolicy};
 use mvm_proto::status::{Condition, Event, InstanceStatus};
@@ -36,10 +41,14 @@ use crate::reconcile::Clock;
 use crate::record::{Record, retry_after};
 use crate::state::Records;
 use crate::text::chain;
+pub(crate) use attend::Due;
 use guest_files::LinkFiles;
 use head::{Has, Holder};
+use limits::MAX_REMEMBERED_BYTES;
+pub use limits::SessionLimits;
 use session::{Kept, Session};
 use shelf::{ObjectShelf, ShelfError};
+use space::{SessionSpace, TenantSpace};
 use vault::Vault;
 
 /// A session is given back within this, or left to be found free later: its instance goes either way.
@@ -56,6 +65,9 @@ const BRING_BACK_WITHIN: Duration = Duration::from_secs(900);
 
 /// A store that failed is tried again at least this often, also when its interval is shorter.
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
+
+/// A step waits this long for what the tenant's sessions take; it is measured once.
+const MEASURE_WITHIN: Duration = Duration::from_secs(5);
 
 /// How many files an event names.
 const NAMED: usize = 3;
@@ -74,6 +86,14 @@ pub enum PersistError {
     NoneFree(String),
     #[error("the session has more than {} files", index::MAX_ENTRIES)]
     TooMany,
+    #[error("the session is larger than it may be: {0}")]
+    TooLarge(String),
+    #[error("the session passes max_disk_gib of {tenant}: {exceeded}; free some of it, or raise the quota")]
+    OverQuota { tenant: TenantId, exceeded: QuotaExceeded },
+    #[error(
+        "the store's disk has no room: {free_bytes} bytes are free, and sessions leave {keep_bytes} to the node"
+    )]
+    NoRoom { free_bytes: u64, keep_bytes: u64 },
     #[error("{0} is not a folder in the guest")]
     NotAFolder(String),
     #[error("it was not done within {0:?}")]
@@ -110,6 +130,7 @@ pub struct SessionSettings {
     pub sessions_dir: PathBuf,
     /// Where the credentials of buckets are.
     pub secrets_dir: PathBuf,
+    pub limits: SessionLimits,
 }
 
 /// The sessions of this node's instances.
@@ -122,6 +143,7 @@ pub struct Sessions {
     pools: Mutex<BTreeMap<(TenantId, PoolId), Policy>>,
     seats: Mutex<BTreeMap<InstanceId, Arc<Seat>>>,
     shelves: Mutex<BTreeMap<String, ObjectShelf>>,
+    space: Arc<SessionSpace>,
 }
 
 /// What the document in force says of a pool.
@@ -129,6 +151,8 @@ pub struct Sessions {
 struct Policy {
     persist: Option<Persist>,
     drain: Duration,
+    /// What the tenant may have on disk; absent: the document does not say.
+    max_disk_bytes: Option<u64>,
 }
 
 /// One instance's session: who works on it, and what is shown of it.
@@ -145,12 +169,22 @@ struct Shown {
     persisted_at: Option<Timestamp>,
     /// Nothing ran since that was copied.
     whole: bool,
+    /// Of which tenant it is, and what it takes in memory until the next copy.
+    remembered: Option<(TenantId, u64)>,
     error: Option<String>,
     failures: u32,
     /// When the next copy is due.
     due: Option<Instant>,
-    /// The last files that never held still, told once.
-    unsettled: Vec<String>,
+    /// How many files never held still at the last copy, and the first of them: told once.
+    unsettled: (usize, Vec<String>),
+}
+
+impl Seat {
+    /// The session as it is remembered, which counts as remembered again only once it is put back.
+    fn recall(&self, work: &mut Option<Session<ObjectShelf>>) -> Option<Session<ObjectShelf>> {
+        locked(&self.shown).remembered = None;
+        work.take()
+    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -172,6 +206,7 @@ impl Sessions {
             pools: Mutex::default(),
             seats: Mutex::default(),
             shelves: Mutex::default(),
+            space: Arc::default(),
         }
     }
 
@@ -179,7 +214,8 @@ impl Sessions {
     pub(crate) fn follow(&self, desired: &DesiredState) {
         let policies = desired.pools().map(|(tenant, pool)| {
             let drain = Duration::from_secs(pool.runtime_policy.drain_timeout_seconds);
-            let policy = Policy { persist: pool.persist.as_deref().cloned(), drain };
+            let max_disk_bytes = Some(tenant.quotas.max_disk_gib.saturating_mul(1 << 30));
+            let policy = Policy { persist: pool.persist.as_deref().cloned(), drain, max_disk_bytes };
             ((tenant.tenant_id.clone(), pool.pool_id.clone()), policy)
         });
         *locked(&self.pools) = policies.collect();
@@ -191,6 +227,7 @@ impl Sessions {
         named.unwrap_or_else(|| Policy {
             persist: record.persist.clone(),
             drain: Duration::from_secs(RuntimePolicy::default().drain_timeout_seconds),
+            max_disk_bytes: None,
         })
     }
 
@@ -213,7 +250,47 @@ impl Sessions {
                 shelf
             }
         };
-        Ok(Vault::new(shelf, &record.tenant, &record.pool))
+        let space = shelf.folder().map(|folder| TenantSpace {
+            all: Arc::clone(&self.space),
+            tenant: record.tenant.clone(),
+            store: store.to_owned(),
+            folder: folder.to_owned(),
+        });
+        let vault = Vault::new(shelf, &record.tenant, &record.pool);
+        Ok(vault.limited(self.settings.limits.max_bytes, space))
+    }
+
+    /// What the sessions of an instance's tenant take of this node's disk, as far as it can be found out soon.
+    pub(crate) async fn disk_used(&self, record: &Record) -> u64 {
+        if let Some(persist) = self.policy(record).persist
+            && let Ok(vault) = self.vault(record, &persist.store)
+        {
+            let measured = tokio::time::timeout(MEASURE_WITHIN, vault.measure_once()).await;
+            if let Err(error) = measured.unwrap_or(Err(PersistError::TooSlow(MEASURE_WITHIN))) {
+                tracing::warn!(id = %record.id, error = %chain(&error), "could not measure its tenant's sessions");
+            }
+        }
+        self.space.used(&record.tenant)
+    }
+
+    /// Keeps a session in memory for its next copy, unless its tenant has enough there.
+    fn remember(
+        &self,
+        seat: &Seat,
+        record: &Record,
+        session: Session<ObjectShelf>,
+    ) -> Option<Session<ObjectShelf>> {
+        locked(&seat.shown).remembered = None;
+        let of_tenant = |seat: &Arc<Seat>| {
+            let remembered = locked(&seat.shown).remembered.clone();
+            remembered.map_or(0, |(tenant, bytes)| if tenant == record.tenant { bytes } else { 0 })
+        };
+        let bytes = session.remembered_bytes();
+        let all = locked(&self.seats).values().map(of_tenant).fold(bytes, u64::saturating_add);
+        (all <= MAX_REMEMBERED_BYTES).then(|| {
+            locked(&seat.shown).remembered = Some((record.tenant.clone(), bytes));
+            session
+        })
     }
 
     /// How much longer than for others a step that starts this instance may take.
@@ -252,7 +329,7 @@ impl Sessions {
         *work = None;
         let taken = tokio::time::timeout(TAKE_WITHIN, self.take_again(record, &persist));
         let taken = taken.await.unwrap_or(Err(PersistError::TooSlow(TAKE_WITHIN)));
-        let session = match taken {
+        let mut session = match taken {
             Ok(session) => session,
             Err(error) if half => return Err(self.failed(&seat, record, &persist, error)),
             Err(error) => {
@@ -278,7 +355,7 @@ impl Sessions {
             self.note("SessionBroughtBack", record, &format!("has {} as it was at {at}", session.name()));
         }
         self.succeeded(&seat, &session, &persist, false);
-        *work = Some(session);
+        *work = self.remember(&seat, record, session);
         Ok(())
     }
 
@@ -295,27 +372,27 @@ impl Sessions {
         {
             return Ok(session);
         }
-        Session::take(vault, &me, Has::Nothing, persist.every_seconds, self.clock.now()).await
+        Session::take(vault, &me, Has::Nothing, persist.every_seconds).await
     }
 
     /// Copies a drained guest's session before it is paused, within what is left of its time to drain.
-    pub(crate) async fn keep_before_pause(&self, record: &Record, left: Duration) {
-        self.keep_within(record, left.max(KEEP_AT_LEAST)).await;
+    pub(crate) async fn keep_before_pause(&self, record: &Record, records: &Records, left: Duration) {
+        self.keep_within(record, records, left.max(KEEP_AT_LEAST)).await;
     }
 
     /// Ends a guest's work and copies what it left, within its time to drain.
-    pub(crate) async fn keep_before_stop(&self, record: &Record, grace: Duration) {
-        let Policy { persist: Some(_), drain } = self.policy(record) else { return };
+    pub(crate) async fn keep_before_stop(&self, record: &Record, records: &Records, grace: Duration) {
+        let Policy { persist: Some(_), drain, .. } = self.policy(record) else { return };
         if let Err(error) = self.links.end_work(&record.id, grace).await {
             tracing::info!(id = %record.id, %error, "its session is copied while it works");
         }
-        self.keep_within(record, drain.max(KEEP_AT_LEAST)).await;
+        self.keep_within(record, records, drain.max(KEEP_AT_LEAST)).await;
     }
 
-    async fn keep_within(&self, record: &Record, within: Duration) {
+    async fn keep_within(&self, record: &Record, records: &Records, within: Duration) {
         let Some(persist) = self.policy(record).persist else { return };
         let seat = self.seat(&record.id);
-        let kept = tokio::time::timeout(within, self.copy(&seat, record, &persist, true)).await;
+        let kept = tokio::time::timeout(within, self.copy(&seat, record, records, &persist, true)).await;
         if let Err(error) = kept.unwrap_or(Err(PersistError::TooSlow(within))) {
             let lost = locked(&seat.shown).persisted_at;
             let since = lost.map_or_else(|| "nothing".to_owned(), |at| format!("it as it was at {at}"));
@@ -330,12 +407,16 @@ impl Sessions {
         &self,
         seat: &Seat,
         record: &Record,
+        records: &Records,
         persist: &Persist,
         last: bool,
     ) -> Result<(), PersistError> {
+        let (quota_bytes, used_bytes) =
+            (self.policy(record).max_disk_bytes, records.disk_used(&record.tenant));
+        self.space.note(&record.tenant, quota_bytes, used_bytes);
         let mut work = seat.work.lock().await;
         // Put back only when its state is known: what was cut off in the middle is looked at again.
-        let mut session = match work.take() {
+        let mut session = match seat.recall(&mut work) {
             Some(session) => session,
             None => self.resume(record, persist).await?,
         };
@@ -345,15 +426,18 @@ impl Sessions {
             Ok(kept) => {
                 self.tell(seat, record, &kept);
                 self.succeeded(seat, &session, persist, last);
-                *work = Some(session);
+                *work = self.remember(seat, record, session);
                 Ok(())
             }
             Err(error) => {
                 if matches!(
                     error,
-                    PersistError::Guest(_) | PersistError::NotAFolder(_) | PersistError::TooMany
+                    PersistError::Guest(_)
+                        | PersistError::NotAFolder(_)
+                        | PersistError::TooMany
+                        | PersistError::TooLarge(_)
                 ) {
-                    *work = Some(session);
+                    *work = self.remember(seat, record, session);
                 }
                 Err(error)
             }
@@ -396,112 +480,6 @@ impl Sessions {
         }
     }
 
-    /// Instances whose session is to be copied or said to be held now.
-    pub(crate) fn due(&self, records: &Records) -> Vec<Record> {
-        let now = Instant::now();
-        let mut due = Vec::new();
-        records.for_each(|record, moving_to| {
-            let settled = moving_to.is_none() && record.intent.is_none();
-            if !settled || self.policy(record).persist.is_none() {
-                return;
-            }
-            let runs = record.phase == Phase::Running;
-            let bound = matches!(record.session, Some(SessionMark::Bound { .. }));
-            if (runs || bound) && locked(&self.seat(&record.id).shown).due.is_none_or(|at| at <= now) {
-                due.push(record.clone());
-            }
-        });
-        due
-    }
-
-    /// What is due for one instance: a copy of what runs, a word that it is still held of what rests.
-    pub(crate) async fn attend(&self, record: &Record, records: &Arc<Records>) {
-        let Some(persist) = self.policy(record).persist else { return };
-        let seat = self.seat(&record.id);
-        let attended = match (record.phase, record.session) {
-            (Phase::Running, Some(SessionMark::Bound { .. })) => {
-                self.copy(&seat, record, &persist, false).await
-            }
-            (Phase::Running, _) => self.begin(&seat, record, records, &persist).await,
-            _ => self.renew(&seat, record, &persist).await,
-        };
-        match attended {
-            Ok(()) => records.set_arrived(record),
-            Err(PersistError::Taken(session)) => {
-                let message = format!("{session} was taken by another: it goes on in a session of its own");
-                self.note("SessionTaken", record, &message);
-                self.unbind(record, records).await;
-            }
-            // A step began with it meanwhile, and sees to its session itself.
-            Err(_) if records.is_moving(&record.id) => {}
-            Err(error) => {
-                let first = locked(&seat.shown).failures == 0;
-                let error = self.failed(&seat, record, &persist, error);
-                if first {
-                    self.note(
-                        "SessionNotKept",
-                        record,
-                        &format!("its session was not copied: {}", chain(&error)),
-                    );
-                }
-            }
-        }
-    }
-
-    /// Takes a new session for an instance that has content and none.
-    async fn begin(
-        &self,
-        seat: &Seat,
-        record: &Record,
-        records: &Arc<Records>,
-        persist: &Persist,
-    ) -> Result<(), PersistError> {
-        let mut work = seat.work.lock().await;
-        let (vault, me) = (self.vault(record, &persist.store)?, self.me(record));
-        let session =
-            Session::take(vault, &me, Has::Content, persist.every_seconds, self.clock.now()).await?;
-        let mark = SessionMark::Bound { slot: session.slot };
-        if self.mark(record, records, Some(mark)).await {
-            *work = Some(session);
-            drop(work);
-            let bound = Record { session: Some(mark), ..record.clone() };
-            return self.copy(seat, &bound, persist, false).await;
-        }
-        session.release().await
-    }
-
-    async fn unbind(&self, record: &Record, records: &Arc<Records>) {
-        *self.seat(&record.id).work.lock().await = None;
-        if self.mark(record, records, None).await {
-            locked(&self.seat(&record.id).shown).due = None;
-        }
-    }
-
-    /// Writes down which session an instance has, unless someone acts on it.
-    async fn mark(&self, record: &Record, records: &Arc<Records>, mark: Option<SessionMark>) -> bool {
-        let Some(lease) = records.lease(&record.id, record.phase) else { return false };
-        let Some(mut current) = records.get(lease.id()) else { return false };
-        current.session = mark;
-        let saved = records.save(&current).await;
-        if let Err(error) = &saved {
-            tracing::warn!(id = %record.id, error = %chain(error), "could not note which session is its own");
-        }
-        saved.is_ok()
-    }
-
-    async fn renew(&self, seat: &Seat, record: &Record, persist: &Persist) -> Result<(), PersistError> {
-        let mut work = seat.work.lock().await;
-        let mut session = match work.take() {
-            Some(session) => session,
-            None => self.resume(record, persist).await?,
-        };
-        session.renew(persist.every_seconds).await?;
-        let whole = locked(&seat.shown).whole;
-        self.succeeded(seat, &session, persist, whole);
-        *work = Some(session);
-        Ok(())
-    }
-
     fn succeeded(&self, seat: &Seat, session: &Session<ObjectShelf>, persist: &Persist, whole: bool) {
         let mut shown = locked(&seat.shown);
         shown.session = session.name();
@@ -526,12 +504,13 @@ impl Sessions {
 
     fn tell(&self, seat: &Seat, record: &Record, kept: &Kept) {
         tracing::debug!(id = %record.id, sent = kept.sent_bytes, skipped = kept.skipped, "its session was copied");
-        let known = std::mem::replace(&mut locked(&seat.shown).unsettled, kept.unsettled.clone());
-        if kept.unsettled.is_empty() || kept.unsettled == known {
+        let named: Vec<String> = kept.unsettled.iter().take(NAMED).cloned().collect();
+        let unsettled = (kept.unsettled.len(), named);
+        let known = std::mem::replace(&mut locked(&seat.shown).unsettled, unsettled.clone());
+        if kept.unsettled.is_empty() || unsettled == known {
             return;
         }
-        let named: Vec<_> = kept.unsettled.iter().take(NAMED).map(String::as_str).collect();
-        let (count, named) = (kept.unsettled.len(), named.join(", "));
+        let (count, named) = (unsettled.0, unsettled.1.join(", "));
         let message = format!("{count} file(s) changed all the time; their last copy stands: {named}");
         self.note("SessionFilesUnsettled", record, &message);
     }

@@ -24,6 +24,7 @@ use crate::execute::StepError;
 use crate::execute::recover::{Hands, Recovered, recover};
 use crate::image::{ImageError, ImageSettings, Images, find_guest};
 use crate::isolation::IsolationSettings;
+use crate::persist::SessionLimits;
 use crate::settings::VmmSettings;
 use crate::state::{Records, StateError};
 
@@ -82,6 +83,7 @@ pub struct NodeSettings {
     pub secrets_dir: PathBuf,
     /// Sessions that are kept on this machine.
     pub sessions_dir: PathBuf,
+    pub session_limits: SessionLimits,
     /// How long something on the host that no record owns is left alone before it is swept.
     pub sweep_after: Duration,
     /// How long a guest may take from boot to ready.

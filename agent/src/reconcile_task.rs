@@ -132,6 +132,7 @@ impl<D: Driver> Node<D> {
             node: settings.node_id.clone(),
             sessions_dir: settings.sessions_dir.clone(),
             secrets_dir: settings.secrets_dir.clone(),
+            limits: settings.session_limits,
         };
         let sessions = Arc::new(Sessions::new(sessions, links.clone(), clock.clone(), events.clone()));
         let executor = Arc::new(Executor {

@@ -290,6 +290,7 @@ async fn open_node(
         images_dir: settings.images_dir.clone(),
         secrets_dir: settings.secrets_dir.clone(),
         sessions_dir: settings.sessions_dir.clone(),
+        session_limits: settings.session_limits,
         sweep_after: settings.sweep_after,
         boot_deadline: settings.boot_deadline,
         capacity,

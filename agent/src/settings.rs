@@ -14,6 +14,7 @@ use mvm_transport::{Limits, Target};
 
 use crate::driver::DriverKind;
 use crate::isolation::IsolationFlags;
+use crate::persist::SessionLimits;
 use crate::privileges::Privileges;
 
 /// The agent's own HTTP/3 API.
@@ -129,6 +130,8 @@ pub struct AgentSettings {
     pub secrets_dir: PathBuf,
     /// Sessions that are kept on this machine; a document names no other folder but those below it.
     pub sessions_dir: PathBuf,
+    /// How much one session may take, and how long one copy of it.
+    pub session_limits: SessionLimits,
     /// How long something on the host that no record owns is left alone before it is swept.
     pub sweep_after: Duration,
     /// How long a guest may take from boot to ready.
@@ -168,6 +171,7 @@ impl AgentSettings {
             images_dir: default_images_dir(data_dir),
             secrets_dir: PathBuf::from(DEFAULT_SECRETS_DIR),
             sessions_dir: default_sessions_dir(data_dir),
+            session_limits: SessionLimits::default(),
             sweep_after: DEFAULT_SWEEP_AFTER,
             boot_deadline: DEFAULT_BOOT_DEADLINE,
             rate: RateSettings::default(),

@@ -51,7 +51,7 @@ pub(super) struct Room {
 struct Found {
     /// What the tenant may have; absent: the document does not say.
     quota_bytes: Option<u64>,
-    /// What the tenant has.
+    /// What the tenant has, sessions that are kept on this node included.
     used_bytes: u64,
     /// What the file system can hold.
     free_bytes: u64,
@@ -117,9 +117,10 @@ impl<D: Driver> Executor<D> {
     ) -> Result<Option<Room>, StepError> {
         let Some(disk) = self.isolation.disk_use(&record.id).await? else { return Ok(None) };
         self.records.set_disk_used(&record.id, disk.used_bytes);
+        let sessions_bytes = self.sessions.disk_used(record).await;
         let found = Found {
             quota_bytes: spec.map(|spec| spec.max_disk_bytes),
-            used_bytes: self.records.disk_used(&record.tenant),
+            used_bytes: self.records.disk_used(&record.tenant).saturating_add(sessions_bytes),
             free_bytes: disk.free_bytes,
         };
         Ok(Some(self.writing.take(&record.id, &record.tenant, wanted_bytes, &found)?))

@@ -192,13 +192,13 @@ impl<D: Driver> Executor<D> {
             }
             crash::point("warm.reclaimed");
         }
-        self.sessions.keep_before_pause(record, left).await;
+        self.sessions.keep_before_pause(record, &self.records, left).await;
         Ok(Drain::Over)
     }
 
     /// Asks a running guest to end and waits for that. Says how much of its grace is left for the driver to give.
     pub(super) async fn shut_down(&self, record: &Record, grace: Duration) -> Duration {
-        self.sessions.keep_before_stop(record, grace).await;
+        self.sessions.keep_before_stop(record, &self.records, grace).await;
         let mut exits = self.driver.exits();
         if self.links.shutdown(&record.id, grace).await.is_err() {
             return grace;

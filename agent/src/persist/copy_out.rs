@@ -2,6 +2,8 @@
 //!
 //! A file counts as read when a listing made after its last byte shows it as the listing before did. What changes all
 //! the time is left as the last copy has it, and named. What looks as it did at the last copy is not read again.
+//!
+//! Sizes and names are the guest's word: each listing is held against what a session may have before a byte is read.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +12,9 @@ use mvm_proto::{Digest, Timestamp};
 
 use super::PersistError;
 use super::guest_files::GuestFiles;
-use super::index::{CHUNK_BYTES, Entry, Index, Kind, MAX_ENTRIES, is_name, kind_of};
+use super::index::{
+    CHUNK_BYTES, Entry, Index, Kind, MAX_ENTRIES, MAX_INDEX_BYTES, entry_bytes, is_name, kind_of,
+};
 use super::shelf::Shelf;
 use super::vault::Vault;
 use crate::crash;
@@ -22,6 +26,9 @@ const ROUNDS: usize = 4;
 /// Two changes within a tick of the guest's clock have the same time. A file is known by its times only once this much
 /// has passed since the last of them; before, its bytes are compared.
 const SETTLED_MS: i64 = 2000;
+
+/// How much of a path an error repeats.
+const SHOWN_CHARS: usize = 100;
 
 /// What tells one version of a file from another without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +74,12 @@ impl Memory {
         Self { files: BTreeMap::new(), present: index.chunks() }
     }
 
+    /// A file that need not be read: it looks as it did, and the store still has all of it.
+    fn known(&self, path: &str, looks: &Looks) -> Option<&Read> {
+        let known = self.files.get(path).filter(|known| known.still_holds(looks))?;
+        known.chunks.iter().all(|chunk| self.present.contains(chunk)).then_some(known)
+    }
+
     /// The store has nothing else any more.
     pub(crate) fn keep_only(&mut self, chunks: BTreeSet<Digest>) {
         self.present = chunks;
@@ -81,6 +94,14 @@ pub(crate) struct Copied {
     /// Names that can't be kept: devices, sockets, pipes, and names that are not text.
     pub(crate) skipped: usize,
     pub(crate) sent_bytes: u64,
+    size: Size,
+}
+
+/// What the entries so far come to.
+#[derive(Debug, Clone, Copy, Default)]
+struct Size {
+    file_bytes: u64,
+    index_bytes: u64,
 }
 
 pub(crate) struct CopyOut<'a, S, F> {
@@ -96,7 +117,13 @@ pub(crate) struct CopyOut<'a, S, F> {
 
 impl<S: Shelf, F: GuestFiles> CopyOut<'_, S, F> {
     pub(crate) async fn run(mut self) -> Result<Copied, PersistError> {
-        let mut copied = Copied { index: Index::default(), unsettled: Vec::new(), skipped: 0, sent_bytes: 0 };
+        let mut copied = Copied {
+            index: Index::default(),
+            unsettled: Vec::new(),
+            skipped: 0,
+            sent_bytes: 0,
+            size: Size::default(),
+        };
         let mut files = BTreeMap::new();
         let Some(root) = self.root_entry().await? else {
             self.memory.files = files;
@@ -142,9 +169,10 @@ impl<S: Shelf, F: GuestFiles> CopyOut<'_, S, F> {
     ) -> Result<(), PersistError> {
         let mut read: BTreeMap<String, Read> = BTreeMap::new();
         let mut round = 0;
-        let listed = loop {
+        let (listed, size) = loop {
             // Gone meanwhile: then so is everything in it.
             let Some(listed) = gone(self.files.list(&self.absolute(folder)).await)? else { return Ok(()) };
+            let size = self.size_with(copied.size, folder, &listed)?;
             let mut any = false;
             for found in listed.iter().filter(|found| kind_of(found.mode) == Some(Kind::File)) {
                 if round == ROUNDS || !is_keepable(&found.name) {
@@ -154,7 +182,7 @@ impl<S: Shelf, F: GuestFiles> CopyOut<'_, S, F> {
                 if read.get(&path).is_some_and(|read| read.looks == looks) {
                     continue;
                 }
-                if let Some(known) = self.memory.files.get(&path).filter(|known| known.still_holds(&looks)) {
+                if let Some(known) = self.memory.known(&path, &looks) {
                     read.insert(path, known.clone());
                     continue;
                 }
@@ -164,10 +192,11 @@ impl<S: Shelf, F: GuestFiles> CopyOut<'_, S, F> {
                 }
             }
             if !any {
-                break listed;
+                break (listed, size);
             }
             round += 1;
         };
+        copied.size = size;
         for found in &listed {
             if !is_keepable(&found.name) {
                 copied.skipped += 1;
@@ -203,6 +232,29 @@ impl<S: Shelf, F: GuestFiles> CopyOut<'_, S, F> {
         Ok(())
     }
 
+    /// What a session comes to with these entries, if it may have that much.
+    fn size_with(&self, before: Size, folder: &str, listed: &[Listed]) -> Result<Size, PersistError> {
+        let max_bytes = self.vault.max_bytes();
+        let mut size = before;
+        for found in listed {
+            let is_file = kind_of(found.mode) == Some(Kind::File) && is_keepable(&found.name);
+            let file_bytes = if is_file { found.size } else { 0 };
+            size.file_bytes = size.file_bytes.saturating_add(file_bytes);
+            if size.file_bytes > max_bytes {
+                let path = shortened(&join(folder, &found.name));
+                return Err(PersistError::TooLarge(format!(
+                    "with {path:?} of {file_bytes} bytes its files have more than {max_bytes} bytes"
+                )));
+            }
+            let texts = folder.len() + found.name.len() + found.target.len();
+            size.index_bytes = size.index_bytes.saturating_add(entry_bytes(texts, file_bytes));
+            if size.index_bytes > MAX_INDEX_BYTES {
+                return Err(PersistError::TooLarge(index_too_long()));
+            }
+        }
+        Ok(size)
+    }
+
     /// Reads a file and sends what the store lacks of it. Absent: it was not what it looked like.
     async fn file(
         &mut self,
@@ -219,6 +271,11 @@ impl<S: Shelf, F: GuestFiles> CopyOut<'_, S, F> {
             let digest = Digest::of(&bytes);
             if !self.memory.present.contains(&digest) {
                 copied.sent_bytes += length;
+                let max_bytes = self.vault.max_bytes();
+                if copied.sent_bytes > max_bytes {
+                    let why = format!("more than {max_bytes} bytes changed while it was copied");
+                    return Err(PersistError::TooLarge(why));
+                }
                 self.vault.put_content(self.slot, &digest, bytes).await?;
                 crash::point("persist.content");
                 self.memory.present.insert(digest);
@@ -260,6 +317,16 @@ impl<S: Shelf, F: GuestFiles> CopyOut<'_, S, F> {
         }
         Ok(Some(bytes))
     }
+}
+
+/// Why an index is not written.
+pub(crate) fn index_too_long() -> String {
+    format!("its names, links and lists of content have more than {MAX_INDEX_BYTES} bytes")
+}
+
+/// The beginning of a path that a guest chose.
+fn shortened(path: &str) -> String {
+    path.chars().take(SHOWN_CHARS).collect()
 }
 
 /// What is not there is no failure.

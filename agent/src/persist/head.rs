@@ -78,7 +78,8 @@ pub(crate) enum Choice {
 }
 
 /// The session for `me` among those of its pool. The one that it holds already, after a crash between taking it and
-/// noting that; else the first that is free, so that the oldest sessions live on; else a new one.
+/// noting that; else the first that is free, so that the oldest sessions live on; else a new one. `now` is the time of the
+/// store, as [`Found::written_at`] is: a node's own clock decides nothing.
 pub(crate) fn choose(found: &[Found], me: &Holder, has: Has, now: Timestamp) -> Choice {
     let mine = |found: &&Found| found.head.holder.as_ref() == Some(me);
     if let Some(mine) = found.iter().find(mine) {

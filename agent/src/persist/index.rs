@@ -1,6 +1,7 @@
 //! What a session was made of at one moment: every folder, file and link, with its bytes named by their digests.
 
 use std::collections::BTreeSet;
+use std::io;
 
 use mvm_proto::Digest;
 use serde::{Deserialize, Serialize};
@@ -12,8 +13,15 @@ pub(crate) const CHUNK_BYTES: u64 = 1024 * 1024;
 /// A session with more than this is no session but somebody's whole disk, and would not fit into an index either.
 pub(crate) const MAX_ENTRIES: usize = 100_000;
 
-/// An index of that many entries with long names stays below it.
-pub(crate) const MAX_INDEX_BYTES: u64 = 256 * 1024 * 1024;
+/// An index of that many entries with paths of 150 bytes stays below it. The agent has it in memory, several at once.
+pub(crate) const MAX_INDEX_BYTES: u64 = 32 * 1024 * 1024;
+
+/// Indexes that earlier versions wrote may be longer, and are read.
+pub(crate) const MAX_STORED_INDEX_BYTES: u64 = 256 * 1024 * 1024;
+
+/// What an entry takes in an index beside its texts, and what each of its chunks takes.
+const ENTRY_BYTES: u64 = 128;
+const CHUNK_NAME_BYTES: u64 = 80;
 
 const TYPE_BITS: u32 = 0o170_000;
 
@@ -64,10 +72,38 @@ fn is_zero(size: &u64) -> bool {
     *size == 0
 }
 
+/// About what an entry with texts of this length and content of this size takes in an index.
+pub(crate) fn entry_bytes(texts: usize, size: u64) -> u64 {
+    let chunks = size.div_ceil(CHUNK_BYTES).saturating_mul(CHUNK_NAME_BYTES);
+    ENTRY_BYTES.saturating_add(texts as u64).saturating_add(chunks)
+}
+
+/// Bytes up to a limit.
+struct Bounded {
+    bytes: Vec<u8>,
+    left: u64,
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
+        let left = self.left.checked_sub(piece.len() as u64);
+        self.left = left.ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
+        self.bytes.extend_from_slice(piece);
+        Ok(piece.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 impl Index {
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        // Strings and numbers always serialise.
-        serde_json::to_vec(self).unwrap_or_default()
+    /// As it is stored; absent: it is longer than `limit`.
+    pub(crate) fn to_bytes(&self, limit: u64) -> Option<Vec<u8>> {
+        let mut bounded = Bounded { bytes: Vec::new(), left: limit };
+        // Strings and numbers always serialise: only the limit can be in the way.
+        serde_json::to_writer(&mut bounded, self).ok()?;
+        Some(bounded.bytes)
     }
 
     /// Reads what [`Self::to_bytes`] wrote. What a store gives back is not believed: whoever can write to it must not
@@ -100,6 +136,13 @@ impl Index {
             }
         }
         Ok(())
+    }
+
+    /// About how long it is when it is stored.
+    pub(crate) fn weight(&self) -> u64 {
+        let entries = self.entries.iter();
+        let bytes = entries.map(|entry| entry_bytes(entry.path.len() + entry.target.len(), entry.size));
+        bytes.fold(0, u64::saturating_add)
     }
 
     pub(crate) fn get(&self, path: &str) -> Option<&Entry> {
@@ -140,7 +183,11 @@ mod tests {
     fn an_index_is_read_as_it_was_written() {
         let folder = Entry { mode: 0o040_700, ..file("", 0, 0) };
         let index = Index { entries: vec![folder, file("a", 0, 0), file("a.b/c", CHUNK_BYTES + 1, 2)] };
-        assert_eq!(Index::from_bytes(&index.to_bytes()), Ok(index.clone()));
+        let bytes = index.to_bytes(MAX_INDEX_BYTES).unwrap();
+        assert_eq!(Index::from_bytes(&bytes), Ok(index.clone()));
+        let length = bytes.len() as u64;
+        assert_eq!(index.to_bytes(length), Some(bytes));
+        assert_eq!(index.to_bytes(length - 1), None);
         assert_eq!(index.get("a.b/c").map(|entry| entry.size), Some(CHUNK_BYTES + 1));
         assert_eq!(index.chunks().len(), 1);
     }
@@ -162,7 +209,8 @@ mod tests {
         ];
         for entries in bad {
             let index = Index { entries };
-            assert!(Index::from_bytes(&index.to_bytes()).is_err(), "{index:?}");
+            let bytes = index.to_bytes(MAX_INDEX_BYTES).unwrap();
+            assert!(Index::from_bytes(&bytes).is_err(), "{index:?}");
         }
     }
 }

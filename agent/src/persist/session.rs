@@ -1,20 +1,22 @@
 //! One session as its holder sees it: taken, copied out, brought back, given back.
 
-use std::collections::BTreeSet;
-
-use mvm_proto::{Digest, Timestamp};
+use mvm_proto::Timestamp;
 
 use super::PersistError;
 use super::bring_back::bring_back;
 use super::copy_out::{CopyOut, Memory};
 use super::guest_files::GuestFiles;
 use super::head::{Choice, Found, Has, Head, Holder, VERSION, choose};
+use super::held::Held;
 use super::index::Index;
 use super::shelf::Shelf;
 use super::vault::Vault;
 
 /// Others may take the sessions that are looked at. After this many times it is no accident.
 const TRIES: usize = 8;
+
+/// A session in memory is its index, what was read of each file, and what the store has.
+const VERSIONS_REMEMBERED: u64 = 3;
 
 /// What a copy came to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -28,11 +30,12 @@ pub(crate) struct Kept {
 /// A session that this node holds for one of its instances.
 #[derive(Debug)]
 pub(crate) struct Session<S> {
-    vault: Vault<S>,
     pub(crate) slot: u32,
-    head: Head,
+    held: Held<S>,
     index: Index,
     memory: Memory,
+    /// The store may have content that the index does not name: of a copy that did not end, here or elsewhere.
+    leftovers: bool,
 }
 
 impl<S: Shelf> Session<S> {
@@ -42,9 +45,10 @@ impl<S: Shelf> Session<S> {
         me: &Holder,
         has: Has,
         every_seconds: u64,
-        now: Timestamp,
     ) -> Result<Self, PersistError> {
         for _ in 0..TRIES {
+            // Before the heads are read: one that is renewed meanwhile is newer than this.
+            let now = vault.time(me).await?;
             let (slot, before) = match choose(&vault.heads().await?, me, has, now) {
                 Choice::Take(Found { slot, head, .. }) => (slot, Some(head)),
                 Choice::New { slot } => (slot, None),
@@ -96,26 +100,36 @@ impl<S: Shelf> Session<S> {
             taken_at,
             every_seconds,
         };
-        vault.put_head(slot, &head).await?;
-        let index = match &head.index {
-            Some(digest) => vault.index(slot, digest).await?,
+        let held = Held::begin(vault, slot, head).await?;
+        let index = match &held.head().index {
+            Some(digest) => held.vault.index(slot, digest).await?,
             None => Index::default(),
         };
         let memory = Memory::of(&index);
-        Ok(Self { vault, slot, head, index, memory })
+        Ok(Self { slot, held, index, memory, leftovers: true })
     }
 
     pub(crate) fn name(&self) -> String {
-        self.vault.name(self.slot)
+        self.held.vault.name(self.slot)
     }
 
     /// When what the store has was so; absent: it has nothing.
     pub(crate) fn taken_at(&self) -> Option<Timestamp> {
-        self.head.taken_at
+        self.held.head().taken_at
     }
 
-    pub(crate) async fn bring_back<F: GuestFiles>(&self, files: &F, root: &str) -> Result<(), PersistError> {
-        bring_back(&self.vault, self.slot, &self.index, files, root).await
+    /// About what this takes in memory.
+    pub(crate) fn remembered_bytes(&self) -> u64 {
+        self.index.weight().saturating_mul(VERSIONS_REMEMBERED)
+    }
+
+    pub(crate) async fn bring_back<F: GuestFiles>(
+        &mut self,
+        files: &F,
+        root: &str,
+    ) -> Result<(), PersistError> {
+        let vault = self.held.vault.clone();
+        self.held.during(bring_back(&vault, self.slot, &self.index, files, root)).await
     }
 
     /// Copies the guest's folder out. Until the last write the store has the session as it was.
@@ -126,8 +140,15 @@ impl<S: Shelf> Session<S> {
         every_seconds: u64,
         now: Timestamp,
     ) -> Result<Kept, PersistError> {
+        let vault = self.held.vault.clone();
+        vault.measure_once().await?;
+        if self.leftovers {
+            // Else every copy that does not end would add to what the store has.
+            self.collect().await?;
+        }
+        self.leftovers = true;
         let copy = CopyOut {
-            vault: &self.vault,
+            vault: &vault,
             slot: self.slot,
             files,
             root,
@@ -135,54 +156,55 @@ impl<S: Shelf> Session<S> {
             memory: &mut self.memory,
             now,
         };
-        let copied = copy.run().await?;
-        let changed = self.head.index.is_none() || copied.index != self.index;
-        let index = match self.head.index {
-            Some(index) if !changed => index,
-            _ => self.vault.put_index(self.slot, &copied.index).await?,
+        let copied = self.held.during(copy.run()).await?;
+        let known = self.held.head().index.filter(|_| copied.index == self.index);
+        let index = match known {
+            Some(index) => index,
+            None => vault.put_index(self.slot, &copied.index).await?,
         };
-        let head = Head { index: Some(index), taken_at: Some(now), every_seconds, ..self.next() };
-        self.vault.put_head(self.slot, &head).await?;
-        self.head = head;
+        let next = |head: &mut Head| {
+            (head.index, head.taken_at, head.every_seconds) = (Some(index), Some(now), every_seconds);
+        };
+        self.held.write(next).await?;
         self.index = copied.index;
-        if changed {
-            self.collect(index).await;
+        if known.is_none() || copied.sent_bytes > 0 {
+            match self.collect().await {
+                Err(error @ PersistError::Taken(_)) => return Err(error),
+                // The copy is whole; the next one tries again.
+                Err(error) => {
+                    let error = crate::text::chain(&error);
+                    tracing::warn!(session = %self.name(), error, "could not remove what an older copy left");
+                }
+                Ok(()) => {}
+            }
+        } else {
+            self.leftovers = false;
         }
         Ok(Kept { unsettled: copied.unsettled, skipped: copied.skipped, sent_bytes: copied.sent_bytes })
     }
 
     /// Says that the session is still held, without a new copy.
     pub(crate) async fn renew(&mut self, every_seconds: u64) -> Result<(), PersistError> {
-        let head = Head { every_seconds, ..self.next() };
-        self.vault.put_head(self.slot, &head).await?;
-        self.head = head;
-        Ok(())
+        self.held.write(|head| head.every_seconds = every_seconds).await
     }
 
     /// Gives it back: the next instance that starts may have it.
     pub(crate) async fn release(mut self) -> Result<(), PersistError> {
-        self.head = Head { holder: None, ..self.next() };
-        self.vault.put_head(self.slot, &self.head).await
+        self.held.write(|head| head.holder = None).await
     }
 
-    fn next(&self) -> Head {
-        Head { number: self.head.number + 1, ..self.head.clone() }
-    }
-
-    /// Removes what the newest index does not name. What is left behind now goes with the next copy that changes
-    /// anything.
-    async fn collect(&mut self, index: Digest) {
-        let chunks: BTreeSet<Digest> = self.index.chunks();
-        let mut keep = chunks.clone();
-        keep.insert(index);
-        match self.vault.collect(self.slot, &keep).await {
-            Ok(_) => {}
-            Err(error) => {
-                let error = crate::text::chain(&error);
-                tracing::warn!(session = %self.name(), error, "could not remove what an older copy left");
-            }
-        }
-        // Also after a failure: nobody knows how far it came.
+    /// Removes what the newest index does not name.
+    async fn collect(&mut self) -> Result<(), PersistError> {
+        let chunks = self.index.chunks();
+        let mut named = chunks.clone();
+        named.extend(self.held.head().index);
+        // Also if it fails: how far it came is not known.
         self.memory.keep_only(chunks);
+        self.leftovers = true;
+        for key in self.held.vault.unnamed(self.slot, &named).await? {
+            self.held.remove(&key).await?;
+        }
+        self.leftovers = false;
+        Ok(())
     }
 }

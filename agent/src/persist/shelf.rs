@@ -74,6 +74,7 @@ pub(crate) struct Listed {
     /// As it is asked for.
     pub(crate) key: String,
     pub(crate) written_at: Timestamp,
+    pub(crate) bytes: u64,
 }
 
 /// A place for objects, each whole or not there. Keys are made of ids and digests, so none leads out of the place.
@@ -124,6 +125,8 @@ fn place(store: &str, sessions_dir: &Path) -> Result<Place, ShelfError> {
 pub(crate) struct ObjectShelf {
     store: Arc<dyn ObjectStore>,
     prefix: String,
+    /// Absent: it is not on this machine.
+    folder: Option<PathBuf>,
 }
 
 impl ObjectShelf {
@@ -135,7 +138,7 @@ impl ObjectShelf {
                 std::fs::create_dir_all(&path).map_err(failed)?;
                 // A session that a node says is kept survives a power cut.
                 let folder = LocalFileSystem::new_with_prefix(&path)?.with_fsync(true);
-                Ok(Self { store: Arc::new(folder), prefix: String::new() })
+                Ok(Self { store: Arc::new(folder), prefix: String::new(), folder: Some(path) })
             }
             Place::Bucket { name, prefix } => {
                 let path = secrets_dir.join(credentials_file(&name));
@@ -161,9 +164,14 @@ impl ObjectShelf {
                     ..RetryConfig::default()
                 };
                 let bucket = builder.with_bucket_name(name).with_retry(retry).build()?;
-                Ok(Self { store: Arc::new(bucket), prefix })
+                Ok(Self { store: Arc::new(bucket), prefix, folder: None })
             }
         }
+    }
+
+    /// Where it is on this machine's disk.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
     }
 
     fn key(&self, key: &str) -> Result<Key, ShelfError> {
@@ -243,7 +251,8 @@ impl Shelf for ObjectShelf {
         let found: Vec<_> = self.store.list(Some(&self.key(below)?)).try_collect().await?;
         let listed = found.into_iter().filter_map(|meta| {
             let key = meta.location.as_ref().get(skipped..)?.to_owned();
-            Some(Listed { key, written_at: Timestamp::from_unix_ms(meta.last_modified.timestamp_millis()) })
+            let written_at = Timestamp::from_unix_ms(meta.last_modified.timestamp_millis());
+            Some(Listed { key, written_at, bytes: meta.size })
         });
         Ok(listed.collect())
     }

@@ -1,13 +1,17 @@
 //! Sessions between folders and stores, with both breaking at every possible moment.
 
 mod folder;
+mod hostile;
+mod lease;
 mod moved;
+mod slots;
 mod stores;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use mvm_proto::{InstanceId, Timestamp};
@@ -29,7 +33,7 @@ fn at(seconds: i64) -> Timestamp {
 
 /// So late that a file which was written just now is known by its times.
 fn settled() -> Timestamp {
-    Timestamp::from(std::time::SystemTime::now() + std::time::Duration::from_secs(60))
+    Timestamp::from(std::time::SystemTime::now() + Duration::from_secs(60))
 }
 
 fn holder(bits: u32) -> Holder {
@@ -40,6 +44,7 @@ fn holder(bits: u32) -> Holder {
 #[derive(Debug, Clone)]
 struct Breaking {
     inner: ObjectShelf,
+    path: PathBuf,
     writes_left: Arc<AtomicI64>,
     sent_bytes: Arc<AtomicU64>,
 }
@@ -48,8 +53,26 @@ impl Breaking {
     fn at(path: &Path) -> Self {
         Self {
             inner: ObjectShelf::open("local", path, path).unwrap(),
+            path: path.to_owned(),
             writes_left: Arc::new(AtomicI64::new(i64::MAX)),
             sent_bytes: Arc::default(),
+        }
+    }
+
+    /// As if this much had passed in the store since each of its objects was written.
+    fn make_older(&self, age: Duration) {
+        let mut folders = vec![self.path.clone()];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let entry = entry.unwrap();
+                let metadata = entry.metadata().unwrap();
+                if metadata.is_dir() {
+                    folders.push(entry.path());
+                    continue;
+                }
+                let then = metadata.modified().unwrap() - age;
+                std::fs::File::open(entry.path()).unwrap().set_modified(then).unwrap();
+            }
         }
     }
 
@@ -92,8 +115,8 @@ fn vault(shelf: &Breaking) -> Vault<Breaking> {
     Vault::new(shelf.clone(), &"acme".parse().unwrap(), &"workers".parse().unwrap())
 }
 
-async fn take(shelf: &Breaking, bits: u32, now: Timestamp) -> Session<Breaking> {
-    Session::take(vault(shelf), &holder(bits), Has::Nothing, EVERY, now).await.unwrap()
+async fn take(shelf: &Breaking, bits: u32) -> Session<Breaking> {
+    Session::take(vault(shelf), &holder(bits), Has::Nothing, EVERY).await.unwrap()
 }
 
 /// A session of every kind of thing.
@@ -110,8 +133,8 @@ fn fill(folder: &Folder) {
 /// What a new instance of the pool gets once every other is gone for good.
 async fn brought_back(shelf: &Breaking) -> BTreeMap<String, String> {
     let folder = Folder::new();
-    let later = Timestamp::from(std::time::SystemTime::now() + std::time::Duration::from_secs(3600));
-    let session = take(shelf, 0xffff, later).await;
+    shelf.make_older(Duration::from_secs(3600));
+    let mut session = take(shelf, 0xffff).await;
     assert_eq!(session.slot, 0);
     session.bring_back(&folder, folder.root()).await.unwrap();
     looks(&folder)
@@ -122,7 +145,7 @@ async fn a_session_comes_back_elsewhere_as_it_was() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
     fill(&folder);
     let shelf = Breaking::at(store.path());
-    let mut session = take(&shelf, 1, at(0)).await;
+    let mut session = take(&shelf, 1).await;
     session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     assert_eq!(session.taken_at(), Some(at(1)));
     session.release().await.unwrap();
@@ -133,7 +156,7 @@ async fn a_session_comes_back_elsewhere_as_it_was() {
 async fn a_folder_that_nobody_made_is_an_empty_session() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
     let shelf = Breaking::at(store.path());
-    let mut session = take(&shelf, 1, at(0)).await;
+    let mut session = take(&shelf, 1).await;
     session.keep(&folder, &folder.text("never/made"), EVERY, at(1)).await.unwrap();
     assert!(brought_back(&shelf).await.is_empty());
 }
@@ -143,7 +166,7 @@ async fn only_what_changed_is_sent_and_what_nobody_names_is_removed() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
     fill(&folder);
     let shelf = Breaking::at(store.path());
-    let mut session = take(&shelf, 1, at(0)).await;
+    let mut session = take(&shelf, 1).await;
     let first = session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     // Two chunks of the big file are the same.
     assert_eq!(first.sent_bytes, CHUNK_BYTES + 5 + 13);
@@ -174,7 +197,7 @@ async fn whatever_write_is_the_last_the_session_is_the_old_or_the_new_one() {
         let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
         fill(&folder);
         let shelf = Breaking::at(store.path());
-        let mut session = take(&shelf, 1, at(0)).await;
+        let mut session = take(&shelf, 1).await;
         session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
         let old = looks(&folder);
         write(&folder.path("deep/down/notes.md"), b"forget that");
@@ -206,7 +229,7 @@ async fn a_file_that_is_written_all_the_time_is_never_kept_half() {
     write(&folder.path("log"), b"first");
     write(&folder.path("calm"), b"calm");
     let shelf = Breaking::at(store.path());
-    let mut session = take(&shelf, 1, at(0)).await;
+    let mut session = take(&shelf, 1).await;
     session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     let old = looks(&folder);
     // From now on it is another one after each piece that is read of it.
@@ -221,18 +244,18 @@ async fn who_was_away_finds_its_session_taken_and_touches_nothing() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
     write(&folder.path("mine"), b"one");
     let shelf = Breaking::at(store.path());
-    let mut away = take(&shelf, 1, at(0)).await;
+    let mut away = take(&shelf, 1).await;
     away.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
 
-    let late = Timestamp::from(std::time::SystemTime::now() + std::time::Duration::from_secs(120));
-    let mut other = take(&shelf, 2, late).await;
+    shelf.make_older(Duration::from_secs(120));
+    let mut other = take(&shelf, 2).await;
     assert_eq!(other.slot, away.slot);
     let theirs = Folder::new();
     other.bring_back(&theirs, theirs.root()).await.unwrap();
     write(&theirs.path("theirs"), b"two");
     // Twice, so that the number that the first would write next is free again.
-    other.keep(&theirs, theirs.root(), EVERY, late).await.unwrap();
-    other.keep(&theirs, theirs.root(), EVERY, late).await.unwrap();
+    other.keep(&theirs, theirs.root(), EVERY, at(2)).await.unwrap();
+    other.keep(&theirs, theirs.root(), EVERY, at(2)).await.unwrap();
 
     write(&folder.path("mine"), b"three");
     let kept = away.keep(&folder, folder.root(), EVERY, at(3)).await;
@@ -246,10 +269,9 @@ async fn who_was_away_finds_its_session_taken_and_touches_nothing() {
 async fn two_that_start_at_once_get_two_sessions_and_content_is_never_mixed() {
     let store = tempfile::tempdir().unwrap();
     let shelf = Breaking::at(store.path());
-    let now = Timestamp::from(std::time::SystemTime::now());
     let starts = (1..=6).map(|bits| {
         let shelf = shelf.clone();
-        tokio::spawn(async move { take(&shelf, bits, now).await.slot })
+        tokio::spawn(async move { take(&shelf, bits).await.slot })
     });
     let slots: BTreeSet<u32> =
         futures::future::join_all(starts).await.into_iter().map(|slot| slot.unwrap()).collect();
@@ -258,7 +280,7 @@ async fn two_that_start_at_once_get_two_sessions_and_content_is_never_mixed() {
     let free = Session::resume(vault(&shelf), 3, &holder(99), &[], EVERY).await.unwrap();
     assert!(free.is_none());
     let me = holder(7);
-    let mine = Session::take(vault(&shelf), &me, Has::Content, EVERY, now).await.unwrap();
+    let mine = Session::take(vault(&shelf), &me, Has::Content, EVERY).await.unwrap();
     assert_eq!(mine.slot, 6);
 }
 
@@ -267,7 +289,7 @@ async fn a_session_goes_on_where_its_instance_was_moved_to_and_only_there() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
     let shelf = Breaking::at(store.path());
     write(&folder.path("mine"), b"one");
-    let mut there = take(&shelf, 1, at(0)).await;
+    let mut there = take(&shelf, 1).await;
     there.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     let before = holder(1);
     let here = Holder { node: "node-b".parse().unwrap(), ..holder(1) };
@@ -293,7 +315,7 @@ async fn another_tenants_pool_is_another_place() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
     write(&folder.path("secret"), b"one");
     let shelf = Breaking::at(store.path());
-    let mut session = take(&shelf, 1, at(0)).await;
+    let mut session = take(&shelf, 1).await;
     session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     session.release().await.unwrap();
     for (tenant, pool) in [("acme2", "workers"), ("acme", "workers2"), ("acm", "workers"), ("acme", "worker")]

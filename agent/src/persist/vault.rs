@@ -3,6 +3,7 @@
 //! ```text
 //! <tenant>/<pool>/heads/<session>/<number>      who holds it, and which index is the newest
 //! <tenant>/<pool>/content/<session>/<sha256>    an index, or a piece of a file
+//! <tenant>/<pool>/clocks/<holder>               written to learn the store's time, and removed
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,9 +12,12 @@ use bytes::Bytes;
 use mvm_proto::{Digest, PoolId, TenantId, Timestamp};
 
 use super::PersistError;
-use super::head::{Found, Head, VERSION};
-use super::index::{CHUNK_BYTES, Index, MAX_INDEX_BYTES};
+use super::copy_out::index_too_long;
+use super::head::{Found, Head, Holder, VERSION};
+use super::index::{CHUNK_BYTES, Index, MAX_INDEX_BYTES, MAX_STORED_INDEX_BYTES};
+use super::limits::SessionLimits;
 use super::shelf::Shelf;
+use super::space::{TenantSpace, object_bytes};
 use crate::crash;
 
 /// A head is a few hundred bytes.
@@ -27,11 +31,26 @@ pub(crate) struct Vault<S> {
     shelf: S,
     /// Ids have neither slashes nor dots: no pool's keys lead into another's.
     pool: String,
+    tenant: TenantId,
+    max_bytes: u64,
+    /// Absent: the store is not on this machine's disk.
+    space: Option<TenantSpace>,
 }
 
 impl<S: Shelf> Vault<S> {
     pub(crate) fn new(shelf: S, tenant: &TenantId, pool: &PoolId) -> Self {
-        Self { shelf, pool: format!("{tenant}/{pool}") }
+        let max_bytes = SessionLimits::default().max_bytes;
+        Self { shelf, pool: format!("{tenant}/{pool}"), tenant: tenant.clone(), max_bytes, space: None }
+    }
+
+    /// The same with these limits.
+    pub(crate) fn limited(self, max_bytes: u64, space: Option<TenantSpace>) -> Self {
+        Self { max_bytes, space, ..self }
+    }
+
+    /// How much one session may have.
+    pub(crate) fn max_bytes(&self) -> u64 {
+        self.max_bytes
     }
 
     /// How a session is called by people.
@@ -49,6 +68,17 @@ impl<S: Shelf> Vault<S> {
 
     fn content_key(&self, slot: u32, digest: &Digest) -> String {
         format!("{}/content/{slot}/{}", self.pool, digest.hex())
+    }
+
+    /// The store's own time. Heads are dated by it, and no two clocks agree.
+    pub(crate) async fn time(&self, me: &Holder) -> Result<Timestamp, PersistError> {
+        let clocks = format!("{}/clocks", self.pool);
+        let key = format!("{clocks}/{}-{}", me.node, me.instance);
+        self.shelf.put(&key, Bytes::new()).await?;
+        let listed = self.shelf.list(&clocks).await?.into_iter().find(|listed| listed.key == key);
+        self.shelf.delete(&key).await?;
+        let time = listed.map(|listed| listed.written_at);
+        time.ok_or_else(|| PersistError::Damaged(format!("{key} was written and is not there")))
     }
 
     /// The newest head of every session that the pool has.
@@ -122,7 +152,8 @@ impl<S: Shelf> Vault<S> {
     }
 
     pub(crate) async fn put_index(&self, slot: u32, index: &Index) -> Result<Digest, PersistError> {
-        let bytes = index.to_bytes();
+        let bytes =
+            index.to_bytes(MAX_INDEX_BYTES).ok_or_else(|| PersistError::TooLarge(index_too_long()))?;
         let digest = Digest::of(&bytes);
         self.put_content(slot, &digest, bytes).await?;
         crash::point("persist.index");
@@ -130,7 +161,7 @@ impl<S: Shelf> Vault<S> {
     }
 
     pub(crate) async fn index(&self, slot: u32, digest: &Digest) -> Result<Index, PersistError> {
-        let bytes = self.content(slot, digest, MAX_INDEX_BYTES).await?;
+        let bytes = self.content(slot, digest, MAX_STORED_INDEX_BYTES).await?;
         Index::from_bytes(&bytes)
             .map_err(|why| PersistError::Damaged(format!("the index {digest} of {}: {why}", self.name(slot))))
     }
@@ -141,6 +172,13 @@ impl<S: Shelf> Vault<S> {
         digest: &Digest,
         bytes: Vec<u8>,
     ) -> Result<(), PersistError> {
+        if let Some(space) = &self.space
+            && space.take(bytes.len() as u64).is_err()
+        {
+            // What was removed since the last look is not known.
+            self.measure(space).await?;
+            space.take(bytes.len() as u64)?;
+        }
         self.shelf.put(&self.content_key(slot, digest), bytes.into()).await?;
         Ok(())
     }
@@ -156,17 +194,35 @@ impl<S: Shelf> Vault<S> {
         if Digest::of(&bytes) == *digest { Ok(bytes) } else { Err(damaged("is something else")) }
     }
 
-    /// Removes all content of a session but this. Only for who has just written its newest head.
-    pub(crate) async fn collect(&self, slot: u32, keep: &BTreeSet<Digest>) -> Result<usize, PersistError> {
-        let keep: BTreeSet<String> = keep.iter().map(|digest| self.content_key(slot, digest)).collect();
-        let mut removed = 0;
-        for listed in self.shelf.list(&format!("{}/content/{slot}", self.pool)).await? {
-            if !keep.contains(&listed.key) {
-                self.shelf.delete(&listed.key).await?;
-                removed += 1;
-            }
+    /// Makes sure that what the tenant has in this store is known.
+    pub(crate) async fn measure_once(&self) -> Result<(), PersistError> {
+        match &self.space {
+            Some(space) if !space.is_measured() => self.measure(space).await,
+            _ => Ok(()),
         }
-        Ok(removed)
+    }
+
+    async fn measure(&self, space: &TenantSpace) -> Result<(), PersistError> {
+        let listed = self.shelf.list(self.tenant.as_str()).await?;
+        let sizes = listed.iter().map(|listed| object_bytes(listed.bytes));
+        space.set_measured(sizes.fold(0, u64::saturating_add));
+        Ok(())
+    }
+
+    /// The keys of all content of a session but this.
+    pub(crate) async fn unnamed(
+        &self,
+        slot: u32,
+        named: &BTreeSet<Digest>,
+    ) -> Result<Vec<String>, PersistError> {
+        let named: BTreeSet<String> = named.iter().map(|digest| self.content_key(slot, digest)).collect();
+        let listed = self.shelf.list(&format!("{}/content/{slot}", self.pool)).await?;
+        Ok(listed.into_iter().map(|listed| listed.key).filter(|key| !named.contains(key)).collect())
+    }
+
+    /// Removes content that [`Self::unnamed`] found. Only for who has just written the session's newest head.
+    pub(crate) async fn remove(&self, key: &str) -> Result<(), PersistError> {
+        Ok(self.shelf.delete(key).await?)
     }
 }
 

@@ -23,7 +23,7 @@ use crate::guest_link::GuestLinks;
 use crate::isolation::{Isolation, IsolationSettings};
 use crate::ledger::InForce;
 use crate::node_info;
-use crate::persist::{SessionSettings, Sessions};
+use crate::persist::{SessionLimits, SessionSettings, Sessions};
 use crate::secrets::Secrets;
 use crate::settings::{CapacityCaps, DEFAULT_INTERVAL, DEFAULT_PARALLEL_STEPS, VmmSettings};
 use crate::state::Records;
@@ -43,6 +43,7 @@ pub struct OnceSettings {
     pub secrets_dir: PathBuf,
     /// Sessions that are kept on this machine.
     pub sessions_dir: PathBuf,
+    pub session_limits: SessionLimits,
     /// How long something on the host that no record owns is left alone before it is swept.
     pub sweep_after: Duration,
     /// How long a guest may take from boot to ready.
@@ -100,6 +101,7 @@ pub async fn reconcile_once(
         node: desired.node_id.clone(),
         sessions_dir: settings.sessions_dir.clone(),
         secrets_dir: settings.secrets_dir.clone(),
+        limits: settings.session_limits,
     };
     let executor = Arc::new(Executor {
         sessions: Arc::new(Sessions::new(sessions, links.clone(), clock.clone(), events.clone())),

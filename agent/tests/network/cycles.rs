@@ -6,6 +6,7 @@ use std::time::Duration;
 use mvm_agent::driver::DriverKind;
 use mvm_agent::isolation::{IsolationSettings, NetworkMode};
 use mvm_agent::ledger::InForce;
+use mvm_agent::persist::SessionLimits;
 use mvm_agent::reconcile::{Clock, NodeSettings};
 use mvm_agent::reconcile_task::{Node, NodeHandle, reconcile_task};
 use mvm_agent::settings::VmmSettings;
@@ -34,6 +35,7 @@ fn settings(data_dir: &std::path::Path) -> NodeSettings {
         images_dir: data_dir.join("images"),
         secrets_dir: data_dir.join("secrets"),
         sessions_dir: data_dir.join("sessions"),
+        session_limits: SessionLimits::default(),
         sweep_after: Duration::from_secs(60),
         boot_deadline: Duration::from_secs(90),
         capacity: Capacity { vcpus: 64, mem_mib: 65_536, disk_mib: 1_000_000, max_instances: 100 },

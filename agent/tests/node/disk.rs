@@ -60,6 +60,26 @@ async fn a_snapshot_that_passes_the_quota_with_what_is_there_is_not_begun() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn sessions_on_the_node_count_with_what_instances_have() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut kept = pool("workers", 1, 0, 0);
+    kept["persist"] = json!({ "path": "/session", "store": "local", "every_seconds": 60 });
+    let mut acme = tenant("acme", 3, &[kept]);
+    acme["quotas"]["max_disk_gib"] = json!(1);
+    let subject = Subject::new(dir.path(), &parse(&document(&[acme]))).await;
+    // Another pool's, of which nothing runs here.
+    let content = dir.path().join("sessions/acme/gone/content/0");
+    fs::create_dir_all(&content).unwrap();
+    fs::File::create(content.join("ab")).unwrap().set_len(1 << 30).unwrap();
+    subject.take(Action::Create).await.unwrap();
+    fill(dir.path(), &subject, 1);
+    subject.take(Action::Sleep).await.unwrap_err();
+    let why = subject.record().reason;
+    assert!(why.contains("max_disk_gib of acme") && why.contains("of the quota's 1073741824"), "{why}");
+    assert_eq!(subject.record().phase, Phase::Running);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_save_that_fails_leaves_the_instance_warm_with_a_reason() {
     let dir = tempfile::tempdir().unwrap();
     let subject = Subject::running(dir.path()).await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use mvm_agent::driver::DriverKind;
 use mvm_agent::isolation::IsolationSettings;
+use mvm_agent::persist::SessionLimits;
 use mvm_agent::reconcile::{NodeError, OnceSettings, reconcile_once};
 use mvm_agent::settings::{CapacityCaps, VmmSettings};
 use mvm_host::cgroup::CgroupSettings;
@@ -24,6 +25,7 @@ fn settings(dir: &Path) -> OnceSettings {
         images_dir: dir.join("images"),
         secrets_dir: dir.join("secrets"),
         sessions_dir: dir.join("sessions"),
+        session_limits: SessionLimits::default(),
         sweep_after: Duration::from_secs(60),
         boot_deadline: Duration::from_secs(90),
         capacity: CapacityCaps::default(),

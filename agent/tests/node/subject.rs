@@ -11,7 +11,7 @@ use mvm_agent::execute::{Executor, Order, PoolSpec, StepError, Writing};
 use mvm_agent::guest_link::GuestLinks;
 use mvm_agent::image::Images;
 use mvm_agent::isolation::{Isolation, IsolationSettings};
-use mvm_agent::persist::{SessionSettings, Sessions};
+use mvm_agent::persist::{SessionLimits, SessionSettings, Sessions};
 use mvm_agent::reconcile::Clock;
 use mvm_agent::record::Record;
 use mvm_agent::secrets::Secrets;
@@ -51,6 +51,7 @@ impl Subject {
             node: "node-a".parse().unwrap(),
             sessions_dir: dir.join("sessions"),
             secrets_dir: dir.join("secrets"),
+            limits: SessionLimits::default(),
         };
         let executor = Executor {
             sessions: Arc::new(Sessions::new(settings, links.clone(), clock.clone(), events.clone())),

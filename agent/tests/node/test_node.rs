@@ -7,6 +7,7 @@ use std::time::Duration;
 use mvm_agent::driver::{Driver, FakeDriver};
 use mvm_agent::isolation::IsolationSettings;
 use mvm_agent::ledger::InForce;
+use mvm_agent::persist::SessionLimits;
 use mvm_agent::reconcile::{Clock, NodeSettings};
 use mvm_agent::reconcile_task::{Node, NodeHandle, reconcile_task};
 use mvm_agent::settings::VmmSettings;
@@ -41,6 +42,7 @@ pub(crate) fn settings(dir: &Path) -> NodeSettings {
         images_dir: dir.join("images"),
         secrets_dir: dir.join("secrets"),
         sessions_dir: dir.join("sessions"),
+        session_limits: SessionLimits::default(),
         sweep_after: Duration::from_secs(60),
         boot_deadline: Duration::from_secs(90),
         capacity: Capacity { vcpus: 64, mem_mib: 65_536, disk_mib: 1_000_000, max_instances: 100 },

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use mvm_agent::driver::DriverKind;
 use mvm_agent::isolation::IsolationSettings;
 use mvm_agent::ledger::InForce;
+use mvm_agent::persist::SessionLimits;
 use mvm_agent::reconcile::{Clock, NodeSettings};
 use mvm_agent::reconcile_task::{Node, NodeHandle, reconcile_task};
 use mvm_agent::settings::VmmSettings;
@@ -34,6 +35,7 @@ pub(super) fn measure() -> Result<Row> {
         images_dir: dir.path().join("images"),
         secrets_dir: dir.path().join("secrets"),
         sessions_dir: dir.path().join("sessions"),
+        session_limits: SessionLimits::default(),
         sweep_after: Duration::from_secs(60),
         boot_deadline: Duration::from_secs(90),
         capacity: Capacity { vcpus: 1000, mem_mib: 1 << 20, disk_mib: 1 << 30, max_instances: 1000 },

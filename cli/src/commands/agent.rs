@@ -11,6 +11,7 @@ use clap::{Args, Subcommand};
 use mvm_agent::driver::DriverKind;
 use mvm_agent::driver_choice;
 use mvm_agent::isolation::{Effort, IsolationFlags, NetworkMode};
+use mvm_agent::persist::SessionLimits;
 use mvm_agent::privileges::{give_up, run_helper};
 use mvm_agent::reconcile::{OnceSettings, Report, peek, reconcile_once};
 use mvm_agent::settings::{
@@ -132,6 +133,12 @@ pub(crate) struct NodeArgs {
     /// Folder for sessions that are kept on this machine [default: sessions/ in the data folder]
     #[arg(long, value_name = "DIR", value_parser = absolute_path())]
     sessions_dir: Option<PathBuf>,
+    /// Most that one session may have, in MiB; a larger one keeps its last copy
+    #[arg(long, value_name = "MIB", default_value_t = SessionLimits::default().max_bytes >> 20)]
+    max_session_mib: u64,
+    /// How long one copy of a session may take before it is cut off
+    #[arg(long, value_name = "TIME", default_value = "15m", value_parser = humantime::parse_duration)]
+    session_copy_within: Duration,
     /// How long a guest may take from boot to ready
     #[arg(long, value_name = "TIME", default_value = "90s", value_parser = humantime::parse_duration)]
     boot_deadline: Duration,
@@ -159,6 +166,11 @@ impl NodeArgs {
 
     fn sessions_dir(&self) -> PathBuf {
         self.sessions_dir.clone().unwrap_or_else(|| default_sessions_dir(&self.data_dir))
+    }
+
+    fn session_limits(&self) -> SessionLimits {
+        let max_bytes = self.max_session_mib.saturating_mul(1 << 20);
+        SessionLimits { max_bytes, copy_within: self.session_copy_within }
     }
 
     fn images_dir(&self) -> PathBuf {
@@ -278,6 +290,7 @@ fn serve(global: &Global, args: ServeArgs) -> Run {
     settings.images_dir = args.node.images_dir();
     settings.secrets_dir.clone_from(&args.node.secrets_dir);
     settings.sessions_dir = args.node.sessions_dir();
+    settings.session_limits = args.node.session_limits();
     settings.boot_deadline = args.node.boot_deadline;
     settings.sweep_after = args.node.sweep_after;
     settings.node_id = args.node.node_id;
@@ -375,6 +388,7 @@ impl NodeArgs {
             images_dir: self.images_dir(),
             secrets_dir: self.secrets_dir.clone(),
             sessions_dir: self.sessions_dir(),
+            session_limits: self.session_limits(),
             sweep_after: self.sweep_after,
             boot_deadline: self.boot_deadline,
             capacity: self.caps(),

@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::sync::broadcast;
 
 use super::super::vault::Vault;
-use super::super::{ObjectShelf, SessionSettings, Sessions};
+use super::super::{ObjectShelf, SessionLimits, SessionSettings, Sessions};
 use super::{EVERY, Has, Holder, Session};
 use crate::driver::FakeDriver;
 use crate::guest_link::GuestLinks;
@@ -38,6 +38,7 @@ async fn attended(name: &str, sessions_dir: &Path, record: &Record) -> Record {
         node: node(name),
         sessions_dir: sessions_dir.to_owned(),
         secrets_dir: sessions_dir.to_owned(),
+        limits: SessionLimits::default(),
     };
     let links = GuestLinks::new(driver, clock.clone());
     let sessions = Sessions::new(settings, links, clock, broadcast::Sender::new(16));
@@ -58,7 +59,7 @@ async fn a_sleeper_that_is_moved_on_before_its_store_could_be_reached_keeps_its_
         Vault::new(shelf, &record.tenant, &record.pool)
     };
     let first = Holder { node: node("node-a"), instance: record.id.clone() };
-    Session::take(vault(), &first, Has::Nothing, EVERY, now).await.unwrap();
+    Session::take(vault(), &first, Has::Nothing, EVERY).await.unwrap();
 
     let second = attended("node-b", &nowhere, &record.clone().arriving(node("node-a"), None, now)).await;
     assert_eq!(second.came_from, Some(node("node-a")), "the store was not reached");

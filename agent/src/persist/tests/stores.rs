@@ -60,16 +60,15 @@ async fn conforms(shelf: &ObjectShelf) {
 /// A whole session, with what a real store makes of it.
 async fn carries_a_session(shelf: &ObjectShelf) {
     let vault = || Vault::new(shelf.clone(), &"acme".parse().unwrap(), &"workers".parse().unwrap());
-    let now = Timestamp::from(std::time::SystemTime::now());
     let (here, there) = (Folder::new(), Folder::new());
     fill(&here);
-    let mut session = Session::take(vault(), &holder(1), Has::Nothing, EVERY, now).await.unwrap();
-    let held = Session::take(vault(), &holder(2), Has::Nothing, EVERY, now).await.unwrap();
+    let mut session = Session::take(vault(), &holder(1), Has::Nothing, EVERY).await.unwrap();
+    let held = Session::take(vault(), &holder(2), Has::Nothing, EVERY).await.unwrap();
     assert_eq!((session.slot, held.slot), (0, 1));
     session.keep(&here, here.root(), EVERY, at(1)).await.unwrap();
     session.keep(&here, here.root(), EVERY, at(2)).await.unwrap();
     session.release().await.unwrap();
-    let session = Session::take(vault(), &holder(3), Has::Nothing, EVERY, now).await.unwrap();
+    let mut session = Session::take(vault(), &holder(3), Has::Nothing, EVERY).await.unwrap();
     assert_eq!((session.slot, session.taken_at()), (0, Some(at(2))));
     session.bring_back(&there, there.root()).await.unwrap();
     assert_eq!(looks(&there), looks(&here));

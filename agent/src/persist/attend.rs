@@ -1,0 +1,135 @@
+//! What is done for sessions at every interval: copies of those whose instances run, renewals of those that rest.
+
+use std::sync::Arc;
+
+use mvm_proto::document::Persist;
+use mvm_proto::{InstanceId, Phase, TenantId};
+use tokio::time::Instant;
+
+use super::head::Has;
+use super::session::Session;
+use super::{PersistError, Seat, SessionMark, Sessions, locked};
+use crate::record::Record;
+use crate::state::Records;
+use crate::text::chain;
+
+/// An instance whose session is due.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Due {
+    /// Absent: it was never looked at.
+    pub(crate) since: Option<Instant>,
+    pub(crate) tenant: TenantId,
+    pub(crate) instance: InstanceId,
+}
+
+impl Sessions {
+    /// Instances whose session is to be copied or said to be held now, with their tenants and since when.
+    pub(crate) fn due(&self, records: &Records) -> Vec<Due> {
+        let now = Instant::now();
+        let mut due = Vec::new();
+        records.for_each(|record, moving_to| {
+            let settled = moving_to.is_none() && record.intent.is_none();
+            if !settled || self.policy(record).persist.is_none() {
+                return;
+            }
+            let runs = record.phase == Phase::Running;
+            let bound = matches!(record.session, Some(SessionMark::Bound { .. }));
+            let since = locked(&self.seat(&record.id).shown).due;
+            if (runs || bound) && since.is_none_or(|since| since <= now) {
+                due.push(Due { since, tenant: record.tenant.clone(), instance: record.id.clone() });
+            }
+        });
+        due
+    }
+
+    /// What is due for one instance: a copy of what runs, a word that it is still held of what rests.
+    pub(crate) async fn attend(&self, record: &Record, records: &Arc<Records>) {
+        let Some(persist) = self.policy(record).persist else { return };
+        let seat = self.seat(&record.id);
+        let attend = async {
+            match (record.phase, record.session) {
+                (Phase::Running, Some(SessionMark::Bound { .. })) => {
+                    self.copy(&seat, record, records, &persist, false).await
+                }
+                (Phase::Running, _) => self.begin(&seat, record, records, &persist).await,
+                _ => self.renew(&seat, record, &persist).await,
+            }
+        };
+        let within = self.settings.limits.copy_within;
+        let attended = tokio::time::timeout(within, attend).await;
+        match attended.unwrap_or(Err(PersistError::TooSlow(within))) {
+            Ok(()) => records.set_arrived(record),
+            Err(PersistError::Taken(session)) => {
+                let message = format!("{session} was taken by another: it goes on in a session of its own");
+                self.note("SessionTaken", record, &message);
+                self.unbind(record, records).await;
+            }
+            // A step began with it meanwhile, and sees to its session itself.
+            Err(_) if records.is_moving(&record.id) => {}
+            Err(error) => {
+                let first = locked(&seat.shown).failures == 0;
+                let error = self.failed(&seat, record, &persist, error);
+                if first {
+                    self.note(
+                        "SessionNotKept",
+                        record,
+                        &format!("its session was not copied: {}", chain(&error)),
+                    );
+                }
+            }
+        }
+    }
+
+    /// Takes a new session for an instance that has content and none.
+    async fn begin(
+        &self,
+        seat: &Seat,
+        record: &Record,
+        records: &Arc<Records>,
+        persist: &Persist,
+    ) -> Result<(), PersistError> {
+        let mut work = seat.work.lock().await;
+        let (vault, me) = (self.vault(record, &persist.store)?, self.me(record));
+        let session = Session::take(vault, &me, Has::Content, persist.every_seconds).await?;
+        let mark = SessionMark::Bound { slot: session.slot };
+        if self.mark(record, records, Some(mark)).await {
+            *work = Some(session);
+            drop(work);
+            let bound = Record { session: Some(mark), ..record.clone() };
+            return self.copy(seat, &bound, records, persist, false).await;
+        }
+        session.release().await
+    }
+
+    async fn unbind(&self, record: &Record, records: &Arc<Records>) {
+        *self.seat(&record.id).work.lock().await = None;
+        if self.mark(record, records, None).await {
+            locked(&self.seat(&record.id).shown).due = None;
+        }
+    }
+
+    /// Writes down which session an instance has, unless someone acts on it.
+    async fn mark(&self, record: &Record, records: &Arc<Records>, mark: Option<SessionMark>) -> bool {
+        let Some(lease) = records.lease(&record.id, record.phase) else { return false };
+        let Some(mut current) = records.get(lease.id()) else { return false };
+        current.session = mark;
+        let saved = records.save(&current).await;
+        if let Err(error) = &saved {
+            tracing::warn!(id = %record.id, error = %chain(error), "could not note which session is its own");
+        }
+        saved.is_ok()
+    }
+
+    async fn renew(&self, seat: &Seat, record: &Record, persist: &Persist) -> Result<(), PersistError> {
+        let mut work = seat.work.lock().await;
+        let mut session = match seat.recall(&mut work) {
+            Some(session) => session,
+            None => self.resume(record, persist).await?,
+        };
+        session.renew(persist.every_seconds).await?;
+        let whole = locked(&seat.shown).whole;
+        self.succeeded(seat, &session, persist, whole);
+        *work = self.remember(seat, record, session);
+        Ok(())
+    }
+}
