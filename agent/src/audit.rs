@@ -18,6 +18,7 @@ use mvm_proto::{InstanceId, PoolId, TenantId, Timestamp};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::reconcile::Clock;
+use crate::record::Record;
 use writer::{Message, Writer};
 
 pub use file::Mark;
@@ -36,10 +37,10 @@ pub struct Entry {
     pub instance: Option<InstanceId>,
     /// Who decided: `reconcile`, `request`, or the name of whoever asked.
     pub actor: String,
-    /// One word: `create`, `sleep`, `claim` ...
+    /// One word: `create`, `sleep`, `exec` ...
     pub action: String,
     pub reason: String,
-    /// `done`, or `failed: ` and why.
+    /// `done`, `failed: ` and why, or what an exec came to.
     pub outcome: String,
 }
 
@@ -152,6 +153,28 @@ impl AuditLog {
                 }
             }
         }
+    }
+
+    /// The same for what was done to an instance: what came of it, or why nothing did.
+    pub(crate) fn append_for(
+        &self,
+        record: &Record,
+        at: Timestamp,
+        actor: &str,
+        action: &str,
+        reason: String,
+        outcome: Result<&str, String>,
+    ) {
+        self.append(Entry {
+            at,
+            tenant: record.tenant.clone(),
+            pool: Some(record.pool.clone()),
+            instance: Some(record.id.clone()),
+            actor: actor.to_owned(),
+            action: action.to_owned(),
+            reason,
+            outcome: outcome.map_or_else(|why| format!("failed: {why}"), str::to_owned),
+        });
     }
 
     /// Waits until everything appended before is on the disk.

@@ -42,7 +42,7 @@ pub use timing::{Stopwatch, Wake, WakeKind};
 
 pub(crate) use self::guest::DATA_DISK_PATH;
 use crate::archive::ArchiveError;
-use crate::audit::{AuditLog, Entry};
+use crate::audit::AuditLog;
 use crate::crash;
 use crate::driver::{AtRest, Driver, DriverError, DriverKind, VmState};
 use crate::guest_link::{GuestLinks, LinkError};
@@ -319,16 +319,7 @@ impl<D: Driver> Executor<D> {
         reason: String,
         outcome: Result<&str, String>,
     ) {
-        self.audit.append(Entry {
-            at: self.clock.now(),
-            tenant: record.tenant.clone(),
-            pool: Some(record.pool.clone()),
-            instance: Some(record.id.clone()),
-            actor: actor.to_owned(),
-            action: action.to_owned(),
-            reason,
-            outcome: outcome.map_or_else(|why| format!("failed: {why}"), str::to_owned),
-        });
+        self.audit.append_for(record, self.clock.now(), actor, action, reason, outcome);
     }
 
     async fn within(

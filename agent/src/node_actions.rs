@@ -322,6 +322,22 @@ impl NodeHandle {
         })
     }
 
+    /// Leaves a line in the tenant's audit log on what was asked of a guest.
+    pub(crate) fn audit(
+        &self,
+        instance: &InstanceId,
+        actor: &str,
+        action: &str,
+        reason: String,
+        outcome: Result<&str, String>,
+    ) {
+        // One that is gone has its end in the log.
+        if let Some(record) = self.shared.records.get(instance) {
+            let at = self.shared.clock.now();
+            self.shared.audit.append_for(&record, at, actor, action, reason, outcome);
+        }
+    }
+
     /// The links to the programs inside this node's instances.
     #[must_use]
     pub fn guests(&self) -> &GuestLinks {

@@ -135,6 +135,7 @@ impl<D: Driver> Node<D> {
             limits: settings.session_limits,
         };
         let sessions = Arc::new(Sessions::new(sessions, links.clone(), clock.clone(), events.clone()));
+        let audit = AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone());
         let executor = Arc::new(Executor {
             driver,
             records: Arc::clone(&records),
@@ -147,7 +148,7 @@ impl<D: Driver> Node<D> {
             boot_deadline: settings.boot_deadline,
             events: events.clone(),
             wakes: wakes.clone(),
-            audit: AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone()),
+            audit: audit.clone(),
             secrets: Arc::new(Secrets::new(&settings.secrets_dir)),
             writing: Writing::default(),
         });
@@ -200,6 +201,7 @@ impl<D: Driver> Node<D> {
             pressed,
             isolation,
             sessions,
+            audit,
             clock,
         };
         let handle = NodeHandle { shared: Arc::new(shared) };
@@ -234,6 +236,7 @@ pub(crate) struct Shared {
     pub(crate) pressed: watch::Sender<bool>,
     pub(crate) isolation: Arc<Isolation>,
     pub(crate) sessions: Arc<Sessions>,
+    pub(crate) audit: AuditLog,
     pub(crate) clock: Clock,
 }
 

@@ -4,11 +4,15 @@
 //! could not keep), and last `exit` or, when the guest went away, `error` (a problem). The answer begins when the guest
 //! has accepted the command, so everything that prevents that is an ordinary problem. A caller that goes away before
 //! the end kills the command.
+//!
+//! Both the command's begin and what became of it are in the tenant's audit log: who asked, for which program and with how
+//! many arguments. The arguments themselves, variables, input and output are not: secrets are passed in them.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, State};
@@ -28,11 +32,19 @@ use super::input::{InstancePath, JSON, media_type, no_query, object, read_body};
 use super::instances::find;
 use super::problem::{self, Refused};
 use super::watch::NDJSON;
+use crate::authz::Caller;
 use crate::guest_link::{ExecEvent, ExecHandle, ExecRequest, LinkError};
+use crate::reconcile_task::NodeHandle;
 use crate::text::chain;
 
 /// Input travels with the request; what is larger belongs into a file.
 const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
+
+/// What the audit log calls it.
+const ACTION: &str = "exec";
+
+/// How much of a program's name the audit log repeats.
+const MAX_AUDITED_CHARS: usize = 256;
 
 /// The longest that a command may be allowed to run.
 const MAX_TIMEOUT_SECONDS: u64 = 7 * 86_400;
@@ -54,6 +66,7 @@ struct ExecBody {
 
 pub(super) async fn exec(
     State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
     path: Result<Path<(String, String, String)>, PathRejection>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
@@ -69,11 +82,16 @@ pub(super) async fn exec(
         return Err(not_running(&path.instance, &found.phase));
     }
     let guests = api.shared.node.guests();
-    let broken = |error: &LinkError| Refused(guest_problem(&path.instance, error));
+    let mut audited = Audited::begin(&api, &path.instance, caller.describe(), &request.command);
+    let mut broken = |error: &LinkError| {
+        audited.end(Err(chain(error)));
+        Refused(guest_problem(&path.instance, error))
+    };
     let handle = guests.exec(&path.instance, request).await.map_err(|error| broken(&error))?;
     let first = handle.next().await.map_err(|error| broken(&error))?;
     let running = Running {
         instance: path.instance,
+        audited,
         handle: std::sync::Arc::new(handle),
         first: Some(first),
         over: false,
@@ -114,8 +132,59 @@ fn request(body: ExecBody) -> Result<(ExecRequest, Option<Vec<u8>>), Refused> {
     Ok((request, input))
 }
 
+/// What the audit log says of one command: that it began, and once what became of it.
+struct Audited {
+    node: NodeHandle,
+    instance: InstanceId,
+    actor: String,
+    reason: String,
+    over: bool,
+}
+
+impl Audited {
+    fn begin(api: &Api, instance: &InstanceId, actor: String, command: &[String]) -> Self {
+        let (program, arguments) =
+            command.split_first().map_or(("", 0), |(first, rest)| (first.as_str(), rest.len()));
+        let program: String = program.chars().take(MAX_AUDITED_CHARS).collect();
+        let reason = format!("{program:?} with {arguments} argument(s), asked by {actor}");
+        let (node, instance) = (api.shared.node.clone(), instance.clone());
+        node.audit(&instance, &actor, ACTION, reason.clone(), Ok("begun"));
+        Self { node, instance, actor, reason, over: false }
+    }
+
+    fn end(&mut self, outcome: Result<&str, String>) {
+        if !std::mem::replace(&mut self.over, true) {
+            self.node.audit(&self.instance, &self.actor, ACTION, self.reason.clone(), outcome);
+        }
+    }
+
+    fn hear(&mut self, event: &Result<ExecEvent, LinkError>) {
+        match event {
+            Ok(ExecEvent::Exit { code, signal, timed_out, cancelled }) => {
+                let outcome = match (timed_out, cancelled, signal) {
+                    (true, _, _) => "ended: it took too long".to_owned(),
+                    (_, true, _) => "ended: it was cancelled".to_owned(),
+                    (_, _, 0) => format!("exited with {code}"),
+                    (_, _, signal) => format!("ended by signal {signal}"),
+                };
+                self.end(Ok(&outcome));
+            }
+            Err(error) => self.end(Err(chain(error))),
+            Ok(_) => {}
+        }
+    }
+}
+
+impl Drop for Audited {
+    /// Also when the answer is given up in the middle.
+    fn drop(&mut self) {
+        self.end(Err("the caller left before its end, and it was cancelled".to_owned()));
+    }
+}
+
 struct Running {
     instance: InstanceId,
+    audited: Audited,
     handle: std::sync::Arc<ExecHandle>,
     first: Option<ExecEvent>,
     over: bool,
@@ -134,6 +203,7 @@ fn lines(running: Running) -> impl Stream<Item = Result<Bytes, Infallible>> {
                 () = running.shutdown.cancelled() => return None,
             },
         };
+        running.audited.hear(&event);
         running.over = matches!(event, Ok(ExecEvent::Exit { .. }) | Err(_));
         let line = match event {
             Ok(event) => line(&event),

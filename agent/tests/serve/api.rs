@@ -214,3 +214,62 @@ async fn a_watcher_sees_a_document_being_accepted() {
     tokio::time::timeout(crate::cluster::PATIENCE, seen).await.unwrap();
     agent.stop().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_command_in_a_guest_is_in_the_tenants_audit_log_without_its_arguments() {
+    let cluster = Cluster::new();
+    let agent = agent(&cluster, |_| {}).await;
+    let coordinator = cluster.client(agent.api(), COORDINATOR).await.unwrap();
+    let document = request(Method::POST, agent.api(), "/v1/reconcile", cluster.document(1, 1).to_json());
+    assert_eq!(coordinator.request(document).await.unwrap().status(), StatusCode::ACCEPTED);
+    agent.wait_for_running(1).await;
+    let id = agent.node.instances(None).remove(0).instance_id;
+
+    let operator = cluster.client(agent.api(), OPERATOR).await.unwrap();
+    let path = format!("/v1/tenants/acme/pools/workers/instances/{id}/exec");
+    let env = serde_json::json!({ "TOKEN": "hunter2" });
+    for command in [&["echo", "--password=hunter2", "x"][..], &["false"], &["no-such-program"]] {
+        let body = serde_json::json!({ "command": command, "env": env, "stdin": "aHVudGVyMg==" });
+        let answer = operator.request(request(Method::POST, agent.api(), &path, body.to_string())).await;
+        body_of(answer.unwrap()).await;
+    }
+    // This one goes on until its caller leaves.
+    let body = serde_json::json!({ "command": ["sleep", "1000"] }).to_string();
+    let asked = format!(
+        "POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut stream = tokio::net::UnixStream::connect(&agent.socket).await.unwrap();
+    tokio::io::AsyncWriteExt::write_all(&mut stream, asked.as_bytes()).await.unwrap();
+    tokio::io::AsyncReadExt::read_u8(&mut stream).await.unwrap();
+    drop(stream);
+
+    let (data_dir, acme) = (cluster.data_dir(), "acme".parse().unwrap());
+    let lines = || {
+        let mut lines = Vec::new();
+        let _ = mvm_agent::audit::lines_of(&data_dir, &acme, |line| {
+            if line.action == "exec" {
+                assert_eq!(line.instance.unwrap().to_string(), id);
+                lines.push(format!("{}: {} -> {}", line.actor, line.reason, line.outcome));
+            }
+        });
+        lines
+    };
+    wait_until(|| lines().len() == 8).await;
+    let said = lines();
+    let alice = said[0].split_once(": ").unwrap().0.to_owned();
+    assert!(alice.contains("alice"), "{alice}");
+    let echo = format!("{alice}: \"echo\" with 2 argument(s), asked by {alice}");
+    assert_eq!(said[..2], [format!("{echo} -> begun"), format!("{echo} -> exited with 0")]);
+    assert!(
+        said[3].contains("\"false\" with 0 argument(s)") && said[3].ends_with("exited with 1"),
+        "{said:?}"
+    );
+    assert!(said[5].contains("-> failed: the guest refused (not_found)"), "{said:?}");
+    assert!(!said[6].contains("alice") && said[7].contains("-> failed: the caller left"), "{said:?}");
+    agent.stop().await.unwrap();
+    let report = mvm_agent::audit::verify_tenant(&data_dir, &acme).unwrap();
+    assert_eq!(report.broken, None);
+    let log = std::fs::read_to_string(data_dir.join("tenants/acme/audit.log")).unwrap();
+    assert!(!log.contains("hunter2") && !log.contains("1000\""), "{log}");
+}
