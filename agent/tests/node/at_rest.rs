@@ -138,7 +138,7 @@ async fn memory_in_clear_is_restored_only_if_it_was_saved_so() {
     subject.records().save(&record).await.unwrap();
     let mut events = subject.executor.events.subscribe();
     subject.take(Action::Wake).await.unwrap();
-    let told = events.recv().await.unwrap();
+    let told = events.try_recv().unwrap();
     assert_eq!(told.kind, "SnapshotUnusable");
     assert!(told.message.contains("in clear"), "{}", told.message);
     assert_eq!((subject.record().phase, subject.record().snapshot), (Phase::Running, None));
