@@ -13,15 +13,19 @@ const INTERRUPTED: usize = 20;
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/minimal.json");
 
-fn agent_of(cluster: &Cluster) -> String {
-    format!("agent:https://127.0.0.1:{}", cluster.agents["node-a"].port)
+/// A cluster whose agent may be asked as often as anyone likes, and where that agent is.
+fn start() -> (Cluster, String) {
+    let mut cluster = Cluster::start();
+    cluster.enrol("node-a");
+    cluster.start_agent("node-a", &["--rate-per-second", "1000", "--rate-burst", "1000"]);
+    cluster.wait_connected("node-a");
+    let agent = format!("agent:https://127.0.0.1:{}", cluster.agents["node-a"].port);
+    (cluster, agent)
 }
 
 #[test]
 fn sixty_calls_in_a_row_are_all_answered() {
-    let mut cluster = Cluster::start();
-    cluster.join("node-a");
-    let agent = agent_of(&cluster);
+    let (cluster, agent) = start();
     let refused: Vec<_> = (0..CALLS)
         .map(|_| cluster.mvm(&["node", "stats", "--endpoint", &agent]))
         .filter(|output| !output.status.success())
@@ -32,9 +36,7 @@ fn sixty_calls_in_a_row_are_all_answered() {
 
 #[test]
 fn calls_that_fail_or_are_interrupted_leave_no_connection_behind() {
-    let mut cluster = Cluster::start();
-    cluster.join("node-a");
-    let agent = agent_of(&cluster);
+    let (cluster, agent) = start();
     for _ in 0..INTERRUPTED {
         cluster.mvm_fails(&["instance", "get", "i-00000001", "--endpoint", &agent], 1);
     }

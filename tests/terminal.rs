@@ -16,7 +16,9 @@ const ID: &str = "i-00000001";
 
 fn answer(path: &str) -> (u16, Value) {
     let h = HOSTILE;
-    let instance = json!({ "instance_id": h, "tenant_id": h, "pool_id": h, "phase": h, "since": h, "reason": h,
+    // One that is asked for by its id has names that can be asked for again.
+    let (tenant, pool, id) = if path.contains("id=") { ("acme", "web", ID) } else { (h, h, h) };
+    let instance = json!({ "instance_id": id, "tenant_id": tenant, "pool_id": pool, "phase": h, "since": h, "reason": h,
         "address": h, "revision": h, "last_used_at": h, "session": h, "persist_error": h });
     let pool = json!({ "tenant_id": h, "pool_id": h, "deferred": [h], "revision": h });
     let condition = json!({ "type": h, "status": h, "reason": h, "message": h });
@@ -44,7 +46,7 @@ fn answer(path: &str) -> (u16, Value) {
         ),
         ("/v1/node/desired", json!({ "document": { h: h }, "notes": [h] })),
     ];
-    let found = all.into_iter().find(|(prefix, _)| path.starts_with(prefix));
+    let found = all.into_iter().find(|(prefix, _)| path.starts_with(prefix) && !path.contains("/instances/"));
     found.map_or_else(
         || {
             let problem = json!({ "type": h, "title": h, "status": 409, "code": h, "detail": h,
@@ -109,7 +111,7 @@ fn nothing_that_a_hostile_agent_answers_acts_on_a_terminal_or_makes_a_line() {
         &["instance", "list"],
         &["instance", "get", ID],
         &start,
-        &["instance", "logs", "acme/web/i-00000002"],
+        &["instance", "logs", "acme/web/i-00000001"],
         &["tenant", "list"],
         &["tenant", "info", "acme"],
         &["pool", "list"],
