@@ -82,7 +82,7 @@ async fn a_connection_with_a_call_under_way_is_not_displaced() {
     let node = running.enrol("n1").await;
     let mut client = running.operator().await;
     let mut stages = client.push(push_request(&document("n1", 1), 30)).await.unwrap().into_inner();
-    assert_eq!(soon("a stage", stages.message()).await.unwrap().unwrap().stage, "stored");
+    assert_eq!(soon("a stage", stages.message()).await.unwrap().unwrap().stage, "validated");
     let _held = silent(&running, &operator(&running), 2 * CROWD).await;
     let mut session = node.connect(None).await;
     session.obey().await;
