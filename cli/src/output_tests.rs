@@ -4,12 +4,12 @@ use mvm_agent::isolation::NetworkReport;
 use mvm_proto::status::{
     Capacity, Condition, Event, InstanceStatus, NodeInfo, NodeStatus, PassedOver, PoolStatus,
 };
-use mvm_proto::wire::control::v1::{Node, Token, TrustState};
+use mvm_proto::wire::control::v1::{Node, Operator, Token, TrustState};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::commands::{audit, events, instance, net, node, tenant, token, trust};
+use crate::commands::{audit, events, instance, net, node, operator, tenant, token, trust};
 use crate::instances::Found;
 
 /// Each moves the cursor, hides, reorders, sets a title, rings, or begins a line.
@@ -110,6 +110,7 @@ fn renderers(text: &str) -> Vec<(&'static str, String)> {
         "instances": [status], "desired": { "flake_ref": text, "instance_resources": { text: text } } });
     let one_tenant = json!({ "tenant_id": text, "managed": text, "instances": text, "pools": [pool],
         "desired": { "network": { "ipv4_subnet": text }, "quotas": { text: text } } });
+    let shown = trust::Shown { state: &trusted, root_digest: text.to_owned(), pinned: "no" };
     let tables = vec![
         ("instance list", instance::table(std::slice::from_ref(&found), false)),
         ("instance list -o wide", instance::table(std::slice::from_ref(&found), true)),
@@ -125,7 +126,8 @@ fn renderers(text: &str) -> Vec<(&'static str, String)> {
         ("pool list", tenant::pool_table(std::slice::from_ref(&placed))),
         ("pool info", tenant::pool_details(&serde_json::from_value(one_pool).unwrap())),
         ("token list", token::table(&[with_text(&Token::default(), text)], true)),
-        ("trust show", trust::table(&trusted)),
+        ("operator list", operator::table(&[with_text(&Operator::default(), text)], true)),
+        ("trust show", trust::table(&shown)),
         ("net verify", net::table(&report)),
         ("audit show", audit::lines_table(&[line.unwrap()])),
     ];

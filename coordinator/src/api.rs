@@ -76,7 +76,7 @@ pub(crate) async fn serve(
             connection
         }
     });
-    tonic::transport::Server::builder()
+    let serving = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_WAIT))
         .max_concurrent_streams(MAX_STREAMS)
@@ -89,8 +89,8 @@ pub(crate) async fn serve(
         .serve_with_incoming_shutdown(connections, async move {
             state.shutdown.cancelled().await;
             health.set_not_serving::<ControlServer<Service>>().await;
-        })
-        .await?;
+        });
+    Box::pin(serving).await?;
     Ok(())
 }
 
@@ -104,20 +104,21 @@ async fn note_operator(state: &State, peer: &GrpcPeer) {
     }
 }
 
-/// The roles that may call anything on this listener. Asked for every request, so that an operator's removal ends what
+/// The role that may call anything on this listener. Asked for every request, so that an operator's removal ends what
 /// its connections can do.
 fn authorise(state: &State, request: Request<()>) -> Result<Request<()>, Status> {
     let peer = request.extensions().get::<GrpcPeer>();
-    let GrpcPeer { identity, certificate, .. } = peer.ok_or_else(|| refuse::status(&refuse::no_certificate()))?;
+    let GrpcPeer { identity, certificate, .. } =
+        peer.ok_or_else(|| refuse::status(&refuse::no_certificate()))?;
     match identity.role() {
         Role::Operator => {
             let checked = state.operators.check(identity, Some(&certificate.fingerprint), now());
             checked.map_err(|problem| refuse::status(&problem))?;
             Ok(request)
         }
-        Role::Coordinator => Ok(request),
-        Role::Node => {
-            tracing::warn!(peer = %identity, "a node called the operators' API");
+        // A coordinator calls no other one here: its stolen certificate must not do what an operator's can.
+        Role::Coordinator | Role::Node => {
+            tracing::warn!(peer = %identity, "no operator called the operators' API");
             Err(refuse::status(&refuse::wrong_role(&identity.to_string(), "operator")))
         }
     }

@@ -4,8 +4,8 @@
 //! the handshakes; where there is none left, the newest takes that of the oldest, of its own network or of the one that
 //! has most. An honest handshake is over in milliseconds, so silent connections only ever push each other out.
 //!
-//! A place among the connections is taken by the certificate of an operator or a coordinator alone: a node's connection
-//! is closed right after its handshake. One identity has few places, and its newest connection takes the place of its
+//! A place among the connections is taken by the certificate of an operator alone: the connection of a node or a
+//! coordinator is closed right after its handshake. One identity has few places, and its newest connection takes the place of its
 //! longest idle one (see [`mvm_transport::places`]); `calls` says which are idle.
 
 pub(crate) mod calls;
@@ -154,8 +154,8 @@ async fn handshake(
     let (identity, certificate) =
         mvm_pki::tls::peer(connection.peer_certificates()).map_err(|refusal| refusal.to_string())?;
     match identity.role() {
-        Role::Operator | Role::Coordinator => {}
-        Role::Node => return Err(format!("{identity} is not an operator")),
+        Role::Operator => {}
+        Role::Coordinator | Role::Node => return Err(format!("{identity} is not an operator")),
     }
     let place = places.take(identity.clone()).map_err(|full| format!("{identity}: {full}"))?;
     let peer = GrpcPeer { identity, certificate, activity: place.activity() };

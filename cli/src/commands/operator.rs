@@ -86,7 +86,7 @@ fn create(global: &Global, args: &CreateArgs) -> Run {
     Ok(())
 }
 
-fn table(operators: &[Listed], wide: bool) -> output::Table {
+pub(crate) fn table(operators: &[Listed], wide: bool) -> output::Table {
     let mut table = if wide {
         output::table(["OPERATOR", "STATE", "UNTIL", "RENEWED", "REMOVED", "SINCE", "CERTIFICATES"])
     } else {

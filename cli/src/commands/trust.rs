@@ -122,12 +122,12 @@ async fn update(global: &Global, operator: &Operator, bundle: &TrustBundle) -> R
 
 /// What `show` and whatever changes the trust print.
 #[derive(Debug, Serialize)]
-struct Shown<'a> {
+pub(crate) struct Shown<'a> {
     #[serde(flatten)]
-    state: &'a TrustState,
+    pub(crate) state: &'a TrustState,
     /// Of the root in force, as this program computed it: for comparing with other operators.
-    root_digest: String,
-    pinned: &'static str,
+    pub(crate) root_digest: String,
+    pub(crate) pinned: &'static str,
 }
 
 fn show(global: &Global, operator: &Operator, state: &TrustState) -> Run {
@@ -145,7 +145,7 @@ fn show(global: &Global, operator: &Operator, state: &TrustState) -> Run {
     Ok(output::show(global.output, &shown, |_| table(&shown))?)
 }
 
-fn table(shown: &Shown<'_>) -> output::Table {
+pub(crate) fn table(shown: &Shown<'_>) -> output::Table {
     let state = shown.state;
     let mut rows = vec![
         ("root version", state.root_version.to_string()),

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use mvm_pki::trust::{IMAGES_LIFE, ImageSource, ROOT_METADATA_LIFE, RoleSpec, RootSpec, TrustRole, root_digest};
+use mvm_pki::trust::{
+    IMAGES_LIFE, ImageSource, ROOT_METADATA_LIFE, RoleSpec, RootSpec, TrustRole, root_digest,
+};
 use mvm_pki::{ImagesMetadata, RootMetadata, SigningKey, TrustBundle, TrustError, TrustStore, seal};
 use mvm_proto::document::{DOCUMENT_PAYLOAD_TYPE, SCHEMA_VERSION};
 use mvm_proto::{DesiredState, Digest, Envelope, Provenance, SignedDocument, Timestamp, Unverified};
