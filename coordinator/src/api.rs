@@ -28,6 +28,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::error::BoxError;
+use crate::grpc_listener::calls::CountCalls;
 use crate::grpc_listener::{GrpcPeer, GrpcStream};
 use crate::state::{State, now};
 use crate::{enrolment, refuse, tokens};
@@ -61,6 +62,7 @@ pub(crate) async fn serve(
         .http2_keepalive_timeout(Some(KEEP_ALIVE_WAIT))
         .max_concurrent_streams(MAX_STREAMS)
         .http2_max_header_list_size(MAX_HEADER_BYTES)
+        .layer(tower::layer::layer_fn(CountCalls::new))
         .layer(tonic::service::InterceptorLayer::new(authorise))
         .add_service(control)
         .add_service(health_service)

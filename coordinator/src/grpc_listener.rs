@@ -1,21 +1,27 @@
 //! TCP connections with mutual TLS for gRPC.
 //!
 //! One task accepts and never waits for a peer. Each handshake runs in its own task with a deadline and a place among
-//! the handshakes; where there is none left, the newest takes the oldest one's, of its own network first. An honest
-//! handshake is over in milliseconds, so silent connections only ever push each other out. A place among the
-//! connections is taken by a verified certificate alone.
+//! the handshakes; where there is none left, the newest takes that of the oldest, of its own network or of the one that
+//! has most. An honest handshake is over in milliseconds, so silent connections only ever push each other out.
+//!
+//! A place among the connections is taken by the certificate of an operator or a coordinator alone: a node's connection
+//! is closed right after its handshake. One identity has few places, and its newest connection takes the place of its
+//! longest idle one (see [`mvm_transport::places`]); `calls` says which are idle.
 
-use std::net::{IpAddr, SocketAddr};
+pub(crate) mod calls;
+
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use mvm_pki::Identity;
+use mvm_pki::{Identity, Role};
+use mvm_transport::places::{Activity, Place, Places, Rules};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
@@ -30,6 +36,8 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_HANDSHAKES: usize = 128;
 /// Of those, from one network: a whole office of operators behind one address, and far from all places.
 const MAX_HANDSHAKES_PER_NETWORK: usize = 16;
+/// Connections of one identity: one operator's terminals and scripts, and far from all places.
+const MAX_CONNECTIONS_PER_IDENTITY: usize = 32;
 /// After accept failed (no file descriptors left), wait for some to be freed.
 const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 
@@ -37,14 +45,15 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 #[derive(Debug, Clone)]
 pub(crate) struct GrpcPeer {
     pub(crate) identity: Identity,
+    activity: Activity<Identity>,
 }
 
 /// A connection whose client proved who it is.
 pub(crate) struct GrpcStream {
     stream: TlsStream<TcpStream>,
     peer: GrpcPeer,
-    /// The place under the limit, given back when the connection ends.
-    _permit: OwnedSemaphorePermit,
+    /// Given back when the connection ends; the connection ends when a newer one has taken it.
+    place: Place<Identity>,
 }
 
 impl Connected for GrpcStream {
@@ -64,9 +73,13 @@ pub(crate) fn accept(
 ) -> mpsc::Receiver<std::io::Result<GrpcStream>> {
     let (ready, connections) = mpsc::channel(1);
     let acceptor = TlsAcceptor::from(Arc::new(tls));
-    let limit = Arc::new(Semaphore::new(max_connections));
+    let places = Arc::new(Places::new(Rules {
+        most: max_connections,
+        most_per_key: MAX_CONNECTIONS_PER_IDENTITY,
+        displace_busy: false,
+    }));
     tokio::spawn(async move {
-        let accepting = accept_task(listener, acceptor, limit, metrics, ready);
+        let accepting = accept_task(listener, acceptor, places, metrics, ready);
         tokio::select! {
             () = shutdown.cancelled() => {}
             () = accepting => {}
@@ -75,53 +88,20 @@ pub(crate) fn accept(
     connections
 }
 
-/// The handshakes under way, oldest first.
-#[derive(Default)]
-struct Handshakes {
-    tasks: JoinSet<()>,
-    places: Vec<Place>,
-}
-
-struct Place {
-    network: IpAddr,
-    address: SocketAddr,
-    task: AbortHandle,
-}
-
-impl Handshakes {
-    /// Starts one more; returns who had to make room for it.
-    fn start(
-        &mut self,
-        address: SocketAddr,
-        handshake: impl Future<Output = ()> + Send + 'static,
-    ) -> Option<SocketAddr> {
-        while self.tasks.try_join_next().is_some() {}
-        self.places.retain(|place| !place.task.is_finished());
-        let network = network_of(address.ip());
-        let of_network = self.places.iter().filter(|place| place.network == network).count();
-        let oldest = if of_network >= MAX_HANDSHAKES_PER_NETWORK {
-            self.places.iter().position(|place| place.network == network)
-        } else {
-            (self.places.len() >= MAX_HANDSHAKES).then_some(0)
-        };
-        let displaced = oldest.map(|index| self.places.remove(index));
-        let task = self.tasks.spawn(handshake);
-        self.places.push(Place { network, address, task });
-        displaced.map(|place| {
-            place.task.abort();
-            place.address
-        })
-    }
-}
-
 async fn accept_task(
     listener: TcpListener,
     acceptor: TlsAcceptor,
-    limit: Arc<Semaphore>,
+    places: Arc<Places<Identity>>,
     metrics: Arc<Metrics>,
     ready: mpsc::Sender<std::io::Result<GrpcStream>>,
 ) {
-    let mut handshakes = Handshakes::default();
+    let under_way = Places::new(Rules {
+        most: MAX_HANDSHAKES,
+        most_per_key: MAX_HANDSHAKES_PER_NETWORK,
+        displace_busy: true,
+    });
+    // Ends them when this task ends.
+    let mut handshakes = JoinSet::new();
     loop {
         let (tcp, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -131,19 +111,28 @@ async fn accept_task(
                 continue;
             }
         };
+        while handshakes.try_join_next().is_some() {}
+        let mut under_way = match under_way.take(network_of(address.ip())) {
+            Ok(place) => place,
+            Err(full) => {
+                refused(&metrics, address, &full.to_string());
+                continue;
+            }
+        };
         let (acceptor, ready) = (acceptor.clone(), ready.clone());
-        let (limit, counted) = (Arc::clone(&limit), Arc::clone(&metrics));
-        let displaced = handshakes.start(address, async move {
-            match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake(tcp, acceptor, limit)).await {
-                // Handed over elsewhere: who is verified can no longer be displaced.
+        let (places, metrics) = (Arc::clone(&places), Arc::clone(&metrics));
+        handshakes.spawn(async move {
+            let shaken = tokio::select! {
+                shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake(tcp, acceptor, &places)) => shaken,
+                () = under_way.displaced() => Ok(Err("newer handshakes needed its place".to_owned())),
+            };
+            match shaken {
+                // Handed over elsewhere: a verified connection no longer has a place among the handshakes.
                 Ok(Ok(stream)) => drop(tokio::spawn(async move { ready.send(Ok(stream)).await })),
-                Ok(Err(reason)) => refused(&counted, address, &reason),
-                Err(_) => refused(&counted, address, "the handshake took too long"),
+                Ok(Err(reason)) => refused(&metrics, address, &reason),
+                Err(_) => refused(&metrics, address, "the handshake took too long"),
             }
         });
-        if let Some(displaced) = displaced {
-            refused(&metrics, displaced, "newer handshakes needed its place");
-        }
     }
 }
 
@@ -155,15 +144,20 @@ fn refused(metrics: &Metrics, address: SocketAddr, reason: &str) {
 async fn handshake(
     tcp: TcpStream,
     acceptor: TlsAcceptor,
-    limit: Arc<Semaphore>,
+    places: &Places<Identity>,
 ) -> Result<GrpcStream, String> {
     tcp.set_nodelay(true).map_err(|error| error.to_string())?;
     let stream = acceptor.accept(tcp).await.map_err(|error| error.to_string())?;
     let (_, connection) = stream.get_ref();
     let identity =
         mvm_pki::tls::peer_identity(connection.peer_certificates()).map_err(|refusal| refusal.to_string())?;
-    let permit = limit.try_acquire_owned().map_err(|_| format!("no connection is left for {identity}"))?;
-    Ok(GrpcStream { stream, peer: GrpcPeer { identity }, _permit: permit })
+    match identity.role() {
+        Role::Operator | Role::Coordinator => {}
+        Role::Node => return Err(format!("{identity} is not an operator")),
+    }
+    let place = places.take(identity.clone()).map_err(|full| format!("{identity}: {full}"))?;
+    let peer = GrpcPeer { identity, activity: place.activity() };
+    Ok(GrpcStream { stream, peer, place })
 }
 
 impl AsyncRead for GrpcStream {
@@ -172,7 +166,12 @@ impl AsyncRead for GrpcStream {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_read(cx, buffer)
+        let Self { stream, place, .. } = self.get_mut();
+        if place.poll_displaced(cx).is_ready() {
+            // The end of what the peer says ends an idle connection.
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(stream).poll_read(cx, buffer)
     }
 }
 
@@ -199,36 +198,5 @@ impl AsyncWrite for GrpcStream {
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn silent(handshakes: &mut Handshakes, address: [u8; 4], port: u16) -> Option<u16> {
-        let address = SocketAddr::from((address, port));
-        handshakes.start(address, std::future::pending()).map(|displaced| displaced.port())
-    }
-
-    #[tokio::test]
-    async fn a_network_displaces_its_own_oldest_handshake_and_nobody_elses() {
-        let mut handshakes = Handshakes::default();
-        assert_eq!(silent(&mut handshakes, [192, 0, 2, 1], 1), None);
-        for port in 100..100 + MAX_HANDSHAKES_PER_NETWORK as u16 {
-            assert_eq!(silent(&mut handshakes, [192, 0, 2, 2], port), None);
-        }
-        assert_eq!(silent(&mut handshakes, [192, 0, 2, 2], 200), Some(100));
-        assert_eq!(silent(&mut handshakes, [192, 0, 2, 2], 201), Some(101));
-    }
-
-    #[tokio::test]
-    async fn handshakes_of_many_networks_stay_bounded_and_the_oldest_goes_first() {
-        let mut handshakes = Handshakes::default();
-        for port in 0..MAX_HANDSHAKES as u16 {
-            assert_eq!(silent(&mut handshakes, [10, 0, 0, port as u8], port), None);
-        }
-        assert_eq!(silent(&mut handshakes, [10, 1, 0, 0], 1000), Some(0));
-        assert_eq!(handshakes.places.len(), MAX_HANDSHAKES);
     }
 }

@@ -33,21 +33,21 @@ async fn a_node_may_call_nothing_on_the_operators_api() {
     let (_dir, report) = new_cluster();
     let running = Running::start(&report.data_dir).await;
     let node = running.enrol("n1").await;
-    let mut client =
-        connect(&running.target(), &node.credential, &running.anchors(), &cluster_id(), PATIENCE)
-            .await
-            .unwrap();
-    let node_id = || "n1".to_owned();
-    let refusals = [
-        client.get_info(GetInfoRequest {}).await.unwrap_err(),
-        client.get_node(GetNodeRequest { node_id: node_id() }).await.unwrap_err(),
-        client.remove_node(RemoveNodeRequest { node_id: node_id() }).await.unwrap_err(),
-        client.push(push_request(&document("n1", 1), 0)).await.unwrap_err(),
-        client.get_document(GetDocumentRequest { node_id: node_id() }).await.unwrap_err(),
-    ];
-    for status in refusals {
-        assert_eq!(status.code(), tonic::Code::PermissionDenied);
-        assert_eq!(problem_of(&status).unwrap().code, "wrong_role");
+    // In TLS 1.3 the client finishes first, so that the close may come with the first call.
+    let connected =
+        connect(&running.target(), &node.credential, &running.anchors(), &cluster_id(), PATIENCE).await;
+    if let Ok(mut client) = connected {
+        let node_id = || "n1".to_owned();
+        let refusals = [
+            client.get_info(GetInfoRequest {}).await.unwrap_err(),
+            client.get_node(GetNodeRequest { node_id: node_id() }).await.unwrap_err(),
+            client.remove_node(RemoveNodeRequest { node_id: node_id() }).await.unwrap_err(),
+            client.push(push_request(&document("n1", 1), 0)).await.unwrap_err(),
+            client.get_document(GetDocumentRequest { node_id: node_id() }).await.unwrap_err(),
+        ];
+        for status in refusals {
+            assert!(problem_of(&status).is_none(), "the connection is closed before any call: {status:?}");
+        }
     }
 }
 
