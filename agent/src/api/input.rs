@@ -8,6 +8,7 @@ use axum::extract::rejection::PathRejection;
 use bytes::Bytes;
 use http::{HeaderMap, header};
 use http_body_util::LengthLimitError;
+use mvm_proto::json::Json;
 use mvm_proto::{IdError, InstanceId, Phase, PoolId, TenantId};
 
 use super::problem::{self, Refused};
@@ -73,15 +74,19 @@ pub(super) async fn read_body(body: Body, limit: usize) -> Result<Bytes, Refused
     })
 }
 
-/// Reads an object; serde alone would take a list for a struct's fields in order. Nothing at all is the default.
+/// Reads an object without duplicate keys, of which serde would keep the last; and serde alone would take a list for a
+/// struct's fields in order. Nothing at all is the default.
 pub(super) fn object<T: serde::de::DeserializeOwned + Default>(bytes: &[u8]) -> Result<T, Refused> {
     if bytes.is_empty() {
         return Ok(T::default());
     }
-    let value: serde_json::Value =
-        serde_json::from_slice(bytes).map_err(|cause| problem::bad_body(cause.to_string()))?;
-    if !value.is_object() {
-        return Err(problem::bad_body("an object is expected"));
+    match Json::parse(bytes, usize::MAX) {
+        Ok(Json::Object(_)) => {}
+        Ok(_) => return Err(problem::bad_body("an object is expected")),
+        Err(errors) => {
+            let first = errors.first().map(ToString::to_string);
+            return Err(problem::bad_body(first.unwrap_or_default()));
+        }
     }
-    serde_json::from_value(value).map_err(|cause| problem::bad_body(cause.to_string()))
+    serde_json::from_slice(bytes).map_err(|cause| problem::bad_body(cause.to_string()))
 }

@@ -128,6 +128,8 @@ async fn every_bad_request_is_answered_with_its_own_problem() {
         (request(Method::GET, at, "/v1/node/info?verbose=1", ""), 400, "bad_query"),
         (request(Method::POST, at, "/v1/tenants/acme/pools/workers/instances/7/wake", ""), 400, "bad_id"),
         (request(Method::POST, at, "/v1/trust", "[]"), 400, "bad_body"),
+        (request(Method::POST, at, "/v1/trust", r#"{"roots": [], "roots": []}"#), 400, "bad_body"),
+        (request(Method::POST, at, "/v1/trust", r#"{"roots": [{"a": 1, "a": 2}]}"#), 400, "bad_body"),
     ];
     for (request, status, code) in cases {
         let what = format!("{} {}", request.method(), request.uri());
