@@ -33,9 +33,20 @@ async fn a_node_may_call_nothing_on_the_operators_api() {
     let (_dir, report) = new_cluster();
     let running = Running::start(&report.data_dir).await;
     let node = running.enrol("n1").await;
+    may_call_nothing(&running, &node.credential).await;
+}
+
+#[tokio::test]
+async fn a_coordinators_certificate_may_call_nothing_on_the_operators_api() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let credential = mvm_coordinator::coordinator_credential(&report.data_dir, now()).unwrap();
+    may_call_nothing(&running, &credential).await;
+}
+
+async fn may_call_nothing(running: &Running, credential: &Credential) {
     // In TLS 1.3 the client finishes first, so that the close may come with the first call.
-    let connected =
-        connect(&running.target(), &node.credential, &running.anchors(), &cluster_id(), PATIENCE).await;
+    let connected = connect(&running.target(), credential, &running.anchors(), &cluster_id(), PATIENCE).await;
     if let Ok(mut client) = connected {
         let node_id = || "n1".to_owned();
         let refusals = [
