@@ -78,7 +78,7 @@ fn no_offline_key_signs_on_top_of_a_forged_root() {
             if out.exists() {
                 // What was signed must at least be worthless to a node.
                 let signed: TrustBundle = serde_json::from_slice(&std::fs::read(&out).unwrap()).unwrap();
-                let mut node = real.clone();
+                let mut node = real;
                 let _ = node.update(&signed, now());
                 let known = node.images().is_some_and(|images| images.digests.contains(&evil));
                 panic!(

@@ -171,8 +171,8 @@ mod tests {
         let flags = IsolationFlags::default();
         assert_eq!(flags.with(DriverKind::Qemu), IsolationSettings::ALL);
         assert_eq!(flags.with(DriverKind::Fake), IsolationSettings::NONE);
-        let less = IsolationFlags { cgroups: Some(Effort::BestEffort), ..flags.clone() }
-            .with(DriverKind::Firecracker);
+        let less =
+            IsolationFlags { cgroups: Some(Effort::BestEffort), ..flags }.with(DriverKind::Firecracker);
         assert_eq!(less, IsolationSettings { cgroups: Effort::BestEffort, ..IsolationSettings::ALL });
         for effort in [Effort::Required, Effort::BestEffort, Effort::None] {
             assert_eq!(effort.to_string().parse(), Ok(effort));

@@ -40,7 +40,7 @@ pub(crate) enum AgentCommand {
     /// Run the node daemon
     Serve(Box<ServeArgs>),
     /// Make a document true once, without a coordinator
-    Reconcile(ReconcileArgs),
+    Reconcile(Box<ReconcileArgs>),
     /// What this node sees of itself, as `mvm plan node --observed` reads it
     Observe(Box<ObserveArgs>),
     /// Export a document that asks for what runs here
@@ -284,7 +284,7 @@ fn parse_driver(text: &str) -> Result<DriverChoice, String> {
 pub(crate) fn run(global: &Global, command: AgentCommand) -> Run {
     match command {
         AgentCommand::Serve(args) => serve(global, *args),
-        AgentCommand::Reconcile(args) => one_thread()?.block_on(reconcile(global, args)),
+        AgentCommand::Reconcile(args) => one_thread()?.block_on(reconcile(global, *args)),
         AgentCommand::Observe(args) => block_on(observe(global, *args)),
         AgentCommand::Desired(args) => block_on(desired(global, args)),
         AgentCommand::Certs(command) => certs::run(global, command),

@@ -134,7 +134,7 @@ fn show(global: &Global, operator: &Operator, state: &TrustState) -> Run {
     let bundle = bundle_of(state)?;
     let pinned = match Pins::load(&[in_operator_dir(operator)])? {
         None => "no",
-        Some(pins) => match pins.held.clone().follow_supplied(&bundle, Timestamp::from(SystemTime::now())) {
+        Some(mut pins) => match pins.held.follow_supplied(&bundle, Timestamp::from(SystemTime::now())) {
             Ok(Supplied { images_refused: None, root_behind: None, images_behind: None }) => "yes",
             Ok(Supplied { images_refused: None, .. }) => "yes, and the coordinator is behind",
             Ok(_) | Err(_) => "NO: the coordinator contradicts the pinned trust",

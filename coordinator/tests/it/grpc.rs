@@ -41,10 +41,10 @@ async fn a_coordinators_certificate_may_call_nothing_on_the_operators_api() {
     let (_dir, report) = new_cluster();
     let running = Running::start(&report.data_dir).await;
     let credential = mvm_coordinator::coordinator_credential(&report.data_dir, now()).unwrap();
-    may_call_nothing(&running, &credential).await;
+    may_call_nothing(&running, &LiveCredential::new(credential)).await;
 }
 
-async fn may_call_nothing(running: &Running, credential: &Credential) {
+async fn may_call_nothing(running: &Running, credential: &LiveCredential) {
     // In TLS 1.3 the client finishes first, so that the close may come with the first call.
     let connected = connect(&running.target(), credential, &running.anchors(), &cluster_id(), PATIENCE).await;
     if let Ok(mut client) = connected {

@@ -343,7 +343,7 @@ fn sources_are_signed_with_the_statement_in_order_once_each_and_of_its_own_image
     };
     assert_eq!(refused(vec![a.clone()]), "accepted");
     assert_eq!(refused(vec![b, a.clone()]), "trust_metadata_invalid");
-    assert_eq!(refused(vec![a.clone(), a.clone()]), "trust_metadata_invalid");
+    assert_eq!(refused(vec![a.clone(), a]), "trust_metadata_invalid");
     assert_eq!(refused(vec![source("github:org/a", other)]), "trust_metadata_invalid");
     assert_eq!(refused(vec![source("", one)]), "trust_metadata_invalid");
     assert_eq!(refused(vec![source("github:org/a b", one)]), "trust_metadata_invalid");

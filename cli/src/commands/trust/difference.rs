@@ -183,7 +183,8 @@ mod tests {
         let version = Change::RootVersion { from: 1, to: 2 };
         let added = Change::Key { role, key_id: extra.key_id(), added: true };
         let gone = Change::Key { role, key_id: old.image.keys[0].key_id(), added: false };
-        let cases: [(&dyn Fn(&mut RootSpec), Vec<Change>); 8] = [
+        type Case<'a> = (&'a dyn Fn(&mut RootSpec), Vec<Change>);
+        let cases: [Case<'_>; 8] = [
             (&|_| {}, vec![]),
             (&|new| new.expires_at = at(20), vec![Change::RootExpiry { from: at(10), to: at(20) }]),
             (&|new| new.dev = true, vec![Change::Development { to: true }]),
