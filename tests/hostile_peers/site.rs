@@ -25,6 +25,7 @@ const FLOOR: Duration = Duration::from_millis(60);
 const ATTACK: Duration = Duration::from_millis(2500);
 
 /// What an attack may cost the coordinator.
+#[derive(Clone, Copy)]
 pub(crate) struct Ceilings {
     /// Above the most that it had before.
     pub(crate) memory_bytes: u64,
@@ -172,6 +173,7 @@ impl Site {
     }
 
     /// Attacks, and holds what it costs against the ceilings; `meanwhile` is done while the attack goes on.
+    #[allow(clippy::print_stdout, reason = "the figures belong where a test's output is read")]
     pub(crate) fn under_then<A>(
         &mut self,
         what: &str,
