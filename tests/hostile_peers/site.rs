@@ -173,7 +173,7 @@ impl Site {
     }
 
     /// Attacks, and holds what it costs against the ceilings; `meanwhile` is done while the attack goes on.
-    #[allow(clippy::print_stdout, reason = "the figures are worth more than that they were below a limit")]
+    #[allow(clippy::print_stdout, reason = "the figures belong where a test's output is read")]
     pub(crate) fn under_then<A>(
         &mut self,
         what: &str,

@@ -22,7 +22,7 @@ fn bomb(kind: u8, pair: [u8; 2]) -> Bytes {
     prost_varint(&mut rest, 2 * pairs as u64);
     let used = 10 - rest.len();
     frame.put_u32(u32::try_from(1 + used + 2 * pairs).unwrap());
-    frame.put_u8(kind << 3 | 2);
+    frame.put_u8((kind << 3) | 2);
     frame.put_slice(&length[..used]);
     (0..pairs).for_each(|_| frame.put_slice(&pair));
     frame.freeze()
