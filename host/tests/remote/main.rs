@@ -4,6 +4,7 @@
 
 mod escape;
 mod held_up;
+mod hostile;
 mod suite;
 
 use std::io::{Read as _, Write as _};
