@@ -21,6 +21,8 @@ mod message;
 mod policy;
 mod programs;
 mod server;
+#[cfg(test)]
+mod table_tests;
 mod turns;
 mod vmm_args;
 
