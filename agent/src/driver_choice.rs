@@ -23,8 +23,8 @@ const VMS_DIR: &str = "vms";
 /// or seconds when it hangs; describing a node must not.
 static EXAMINED: Mutex<BTreeMap<Named, Result<PathBuf, String>>> = Mutex::new(BTreeMap::new());
 
-/// Firecracker and its jailer.
-type Named = (Option<PathBuf>, Option<PathBuf>);
+/// Firecracker and its jailer, and whether it needs one.
+type Named = (Option<PathBuf>, Option<PathBuf>, bool);
 
 /// What was found on this machine. An error is the reason why not, in words for a person.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,7 +102,7 @@ pub fn find(vmm: &VmmSettings, data_dir: &Path) -> Found {
 }
 
 fn named(vmm: &VmmSettings) -> Named {
-    (vmm.firecracker.clone(), vmm.jailer.clone())
+    (vmm.firecracker.clone(), vmm.jailer.clone(), vmm.jailed)
 }
 
 /// Whether there is a Firecracker that can be used: it is run, which blocks until it says which it is.
@@ -251,6 +251,23 @@ mod tests {
             assert_eq!(std::fs::read(&ran).unwrap(), b"\n");
             std::fs::remove_file(ran).unwrap();
         }
+    }
+
+    #[tokio::test]
+    async fn a_firecracker_that_must_be_jailed_and_has_no_jailer_is_passed_over_with_the_reason() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let in_path = std::env::var_os("PATH").filter(|_| nix::unistd::geteuid().is_root());
+        if find_program(None, "jailer", in_path.as_deref()).is_ok() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("firecracker");
+        std::fs::write(&program, "#!/bin/sh\necho Firecracker v1.13.0\n").unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let vmm = VmmSettings { firecracker: Some(program), jailed: true, ..VmmSettings::default() };
+        assert_eq!(decide(DriverChoice::Auto, &vmm, dir.path()).await, DriverKind::Qemu);
+        let over = passed_over(DriverKind::Qemu, DriverChoice::Auto, &find(&vmm, dir.path()));
+        assert!(over[0].reason.contains("jailer"), "{over:?}");
     }
 
     #[test]

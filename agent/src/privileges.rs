@@ -8,22 +8,23 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use mvm_host::run_helper;
+pub use mvm_host::{HELPER_THREADS, run_helper};
 
 use mvm_host::cgroup::CgroupSettings;
 use mvm_host::network::VMM_USERS;
 use mvm_host::privileges::{Account, drop_to};
+use mvm_host::sandbox::Demand;
 use mvm_host::{AnyHost, Handover, Policy, RemoteHost, VmmProgram, hand_over, start_helper};
 use mvm_proto::Timestamp;
 use mvm_proto::status::Condition;
 use tracing::{info, warn};
 
-use crate::driver::FirecrackerSettings;
 use crate::driver::firecracker::settings::DEFAULT_JAIL_USER;
+use crate::driver::{DriverKind, FirecrackerSettings};
 use crate::driver_choice;
 use crate::isolation::Effort;
 use crate::serve::AgentError;
-use crate::settings::AgentSettings;
+use crate::settings::{AgentSettings, DriverChoice};
 
 /// Who an agent goes on as where this machine has such a user and nobody was named.
 pub const DEFAULT_USER: &str = "mvm";
@@ -122,21 +123,27 @@ fn drop_with_helper(
     Ok(Privileges::Dropped { helper: Arc::new(socket), user: account.name.clone() })
 }
 
-/// The helper's limits. Programs are found now, while it is sure who looks, and named for the rest of this life.
+/// The helper's limits. Programs are found now, while it is sure who looks, and named for the rest of this life: those of
+/// the driver that the operator chose, or of each that may yet be.
 fn policy(settings: &mut AgentSettings, account: &Account) -> Policy {
-    let vmm = &mut settings.vmm;
+    let demand = demand(settings.isolation.jail);
+    let (driver, vmm) = (settings.driver, &mut settings.vmm);
+    let may_be = |kind| matches!(driver, DriverChoice::Auto) || driver == DriverChoice::Only(kind);
     let path = std::env::var_os("PATH");
     let find = |named: &Option<PathBuf>, name| {
         driver_choice::find_program(named.as_deref(), name, path.as_deref()).ok()
     };
-    let qemu = driver_choice::qemu_program(vmm).ok();
-    let firecracker = find(&vmm.firecracker, driver_choice::FIRECRACKER);
+    let qemu = driver_choice::qemu_program(vmm).ok().filter(|_| may_be(DriverKind::Qemu));
     let jailer = FirecrackerSettings::with_programs(vmm).jailer;
     vmm.jailer = jailer.as_ref().map(|jailer| jailer.program.clone());
+    vmm.jailed = demand.is_some();
+    // Without a jailer it is of no use where VMMs are confined.
+    let usable = may_be(DriverKind::Firecracker) && (vmm.jailer.is_some() || demand.is_none());
+    let firecracker = find(&vmm.firecracker, driver_choice::FIRECRACKER).filter(|_| usable);
     let programs = [
         (qemu, VmmProgram::Qemu),
+        (vmm.jailer.clone().filter(|_| firecracker.is_some()), VmmProgram::Jailer),
         (firecracker, VmmProgram::Firecracker),
-        (vmm.jailer.clone(), VmmProgram::Jailer),
     ];
     Policy {
         data_dir: settings.data_dir.clone(),
@@ -145,7 +152,61 @@ fn policy(settings: &mut AgentSettings, account: &Account) -> Policy {
         jail_base: jailer.and_then(|jailer| jailer.chroot_base),
         agent_uid: account.uid,
         vmm_ids: vec![(DEFAULT_JAIL_USER, DEFAULT_JAIL_USER), VMM_USERS],
-        confined: settings.isolation.jail != Some(Effort::None),
+        demand,
         groups: Some(settings.isolation.groups()),
+    }
+}
+
+/// What the operator demands of VMMs' confinement. Who says nothing has real guests confined by all there is.
+fn demand(said: Option<Effort>) -> Option<Demand> {
+    match said {
+        None | Some(Effort::Required) => Some(Demand::All),
+        Some(Effort::BestEffort) => Some(Demand::BestEffort),
+        Some(Effort::None) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn kinds(driver: DriverChoice, jail: Option<Effort>, jailer: bool) -> (Vec<VmmProgram>, Option<Demand>) {
+        let dir = tempfile::tempdir().unwrap();
+        let program = |name: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, "#!/bin/sh\n").unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            Some(path)
+        };
+        let mut settings = AgentSettings::new(dir.path());
+        settings.driver = driver;
+        settings.isolation.jail = jail;
+        (settings.vmm.qemu, settings.vmm.firecracker) = (program("qemu"), program("firecracker"));
+        settings.vmm.jailer = jailer.then(|| program("jailer")).flatten();
+        let account = Account { name: "nobody".to_owned(), uid: 65_534, gid: 65_534 };
+        let policy = policy(&mut settings, &account);
+        assert_eq!(settings.vmm.jailed, policy.demand.is_some());
+        (policy.programs.into_iter().map(|(_, kind)| kind).collect(), policy.demand)
+    }
+
+    #[test]
+    fn a_helper_knows_the_programs_of_its_driver_and_firecracker_only_with_its_jailer() {
+        use VmmProgram::{Firecracker, Jailer, Qemu};
+        let (qemu, firecracker) =
+            (DriverChoice::Only(DriverKind::Qemu), DriverChoice::Only(DriverKind::Firecracker));
+        let auto = DriverChoice::Auto;
+        let (all, best) = (Some(Demand::All), Some(Demand::BestEffort));
+        assert_eq!(kinds(auto, None, true), (vec![Qemu, Jailer, Firecracker], all));
+        assert_eq!(kinds(qemu, Some(Effort::Required), true), (vec![Qemu], all));
+        assert_eq!(kinds(firecracker, Some(Effort::BestEffort), true), (vec![Jailer, Firecracker], best));
+        assert_eq!(kinds(DriverChoice::Only(DriverKind::Fake), None, true), (vec![], all));
+        // One in PATH would be taken where it can work.
+        if !nix::unistd::geteuid().is_root() || driver_choice::find_program(None, "jailer", None).is_err() {
+            assert_eq!(kinds(auto, Some(Effort::Required), false), (vec![Qemu], all));
+            assert_eq!(kinds(firecracker, Some(Effort::BestEffort), false), (vec![], best));
+            assert_eq!(kinds(auto, Some(Effort::None), false), (vec![Qemu, Firecracker], None));
+        }
     }
 }

@@ -100,6 +100,8 @@ pub struct VmmSettings {
     pub qemu: Option<PathBuf>,
     pub firecracker: Option<PathBuf>,
     pub jailer: Option<PathBuf>,
+    /// Whether Firecracker is started through its jailer or not at all.
+    pub jailed: bool,
     /// The static program that is put into images that a node builds itself.
     pub guest: Option<PathBuf>,
 }

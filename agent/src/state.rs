@@ -150,10 +150,17 @@ impl Inner {
         }
     }
 
-    /// The first address of the subnet that no instance of the tenant has.
-    fn free_address(&self, tenant: &TenantId, subnet: &Subnet) -> Result<(u32, Ipv4Addr), StateError> {
-        let mine = self.records.values().filter(|record| record.tenant == *tenant);
-        let taken: BTreeSet<u32> = mine.map(|record| record.offset).collect();
+    /// The first address of the subnet that no instance of the tenant has, at an offset that no instance in a network of
+    /// this number has: who a VMM runs as follows from both, and a document may give one tenant's number to another while
+    /// the first one's instances are still there.
+    fn free_address(
+        &self,
+        tenant: &TenantId,
+        net_id: u16,
+        subnet: &Subnet,
+    ) -> Result<(u32, Ipv4Addr), StateError> {
+        let near = self.records.values().filter(|record| record.tenant == *tenant || record.net_id == net_id);
+        let taken: BTreeSet<u32> = near.map(|record| record.offset).collect();
         let mut free = subnet.instance_offsets().filter(|offset| !taken.contains(offset));
         let found = free.find_map(|offset| Some((offset, subnet.instance_address(offset)?)));
         found.ok_or_else(|| StateError::NoAddress { tenant: tenant.clone(), subnet: subnet.to_string() })
@@ -314,7 +321,7 @@ impl Records {
         let free = |id: &InstanceId| !inner.records.contains_key(id) && !templates.contains(id);
         let id = (0..ID_TRIES).map(|_| InstanceId::from_bits(fastrand::u32(..))).find(free);
         let id = id.ok_or(StateError::NoId)?;
-        let (offset, address) = inner.free_address(tenant, &spec.subnet)?;
+        let (offset, address) = inner.free_address(tenant, spec.net_id, &spec.subnet)?;
         let record = Record {
             tenant: tenant.clone(),
             pool: pool.clone(),
@@ -374,7 +381,8 @@ impl Records {
         if template || inner.records.contains_key(&id) || inner.moving.contains_key(&id) {
             return Err(StateError::Exists(id));
         }
-        let same = |other: &&Record| other.tenant == record.tenant && other.offset == record.offset;
+        let near = |other: &Record| other.tenant == record.tenant || other.net_id == record.net_id;
+        let same = |other: &&Record| near(other) && other.offset == record.offset;
         if let Some(other) = inner.records.values().find(same) {
             let (tenant, holder) = (record.tenant.clone(), other.id.clone());
             return Err(StateError::AddressTaken { tenant, address: record.address, holder });
@@ -385,18 +393,23 @@ impl Records {
         Ok(Lease { records: Arc::clone(self), id, call_off: CallOff::default() })
     }
 
-    /// Puts an instance that is about to start into `net`: it keeps its address unless that lies elsewhere.
+    /// Puts an instance that is about to start into `net`: it keeps its address unless that lies elsewhere, or its place in
+    /// a network of this number is another's.
     pub fn place(&self, record: &mut Record, spec: &PoolSpec, net: Option<Net>) -> Result<(), StateError> {
         let mut inner = self.lock();
-        if spec.subnet.instance_address(record.offset) != Some(record.address) {
-            let (offset, address) = inner.free_address(&record.tenant, &spec.subnet)?;
-            (record.offset, record.address) = (offset, address);
-            // Taken from here on, whatever becomes of the step.
-            if let Some(kept) = inner.records.get_mut(&record.id) {
-                (kept.offset, kept.address) = (offset, address);
-            }
+        let is_other = |other: &Record| {
+            other.id != record.id && other.net_id == spec.net_id && other.offset == record.offset
+        };
+        let elsewhere = spec.subnet.instance_address(record.offset) != Some(record.address);
+        if elsewhere || inner.records.values().any(is_other) {
+            (record.offset, record.address) =
+                inner.free_address(&record.tenant, spec.net_id, &spec.subnet)?;
         }
         (record.net, record.net_id, record.seccomp) = (net, spec.net_id, spec.seccomp);
+        // Taken from here on, whatever becomes of the step.
+        if let Some(kept) = inner.records.get_mut(&record.id) {
+            (kept.offset, kept.address, kept.net_id) = (record.offset, record.address, record.net_id);
+        }
         Ok(())
     }
 
@@ -537,3 +550,6 @@ async fn read_all<T: DeserializeOwned>(store: &SledStore, prefix: &str) -> Resul
 fn key(id: &InstanceId) -> String {
     format!("{PREFIX}{id}")
 }
+
+#[cfg(test)]
+mod tests;

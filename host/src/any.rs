@@ -27,7 +27,7 @@ impl AnyHost {
     /// The same with control groups.
     #[must_use]
     pub fn local_with_groups(data_dir: &std::path::Path, groups: CgroupSettings) -> Self {
-        Self::Local(Arc::new(LocalHost::new(data_dir).with_groups(groups)))
+        Self::Local(Arc::new(LocalHost::with_groups(data_dir, groups)))
     }
 }
 

@@ -26,7 +26,7 @@ use rustix::io::Errno;
 pub(super) use clone::copy;
 pub use clone::{CloneKind, clone_file};
 pub use dir::{Dir, OpenHow, Owner};
-pub(super) use dir::{give, pin_path, reopen};
+pub(super) use dir::{give, reopen};
 pub use space::{QuotaExceeded, fits, free_space};
 
 use super::HostError;

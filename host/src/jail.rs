@@ -9,16 +9,15 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use mvm_proto::InstanceId;
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::HostError;
+use super::data_dir::DataDir;
 use super::files::{self, Dir, FILE_MODE, OpenHow, failed, refused};
+use super::images::Images;
 
-/// Beside the run directories: a file per jailed instance that says where its jail is. It is not in the run directory,
-/// which may be the VMM's to write to: nobody but the agent says which jail is whose.
-const RECORDS: &str = "jails";
 const RECORD_MODE: u32 = 0o644;
 /// No path is longer.
 const MAX_RECORD_BYTES: u64 = 4096;
@@ -66,10 +65,10 @@ fn way_to(jail: &Jail) -> Result<&Path, HostError> {
 
 /// Opens that directory; with `make`, one that is missing is made. Below the run directory every step is taken by
 /// descriptor, for the names there may be a VMM's. Anything else was named by the operator.
-fn open_way(jail: &Jail, run_dir: &Path, make: bool) -> Result<Dir, HostError> {
+fn open_way(jail: &Jail, data: &DataDir, make: bool) -> Result<Dir, HostError> {
     let way = way_to(jail)?;
-    if let Ok(below) = way.strip_prefix(run_dir) {
-        let mut dir = Dir::open_run(run_dir)?;
+    if let Ok(below) = way.strip_prefix(data.run_path(&jail.instance)) {
+        let mut dir = data.run(&jail.instance)?;
         for part in below.components() {
             let name = part.as_os_str();
             dir = if make { dir.make(name, WAY_MODE, None)? } else { dir.sub(name)? };
@@ -82,21 +81,19 @@ fn open_way(jail: &Jail, run_dir: &Path, make: bool) -> Result<Dir, HostError> {
     Dir::open_root(way)
 }
 
-fn open_jail(jail: &Jail, run_dir: &Path) -> Result<Dir, HostError> {
-    open_way(jail, run_dir, false)?.sub(jail.instance.as_str())?.sub(ROOT)
+fn open_jail(jail: &Jail, data: &DataDir) -> Result<Dir, HostError> {
+    open_way(jail, data, false)?.sub(jail.instance.as_str())?.sub(ROOT)
 }
 
 /// An empty jail with these files, and a record of where it is.
-pub(super) fn make(jail: &Jail, run_dir: &Path, list: &[JailFile]) -> Result<(), HostError> {
-    remove(jail, run_dir)?;
-    let own = open_way(jail, run_dir, true)?.make(jail.instance.as_str(), WAY_MODE, None)?;
+pub(super) fn make(jail: &Jail, data: &DataDir, images: &Images, list: &[JailFile]) -> Result<(), HostError> {
+    remove(jail, data)?;
+    let own = open_way(jail, data, true)?.make(jail.instance.as_str(), WAY_MODE, None)?;
     let root = own.make(ROOT, ROOT_MODE, None)?;
     own_by(&root, jail, &jail.root)?;
-    let records = records_dir(run_dir)?;
-    fs::create_dir_all(&records).map_err(failed("make", &records))?;
     let text = jail.root.to_str().ok_or_else(|| refused(&jail.root, "is no text"))?;
-    Dir::open_root(&records)?.replace(jail.instance.as_str(), text.as_bytes(), RECORD_MODE)?;
-    share(jail, run_dir, list)
+    data.make_jails()?.replace(jail.instance.as_str(), text.as_bytes(), RECORD_MODE)?;
+    share(jail, data, images, list)
 }
 
 /// A name in the jail's root itself: what is below may lead anywhere, for the root is the VMM's own.
@@ -108,72 +105,82 @@ fn check_name(jail: &Jail, name: &str) -> Result<(), HostError> {
     Ok(())
 }
 
-pub(super) fn unshare(jail: &Jail, run_dir: &Path, names: &[String]) -> Result<(), HostError> {
+pub(super) fn unshare(jail: &Jail, data: &DataDir, names: &[String]) -> Result<(), HostError> {
     names.iter().try_for_each(|name| check_name(jail, name))?;
-    let root = match open_jail(jail, run_dir) {
+    let root = match open_jail(jail, data) {
         Err(error) if error.is_not_found() => return Ok(()),
         root => root?,
     };
     names.iter().try_for_each(|name| root.remove_tree(name))
 }
 
-pub(super) fn share(jail: &Jail, run_dir: &Path, list: &[JailFile]) -> Result<(), HostError> {
+pub(super) fn share(
+    jail: &Jail,
+    data: &DataDir,
+    images: &Images,
+    list: &[JailFile],
+) -> Result<(), HostError> {
     list.iter().try_for_each(|file| check_name(jail, &file.name))?;
-    let root = open_jail(jail, run_dir)?;
+    let root = open_jail(jail, data)?;
     for file in list {
         root.remove_tree(&file.name)?;
         if file.writable {
-            let (dir, name) = in_run_dir(run_dir, &file.source)?;
+            let (dir, name) = in_run_dir(jail, data, &file.source)?;
             let source = dir.open_or_make(&name, FILE_MODE)?;
             own_by(&source, jail, &file.source)?;
             root.link_shared(&source, &file.name)?;
         } else {
-            lend(jail, run_dir, &file.source, &root, &file.name)?;
+            lend(jail, open_to_lend(jail, data, images, &file.source)?, &file.source, &root, &file.name)?;
         }
     }
     Ok(())
 }
 
 /// The open directory of a file in the instance's own run directory, and its name. Nothing else is given to a VMM.
-fn in_run_dir(run_dir: &Path, source: &Path) -> Result<(Dir, String), HostError> {
-    let below = source.strip_prefix(run_dir).ok().and_then(Path::to_str);
+fn in_run_dir(jail: &Jail, data: &DataDir, source: &Path) -> Result<(Dir, String), HostError> {
+    let below = source.strip_prefix(data.run_path(&jail.instance)).ok().and_then(Path::to_str);
     let below = below.ok_or_else(|| refused(source, "is not in the instance's run directory"))?;
-    let (dir, name) = Dir::open_run(run_dir)?.place(below)?;
+    let (dir, name) = data.run(&jail.instance)?.place(below)?;
     Ok((dir, name.to_string_lossy().into_owned()))
 }
 
-/// A file to read: the instance's own, or one that the operator or the image store named. Never another instance's.
-fn open_to_lend(run_dir: &Path, source: &Path) -> Result<File, HostError> {
-    if source.starts_with(run_dir) {
-        let (dir, name) = in_run_dir(run_dir, source)?;
+/// A file to read: the instance's own, one of a snapshot, or an image. It is looked up once, and what was found stays
+/// open until it is linked or copied.
+fn open_to_lend(jail: &Jail, data: &DataDir, images: &Images, source: &Path) -> Result<File, HostError> {
+    let Ok(below) = source.strip_prefix(data.vms_path()) else {
+        let image = images.pin(source)?;
+        return files::reopen(&image.pin, OFlags::RDONLY)
+            .map_err(|cause| failed("read", source)(cause.into()));
+    };
+    if source.starts_with(data.run_path(&jail.instance)) {
+        let (dir, name) = in_run_dir(jail, data, source)?;
         return dir.open_file(&name, OpenHow::Read);
     }
-    let fault = |cause: Errno| failed("read", source)(cause.into());
-    let pin = rustix::fs::open(source, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(fault)?;
-    let stat = rustix::fs::fstat(&pin).map_err(fault)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(refused(source, "is no regular file"));
+    let (instance, directory, name) = of_a_snapshot(below)
+        .ok_or_else(|| refused(source, "lies in a run directory that is not the instance's own"))?;
+    let file = data.run(&instance)?.sub(directory)?.open_file(name, OpenHow::ReadShared)?;
+    let meta = file.metadata().map_err(failed("look at", source))?;
+    // The jail of the VMM that wrote it may have a name for it, and then it is that VMM's.
+    if meta.nlink() > 1 && meta.uid() == 0 && jail.uid != 0 {
+        return Err(refused(source, "is root's and has a second name elsewhere"));
     }
-    let real = fs::read_link(files::pin_path(&pin)).map_err(failed("read", source))?;
-    let vms_dir = run_dir.parent().and_then(|vms_dir| vms_dir.canonicalize().ok());
-    let in_vms = vms_dir.as_deref().and_then(|vms_dir| real.strip_prefix(vms_dir).ok());
-    if in_vms.is_some_and(|name| !is_of_a_snapshot(name)) {
-        return Err(refused(source, "lies in a run directory that is not the instance's own"));
-    }
-    files::reopen(&pin, OFlags::RDONLY).map_err(fault)
+    Ok(file)
 }
 
 /// A file of a snapshot, which an instance may be forked from: `<instance>/snapshot-<digest>/<file>`.
-fn is_of_a_snapshot(name: &Path) -> bool {
-    let parts: Vec<_> = name.iter().filter_map(|part| part.to_str()).collect();
-    matches!(parts[..], [instance, directory, _]
-        if instance.parse::<InstanceId>().is_ok() && directory.starts_with("snapshot-"))
+fn of_a_snapshot(below: &Path) -> Option<(InstanceId, &str, &str)> {
+    let parts: Vec<_> = below.iter().filter_map(|part| part.to_str()).collect();
+    match parts[..] {
+        [instance, directory, name] if directory.starts_with("snapshot-") => {
+            Some((instance.parse().ok()?, directory, name))
+        }
+        _ => None,
+    }
 }
 
 /// A second name for a file if its mode lets the VMM read it, else a copy of its own. The owner of a shared file is
 /// never changed.
-fn lend(jail: &Jail, run_dir: &Path, source: &Path, root: &Dir, name: &str) -> Result<(), HostError> {
-    let file = open_to_lend(run_dir, source)?;
+fn lend(jail: &Jail, file: File, source: &Path, root: &Dir, name: &str) -> Result<(), HostError> {
     let meta = file.metadata().map_err(failed("read", source))?;
     let readable = meta.mode() & READABLE_BY_ALL != 0 || meta.uid() == jail.uid;
     if readable && root.link_shared(&file, name).is_ok() {
@@ -196,17 +203,17 @@ fn own_by(file: impl std::os::fd::AsFd, jail: &Jail, path: &Path) -> Result<(), 
 }
 
 /// The jail and the control groups that its jailer made; it leaves both behind.
-pub(super) fn remove(jail: &Jail, run_dir: &Path) -> Result<(), HostError> {
+pub(super) fn remove(jail: &Jail, data: &DataDir) -> Result<(), HostError> {
     way_to(jail)?;
     // The settings may name another place by now than where it was made.
-    let made = recorded_jail(run_dir).filter(|root| *root != jail.root);
+    let made = recorded_jail(data, &jail.instance).filter(|root| *root != jail.root);
     for jail in made.map(|root| Jail { root, ..jail.clone() }).iter().chain([jail]) {
-        match open_way(jail, run_dir, false) {
+        match open_way(jail, data, false) {
             Err(error) if error.is_not_found() => {}
             way => way?.remove_tree(jail.instance.as_str())?,
         }
     }
-    forget(jail, run_dir)?;
+    forget(jail, data)?;
     for group in groups_of(&jail.instance, Path::new(CGROUP_ROOT), CGROUP_DEPTH) {
         match fs::remove_dir(&group) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
@@ -232,32 +239,24 @@ fn groups_of(instance: &InstanceId, dir: &Path, depth: usize) -> Vec<PathBuf> {
     found
 }
 
-/// Where it is written down which jail is whose: beside the directory of run directories.
-fn records_dir(run_dir: &Path) -> Result<PathBuf, HostError> {
-    let data_dir = run_dir.parent().and_then(Path::parent);
-    data_dir.map(|dir| dir.join(RECORDS)).ok_or_else(|| refused(run_dir, "is no run directory"))
-}
-
-fn forget(jail: &Jail, run_dir: &Path) -> Result<(), HostError> {
-    match Dir::open_root(&records_dir(run_dir)?) {
+fn forget(jail: &Jail, data: &DataDir) -> Result<(), HostError> {
+    match data.jails() {
         Err(error) if error.is_not_found() => Ok(()),
         records => records?.remove(jail.instance.as_str()),
     }
 }
 
-/// That jail, open.
-pub(super) fn open_recorded(run_dir: &Path) -> Result<Dir, HostError> {
-    let none = || failed("open the jail of", run_dir)(io::ErrorKind::NotFound.into());
-    let root = recorded_jail(run_dir).ok_or_else(none)?;
-    let instance = run_dir.file_name().and_then(|name| name.to_str()?.parse().ok()).ok_or_else(none)?;
-    open_jail(&Jail { instance, root, uid: 0, gid: 0 }, run_dir)
+/// The jail that an instance was last given, open.
+pub(super) fn open_recorded(data: &DataDir, instance: &InstanceId) -> Result<Dir, HostError> {
+    let none = || failed("open the jail of", &data.run_path(instance))(io::ErrorKind::NotFound.into());
+    let root = recorded_jail(data, instance).ok_or_else(none)?;
+    open_jail(&Jail { instance: instance.clone(), root, uid: 0, gid: 0 }, data)
 }
 
-/// The root of the jail that the instance of a run directory was last given, if it has one.
+/// Its root, if it has one.
 #[must_use]
-pub(super) fn recorded_jail(run_dir: &Path) -> Option<PathBuf> {
-    let instance: InstanceId = run_dir.file_name()?.to_str()?.parse().ok()?;
-    read_record(&Dir::open_root(&records_dir(run_dir).ok()?).ok()?, &instance)
+pub(super) fn recorded_jail(data: &DataDir, instance: &InstanceId) -> Option<PathBuf> {
+    read_record(&data.jails().ok()?, instance)
 }
 
 fn read_record(records: &Dir, instance: &InstanceId) -> Option<PathBuf> {
@@ -270,9 +269,8 @@ fn read_record(records: &Dir, instance: &InstanceId) -> Option<PathBuf> {
 
 /// Which instances have a jail, and which directory on which device it is: a jailed process has it as its root, under
 /// a name that means nothing outside.
-pub(super) fn roots(vms_dir: &Path) -> io::Result<Vec<((u64, u64), InstanceId)>> {
-    let Some(data_dir) = vms_dir.parent() else { return Ok(Vec::new()) };
-    let records = match Dir::open_root(&data_dir.join(RECORDS)) {
+pub(super) fn roots(data: &DataDir) -> io::Result<Vec<((u64, u64), InstanceId)>> {
+    let records = match data.jails() {
         Err(error) if error.is_not_found() => return Ok(Vec::new()),
         records => records?,
     };
@@ -281,9 +279,8 @@ pub(super) fn roots(vms_dir: &Path) -> io::Result<Vec<((u64, u64), InstanceId)>>
         let Some(instance) = name.to_str().and_then(|name| name.parse::<InstanceId>().ok()) else { continue };
         let Some(root) = read_record(&records, &instance) else { continue };
         let jail = Jail { instance, root, uid: 0, gid: 0 };
-        let run_dir = vms_dir.join(jail.instance.as_str());
         // One that is not there, or that is no directory any more, is nobody's root.
-        let Ok(root) = open_jail(&jail, &run_dir) else { continue };
+        let Ok(root) = open_jail(&jail, data) else { continue };
         let meta = File::from(std::os::fd::AsFd::as_fd(&root).try_clone_to_owned()?).metadata()?;
         found.push(((meta.dev(), meta.ino()), jail.instance));
     }

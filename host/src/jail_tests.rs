@@ -17,13 +17,13 @@ fn a_jail_shares_what_is_written_and_is_removed_without_loss() {
     let run_dir = dir.path().join("vms").join("i-00000007");
     fs::create_dir_all(&run_dir).unwrap();
     fs::write(dir.path().join("kernel"), b"kernel").unwrap();
-    let jail = jail(&run_dir);
+    let (jail, data) = (jail(&run_dir), DataDir::named(dir.path()));
     let list = [
         JailFile { source: dir.path().join("kernel"), name: "kernel".into(), writable: false },
         JailFile { source: run_dir.join("data.img"), name: "data.img".into(), writable: true },
     ];
     for _ in 0..2 {
-        make(&jail, &run_dir, &list).unwrap();
+        make(&jail, &data, &Images::Named, &list).unwrap();
     }
     assert_eq!(fs::read(jail.root.join("kernel")).unwrap(), b"kernel");
     fs::write(jail.root.join("data.img"), b"written in the jail").unwrap();
@@ -33,21 +33,21 @@ fn a_jail_shares_what_is_written_and_is_removed_without_loss() {
         name: "snapshot.new.mem".into(),
         writable: true,
     };
-    share(&jail, &run_dir, std::slice::from_ref(&memory)).unwrap();
+    share(&jail, &data, &Images::Named, std::slice::from_ref(&memory)).unwrap();
     fs::write(jail.root.join(&memory.name), b"memory").unwrap();
     for _ in 0..2 {
-        unshare(&jail, &run_dir, std::slice::from_ref(&memory.name)).unwrap();
+        unshare(&jail, &data, std::slice::from_ref(&memory.name)).unwrap();
     }
     assert!(!jail.root.join(&memory.name).exists());
     assert_eq!(fs::read(&memory.source).unwrap(), b"memory");
-    let known = roots(&dir.path().join("vms")).unwrap();
+    let known = roots(&data).unwrap();
     let meta = fs::metadata(&jail.root).unwrap();
     assert_eq!(known, [((meta.dev(), meta.ino()), jail.instance.clone())]);
-    assert_eq!(recorded_jail(&run_dir).as_ref(), Some(&jail.root));
+    assert_eq!(recorded_jail(&data, &jail.instance).as_ref(), Some(&jail.root));
     for _ in 0..2 {
-        remove(&jail, &run_dir).unwrap();
+        remove(&jail, &data).unwrap();
     }
-    assert!(!jail.root.exists() && recorded_jail(&run_dir).is_none());
+    assert!(!jail.root.exists() && recorded_jail(&data, &jail.instance).is_none());
     assert_eq!(fs::read(run_dir.join("data.img")).unwrap(), b"written in the jail");
 }
 
@@ -59,10 +59,10 @@ fn a_file_that_not_everyone_may_read_is_copied_and_its_owner_left_alone() {
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
     let run_dir = dir.path().join("vms").join("i-00000007");
     fs::create_dir_all(&run_dir).unwrap();
-    let jail = Jail { uid: u32::MAX - 1, ..jail(&run_dir) };
+    let (jail, data) = (Jail { uid: u32::MAX - 1, ..jail(&run_dir) }, DataDir::named(dir.path()));
     if rustix::process::geteuid().is_root() {
         let list = [JailFile { source: secret.clone(), name: "kernel".into(), writable: false }];
-        make(&jail, &run_dir, &list).unwrap();
+        make(&jail, &data, &Images::Named, &list).unwrap();
         let (kept, lent) = (fs::metadata(&secret).unwrap(), fs::metadata(jail.root.join("kernel")).unwrap());
         assert_ne!(kept.ino(), lent.ino());
         assert_eq!((kept.uid(), lent.uid()), (0, jail.uid));
@@ -81,8 +81,8 @@ fn a_vmm_is_given_nothing_but_what_is_its_instance_s() {
     fs::hard_link(dir.path().join("outside"), run_dir.join("linked")).unwrap();
     symlink(dir.path().join("outside"), run_dir.join("led")).unwrap();
     symlink(&other, run_dir.join("snapshot")).unwrap();
-    let jail = jail(&run_dir);
-    make(&jail, &run_dir, &[]).unwrap();
+    let (jail, data) = (jail(&run_dir), DataDir::named(dir.path()));
+    make(&jail, &data, &Images::Named, &[]).unwrap();
     let wrong = [
         ("its own name for a file elsewhere", run_dir.join("linked"), true),
         ("a link out", run_dir.join("led"), true),
@@ -96,14 +96,14 @@ fn a_vmm_is_given_nothing_but_what_is_its_instance_s() {
     ];
     for (what, source, writable) in wrong {
         let file = JailFile { source, name: "x".into(), writable };
-        share(&jail, &run_dir, &[file]).expect_err(what);
+        share(&jail, &data, &Images::Named, &[file]).expect_err(what);
         assert!(!jail.root.join("x").exists(), "{what}");
     }
     // A link of the same name as the jail's own was a way to make the agent believe in another jail.
     symlink(&other, run_dir.join("jail")).unwrap();
-    assert_eq!(roots(&dir.path().join("vms")).unwrap().len(), 1);
-    remove(&jail, &run_dir).unwrap();
-    assert_eq!(roots(&dir.path().join("vms")).unwrap(), []);
+    assert_eq!(roots(&data).unwrap().len(), 1);
+    remove(&jail, &data).unwrap();
+    assert_eq!(roots(&data).unwrap(), []);
     assert_eq!(fs::read(other.join("data.img")).unwrap(), b"another's");
 }
 
@@ -115,8 +115,9 @@ fn a_jail_that_was_made_elsewhere_is_removed_with_the_one_that_is_made_now() {
     fs::write(run_dir.join("data.img"), b"disk").unwrap();
     let list = [JailFile { source: run_dir.join("data.img"), name: "data.img".into(), writable: true }];
     let (before, now) = (jail(&dir.path().join("srv")), jail(&run_dir));
-    make(&before, &run_dir, &list).unwrap();
-    make(&now, &run_dir, &list).unwrap();
+    let data = DataDir::named(dir.path());
+    make(&before, &data, &Images::Named, &list).unwrap();
+    make(&now, &data, &Images::Named, &list).unwrap();
     assert!(!before.root.exists() && now.root.join("data.img").exists());
 }
 
@@ -124,13 +125,14 @@ fn a_jail_that_was_made_elsewhere_is_removed_with_the_one_that_is_made_now() {
 fn what_is_not_a_jail_of_the_instance_is_never_removed() {
     let dir = tempfile::tempdir().unwrap();
     let run_dir = &dir.path().join("vms").join("i-00000007");
+    let data = DataDir::named(dir.path());
     for root in [dir.path().to_owned(), dir.path().join("root"), dir.path().join("i-00000008/root")] {
         let wrong = Jail { root, ..jail(dir.path()) };
-        assert!(matches!(remove(&wrong, run_dir), Err(HostError::Refused(_))));
-        assert!(matches!(unshare(&wrong, run_dir, &["kernel".to_owned()]), Err(HostError::Refused(_))));
+        assert!(matches!(remove(&wrong, &data), Err(HostError::Refused(_))));
+        assert!(matches!(unshare(&wrong, &data, &["kernel".to_owned()]), Err(HostError::Refused(_))));
     }
     for name in ["", "..", "../kernel", "/etc/passwd", "link/passwd"] {
-        let refused = unshare(&jail(run_dir), run_dir, &[name.to_owned()]);
+        let refused = unshare(&jail(run_dir), &data, &[name.to_owned()]);
         assert!(matches!(refused, Err(HostError::Refused(_))), "{name}");
     }
     assert!(dir.path().exists());

@@ -8,12 +8,14 @@ mod access;
 mod any;
 mod born;
 pub mod cgroup;
+mod data_dir;
 #[cfg(feature = "network")]
 mod fabric;
 mod files;
 #[cfg(feature = "network")]
 pub mod firewall;
 mod groups;
+mod images;
 mod jail;
 #[cfg(feature = "network")]
 pub mod links;
@@ -52,7 +54,9 @@ pub use local::LocalHost;
 use network::{NetworkFound, NetworkWanted, Port, Probe, TenantNet};
 pub use ownership::{Handover, hand_over};
 pub use process::boot_id;
-pub use remote::{HelperError, Policy, RemoteHost, VmmProgram, run_helper, serve_helper, start_helper};
+pub use remote::{
+    HELPER_THREADS, HelperError, Policy, RemoteHost, VmmProgram, run_helper, serve_helper, start_helper,
+};
 pub use sandbox::Confinement;
 
 /// Which process, beyond doubt: a pid is used again, a start time under one boot is not.

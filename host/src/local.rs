@@ -1,13 +1,13 @@
 //! The operations, carried out by this process itself.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use mvm_proto::InstanceId;
 use rustix::process::{WaitOptions, waitpid};
@@ -16,24 +16,35 @@ use tokio::sync::watch;
 use super::access::{self, Access};
 use super::born::Born;
 use super::cgroup::CgroupSettings;
+use super::data_dir::DataDir;
 use super::files::{self, Dir, FILE_MODE, failed};
 use super::groups::Groups;
+use super::images::Images;
+use super::remote::Policy;
 use super::spawn::{self, Launch};
 use super::{Host, HostError, Operation, Outcome, ProcessEnd, ProcessIdentity, SpawnVmm, TAP_FD, VmmProcess};
 use super::{jail, memory, process};
 
-/// Run directories of instances, below the data directory.
-pub(super) const VMS_DIR: &str = "vms";
-
 /// Acts with the rights that this process has.
 #[derive(Debug)]
 pub struct LocalHost {
-    vms_dir: PathBuf,
-    /// What this process started: their exit codes come to their parent only.
-    own: Mutex<HashMap<InstanceId, Own>>,
-    groups: Arc<Groups>,
+    inner: Arc<Inner>,
     #[cfg(feature = "network")]
     fabric: super::fabric::Fabric,
+}
+
+/// What work in other threads needs, too.
+#[derive(Debug)]
+struct Inner {
+    data: DataDir,
+    images: Images,
+    /// Whose memory may be a template's, from first to last: users that VMMs run as. Absent: anyone's, where VMMs run as
+    /// this process does.
+    vmm_users: Option<Vec<(u32, u32)>>,
+    /// What this process started: their exit codes come to their parent only.
+    own: Mutex<HashMap<InstanceId, Own>>,
+    starting: Starting,
+    groups: Groups,
 }
 
 /// A child of this process, and how it ended once it did.
@@ -43,59 +54,110 @@ struct Own {
     ended: watch::Receiver<Option<ExitStatus>>,
 }
 
+/// Instances whose VMM is being started: each by one thread at a time.
+#[derive(Debug, Default)]
+struct Starting {
+    instances: Mutex<BTreeSet<InstanceId>>,
+    done: Condvar,
+}
+
+struct Turn<'a> {
+    starting: &'a Starting,
+    instance: &'a InstanceId,
+}
+
+impl Starting {
+    /// Waits until no other thread starts this one.
+    fn turn<'a>(&'a self, instance: &'a InstanceId) -> Turn<'a> {
+        let instances = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = |instances: &mut BTreeSet<InstanceId>| instances.contains(instance);
+        let mut instances = self.done.wait_while(instances, taken).unwrap_or_else(PoisonError::into_inner);
+        instances.insert(instance.clone());
+        Turn { starting: self, instance }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.starting.instances.lock().unwrap_or_else(PoisonError::into_inner).remove(self.instance);
+        self.starting.done.notify_all();
+    }
+}
+
 impl LocalHost {
     #[must_use]
     pub fn new(data_dir: &Path) -> Self {
+        Self::with(DataDir::named(data_dir), Images::Named, None, Groups::default())
+    }
+
+    /// The same with control groups.
+    #[must_use]
+    pub fn with_groups(data_dir: &Path, settings: CgroupSettings) -> Self {
+        let data = DataDir::named(data_dir);
+        let groups = Groups::new(settings, data.vms_path());
+        Self::with(data, Images::Named, None, groups)
+    }
+
+    /// A helper's: it holds its directories open from here on, and gives VMMs no images but its agent's.
+    pub(super) fn of_helper(policy: &Policy) -> Result<Self, HostError> {
+        let data = DataDir::hold(&policy.data_dir)?;
+        let images = Images::hold(&policy.images_dir, policy.agent_uid)?;
+        let vmm_users = policy.demand.map(|_| policy.vmm_ids.clone());
+        let groups = match &policy.groups {
+            Some(settings) => Groups::new(settings.clone(), data.vms_path()),
+            None => Groups::default(),
+        };
+        Ok(Self::with(data, images, vmm_users, groups))
+    }
+
+    fn with(data: DataDir, images: Images, vmm_users: Option<Vec<(u32, u32)>>, groups: Groups) -> Self {
+        let (own, starting) = (Mutex::default(), Starting::default());
         Self {
-            vms_dir: data_dir.join(VMS_DIR),
-            own: Mutex::default(),
-            groups: Arc::default(),
+            inner: Arc::new(Inner { data, images, vmm_users, own, starting, groups }),
             #[cfg(feature = "network")]
             fabric: super::fabric::Fabric::default(),
         }
     }
 
-    /// The same with control groups.
-    #[must_use]
-    pub fn with_groups(self, settings: CgroupSettings) -> Self {
-        let groups = Groups::new(settings, self.vms_dir.clone());
-        Self { groups: Arc::new(groups), ..self }
+    /// Work that may wait for a disk or a program, in a thread for it. It goes on to its end even when whoever asked
+    /// does not wait any more.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Inner) -> Result<T, HostError> + Send + 'static,
+    ) -> Result<T, HostError> {
+        let inner = Arc::clone(&self.inner);
+        match tokio::task::spawn_blocking(move || work(&inner)).await {
+            Ok(done) => done,
+            Err(cause) => Err(HostError::Refused(format!("the work was given up: {cause}"))),
+        }
     }
 
-    fn own(&self) -> MutexGuard<'_, HashMap<InstanceId, Own>> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn scan(&self) -> Result<Vec<VmmProcess>, HostError> {
-        process::scan(&self.vms_dir).map_err(failed("look for processes in", &self.vms_dir))
-    }
-
-    fn living(&self, instance: &InstanceId) -> Result<Option<VmmProcess>, HostError> {
-        Ok(self.scan()?.into_iter().find(|vmm| vmm.instance == *instance))
+    /// File work in the run directory of an instance.
+    async fn in_run_dir(
+        &self,
+        instance: &InstanceId,
+        work: impl FnOnce(&Dir) -> Result<(), HostError> + Send + 'static,
+    ) -> Result<(), HostError> {
+        let instance = instance.clone();
+        self.blocking(move |inner| work(&inner.data.run(&instance)?)).await
     }
 
     /// Whether this process started it: then its end comes here first.
     pub(super) fn is_child(&self, vmm: &VmmProcess) -> bool {
-        self.own().get(&vmm.instance).is_some_and(|own| own.process == vmm.process)
+        self.inner.own().get(&vmm.instance).is_some_and(|own| own.process == vmm.process)
     }
 
-    /// Whether this very process lives. One that ended and that nobody has waited for yet does not.
-    pub(super) fn is_there(&self, process: &ProcessIdentity) -> Result<bool, HostError> {
-        process::lives(process).map_err(|cause| {
-            let attempt = format!("look at process {}", process.pid);
-            HostError::Io { attempt, cause }
-        })
-    }
-
-    /// Whether looking for VMMs of this data directory finds it.
-    pub(super) fn is_vmm(&self, process: &ProcessIdentity) -> Result<bool, HostError> {
-        Ok(self.scan()?.iter().any(|vmm| vmm.process == *process))
+    /// Whether this is a VMM of this data directory, as found by looking, or a process that is gone.
+    pub(super) async fn is_vmm_or_gone(&self, process: &ProcessIdentity) -> Result<bool, HostError> {
+        let process = process.clone();
+        self.blocking(move |inner| inner.is_vmm_or_gone(&process)).await
     }
 
     /// The TAP that a VMM is about to be given. One that lives has its own already.
     async fn tap_for(&self, vmm: &SpawnVmm) -> Result<Option<OwnedFd>, HostError> {
         let Some(name) = &vmm.tap else { return Ok(None) };
-        if self.living(&vmm.instance)?.is_some() {
+        let instance = vmm.instance.clone();
+        if self.blocking(move |inner| inner.living(&instance)).await?.is_some() {
             return Ok(None);
         }
         #[cfg(feature = "network")]
@@ -103,29 +165,66 @@ impl LocalHost {
         #[cfg(not(feature = "network"))]
         Err(HostError::Refused(format!("this program was built without networks, and can't open {name}")))
     }
+}
 
-    /// Never awaits: whoever asked may go away, and then must find either no process or one that is all there.
+impl Inner {
+    fn own(&self) -> MutexGuard<'_, HashMap<InstanceId, Own>> {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn scan(&self) -> Result<Vec<VmmProcess>, HostError> {
+        process::scan(&self.data).map_err(failed("look for processes in", &self.data.vms_path()))
+    }
+
+    fn living(&self, instance: &InstanceId) -> Result<Option<VmmProcess>, HostError> {
+        Ok(self.scan()?.into_iter().find(|vmm| vmm.instance == *instance))
+    }
+
+    fn unless_living(&self, instance: &InstanceId) -> Result<(), HostError> {
+        let Some(living) = self.living(instance)? else { return Ok(()) };
+        let pid = living.process.pid;
+        Err(HostError::Refused(format!("process {pid} of {instance} still runs in its directory")))
+    }
+
+    fn is_vmm_or_gone(&self, process: &ProcessIdentity) -> Result<bool, HostError> {
+        let is_there = || {
+            process::lives(process).map_err(|cause| {
+                let attempt = format!("look at process {}", process.pid);
+                HostError::Io { attempt, cause }
+            })
+        };
+        if !is_there()? || self.scan()?.iter().any(|vmm| vmm.process == *process) {
+            return Ok(true);
+        }
+        // It may have ended between the two looks.
+        Ok(!is_there()?)
+    }
+
+    /// Whoever asked may go away, and then must find either no process or one that is all there.
     fn spawn(&self, vmm: &SpawnVmm, tap: Option<OwnedFd>) -> Result<Outcome, HostError> {
         // Held over looking and starting, so that two that ask at once start one.
-        let mut own = self.own();
+        let _turn = self.starting.turn(&vmm.instance);
         if let Some(living) = self.living(&vmm.instance)? {
             return Ok(Outcome::Process(living.process));
         }
-        let dir = match self.open_run_dir(&vmm.instance) {
+        let dir = match self.data.run(&vmm.instance) {
             Err(error) if error.is_not_found() => {
                 return Err(HostError::Refused(format!("{} has no run directory", vmm.instance)));
             }
             dir => dir?,
         };
+        let images = vmm.confine.iter().flat_map(|confine| &confine.images);
+        let images = images.map(|image| self.images.pin(image)).collect::<Result<_, _>>()?;
         let (log_dir, log) = dir.place(&vmm.log)?;
         let log = log_dir.open_log(log, FILE_MODE)?;
         let group = vmm.group.as_ref().map(|group| self.groups.birthplace(group)).transpose()?.flatten();
         let launched = spawn::launch(&Launch {
             program: &vmm.program,
             args: &vmm.args,
-            dir: &self.run_dir(&vmm.instance),
+            dir: &self.data.run_path(&vmm.instance),
             log,
             confine: vmm.confine.as_ref(),
+            images,
             inherit: tap.map(|tap| (tap, TAP_FD)).into_iter().collect(),
             cgroup: group.as_ref().map(std::os::fd::AsFd::as_fd),
         })?;
@@ -138,34 +237,20 @@ impl LocalHost {
         let identity = process::identify(pid).map_err(failed("identify", &vmm.program))?;
         let process = identity.ok_or_else(|| HostError::Refused("the VMM has no process".to_owned()))?;
         let ended = reap(child);
-        own.insert(vmm.instance.clone(), Own { process: process.clone(), ended });
+        self.own().insert(vmm.instance.clone(), Own { process: process.clone(), ended });
         Ok(Outcome::Process(process))
     }
 
     fn remove_run_dir(&self, instance: &InstanceId) -> Result<(), HostError> {
         self.unless_living(instance)?;
         self.own().remove(instance);
-        files::run::remove(&self.vms_dir, instance)
+        files::run::remove(&self.data, instance)
     }
 
-    fn open_run_dir(&self, instance: &InstanceId) -> Result<Dir, HostError> {
-        files::run::open(&self.vms_dir, instance)
-    }
-
-    /// File work in the run directory of an instance.
-    async fn in_run_dir(
-        &self,
-        instance: &InstanceId,
-        work: impl FnOnce(&Dir) -> Result<(), HostError> + Send + 'static,
-    ) -> Result<(), HostError> {
-        let (vms_dir, instance) = (self.vms_dir.clone(), instance.clone());
-        blocking(move || work(&files::run::open(&vms_dir, &instance)?)).await
-    }
-
-    fn unless_living(&self, instance: &InstanceId) -> Result<(), HostError> {
-        let Some(living) = self.living(instance)? else { return Ok(()) };
-        let pid = living.process.pid;
-        Err(HostError::Refused(format!("process {pid} of {instance} still runs in its directory")))
+    fn is_vmm_user(&self, user: u32) -> bool {
+        let within =
+            |users: &Vec<(u32, u32)>| users.iter().any(|(first, last)| (*first..=*last).contains(&user));
+        self.vmm_users.as_ref().is_none_or(within)
     }
 }
 
@@ -190,22 +275,13 @@ fn reap(child: Born) -> watch::Receiver<Option<ExitStatus>> {
     ended
 }
 
-/// File work in a thread for it: some of it waits for the disk.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, HostError> + Send + 'static,
-) -> Result<T, HostError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(cause) => Err(HostError::Refused(format!("the work was given up: {cause}"))),
-    }
-}
-
 impl Host for LocalHost {
     async fn perform(&self, operation: &Operation) -> Result<Outcome, HostError> {
         match operation {
             Operation::SpawnVmm(vmm) => {
                 let tap = self.tap_for(vmm).await?;
-                return self.spawn(vmm, tap);
+                let vmm = vmm.clone();
+                return self.blocking(move |inner| inner.spawn(&vmm, tap)).await;
             }
             Operation::EndProcess { process, signal } => {
                 let attempt = format!("end process {}", process.pid);
@@ -213,14 +289,17 @@ impl Host for LocalHost {
                     process::signal(process, *signal).map_err(|cause| HostError::Io { attempt, cause })?;
                 tracing::debug!(pid = process.pid, ?signal, there, "signalled");
             }
-            Operation::RemoveRunDir { instance } => self.remove_run_dir(instance)?,
+            Operation::RemoveRunDir { instance } => {
+                let instance = instance.clone();
+                self.blocking(move |inner| inner.remove_run_dir(&instance)).await?;
+            }
             Operation::MakeRunDir { instance } => {
-                let (vms_dir, instance) = (self.vms_dir.clone(), instance.clone());
-                blocking(move || files::run::make(&vms_dir, &instance)).await?;
+                let instance = instance.clone();
+                self.blocking(move |inner| files::run::make(&inner.data, &instance)).await?;
             }
             Operation::RemoveFile { instance, name } => {
-                let (vms_dir, instance, name) = (self.vms_dir.clone(), instance.clone(), name.clone());
-                blocking(move || files::run::remove_file(&vms_dir, &instance, &name)).await?;
+                let (instance, name) = (instance.clone(), name.clone());
+                self.blocking(move |inner| files::run::remove_file(&inner.data, &instance, &name)).await?;
             }
             Operation::WriteFile { instance, name, text } => {
                 let (name, text) = (name.clone(), text.clone());
@@ -239,26 +318,39 @@ impl Host for LocalHost {
                 self.in_run_dir(instance, move |dir| files::run::trim_log(dir, &name, max_bytes)).await?;
             }
             Operation::LinkFile { instance, source, name } => {
-                let (source, name) = (source.clone(), name.clone());
-                self.in_run_dir(instance, move |dir| files::run::link(dir, &source, &name)).await?;
+                let (instance, source, name) = (instance.clone(), source.clone(), name.clone());
+                let link = move |inner: &Inner| {
+                    // Whether it is an image is looked at where it is used, too: this name of it is a path to others.
+                    if let Images::Held { .. } = &inner.images {
+                        inner.images.pin(&source)?;
+                    }
+                    files::run::link(&inner.data.run(&instance)?, &source, &name)
+                };
+                self.blocking(link).await?;
             }
             Operation::MakeJail { jail, files } => {
-                self.unless_living(&jail.instance)?;
-                let (jail, dir, files) = (jail.clone(), self.run_dir(&jail.instance), files.clone());
-                blocking(move || jail::make(&jail, &dir, &files)).await?;
+                let (jail, files) = (jail.clone(), files.clone());
+                let make = move |inner: &Inner| {
+                    inner.unless_living(&jail.instance)?;
+                    jail::make(&jail, &inner.data, &inner.images, &files)
+                };
+                self.blocking(make).await?;
             }
             Operation::ShareWithJail { jail, files } => {
-                let (jail, dir, files) = (jail.clone(), self.run_dir(&jail.instance), files.clone());
-                blocking(move || jail::share(&jail, &dir, &files)).await?;
+                let (jail, files) = (jail.clone(), files.clone());
+                self.blocking(move |inner| jail::share(&jail, &inner.data, &inner.images, &files)).await?;
             }
             Operation::UnshareFromJail { jail, names } => {
-                let (jail, dir, names) = (jail.clone(), self.run_dir(&jail.instance), names.clone());
-                blocking(move || jail::unshare(&jail, &dir, &names)).await?;
+                let (jail, names) = (jail.clone(), names.clone());
+                self.blocking(move |inner| jail::unshare(&jail, &inner.data, &names)).await?;
             }
             Operation::RemoveJail { jail } => {
-                self.unless_living(&jail.instance)?;
-                let (jail, dir) = (jail.clone(), self.run_dir(&jail.instance));
-                blocking(move || jail::remove(&jail, &dir)).await?;
+                let jail = jail.clone();
+                let remove = move |inner: &Inner| {
+                    inner.unless_living(&jail.instance)?;
+                    jail::remove(&jail, &inner.data)
+                };
+                self.blocking(remove).await?;
             }
             Operation::MakeDisk { instance, name, size_mib } => {
                 let (name, size_mib) = (name.clone(), *size_mib);
@@ -269,18 +361,23 @@ impl Host for LocalHost {
                 self.in_run_dir(instance, move |dir| files::run::dig_holes(dir, &name)).await?;
             }
             Operation::ShareMemory { instance, template, memory, name } => {
-                let template = self.open_run_dir(template)?;
+                let (instance, template) = (instance.clone(), template.clone());
                 let (memory, name) = (memory.clone(), name.clone());
-                let share = move |dir: &Dir| files::run::share_memory(dir, &template, &memory, &name);
-                self.in_run_dir(instance, share).await?;
+                let share = move |inner: &Inner| {
+                    let (dir, template) = (inner.data.run(&instance)?, inner.data.run(&template)?);
+                    files::run::share_memory(&dir, &template, &memory, &name, |user| inner.is_vmm_user(user))
+                };
+                self.blocking(share).await?;
             }
             Operation::MeasureDisk { instance } => {
-                let (vms_dir, instance) = (self.vms_dir.clone(), instance.clone());
-                return blocking(move || files::run::measure(&vms_dir, &instance)).await.map(Outcome::Disk);
+                let instance = instance.clone();
+                let measure = move |inner: &Inner| files::run::measure(&inner.data, &instance);
+                return self.blocking(measure).await.map(Outcome::Disk);
             }
             Operation::MeasureMemory { instances } => {
-                let (vms_dir, instances) = (self.vms_dir.clone(), instances.clone());
-                return blocking(move || memory::measure(&vms_dir, &instances)).await.map(Outcome::Memory);
+                let instances = instances.clone();
+                let measure = move |inner: &Inner| memory::measure(&inner.data, &instances);
+                return self.blocking(measure).await.map(Outcome::Memory);
             }
             Operation::AdmitVmm { instance, user, files } => {
                 let (user, files) = (*user, files.clone());
@@ -292,8 +389,8 @@ impl Host for LocalHost {
             | Operation::LimitIo { .. }
             | Operation::RemoveGroup { .. }
             | Operation::LookAtGroups => {
-                let (groups, operation) = (Arc::clone(&self.groups), operation.clone());
-                return blocking(move || groups.perform(&operation)).await;
+                let operation = operation.clone();
+                return self.blocking(move |inner| inner.groups.perform(&operation)).await;
             }
             #[cfg(feature = "network")]
             network => return self.fabric.perform(network).await,
@@ -303,33 +400,32 @@ impl Host for LocalHost {
         Ok(Outcome::Done)
     }
 
-    /// Beside everything else: how long a walk over `/proc` takes is up to everyone who has processes here.
     async fn vmms(&self) -> Result<Vec<VmmProcess>, HostError> {
-        let vms_dir = self.vms_dir.clone();
-        let scanned = tokio::task::spawn_blocking(move || process::scan(&vms_dir)).await;
-        let scanned = scanned.unwrap_or_else(|cause| Err(std::io::Error::other(cause)));
-        scanned.map_err(failed("look for processes in", &self.vms_dir))
+        self.blocking(Inner::scan).await
     }
 
     async fn run_dirs(&self) -> Result<Vec<InstanceId>, HostError> {
-        let vms = match Dir::open_root(&self.vms_dir) {
-            Err(error) if error.is_not_found() => return Ok(Vec::new()),
-            vms => vms?,
+        let list = |inner: &Inner| {
+            let names = match inner.data.vms() {
+                Err(error) if error.is_not_found() => return Ok(Vec::new()),
+                vms => vms?.list()?,
+            };
+            let mut found: Vec<_> =
+                names.iter().filter_map(|name| name.to_str().and_then(|name| name.parse().ok())).collect();
+            found.sort();
+            Ok(found)
         };
-        let names = vms.list()?;
-        let mut found: Vec<_> =
-            names.iter().filter_map(|name| name.to_str().and_then(|name| name.parse().ok())).collect();
-        found.sort();
-        Ok(found)
+        self.blocking(list).await
     }
 
     fn run_dir(&self, instance: &InstanceId) -> PathBuf {
-        self.vms_dir.join(instance.as_str())
+        self.inner.data.run_path(instance)
     }
 
     async fn wait_end(&self, vmm: &VmmProcess) -> Result<ProcessEnd, HostError> {
         let (instance, process) = (vmm.instance.clone(), vmm.process.clone());
-        let own = self.own().get(&instance).filter(|own| own.process == process).map(|own| own.ended.clone());
+        let is_it = |own: &&Own| own.process == process;
+        let own = self.inner.own().get(&instance).filter(is_it).map(|own| own.ended.clone());
         let mut end = ProcessEnd { instance, process, exit_code: None, signal: None };
         if let Some(mut ended) = own {
             // An error means that the waiting task is gone with its runtime, and so is whoever asked.
@@ -354,18 +450,22 @@ impl Host for LocalHost {
         name: &str,
         access: Access,
     ) -> Result<Option<File>, HostError> {
-        access::open(&self.run_dir(instance), name, access)
+        let (instance, name) = (instance.clone(), name.to_owned());
+        self.blocking(move |inner| access::open(&inner.data, &instance, &name, access)).await
     }
 
     async fn connect(&self, instance: &InstanceId, name: &str) -> Result<UnixStream, HostError> {
-        access::dial(&self.run_dir(instance), name)
+        let (instance, name) = (instance.clone(), name.to_owned());
+        self.blocking(move |inner| access::dial(&inner.data, &instance, &name)).await
     }
 
     async fn names(&self, instance: &InstanceId) -> Result<Vec<String>, HostError> {
-        access::names(&self.run_dir(instance))
+        let instance = instance.clone();
+        self.blocking(move |inner| access::names(&inner.data, &instance)).await
     }
 
     async fn jail_root(&self, instance: &InstanceId) -> Result<Option<PathBuf>, HostError> {
-        Ok(jail::recorded_jail(&self.run_dir(instance)))
+        let instance = instance.clone();
+        self.blocking(move |inner| Ok(jail::recorded_jail(&inner.data, &instance))).await
     }
 }

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
 
 use mvm_proto::InstanceId;
 
+use super::data_dir::DataDir;
 use super::files::failed;
 use super::{HostError, MemoryUse, process};
 
 /// Looks for all VMMs once, and at the memory of those that are asked for. One that ends meanwhile costs nothing.
-pub(super) fn measure(vms_dir: &Path, instances: &[InstanceId]) -> Result<Vec<MemoryUse>, HostError> {
+pub(super) fn measure(data: &DataDir, instances: &[InstanceId]) -> Result<Vec<MemoryUse>, HostError> {
     let asked: BTreeSet<&InstanceId> = instances.iter().collect();
-    let vmms = process::scan(vms_dir).map_err(failed("look for processes in", vms_dir))?;
+    let vmms = process::scan(data).map_err(failed("look for processes in", &data.vms_path()))?;
     let mut found = Vec::new();
     for vmm in vmms.into_iter().filter(|vmm| asked.contains(&vmm.instance)) {
         let sums = fs::read_to_string(format!("/proc/{}/smaps_rollup", vmm.process.pid));

@@ -1,11 +1,12 @@
 //! Whose the data directory is when the agent is not root.
 //!
 //! The directory itself stays root's, with the agent's group and the sticky mode: the agent makes files in it, and can
-//! neither rename nor replace what is root's in there, which is `vms/`. Everything else in it is given to the agent.
-//! Nothing is followed on the way, and a file that has a second name elsewhere is left as it is.
+//! neither rename nor replace what is root's in there, which is `vms/` and `jails/`. Everything else in it is given to
+//! the agent. Nothing is followed on the way, and a file that has a second name elsewhere is left as it is.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
@@ -15,14 +16,14 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::HostError;
-use super::files::failed;
-use super::local::VMS_DIR;
+use super::data_dir::{JAILS_DIR, VMS_DIR};
+use super::files::{self, failed};
 use super::privileges::Account;
 
 /// Everyone who owns an entry keeps it; the agent's group makes new ones; VMMs get through to their own directories.
 const SHARED_DIR_MODE: u32 = 0o1771;
-/// The agent sees which instances there are; a VMM gets through to its own directory.
-const VMS_DIR_MODE: u32 = 0o751;
+/// The agent sees which instances and which jails there are; a VMM gets through to its own directory.
+const ROOT_DIR_MODE: u32 = 0o751;
 const PRIVATE_DIR_MODE: u32 = 0o700;
 
 /// No data directory is deeper; one that is was not made by us.
@@ -36,6 +37,53 @@ pub struct Handover<'a> {
     pub own: Vec<PathBuf>,
 }
 
+/// What stays root's in a data directory.
+const ROOTS_OWN: [&str; 2] = [VMS_DIR, JAILS_DIR];
+
+const RECORD_MODE: u32 = 0o644;
+/// No path is longer.
+const MAX_RECORD_BYTES: u64 = 4096;
+
+/// Records of jails that are not root's are written anew, as files of root's that nobody has open: an agent was once
+/// given them. What is no record goes.
+fn take_back_records(dir: &Path) -> Result<(), HostError> {
+    let records = files::Dir::open_root(dir)?;
+    for name in records.list()? {
+        let Some(found) = records.look(&name)? else { continue };
+        if found.st_uid == 0 {
+            continue;
+        }
+        match records.read(&name, files::OpenHow::Read, MAX_RECORD_BYTES) {
+            Ok(Some(text)) => records.replace(&name, &text, RECORD_MODE)?,
+            _ => records.remove_tree(&name)?,
+        }
+    }
+    Ok(())
+}
+
+/// Fails if a directory on the way to `path` is this user's, who could then put another in its place.
+pub(super) fn check_way(path: &Path, user: u32) -> Result<(), HostError> {
+    // Root, and whoever runs without it, is not protected from itself.
+    if user == 0 || user == rustix::process::geteuid().as_raw() {
+        return Ok(());
+    }
+    let real = path.canonicalize().map_err(failed("find", path))?;
+    for dir in real.ancestors().skip(1) {
+        let meta = dir.metadata().map_err(failed("look at", dir))?;
+        let open = meta.mode() & WRITABLE_BY_ALL != 0 && meta.mode() & STICKY == 0;
+        if meta.uid() == user || open {
+            let (path, dir) = (path.display(), dir.display());
+            return Err(HostError::Refused(format!(
+                "{dir} may be changed by user {user}, who could replace {path}; give it to root, and to others to read only"
+            )));
+        }
+    }
+    Ok(())
+}
+
+const WRITABLE_BY_ALL: u32 = 0o002;
+const STICKY: u32 = 0o1000;
+
 /// Prepares directories for `account`. The caller is root; asking twice is asking once.
 pub fn hand_over(what: &Handover<'_>, account: &Account) -> Result<(), HostError> {
     let data_dir = make_dir(what.data_dir).map_err(failed("make", what.data_dir))?;
@@ -44,10 +92,14 @@ pub fn hand_over(what: &Handover<'_>, account: &Account) -> Result<(), HostError
         Ok(fchmod(dir, Mode::from_raw_mode(mode))?)
     };
     shared(&data_dir, SHARED_DIR_MODE).map_err(failed("share", what.data_dir))?;
-    let vms = what.data_dir.join(VMS_DIR);
-    let vms_dir = make_in(&data_dir, VMS_DIR).map_err(failed("make", &vms))?;
-    shared(&vms_dir, VMS_DIR_MODE).map_err(failed("share", &vms))?;
-    give_entries(&data_dir, account, &[VMS_DIR], 0).map_err(failed("give away", what.data_dir))?;
+    check_way(what.data_dir, account.uid)?;
+    for name in ROOTS_OWN {
+        let path = what.data_dir.join(name);
+        let dir = make_in(&data_dir, name).map_err(failed("make", &path))?;
+        shared(&dir, ROOT_DIR_MODE).map_err(failed("share", &path))?;
+    }
+    take_back_records(&what.data_dir.join(JAILS_DIR))?;
+    give_entries(&data_dir, account, &ROOTS_OWN, 0).map_err(failed("give away", what.data_dir))?;
     for dir in what.own.iter().filter(|dir| !what.data_dir.starts_with(dir)) {
         let opened = make_dir(dir).map_err(failed("make", dir))?;
         give_tree(&opened, account, 0).map_err(failed("give away", dir))?;
@@ -125,16 +177,30 @@ fn give(what: &impl AsFd, account: &Account) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+    use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+
+    use mvm_proto::InstanceId;
 
     use super::*;
+    use crate::data_dir::DataDir;
+
+    fn nobody() -> Account {
+        Account { name: "nobody".to_owned(), uid: 65_534, gid: 65_534 }
+    }
+
+    #[allow(clippy::print_stderr, reason = "a test that did not run must say so where its output is read")]
+    fn is_root() -> bool {
+        if rustix::process::geteuid().is_root() {
+            return true;
+        }
+        assert!(std::env::var_os("MVM_REQUIRE_PRIVILEGED").is_none() && std::env::var_os("CI").is_none());
+        eprintln!("NOT RUN: giving files away needs root");
+        false
+    }
 
     #[test]
-    #[allow(clippy::print_stderr, reason = "a test that did not run must say so where its output is read")]
     fn all_but_the_run_directories_is_given_away_and_no_link_leads_out() {
-        if !rustix::process::geteuid().is_root() {
-            assert!(std::env::var_os("MVM_REQUIRE_PRIVILEGED").is_none() && std::env::var_os("CI").is_none());
-            eprintln!("NOT RUN: giving files away needs root");
+        if !is_root() {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -150,7 +216,7 @@ mod tests {
         std::fs::hard_link(&foreign, data.join("second-name")).unwrap();
         std::fs::create_dir(dir.path().join("etc")).unwrap();
         symlink(dir.path().join("etc"), data.join("images/etc")).unwrap();
-        let account = Account { name: "nobody".to_owned(), uid: 65_534, gid: 65_534 };
+        let account = nobody();
         let own = vec![data.join("certs"), dir.path().join("elsewhere/images")];
         for _ in 0..2 {
             hand_over(&Handover { data_dir: &data, own: own.clone() }, &account).unwrap();
@@ -169,5 +235,81 @@ mod tests {
         // A data directory that is a link is none.
         symlink(&data, dir.path().join("linked")).unwrap();
         hand_over(&Handover { data_dir: &dir.path().join("linked"), own: vec![] }, &account).unwrap_err();
+    }
+
+    #[test]
+    fn records_of_jails_stay_root_s_and_the_search_for_vmms_goes_on_after_every_start() {
+        if !is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().join("agent");
+        let id = InstanceId::from_bits(7);
+        let root = data.join("vms").join(id.as_str()).join("firecracker").join(id.as_str()).join("root");
+        std::fs::create_dir_all(&root).unwrap();
+        std::fs::create_dir(data.join("jails")).unwrap();
+        let record = data.join("jails").join(id.as_str());
+        std::fs::write(&record, root.to_str().unwrap()).unwrap();
+        let owner = |path: &Path| std::fs::symlink_metadata(path).unwrap().uid();
+        let found = || {
+            let data = DataDir::hold(&data).unwrap();
+            crate::process::scan(&data).unwrap();
+            crate::jail::roots(&data).unwrap().into_iter().map(|(_, instance)| instance).collect::<Vec<_>>()
+        };
+        for _ in 0..2 {
+            hand_over(&Handover { data_dir: &data, own: vec![] }, &nobody()).unwrap();
+            assert_eq!((owner(&data.join("jails")), owner(&record)), (0, 0));
+            assert_eq!(found(), [id.clone()]);
+        }
+        // As it was left where both were given away: taken back, and by no file that the agent may still have open.
+        chown(data.join("jails"), Some(65_534), Some(65_534)).unwrap();
+        chown(&record, Some(65_534), Some(65_534)).unwrap();
+        symlink("/etc", data.join("jails/i-00000008")).unwrap();
+        std::os::unix::fs::lchown(data.join("jails/i-00000008"), Some(65_534), Some(65_534)).unwrap();
+        let before = std::fs::metadata(&record).unwrap().ino();
+        hand_over(&Handover { data_dir: &data, own: vec![] }, &nobody()).unwrap();
+        assert_eq!((owner(&data.join("jails")), owner(&record)), (0, 0));
+        assert_ne!(std::fs::metadata(&record).unwrap().ino(), before);
+        assert_eq!(found(), [id]);
+        assert!(std::fs::symlink_metadata(data.join("jails/i-00000008")).is_err());
+        let mode = std::fs::metadata(data.join("jails")).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(mode, 0o751);
+    }
+
+    #[test]
+    fn what_someone_put_in_the_place_of_the_records_is_not_used() {
+        if !is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (data, outside) = (dir.path().join("agent"), dir.path().join("outside"));
+        for made in [&data, &outside] {
+            std::fs::create_dir(made).unwrap();
+        }
+        symlink(&outside, data.join("jails")).unwrap();
+        hand_over(&Handover { data_dir: &data, own: vec![] }, &nobody()).unwrap_err();
+        DataDir::hold(&data).unwrap_err();
+        assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_data_directory_that_the_agent_could_replace_is_refused() {
+        if !is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().join("home/agent");
+        let home = dir.path().join("home");
+        std::fs::create_dir(&home).unwrap();
+        let given = || hand_over(&Handover { data_dir: &data, own: vec![] }, &nobody());
+        given().unwrap();
+        chown(&home, Some(65_534), None).unwrap();
+        let refused = given().unwrap_err();
+        assert!(matches!(&refused, HostError::Refused(why) if why.contains("home")), "{refused:?}");
+        chown(&home, Some(0), None).unwrap();
+        std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o777)).unwrap();
+        given().unwrap_err();
+        std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o1777)).unwrap();
+        given().unwrap();
     }
 }

@@ -15,6 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::data_dir::DataDir;
 use super::{EndSignal, ProcessIdentity, VmmProcess, jail};
 
 /// What the kernel writes behind the name of a directory that was removed under a process.
@@ -77,11 +78,11 @@ fn is_gone(cause: &io::Error) -> bool {
     cause.kind() == io::ErrorKind::NotFound || cause.raw_os_error() == Some(nix::errno::Errno::ESRCH as i32)
 }
 
-/// The VMMs whose working directory lies in a run directory below `vms_dir`, and whose command line names that very
+/// The VMMs whose working directory lies in a run directory below `<data>/vms`, and whose command line names that very
 /// instance. One pass over `/proc` that reads a single link of everything else.
-pub(super) fn scan(vms_dir: &Path) -> io::Result<Vec<VmmProcess>> {
-    let vms_dir = real_path(vms_dir)?;
-    let jails = jail::roots(&vms_dir)?;
+pub(super) fn scan(data: &DataDir) -> io::Result<Vec<VmmProcess>> {
+    let vms_dir = real_path(&data.vms_path())?;
+    let jails = jail::roots(data)?;
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;

@@ -12,20 +12,23 @@
 //! of descriptors. The first frame is the [`Policy`], written by the agent while it is still root; from then on the
 //! agent is not trusted: the set of requests is closed, and every argument is checked again ([`Policy::admit`]).
 //!
-//! Requests overlap, and each answer bears its request's number: a slow one holds up nobody. What can't be understood
+//! Requests overlap, and each answer bears its request's number: a slow one holds up no other instance's ([`turns`]). What can't be understood
 //! ends the conversation, and the helper with it. The helper ends with its agent; VMMs outlive both.
 
 mod client;
 mod frame;
-mod images;
 mod message;
 mod policy;
+mod programs;
 mod server;
+#[cfg(test)]
+mod table_tests;
+mod turns;
 mod vmm_args;
 
 pub use client::RemoteHost;
 pub use policy::{Policy, VmmProgram};
-pub use server::{HelperError, run_helper, serve_helper};
+pub use server::{HELPER_THREADS, HelperError, run_helper, serve_helper};
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -34,7 +34,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use measures::Measures;
-pub(crate) use prepare::{Prepared, prepare};
+pub(crate) use prepare::{Prepared, Seen, prepare};
 pub use probe::{Capabilities, Namespace, probe};
 
 /// Where Debian and others keep what QEMU needs: libraries with their cache, and firmware. What is not there is left out.

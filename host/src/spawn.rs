@@ -31,7 +31,8 @@ use rustix::process::{WaitOptions, waitpid};
 use super::HostError;
 use super::born::{Born, Forked, fork_into};
 use super::files::failed;
-use super::sandbox::{self, Capabilities, Confinement, Holes, Prepared, Weaker};
+use super::images::Image;
+use super::sandbox::{self, Capabilities, Confinement, Holes, Prepared, Seen, Weaker};
 use failure::{Failure, Step};
 use sys::Strings;
 
@@ -45,6 +46,8 @@ pub(crate) struct Launch<'a> {
     /// Takes what it prints; given to whoever it runs as.
     pub(crate) log: File,
     pub(crate) confine: Option<&'a Confinement>,
+    /// The confinement's images, in its order.
+    pub(crate) images: Vec<Image>,
     /// Open files that it gets, each under a number from 3 on.
     pub(crate) inherit: Vec<(OwnedFd, RawFd)>,
     /// A directory of a cgroup v2 file system, in which it is born.
@@ -116,8 +119,9 @@ pub(crate) fn launch(wanted: &Launch<'_>) -> Result<Launched, HostError> {
         None => None,
         Some(confine) => {
             let taken = tell.as_raw_fd();
-            let holes = holes(wanted.args);
-            Some(sandbox::prepare(confine, holes, machine(), &program, wanted.dir, base, taken)?)
+            let (holes, images) = (holes(wanted.args), wanted.images.as_slice());
+            let seen = Seen { program: &program, run_dir: wanted.dir, images, holes };
+            Some(sandbox::prepare(confine, &seen, machine(), base, taken)?)
         }
     };
     let filtered = confinement.as_ref().is_some_and(|prepared| prepared.measures.filter);

@@ -10,7 +10,16 @@ const LOG: &str = "log";
 
 fn shell<'a>(dir: &'a Path, args: &'a [String]) -> Launch<'a> {
     let log = File::options().create(true).append(true).open(dir.join(LOG)).unwrap();
-    Launch { program: Path::new("sh"), args, dir, log, confine: None, inherit: Vec::new(), cgroup: None }
+    Launch {
+        program: Path::new("sh"),
+        args,
+        dir,
+        log,
+        confine: None,
+        images: Vec::new(),
+        inherit: Vec::new(),
+        cgroup: None,
+    }
 }
 
 fn script(text: &str) -> Vec<String> {

@@ -12,7 +12,7 @@ use mvm_agent::driver::DriverKind;
 use mvm_agent::driver_choice;
 use mvm_agent::isolation::{AddressRange, Effort, IsolationFlags, NetworkMode};
 use mvm_agent::persist::SessionLimits;
-use mvm_agent::privileges::{give_up, run_helper};
+use mvm_agent::privileges::{HELPER_THREADS, give_up, run_helper};
 use mvm_agent::reconcile::{OnceSettings, Report, peek, reconcile_once};
 use mvm_agent::settings::{
     CapacityCaps, DEFAULT_SECRETS_DIR, DriverChoice, VmmSettings, default_certs_dir, default_images_dir,
@@ -76,6 +76,7 @@ impl ProgramArgs {
             qemu: self.qemu.clone(),
             firecracker: self.firecracker.clone(),
             jailer: self.jailer.clone(),
+            jailed: false,
             guest: self.guest.clone(),
         }
     }
@@ -92,8 +93,9 @@ struct IsolationArgs {
     /// [default: required, none with the fake driver]
     #[arg(long, value_name = "EFFORT")]
     cgroups: Option<Effort>,
-    /// A user, namespaces, a root and filters of its own for each VMM: required, best-effort or none
-    /// [default: required, none with the fake driver]
+    /// A user, namespaces, a root and filters of its own for each VMM: required, best-effort or none. Firecracker gets
+    /// them from its jailer, and is not started without one unless this is none [default: required, none with the fake
+    /// driver]
     #[arg(long, value_name = "EFFORT")]
     jail: Option<Effort>,
     /// Let tenants ask port 53 of their own gateway, and tell guests to: run a resolver there that listens on all bridges
@@ -352,8 +354,6 @@ fn helper() -> Run {
     Ok(ended?)
 }
 
-/// Most operations wait for a disk; more threads would only wait for the same one.
-const HELPER_THREADS: usize = 16;
 const HELPER_LEAVES_WITHIN: Duration = Duration::from_secs(5);
 
 async fn reconcile(global: &Global, args: ReconcileArgs) -> Run {

@@ -72,6 +72,35 @@ impl Dir {
         Ok(dir)
     }
 
+    /// The same for one in which others may make entries of their own and change no others', as in `/tmp`.
+    pub(crate) fn open_shared_root(path: &Path) -> Result<Self, HostError> {
+        let dir = Self::named(path)?;
+        dir.check_trusted(true)?;
+        Ok(dir)
+    }
+
+    /// The same as [`Dir::open_root`], made with those above it if need be, and private then.
+    pub(crate) fn make_root(path: &Path) -> Result<Self, HostError> {
+        super::run::create_private_dir(path).map_err(failed("make", path))?;
+        Self::open_root(path)
+    }
+
+    /// A directory in this one that is this user's or root's alone; made if need be, and private then. It may be on
+    /// another file system, where an operator mounts one.
+    pub(crate) fn open_own(&self, name: &str) -> Result<Self, HostError> {
+        let name = plain(OsStr::new(name))?;
+        match fs::mkdirat(&self.fd, name, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(cause) => return Err(self.fault("make the directory", name, cause)),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = fs::openat(&self.fd, name, flags, Mode::empty())
+            .map_err(|cause| self.fault("open the directory", name, cause))?;
+        let dir = Self { fd, path: self.path.join(name) };
+        dir.check_trusted(false)?;
+        Ok(dir)
+    }
+
     /// A directory in one that is trusted: `<data>/vms/<instance>`. Who owns it makes no difference, for it may be a
     /// VMM's.
     pub fn open_run(path: &Path) -> Result<Self, HostError> {

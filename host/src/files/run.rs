@@ -1,15 +1,16 @@
 //! The operations on run directories, `<data>/vms/<instance>`: by names that are checked, in directories that are open.
 
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::Path;
 
 use mvm_proto::InstanceId;
 
 use rustix::fs::Mode;
 
-use super::{Dir, FILE_MODE, OpenHow, RUN_DIR_MODE, failed, free_space, holes};
+use super::{Dir, FILE_MODE, OpenHow, RUN_DIR_MODE, failed, free_space, holes, refused};
+use crate::data_dir::DataDir;
 use crate::{DiskUse, HostError};
 
 /// A directory that nobody but its owner looks into, with those above it that are missing.
@@ -17,28 +18,22 @@ pub(crate) fn create_private_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(RUN_DIR_MODE).create(dir)
 }
 
-/// The run directory of an instance.
-pub(crate) fn open(vms_dir: &Path, instance: &InstanceId) -> Result<Dir, HostError> {
-    Dir::open_root(vms_dir)?.sub(instance.as_str())
-}
-
-pub(crate) fn make(vms_dir: &Path, instance: &InstanceId) -> Result<(), HostError> {
-    create_private_dir(vms_dir).map_err(failed("make", vms_dir))?;
+pub(crate) fn make(data: &DataDir, instance: &InstanceId) -> Result<(), HostError> {
     // One that was there may be looser than it should be.
-    Dir::open_root(vms_dir)?.make(instance.as_str(), RUN_DIR_MODE, None).map(|_| ())
+    data.make_vms()?.make(instance.as_str(), RUN_DIR_MODE, None).map(|_| ())
 }
 
-pub(crate) fn remove(vms_dir: &Path, instance: &InstanceId) -> Result<(), HostError> {
-    match Dir::open_root(vms_dir) {
+pub(crate) fn remove(data: &DataDir, instance: &InstanceId) -> Result<(), HostError> {
+    match data.vms() {
         Err(error) if error.is_not_found() => Ok(()),
         vms => vms?.remove_tree(instance.as_str()),
     }
 }
 
 /// A file, or a directory with all in it. Where its directory is gone, so is it.
-pub(crate) fn remove_file(vms_dir: &Path, instance: &InstanceId, name: &str) -> Result<(), HostError> {
+pub(crate) fn remove_file(data: &DataDir, instance: &InstanceId, name: &str) -> Result<(), HostError> {
     super::name::parts(name)?;
-    let found = open(vms_dir, instance).and_then(|run_dir| {
+    let found = data.run(instance).and_then(|run_dir| {
         let (dir, name) = run_dir.place(name)?;
         dir.remove_tree(name)
     });
@@ -48,8 +43,8 @@ pub(crate) fn remove_file(vms_dir: &Path, instance: &InstanceId, name: &str) -> 
     }
 }
 
-pub(crate) fn measure(vms_dir: &Path, instance: &InstanceId) -> Result<Option<DiskUse>, HostError> {
-    match open(vms_dir, instance) {
+pub(crate) fn measure(data: &DataDir, instance: &InstanceId) -> Result<Option<DiskUse>, HostError> {
+    match data.run(instance) {
         Err(error) if error.is_not_found() => Ok(None),
         dir => {
             let dir = dir?;
@@ -108,18 +103,38 @@ pub(crate) fn admit(run_dir: &Dir, user: u32, files: &[String]) -> Result<(), Ho
 const SHARED_MEMORY_MODE: u32 = 0o666;
 
 /// A second name for the memory of a template. QEMU opens it to write although its guest's writes stay its own.
-pub(crate) fn share_memory(run_dir: &Dir, template: &Dir, memory: &str, name: &str) -> Result<(), HostError> {
+/// `is_vmm` says whose memory is shared: nobody else's file is given another owner or mode.
+pub(crate) fn share_memory(
+    run_dir: &Dir,
+    template: &Dir,
+    memory: &str,
+    name: &str,
+    is_vmm: impl Fn(u32) -> bool,
+) -> Result<(), HostError> {
     let (from, memory) = template.place(memory)?;
-    let file = from.open_file(memory, OpenHow::ReadShared)?;
     let path = from.path().join(memory);
-    let share = || {
-        // The VMM that made it is gone; its user may be another's by the time this one is used.
-        if rustix::process::geteuid().is_root() {
-            super::dir::give(&file, (0, 0))?;
-        }
-        rustix::fs::fchmod(&file, Mode::from_raw_mode(SHARED_MEMORY_MODE))
+    let user = rustix::process::geteuid().as_raw();
+    let owner = |file: &File| {
+        let meta = file.metadata().map_err(failed("look at", &path))?;
+        Ok::<_, HostError>((meta.uid(), meta.mode() & 0o7777))
     };
-    share().map_err(|errno| failed("share", &path)(errno.into()))?;
+    let mut file = from.open_file(memory, OpenHow::ReadShared)?;
+    // One that is shared already has names in the directories of those that load it, and stays as it is.
+    if owner(&file)? != (user, SHARED_MEMORY_MODE) {
+        file = from.open_file(memory, OpenHow::Read)?;
+        if !is_vmm(owner(&file)?.0) {
+            return Err(refused(&path, "is no memory of a VMM"));
+        }
+        let share = || {
+            rustix::fs::fchmod(&file, Mode::from_raw_mode(SHARED_MEMORY_MODE))?;
+            // The VMM that made it is gone; its user may be another's by the time this one is used.
+            if rustix::process::geteuid().is_root() {
+                super::dir::give(&file, (0, 0))?;
+            }
+            Ok(())
+        };
+        share().map_err(|errno: rustix::io::Errno| failed("share", &path)(errno.into()))?;
+    }
     let (dir, name) = run_dir.place(name)?;
     dir.remove_tree(name)?;
     dir.link_shared(&file, name)

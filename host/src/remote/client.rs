@@ -16,7 +16,7 @@ use tokio::task::AbortHandle;
 
 use super::frame::{self, Frame, Reader};
 use super::message::{Answer, Call, Request, Response};
-use crate::local::VMS_DIR;
+use crate::data_dir::VMS_DIR;
 use crate::{Access, Host, HostError, Operation, Outcome, ProcessEnd, VmmProcess};
 
 type Answered = (Answer, Option<OwnedFd>);

@@ -1,8 +1,14 @@
 //! What the helper does for its agent, and what it refuses: decided here, from the limits that were set while the
 //! agent was still trusted. A compromised agent can ask for anything; it gets what an honest one could have asked for.
 //!
-//! [`Policy::admit`] looks at an operation's arguments alone (and at image files, which must be what they seem). That
-//! a process is a VMM of this data directory is found out by the helper itself, not here.
+//! [`Policy::admit`] looks at an operation's arguments alone. What a name leads to is found out where it is used, once:
+//! that an image is one (`images.rs`), that a file is what it must be (`files/`), that a process is a VMM of this data
+//! directory (`process.rs`).
+//!
+//! Names keep jails and everything else in a run directory apart. A jail lies in a directory that is named after its
+//! program, `<program>/<instance>/root`, and the jailer starts only a program with `firecracker` in its name. No other
+//! operation takes a name with that word or an instance in it, and none but a snapshot's directory may be in front of
+//! a `/`. So no part of a jail can be given a name that operations take, nor anything else a name that jails have.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -10,12 +16,13 @@ use mvm_proto::InstanceId;
 use mvm_proto::document::IoLimits;
 use serde::{Deserialize, Serialize};
 
-use super::images;
+use super::programs;
 use super::vmm_args::{self, Line};
 use crate::cgroup::CgroupSettings;
-use crate::local::VMS_DIR;
+use crate::data_dir::VMS_DIR;
 use crate::network::{MAX_NET_ID, Port, place_of_tap};
-use crate::{Confinement, HostError, Jail, JailFile, Operation, SpawnVmm};
+use crate::sandbox::Demand;
+use crate::{Access, Confinement, HostError, JAIL, Jail, JailFile, Operation, SpawnVmm};
 
 /// Records, configuration and manifests are a few KiB.
 const MAX_TEXT_BYTES: usize = 256 * 1024;
@@ -28,6 +35,15 @@ const MAX_NAME_BYTES: usize = 128;
 
 /// Kernel, initial RAM disk, disks and snapshot of one VMM are a handful.
 const MAX_JAIL_FILES: usize = 32;
+
+/// What the directory of a snapshot begins with. There are no other directories in a run directory but jails'.
+const SNAPSHOT: &str = "snapshot";
+
+/// The memory of a template, in the directory of its snapshot.
+const MEMORY: &str = "memory";
+
+/// What is in the name of every program that a jailer starts, and so in that of the directory that jails are in.
+const JAILED: &str = "firecracker";
 
 /// As the kernel has it.
 const MAX_LINK_NAME_BYTES: usize = 15;
@@ -61,8 +77,9 @@ pub struct Policy {
     pub agent_uid: u32,
     /// Who VMMs may run as, each from first to last: nobody who owns anything else on this machine.
     pub vmm_ids: Vec<(u32, u32)>,
-    /// Whether QEMU must be confined.
-    pub confined: bool,
+    /// How well VMMs must be confined, as the operator said: QEMU by this helper, Firecracker by its jailer. Absent: not
+    /// at all, and then whoever controls a VMM has this helper's rights.
+    pub demand: Option<Demand>,
     pub groups: Option<CgroupSettings>,
 }
 
@@ -93,12 +110,22 @@ impl Policy {
         self.data_dir.join(VMS_DIR).join(instance.as_str())
     }
 
-    /// A name in a run directory, or in a directory in it.
+    /// A name in a run directory, or in the directory of a snapshot in it; never a part of a jail.
     pub(super) fn name(&self, name: &str) -> Result<(), HostError> {
-        if name.split('/').count() <= 2 && name.split('/').all(is_plain) {
-            return Ok(());
+        let fits = match name.split('/').collect::<Vec<_>>()[..] {
+            [name] => is_own(name),
+            [dir, name] => is_snapshot(dir) && is_own(name),
+            _ => false,
+        };
+        if fits { Ok(()) } else { refused(format!("{name:?} is not a name in a run directory")) }
+    }
+
+    /// A name that a file or socket is opened by: such a one, or to read or connect to, one in the root of the jail.
+    pub(super) fn opened(&self, name: &str, access: Option<Access>) -> Result<(), HostError> {
+        match name.split_once('/') {
+            Some((JAIL, inside)) if access != Some(Access::Create) && is_plain(inside) => Ok(()),
+            _ => self.name(name),
         }
-        refused(format!("{name:?} is not a name in a run directory"))
     }
 
     /// Whether these arguments are any that an honest agent could have sent. Every operation is here by name.
@@ -109,8 +136,12 @@ impl Policy {
             | Operation::MeasureDisk { instance: _ } => Ok(()),
             // Only VMMs of this data directory are looked at, and there are no more of them than there are.
             Operation::MeasureMemory { instances: _ } => Ok(()),
-            Operation::RemoveFile { instance: _, name } | Operation::MakeDir { instance: _, name } => {
-                self.name(name)
+            Operation::RemoveFile { instance: _, name } => self.name(name),
+            Operation::MakeDir { instance: _, name } => {
+                if is_snapshot(name) {
+                    return Ok(());
+                }
+                refused(format!("{name:?} is not the directory of a snapshot"))
             }
             Operation::WriteFile { instance: _, name, text } => {
                 self.name(name)?;
@@ -126,6 +157,10 @@ impl Policy {
             Operation::TrimLog { instance: _, name, max_bytes: _ } => self.name(name),
             Operation::LinkFile { instance: _, source, name } => {
                 self.name(name)?;
+                if self.demand.is_some() {
+                    // Only a Firecracker without a jail follows one.
+                    return refused("no VMM here is given a link to an image");
+                }
                 self.image(source)
             }
             Operation::MakeJail { jail, files } | Operation::ShareWithJail { jail, files } => {
@@ -156,7 +191,10 @@ impl Policy {
                 if instance == template {
                     return refused("an instance is not its own template");
                 }
-                self.name(memory)?;
+                let dir = memory.split_once('/').filter(|(_, file)| *file == MEMORY).map(|(dir, _)| dir);
+                if !dir.is_some_and(is_snapshot) {
+                    return refused(format!("{memory:?} is no memory of a snapshot"));
+                }
                 self.name(name)
             }
             Operation::SpawnVmm(spawn) => self.spawn(spawn),
@@ -195,9 +233,13 @@ impl Policy {
         }
     }
 
-    /// A file of the image store.
+    /// A path in the image store. Which file that is, is found out where it is used.
     pub(super) fn image(&self, path: &Path) -> Result<(), HostError> {
-        images::check(&self.images_dir, path, self.agent_uid)
+        let inside = path.strip_prefix(&self.images_dir).is_ok_and(|inside| !inside.as_os_str().is_empty());
+        if inside && is_straight(path) {
+            return Ok(());
+        }
+        refused(format!("{} is not in the image store", path.display()))
     }
 
     /// Whether VMMs may run as this user or group.
@@ -236,11 +278,10 @@ impl Policy {
         }
         if let Ok(saved) = file.source.strip_prefix(self.data_dir.join(VMS_DIR)) {
             // A template's: an instance, and a file of its snapshot.
-            let name = saved.to_str().and_then(|saved| saved.split_once('/'));
-            let is_instance = |id: &str| id.parse::<InstanceId>().is_ok();
-            return match name.filter(|(id, _)| is_instance(id)) {
-                Some((_, name)) => self.name(name),
-                None => refused(format!("{} is no file of a template", file.source.display())),
+            let parts = saved.to_str().map(|saved| saved.split('/').collect::<Vec<_>>()).unwrap_or_default();
+            return match parts[..] {
+                [id, dir, name] if is_instance(id) && is_snapshot(dir) && is_own(name) => Ok(()),
+                _ => refused(format!("{} is no file of a template", file.source.display())),
             };
         }
         self.image(&file.source)
@@ -254,7 +295,11 @@ impl Policy {
             images: asked.images.clone(),
             kvm: asked.kvm,
             filter: asked.filter,
-            demand: asked.demand,
+            // What the operator was content with, the agent may ask for; more always.
+            demand: match self.demand {
+                Some(Demand::BestEffort) | None => asked.demand,
+                Some(Demand::All) => Demand::All,
+            },
             ..usual
         };
         if *asked != usual {
@@ -278,14 +323,20 @@ impl Policy {
         let Some((_, kind)) = program else {
             return refused(format!("{} is no VMM that was named at start", spawn.program.display()));
         };
-        match &spawn.confine {
-            Some(confine) => self.confinement(confine)?,
-            None if *kind == VmmProgram::Qemu && self.confined => {
-                return refused("QEMU is not started unconfined here");
+        match (kind, &spawn.confine) {
+            (VmmProgram::Qemu, Some(confine)) => self.confinement(confine)?,
+            // It confines what it starts.
+            (VmmProgram::Jailer, None) => {}
+            (VmmProgram::Qemu | VmmProgram::Firecracker, None) if self.demand.is_none() => {}
+            (VmmProgram::Qemu, None) => return refused("QEMU is not started unconfined here"),
+            (VmmProgram::Firecracker, _) => {
+                return refused(
+                    "Firecracker is started through its jailer here; install it beside Firecracker",
+                );
             }
-            None => {}
+            (VmmProgram::Jailer, Some(_)) => return refused("the jailer is not confined itself"),
         }
-        images::check_program(&spawn.program)?;
+        programs::check(&spawn.program, self.agent_uid)?;
         let long = spawn.args.iter().any(|arg| arg.len() > MAX_ARG_BYTES || arg.contains('\0'));
         if long || spawn.args.len() > MAX_ARGS {
             return refused("no VMM has such a command line");
@@ -314,14 +365,29 @@ fn link_name(name: &str) -> Result<(), HostError> {
     refused(format!("{name:?} is no link"))
 }
 
+fn is_instance(name: &str) -> bool {
+    name.parse::<InstanceId>().is_ok()
+}
+
+/// A plain name that no part of a jail has.
+fn is_own(name: &str) -> bool {
+    is_plain(name) && name != JAIL && !name.contains(JAILED) && !is_instance(name)
+}
+
+/// The directory of a snapshot.
+fn is_snapshot(name: &str) -> bool {
+    is_own(name) && name.starts_with(SNAPSHOT)
+}
+
+/// What the jailer puts there itself has the program's name in it.
 fn jail_name(name: &str) -> Result<(), HostError> {
-    if is_plain(name) { Ok(()) } else { refused(format!("{name:?} is not a name in a jail")) }
+    if is_own(name) { Ok(()) } else { refused(format!("{name:?} is not a name in a jail")) }
 }
 
 /// The directory that the jailer names after its program.
 fn rest_head<'a>(base: &Path, root: &'a Path) -> Option<&'a str> {
     let head = root.strip_prefix(base).ok()?.components().next()?.as_os_str().to_str()?;
-    is_plain(head).then_some(head)
+    (is_plain(head) && head.contains(JAILED)).then_some(head)
 }
 
 #[cfg(test)]

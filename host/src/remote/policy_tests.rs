@@ -42,7 +42,7 @@ fn site() -> Site {
         jail_base: Some("/srv/jails".into()),
         agent_uid: rustix::process::geteuid().as_raw(),
         vmm_ids: vec![(61_000, 61_010)],
-        confined: false,
+        demand: None,
         groups: None,
     };
     Site { dir, policy }
@@ -85,11 +85,15 @@ impl Site {
 #[test]
 fn names_are_plain_and_sizes_are_bounded() {
     let site = site();
-    for name in ["data.img", "snapshot/memory", "snapshot-0123456789abcdef/mem", "jail/api.sock"] {
+    for name in ["data.img", "snapshot/memory", "snapshot-0123456789abcdef/mem"] {
         site.admits(&Operation::RemoveFile { instance: id(), name: name.to_owned() });
     }
     let long = "x".repeat(MAX_NAME_BYTES + 1);
-    for name in ["", ".", "..", "../x", "/x", "a/b/c", "a/../b", ".hidden", "-x", "a b", "a\0", "ä", &long] {
+    let ours =
+        ["jail", "jail/api.sock", "sub/file", "firecracker", "my-firecracker", "firecracker/i-0000002a"];
+    let jails = ["i-0000002a", "snapshot/i-0000002a", "snapshot/firecracker", "snapshot-firecracker/memory"];
+    let wrong = ["", ".", "..", "../x", "/x", "a/b/c", "a/../b", ".hidden", "-x", "a b", "a\0", "ä", &long];
+    for name in wrong.into_iter().chain(ours).chain(jails) {
         let name = name.to_owned();
         site.refuses(&Operation::RemoveFile { instance: id(), name: name.clone() });
         site.refuses(&Operation::MakeDir { instance: id(), name: name.clone() });
@@ -97,7 +101,17 @@ fn names_are_plain_and_sizes_are_bounded() {
         site.refuses(&Operation::TrimLog { instance: id(), name: name.clone(), max_bytes: 1 });
         site.refuses(&Operation::Rename { instance: id(), from: name.clone(), to: "a".to_owned() });
         site.refuses(&Operation::Rename { instance: id(), from: "a".to_owned(), to: name.clone() });
+        site.refuses(&Operation::DigHoles { instance: id(), name: name.clone() });
+        site.refuses(&Operation::AdmitVmm { instance: id(), user: 61_000, files: vec![name.clone()] });
+        let (template, memory) = (InstanceId::from_bits(1), "snapshot/memory".to_owned());
+        site.refuses(&Operation::ShareMemory { instance: id(), template, memory, name: name.clone() });
         site.refuses(&Operation::MakeDisk { instance: id(), name, size_mib: 16 });
+    }
+    for name in ["snapshot", "snapshot.tmp", "snapshot.new", "snapshot-0123456789abcdef"] {
+        site.admits(&Operation::MakeDir { instance: id(), name: name.to_owned() });
+    }
+    for name in ["data", "snapshot/a", "asnapshot"] {
+        site.refuses(&Operation::MakeDir { instance: id(), name: name.to_owned() });
     }
     let write =
         |bytes| Operation::WriteFile { instance: id(), name: "vmm.json".to_owned(), text: "x".repeat(bytes) };
@@ -110,34 +124,46 @@ fn names_are_plain_and_sizes_are_bounded() {
     // An instance's id is a type: what is no id is no operation.
     let text = r#"{"operation":"make_run_dir","instance":"../../etc"}"#;
     serde_json::from_str::<Operation>(text).unwrap_err();
+    for name in ["jail/api.sock", "jail/firecracker.pid", "data.img", "snapshot/state"] {
+        site.policy.opened(name, Some(Access::Read)).unwrap();
+        site.policy.opened(name, None).unwrap();
+    }
+    for name in ["jail", "jail/..", "jail/a/b", "firecracker/a", "sub/file"] {
+        site.policy.opened(name, Some(Access::ReadShared)).unwrap_err();
+    }
+    site.policy.opened("jail/api.sock", Some(Access::Create)).unwrap_err();
+    let share = |memory: &str| {
+        let (template, memory, name) = (InstanceId::from_bits(1), memory.to_owned(), "base".to_owned());
+        Operation::ShareMemory { instance: id(), template, memory, name }
+    };
+    site.admits(&share("snapshot/memory"));
+    for memory in ["memory", "snapshot/state", "sub/memory", "jail/memory", "snapshot/memory/memory"] {
+        site.refuses(&share(memory));
+    }
     let process = ProcessIdentity { pid: 1, start_time: 1, boot_id: String::new() };
     site.admits(&Operation::EndProcess { process, signal: EndSignal::Kill });
 }
 
 #[test]
-fn nothing_but_images_is_linked_and_a_link_among_them_leads_nowhere() {
+fn nothing_but_images_is_linked_and_only_where_vmms_are_not_confined() {
     let site = site();
     let link = |source: PathBuf| Operation::LinkFile { instance: id(), source, name: "rootfs".to_owned() };
-    site.admits(&link(site.policy.images_dir.join("a/kernel")));
     let images = &site.policy.images_dir;
+    site.admits(&link(images.join("a/kernel")));
     for source in [
         site.dir.path().join("secret"),
         images.clone(),
-        images.join("a"),
-        images.join("a/link"),
-        images.join("up/secret"),
         images.join("a/../../secret"),
         images.join("../secret"),
-        images.join("absent"),
         "a/kernel".into(),
         "/etc/passwd".into(),
     ] {
         site.refuses(&link(source));
     }
-    // A file of someone else in the store is not an image of the agent's.
-    let other = Policy { agent_uid: 12_345, ..site.policy.clone() };
-    std::fs::hard_link(site.dir.path().join("secret"), images.join("second-name")).unwrap();
-    assert!(other.admit(&link(images.join("second-name"))).is_err());
+    for demand in [Demand::All, Demand::BestEffort] {
+        let confined = Policy { demand: Some(demand), ..site.policy.clone() };
+        assert!(confined.admit(&link(images.join("a/kernel"))).is_err());
+    }
 }
 
 #[test]
@@ -160,6 +186,7 @@ fn a_jail_is_the_instances_own_and_of_a_user_that_owns_nothing_else() {
         format!("/srv/jails/{}/root", id()).into(),
         format!("/srv/jails/../etc/firecracker/{}/root", id()).into(),
         format!("/srv/jails/a/b/{}/root", id()).into(),
+        format!("/srv/jails/snapshot-a/{}/root", id()).into(),
         format!("/srv/jails/firecracker/{}/root/..", id()).into(),
         site.policy.run_dir(&id()),
     ] {
@@ -175,7 +202,11 @@ fn a_jail_is_the_instances_own_and_of_a_user_that_owns_nothing_else() {
     for bad in [
         file(kernel.clone(), "kernel", true),
         file(kernel.clone(), "a/kernel", false),
-        file(kernel, "..", false),
+        file(kernel.clone(), "..", false),
+        file(kernel, "firecracker", false),
+        file(site.policy.run_dir(&foreign).join("k"), "kernel", false),
+        file(site.policy.run_dir(&foreign).join("sub/mem"), "kernel", false),
+        file(site.policy.run_dir(&id()).join("firecracker/x"), "data.img", true),
         file(site.dir.path().join("secret"), "kernel", false),
         file("/etc/shadow".into(), "data.img", true),
         file(site.policy.run_dir(&foreign).join("data.img"), "data.img", true),
@@ -246,12 +277,11 @@ fn qemu_is_told_what_our_driver_tells_it_and_nothing_else() {
     site.refuses(&site.spawn("qemu", &honest[2..]));
     let writable_image = disk(&site.image("a/rootfs"), false);
     let shadow = disk("/etc/shadow", true);
-    let link = site.image("a/link");
     #[rustfmt::skip]
     let dishonest = [
         ["-name", "mvm-i-0000002b"], ["-name", "mvm-i-0000002a,debug-threads=on"],
         ["-sandbox", "off"], ["-sandbox", "on"],
-        ["-kernel", "/etc/shadow"], ["-kernel", &link], ["-initrd", "kernel"],
+        ["-kernel", "/etc/shadow"], ["-initrd", "kernel"],
         ["-blockdev", &shadow], ["-blockdev", &writable_image], ["-blockdev", "driver=file,filename=/etc/shadow"],
         ["-chardev", "file,id=c,path=/etc/cron.d/x"], ["-chardev", "socket,id=c,host=a,port=1"],
         ["-chardev", "pipe,id=c,path=x"], ["-chardev", "file,id=c,path=x,input-path=y"],
@@ -284,7 +314,15 @@ fn firecracker_and_its_jailer_are_told_what_our_driver_tells_them() {
     let site = site();
     let instance = id();
     let plain = ["--id", instance.as_str(), "--api-sock", "api.sock"];
+    // Unjailed only where the operator wants no VMM confined; confined by this helper never, for QEMU alone is.
     site.admits(&site.spawn("firecracker", &plain));
+    for demand in [Demand::All, Demand::BestEffort] {
+        let confined = Policy { demand: Some(demand), ..site.policy.clone() };
+        assert!(confined.admit(&site.spawn("firecracker", &plain)).is_err(), "{demand:?}");
+    }
+    let Operation::SpawnVmm(spawn) = site.spawn("firecracker", &plain) else { unreachable!() };
+    let confine = Some(Confinement::qemu(61_000, 61_000));
+    site.refuses(&Operation::SpawnVmm(SpawnVmm { confine, ..spawn }));
     site.refuses(&site.spawn("firecracker", &["--id", "i-0000002b", "--api-sock", "api.sock"]));
     site.refuses(&site.spawn("firecracker", &["--id", instance.as_str(), "--api-sock", "/run/x"]));
     site.refuses(&site.spawn("firecracker", &["--api-sock", "api.sock"]));
@@ -332,6 +370,30 @@ fn firecracker_and_its_jailer_are_told_what_our_driver_tells_them() {
     let mut other = line("", "");
     other.extend(["--config-file", "x"].map(str::to_owned));
     site.refuses(&jailer(other));
+}
+
+#[test]
+fn qemu_is_confined_at_least_as_the_operator_said() {
+    let site = site();
+    let name = format!("mvm-{}", id());
+    let Operation::SpawnVmm(spawn) = site.spawn("qemu", &["-name", &name]) else { unreachable!() };
+    let admitted = |demand, confine| {
+        let policy = Policy { demand, ..site.policy.clone() };
+        policy.admit(&Operation::SpawnVmm(SpawnVmm { confine, ..spawn.clone() })).is_ok()
+    };
+    let with = |demand| Some(Confinement { demand, ..Confinement::qemu(61_000, 61_000) });
+    let (all, best) = (Demand::All, Demand::BestEffort);
+    let asked = [with(all), with(best), None];
+    let table =
+        [(Some(all), [true, false, false]), (Some(best), [true, true, false]), (None, [true, true, true])];
+    for (operator, expected) in table {
+        assert_eq!(asked.clone().map(|asked| admitted(operator, asked)), expected, "{operator:?}");
+    }
+    // Nothing else of it is the agent's to say either.
+    let images = vec![PathBuf::from("/etc/shadow")];
+    assert!(!admitted(Some(all), Some(Confinement { images, ..Confinement::qemu(61_000, 61_000) })));
+    assert!(!admitted(Some(all), Some(Confinement { umask: 0, ..Confinement::qemu(61_000, 61_000) })));
+    assert!(!admitted(Some(all), Some(Confinement::qemu(1000, 1000))));
 }
 
 #[test]

@@ -15,9 +15,16 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::frame::{self, Frame, Reader};
 use super::message::{Answer, Call, Failure, Request, Response};
 use super::policy::{Policy, refused};
+use super::turns::{Turns, is_slow};
 use crate::{Host as _, HostError, LocalHost, Operation, ProcessIdentity};
 
-/// How many operations run at once. Most wait for a disk; more would only wait for the same one.
+/// Threads for work that waits. Most of it waits for a disk; more threads would only wait for the same one.
+pub const HELPER_THREADS: usize = 16;
+
+/// How many requests that may take long run at once: they leave threads for the others.
+const SLOW_AT_ONCE: usize = HELPER_THREADS - 4;
+
+/// How many of the others.
 const AT_ONCE: usize = 64;
 
 /// How many requests may be unanswered, those that wait for a VMM's end included: there is one per VMM.
@@ -42,6 +49,7 @@ pub enum HelperError {
 struct Helper {
     host: LocalHost,
     policy: Policy,
+    slow: Semaphore,
     running: Semaphore,
     /// Requests that wait for a VMM's end, to be forgotten when asked to.
     waits: Mutex<HashMap<u64, AbortHandle>>,
@@ -59,16 +67,12 @@ pub async fn run_helper(socket: OwnedFd) -> Result<(), HelperError> {
     let policy: Policy =
         serde_json::from_slice(&first.body).map_err(|cause| HelperError::NoPolicy(cause.into()))?;
     crate::privileges::confine_helper()?;
-    let mut host = LocalHost::new(&policy.data_dir);
-    if let Some(groups) = &policy.groups {
-        host = host.with_groups(groups.clone());
-    }
-    converse(stream, reader, host, policy).await
+    converse(stream, reader, policy).await
 }
 
 /// Serves one agent at the other end of `socket` until it is gone.
-pub async fn serve_helper(socket: OwnedFd, host: LocalHost, policy: Policy) -> Result<(), HelperError> {
-    converse(open(socket)?, Reader::default(), host, policy).await
+pub async fn serve_helper(socket: OwnedFd, policy: Policy) -> Result<(), HelperError> {
+    converse(open(socket)?, Reader::default(), policy).await
 }
 
 fn open(socket: OwnedFd) -> Result<Arc<UnixStream>, HelperError> {
@@ -77,14 +81,11 @@ fn open(socket: OwnedFd) -> Result<Arc<UnixStream>, HelperError> {
     opened.map(Arc::new).map_err(HelperError::Socket)
 }
 
-async fn converse(
-    stream: Arc<UnixStream>,
-    mut reader: Reader,
-    host: LocalHost,
-    policy: Policy,
-) -> Result<(), HelperError> {
-    let waits = Mutex::default();
-    let helper = Arc::new(Helper { host, policy, running: Semaphore::new(AT_ONCE), waits });
+async fn converse(stream: Arc<UnixStream>, mut reader: Reader, policy: Policy) -> Result<(), HelperError> {
+    let host = LocalHost::of_helper(&policy)?;
+    let (slow, running) = (Semaphore::new(SLOW_AT_ONCE), Semaphore::new(AT_ONCE));
+    let helper = Arc::new(Helper { host, policy, slow, running, waits: Mutex::default() });
+    let mut turns = Turns::default();
     let (answers, to_send) = mpsc::channel(ANSWERS_KEPT);
     let mut tasks = JoinSet::new();
     let mut writing = tokio::spawn(write(Arc::clone(&stream), to_send));
@@ -121,14 +122,17 @@ async fn converse(
             }
         };
         let waits = matches!(call, Call::WaitEnd(_));
+        let mut turn = turns.take(&call);
         let (serving, answers) = (Arc::clone(&helper), answers.clone());
         let task = tasks.spawn(async move {
+            turn.begin().await;
             let answered = serving.answer(call).await.unwrap_or_else(|error| {
                 if let HostError::Refused(reason) = &error {
                     tracing::warn!(reason, "refused a request of the agent");
                 }
                 (Answer::Failed(error.into()), None)
             });
+            drop(turn);
             serving.forgotten(number);
             // Without anyone to read it, it is of no use.
             let _ = answers.send(framed(number, answered)).await;
@@ -175,31 +179,31 @@ impl Helper {
         // Who waits for a VMM's end is in nobody's way.
         if let Call::WaitEnd(vmm) = call {
             if !self.host.is_child(&vmm) {
-                self.is_vmm(&vmm.process)?;
+                self.is_vmm(&vmm.process).await?;
             }
             return Ok((Answer::End(self.host.wait_end(&vmm).await?), None));
         }
-        let _running = self.running.acquire().await;
+        let _running = if is_slow(&call) { &self.slow } else { &self.running }.acquire().await;
         let with = |answer| Ok((answer, None));
         match call {
             Call::Perform(operation) => {
                 let operation = *operation;
                 self.policy.admit(&operation)?;
                 if let Operation::EndProcess { process, .. } = &operation {
-                    self.is_vmm(process)?;
+                    self.is_vmm(process).await?;
                 }
                 with(Answer::Outcome(self.host.perform(&operation).await?))
             }
             Call::Vmms => with(Answer::Vmms(self.host.vmms().await?)),
             Call::RunDirs => with(Answer::RunDirs(self.host.run_dirs().await?)),
             Call::Open { instance, name, access } => {
-                self.policy.name(&name)?;
+                self.policy.opened(&name, Some(access))?;
                 let file = self.host.open_file(&instance, &name, access).await?;
                 let answer = if file.is_some() { Answer::Opened } else { Answer::NotThere };
                 Ok((answer, file.map(|file: File| file.into())))
             }
             Call::Connect { instance, name } => {
-                self.policy.name(&name)?;
+                self.policy.opened(&name, None)?;
                 let stream = self.host.connect(&instance, &name).await?;
                 Ok((Answer::Opened, Some(stream.into())))
             }
@@ -210,12 +214,8 @@ impl Helper {
     }
 
     /// Passes for a VMM of this data directory, as found by looking, and for a process that is gone.
-    fn is_vmm(&self, process: &ProcessIdentity) -> Result<(), HostError> {
-        if !self.host.is_there(process)? || self.host.is_vmm(process)? {
-            return Ok(());
-        }
-        // It may have ended between the two looks.
-        if !self.host.is_there(process)? {
+    async fn is_vmm(&self, process: &ProcessIdentity) -> Result<(), HostError> {
+        if self.host.is_vmm_or_gone(process).await? {
             return Ok(());
         }
         refused(format!("process {} is no VMM of this data directory", process.pid))

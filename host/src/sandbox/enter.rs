@@ -5,7 +5,7 @@
 //! then what binds also those without rights, and the filter on system calls last.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
@@ -93,7 +93,7 @@ fn new_root(confinement: &Prepared) -> Done<()> {
     at(Step::NewRoot, attach(root.as_fd(), run_dir))?;
     at(Step::NewRoot, rustix::process::fchdir(&root))?;
     for (index, entry) in confinement.entries.iter().enumerate() {
-        show(entry).map_err(|errno| Failure::with_item(Step::Entry, index, errno))?;
+        show(entry, &confinement.mounts).map_err(|errno| Failure::with_item(Step::Entry, index, errno))?;
     }
     at(Step::RunDirectory, attach(held.as_fd(), confinement.run_dir_name.as_c_str()))?;
     at(Step::Devices, devices(confinement))?;
@@ -115,7 +115,7 @@ fn attach(mount: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<()> {
     rustix::mount::move_mount(mount, c"", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-fn show(entry: &Entry) -> rustix::io::Result<()> {
+fn show(entry: &Entry, mounts: &[OwnedFd]) -> rustix::io::Result<()> {
     let directory = Mode::from_raw_mode(0o755);
     match entry {
         Entry::Directory { name } => rustix::fs::mkdirat(CWD, name.as_c_str(), directory),
@@ -124,8 +124,7 @@ fn show(entry: &Entry) -> rustix::io::Result<()> {
             if *kind == Kind::Directory {
                 rustix::fs::mkdirat(CWD, name.as_c_str(), directory)?;
             } else {
-                let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-                rustix::fs::openat(CWD, name.as_c_str(), flags, Mode::from_raw_mode(0o444))?;
+                empty_file(name)?;
             }
             let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
             let shown = rustix::mount::open_tree(CWD, source.as_c_str(), clone)?;
@@ -134,7 +133,20 @@ fn show(entry: &Entry) -> rustix::io::Result<()> {
             sys::restrict_mount(shown.as_fd(), u64::from(attributes.bits()), false)?;
             attach(shown.as_fd(), name.as_c_str())
         }
+        Entry::Image { name, number } => {
+            empty_file(name)?;
+            let image = mounts.get(*number).ok_or(Errno::NOENT)?;
+            let attributes = READ_ONLY | HARMLESS | NOT_EXECUTED;
+            sys::restrict_mount(image.as_fd(), u64::from(attributes.bits()), false)?;
+            attach(image.as_fd(), name.as_c_str())
+        }
     }
+}
+
+/// Somewhere for a file to be mounted.
+fn empty_file(name: &CStr) -> rustix::io::Result<()> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    rustix::fs::openat(CWD, name, flags, Mode::from_raw_mode(0o444)).map(|_| ())
 }
 
 /// The only devices, in a directory that can't be written.

@@ -10,6 +10,7 @@ use landlock::{
 };
 
 use super::root::{Kind, Layout};
+use crate::images::Image;
 
 /// All that a VMM does in its run directory. No links and no directories: what it makes there leads nowhere.
 const RUN_DIR: BitFlags<AccessFs> =
@@ -30,7 +31,12 @@ pub(super) fn device_access(abi: u32) -> u64 {
 
 /// Rules that forbid all but what the layout shows. They hold for the files themselves, under whatever name. `devices` are
 /// of the host, for a VMM that has none of its own.
-pub(super) fn ruleset(layout: &Layout, run_dir: &Path, devices: &[&str]) -> io::Result<OwnedFd> {
+pub(super) fn ruleset(
+    layout: &Layout,
+    images: &[Image],
+    run_dir: &Path,
+    devices: &[&str],
+) -> io::Result<OwnedFd> {
     let other = |cause: landlock::RulesetError| io::Error::other(cause);
     let mut rules = Ruleset::default()
         .handle_access(AccessFs::from_all(ABI::V5))
@@ -47,6 +53,10 @@ pub(super) fn ruleset(layout: &Layout, run_dir: &Path, devices: &[&str]) -> io::
             _ => AccessFs::ReadFile.into(),
         };
         rules = allow(rules, path, access)?;
+    }
+    for image in images {
+        let rule = PathBeneath::new(&image.pin, AccessFs::ReadFile);
+        rules = rules.add_rule(rule).map_err(io::Error::other)?;
     }
     for device in devices.iter().map(Path::new).filter(|device| device.exists()) {
         rules = allow(rules, device, DEVICE)?;

@@ -5,17 +5,18 @@ use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Gid, Mode, Uid};
+use rustix::mount::OpenTreeFlags;
 use rustix::process::{Resource, Rlimit, getrlimit};
 use seccompiler::BpfProgram;
 
-use super::root::{self, Entry, Seen};
+use super::root::{self, Entry};
 use super::{Capabilities, Confinement, Holes, Limits, Measures, Namespace, filter, landlock, loader};
 use crate::HostError;
 use crate::files::failed;
+use crate::images::Image;
 
 /// Descriptors from this number on are where no VMM wants one: an upper limit for the limit of open files.
 const MOST_OPEN_FILES: u64 = 1 << 20;
@@ -39,6 +40,8 @@ pub(crate) struct Prepared {
     /// The same, as seen from the new root before it is one.
     pub(super) run_dir_name: CString,
     pub(super) entries: Vec<Entry>,
+    /// Of images, each a mount that is nowhere yet.
+    pub(super) mounts: Vec<OwnedFd>,
     pub(super) kvm: bool,
     pub(super) ruleset: Option<OwnedFd>,
     pub(super) device_access: u64,
@@ -71,17 +74,26 @@ impl Prepared {
     }
 }
 
+/// What a VMM is made of and with.
+#[derive(Debug)]
+pub(crate) struct Seen<'a> {
+    pub(crate) program: &'a Path,
+    pub(crate) run_dir: &'a Path,
+    /// As they were found once: it is these files that it sees, whatever has their names by now.
+    pub(crate) images: &'a [Image],
+    pub(crate) holes: Holes,
+}
+
 /// Decides and makes all of it. `base` is the lowest number that a descriptor of ours may have in the child, and `taken`
 /// one that it needs until the end.
 pub(crate) fn prepare(
     wanted: &Confinement,
-    holes: Holes,
+    seen: &Seen<'_>,
     machine: &Capabilities,
-    program: &Path,
-    run_dir: &Path,
     base: RawFd,
     taken: RawFd,
 ) -> Result<Prepared, HostError> {
+    let Seen { program, run_dir, images, holes } = *seen;
     let refused = HostError::Refused;
     if wanted.uid == 0 || wanted.gid == 0 {
         return Err(refused("a VMM never runs as root: give it a user and a group of its own".to_owned()));
@@ -90,12 +102,23 @@ pub(crate) fn prepare(
     let program = fs::canonicalize(program).map_err(failed("find", program))?;
     let run_dir = fs::canonicalize(run_dir).map_err(failed("find", run_dir))?;
     let loader = loader::loader(&program).map_err(failed("read", &program))?;
-    let (images, needs) = (wanted.images.as_slice(), wanted.needs.as_slice());
-    let seen = Seen { program: &program, loader: loader.as_deref(), run_dir: &run_dir, images, needs };
-    let layout = root::layout(&seen, root::look).map_err(refused)?;
+    let paths: Vec<_> = images.iter().map(|image| image.path.as_path()).collect();
+    let shown = root::Shown {
+        program: &program,
+        loader: loader.as_deref(),
+        run_dir: &run_dir,
+        images: &paths,
+        needs: &wanted.needs,
+    };
+    let layout = root::layout(&shown, root::look).map_err(refused)?;
     if measures.own_user {
         images.iter().try_for_each(|image| readable(image, wanted))?;
     }
+    let mounts = if measures.has(Namespace::Mount) {
+        images.iter().map(|image| mount_of(image, base)).collect::<Result<_, _>>()?
+    } else {
+        Vec::new()
+    };
     let (ruleset, device_access) = match measures.landlock {
         None => (None, 0),
         Some(abi) => {
@@ -104,7 +127,7 @@ pub(crate) fn prepare(
                 (false, true) => &HOST_DEVICES,
                 (false, false) => &HOST_DEVICES[..3],
             };
-            let ruleset = landlock::ruleset(&layout, &run_dir, devices)
+            let ruleset = landlock::ruleset(&layout, images, &run_dir, devices)
                 .and_then(|ruleset| Ok(rustix::io::fcntl_dupfd_cloexec(ruleset, base)?))
                 .map_err(failed("write Landlock's rules for", &program))?;
             (Some(ruleset), landlock::device_access(abi))
@@ -126,6 +149,7 @@ pub(crate) fn prepare(
         umask: Mode::from_raw_mode(wanted.umask & 0o777),
         run_dir: text(&run_dir)?,
         run_dir_name: root::relative(&run_dir).map_err(HostError::Refused)?,
+        mounts,
         entries: if measures.has(Namespace::Mount) { layout.entries } else { Vec::new() },
         kvm: wanted.kvm,
         ruleset,
@@ -139,13 +163,24 @@ pub(crate) fn prepare(
     })
 }
 
+/// A mount of this very file, made here: a descriptor from outside of the VMM's mount namespace can't be mounted in it,
+/// but a mount that is in no namespace can be moved there.
+fn mount_of(image: &Image, base: RawFd) -> Result<OwnedFd, HostError> {
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let mount = rustix::mount::open_tree(&image.pin, c"", flags);
+    mount
+        .and_then(|mount| rustix::io::fcntl_dupfd_cloexec(mount, base))
+        .map_err(|errno| failed("show", &image.path)(errno.into()))
+}
+
 /// Says which image the VMM's user could not read, before QEMU says something less clear.
-fn readable(image: &Path, wanted: &Confinement) -> Result<(), HostError> {
-    let meta = fs::metadata(image).map_err(failed("read", image))?;
-    let mode = meta.mode();
-    let may = if meta.uid() == wanted.uid {
+fn readable(image: &Image, wanted: &Confinement) -> Result<(), HostError> {
+    let stat = &image.stat;
+    let mode = stat.st_mode;
+    let may = if stat.st_uid == wanted.uid {
         mode & 0o400
-    } else if meta.gid() == wanted.gid {
+    } else if stat.st_gid == wanted.gid {
         mode & 0o040
     } else {
         mode & 0o004
@@ -155,7 +190,7 @@ fn readable(image: &Path, wanted: &Confinement) -> Result<(), HostError> {
     }
     Err(HostError::Refused(format!(
         "{} can't be read by user {} or group {}: its mode is {:03o}",
-        image.display(),
+        image.path.display(),
         wanted.uid,
         wanted.gid,
         mode & 0o777

@@ -32,12 +32,20 @@ pub(super) enum Entry {
         kind: Kind,
         executable: bool,
     },
+    /// The image of this number.
+    Image {
+        name: CString,
+        number: usize,
+    },
 }
 
 impl Entry {
     pub(super) fn name(&self) -> &CString {
         match self {
-            Self::Directory { name } | Self::Link { name, .. } | Self::Shown { name, .. } => name,
+            Self::Directory { name }
+            | Self::Link { name, .. }
+            | Self::Shown { name, .. }
+            | Self::Image { name, .. } => name,
         }
     }
 }
@@ -55,19 +63,20 @@ pub(super) struct Layout {
 
 /// What is to be seen of the host.
 #[derive(Debug)]
-pub(super) struct Seen<'a> {
+pub(super) struct Shown<'a> {
     /// With no link in it.
     pub(super) program: &'a Path,
     /// What loads the program, if it is not loaded by the kernel alone.
     pub(super) loader: Option<&'a Path>,
     /// With no link in it: it is both where the run directory is and where it is seen.
     pub(super) run_dir: &'a Path,
-    pub(super) images: &'a [PathBuf],
+    /// Where each is seen. Which files they are was found out before.
+    pub(super) images: &'a [&'a Path],
     pub(super) needs: &'a [PathBuf],
 }
 
 /// The root that shows this and nothing else, on a host where `look` tells what lies where.
-pub(super) fn layout(seen: &Seen<'_>, look: impl Fn(&Path) -> Kind) -> Result<Layout, String> {
+pub(super) fn layout(seen: &Shown<'_>, look: impl Fn(&Path) -> Kind) -> Result<Layout, String> {
     let mut layout = Layout::default();
     for path in seen.needs {
         check(path)?;
@@ -82,15 +91,9 @@ pub(super) fn layout(seen: &Seen<'_>, look: impl Fn(&Path) -> Kind) -> Result<La
         layout.show(path, Kind::File, true)?;
         layout.executed.push(path.to_owned());
     }
-    for path in seen.images {
+    for (number, path) in seen.images.iter().enumerate() {
         check(path)?;
-        match look(path) {
-            Kind::Missing => return Err(format!("{} is not there", path.display())),
-            Kind::Directory => return Err(format!("{} is a directory, not an image", path.display())),
-            // Shown is what it leads to, under this name.
-            Kind::File | Kind::Link(_) => layout.show(path, Kind::File, false)?,
-        }
-        layout.read.push((path.clone(), Kind::File));
+        layout.show_image(path, number)?;
     }
     check(seen.run_dir)?;
     layout.covered.retain(|path| path != seen.run_dir);
@@ -128,6 +131,18 @@ impl Layout {
                 self.entries.push(Entry::Shown { source: text(path)?, name, kind, executable });
             }
         }
+        self.covered.push(path.to_owned());
+        Ok(())
+    }
+
+    fn show_image(&mut self, path: &Path, number: usize) -> Result<(), String> {
+        if self.is_covered(path) {
+            return Ok(());
+        }
+        if let Some(parent) = path.parent() {
+            self.directory(parent)?;
+        }
+        self.entries.push(Entry::Image { name: relative(path)?, number });
         self.covered.push(path.to_owned());
         Ok(())
     }
@@ -175,9 +190,9 @@ mod tests {
         }
     }
 
-    fn seen<'a>(images: &'a [PathBuf], needs: &'a [PathBuf]) -> Seen<'a> {
+    fn seen<'a>(images: &'a [&'a Path], needs: &'a [PathBuf]) -> Shown<'a> {
         let (program, run_dir) = (Path::new("/usr/bin/vmm"), Path::new("/data/vms/i-1"));
-        Seen { program, loader: Some(Path::new("/lib/ld.so")), run_dir, images, needs }
+        Shown { program, loader: Some(Path::new("/lib/ld.so")), run_dir, images, needs }
     }
 
     fn names(layout: &Layout) -> Vec<&str> {
@@ -186,7 +201,7 @@ mod tests {
 
     #[test]
     fn the_root_has_what_is_named_and_the_way_to_it_and_nothing_else() {
-        let images = ["/images/kernel", "/usr/lib/firmware"].map(PathBuf::from);
+        let images = ["/images/kernel", "/usr/lib/firmware"].map(Path::new);
         let needs = ["/lib", "/lib64", "/usr/lib"].map(PathBuf::from);
         let layout = layout(&seen(&images, &needs), host).unwrap();
         let expected = [
@@ -203,13 +218,14 @@ mod tests {
         assert_eq!(names(&layout)[..9], expected);
         assert_eq!(names(&layout)[9..], ["data/vms/i-1", "dev"]);
         assert_eq!(layout.executed, ["/usr/bin/vmm", "/lib/ld.so"].map(PathBuf::from));
-        assert!(layout.read.contains(&("/usr/lib/firmware".into(), Kind::File)));
+        let name = c"images/kernel".to_owned();
+        assert!(layout.entries.contains(&Entry::Image { name, number: 0 }));
     }
 
     #[test]
     fn paths_that_mean_something_else_inside_are_refused() {
-        for image in ["kernel", "/images/../etc/passwd", "/", "/images/absent", "/usr/lib"] {
-            let images = [PathBuf::from(image)];
+        for image in ["kernel", "/images/../etc/passwd", "/"] {
+            let images = [Path::new(image)];
             let needs = [];
             layout(&seen(&images, &needs), host).unwrap_err();
         }

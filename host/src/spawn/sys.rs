@@ -80,9 +80,10 @@ struct MountAttributes {
     user_namespace: u64,
 }
 
-/// Restricts a mount (`MOUNT_ATTR_*`), and those below it if asked for.
+/// Restricts a mount (`MOUNT_ATTR_*`), and those below it if asked for. Nothing that is mounted elsewhere shows in it.
 pub(crate) fn restrict_mount(mount: BorrowedFd<'_>, attributes: u64, recursive: bool) -> Sys<()> {
-    let wanted = MountAttributes { set: attributes, clear: 0, propagation: 0, user_namespace: 0 };
+    let wanted =
+        MountAttributes { set: attributes, clear: 0, propagation: libc::MS_PRIVATE, user_namespace: 0 };
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: the path is empty and terminated, and `wanted` has the size that is said.
     let done = unsafe {

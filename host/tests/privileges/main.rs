@@ -118,7 +118,7 @@ fn agent(dir: &Path) {
         jail_base: None,
         agent_uid: NOBODY,
         vmm_ids: vec![(61_000, 61_000)],
-        confined: false,
+        demand: None,
         groups: None,
     };
     let me = std::env::current_exe().unwrap();

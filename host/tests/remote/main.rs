@@ -2,13 +2,18 @@
 
 #![allow(clippy::unwrap_used)] // A test may end at the first surprise.
 
+mod escape;
+mod held_up;
+mod hostile;
 mod suite;
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 
+use mvm_host::sandbox::Demand;
 use mvm_host::{
     Access, EndSignal, HelperError, Host as _, HostError, LocalHost, Operation, Policy, ProcessIdentity,
     RemoteHost, VmmProcess, VmmProgram, serve_helper,
@@ -21,19 +26,40 @@ type Serving = JoinHandle<Result<(), HelperError>>;
 
 fn policy(site: &Site) -> Policy {
     Policy {
-        data_dir: site.data_dir().to_owned(),
-        images_dir: site.data_dir().join("images"),
-        programs: vec![(site.program.clone(), VmmProgram::Qemu)],
+        programs: vec![
+            (site.program.clone(), VmmProgram::Qemu),
+            (site.program.with_file_name("slow"), VmmProgram::Qemu),
+        ],
+        demand: None,
+        ..confined_policy(site.data_dir())
+    }
+}
+
+/// Of a helper whose operator wants VMMs confined; its programs are in this directory.
+fn confined_policy(dir: &Path) -> Policy {
+    let program = |name: &str, kind| (dir.join(name), kind);
+    Policy {
+        data_dir: dir.to_owned(),
+        images_dir: dir.join("images"),
+        programs: vec![
+            program("qemu", VmmProgram::Qemu),
+            program("firecracker", VmmProgram::Firecracker),
+            program("jailer", VmmProgram::Jailer),
+        ],
         jail_base: None,
         agent_uid: nix::unistd::geteuid().as_raw(),
         vmm_ids: vec![(suite::JAILED, suite::JAILED)],
-        confined: false,
+        demand: Some(Demand::All),
         groups: None,
     }
 }
 
+fn serving(socket: UnixStream, policy: Policy) -> Serving {
+    tokio::spawn(serve_helper(OwnedFd::from(socket), policy))
+}
+
 fn helper(site: &Site, socket: UnixStream) -> Serving {
-    tokio::spawn(serve_helper(OwnedFd::from(socket), LocalHost::new(site.data_dir()), policy(site)))
+    serving(socket, policy(site))
 }
 
 fn remote(site: &Site) -> (RemoteHost, Serving) {

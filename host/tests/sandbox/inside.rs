@@ -235,7 +235,10 @@ async fn what_cannot_be_confined_is_not_started_and_the_reason_is_told() {
     let cases = [
         (Confinement { uid: 0, ..base.clone() }, "never runs as root"),
         (Confinement { images: vec!["relative".into()], ..base.clone() }, "not an absolute path"),
-        (Confinement { images: vec!["/absent/image".into()], ..base.clone() }, "is not there"),
+        (
+            Confinement { images: vec!["/absent/image".into()], ..base.clone() },
+            "could not open /absent/image",
+        ),
         (Confinement { images: vec![unreadable], ..base.clone() }, "can't be read by user"),
         (Confinement { oom_score: 2000, ..base.clone() }, "confine the VMM: its place when memory is short"),
         // Without its libraries the loader is missing, and so is the program for the kernel.

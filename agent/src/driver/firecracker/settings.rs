@@ -18,6 +18,8 @@ pub struct FirecrackerSettings {
     pub program: Option<PathBuf>,
     /// Absent: Firecracker runs with the agent's own rights, held by its seccomp filters alone.
     pub jailer: Option<JailerSettings>,
+    /// Whether it is not to be run without one.
+    pub jailed: bool,
     pub limits: Limits,
     /// Whether a snapshot's memory is hashed before it is loaded. Without it a damaged file is noticed by its length
     /// only, and a wake is faster by the time it takes to read it.
@@ -26,7 +28,7 @@ pub struct FirecrackerSettings {
 
 impl Default for FirecrackerSettings {
     fn default() -> Self {
-        Self { program: None, jailer: None, limits: Limits::default(), verify_memory: true }
+        Self { program: None, jailer: None, jailed: false, limits: Limits::default(), verify_memory: true }
     }
 }
 
@@ -44,7 +46,7 @@ impl FirecrackerSettings {
         // One that is not there stays as it was named, and is missed when it is looked for.
         let absolute = |named: &Path| std::path::absolute(named).unwrap_or_else(|_| named.to_owned());
         let jailer = vmm.jailer.as_deref().map(absolute).or_else(found).map(jailed);
-        Self { program: vmm.firecracker.clone(), jailer, ..Self::default() }
+        Self { program: vmm.firecracker.clone(), jailer, jailed: vmm.jailed, ..Self::default() }
     }
 }
 
@@ -154,6 +156,11 @@ pub enum FirecrackerUnavailable {
         "{what}; install Firecracker {OLDEST} or newer from its releases, or name the program by `--firecracker`"
     )]
     Missing { what: String },
+    #[error(
+        "Firecracker is started through its jailer here, and there is none in PATH; it comes in the same archive: install it, \
+         name it by `--jailer`, or choose another driver"
+    )]
+    Unjailed,
     #[error("the jailer {program} is not there; it comes in the same archive as Firecracker")]
     NoJailer { program: PathBuf },
     #[error("{program} is Firecracker {found}; {OLDEST} is the oldest that works, install a newer one")]
@@ -179,6 +186,9 @@ pub fn find(
     let named = found.map_err(|what| FirecrackerUnavailable::Missing { what })?;
     let program = std::fs::canonicalize(&named)
         .map_err(|cause| FirecrackerUnavailable::Broken { program: named, reason: cause.to_string() })?;
+    if settings.jailed && settings.jailer.is_none() {
+        return Err(FirecrackerUnavailable::Unjailed);
+    }
     if let Some(jailer) = &settings.jailer {
         if !jailer.program.is_file() {
             return Err(FirecrackerUnavailable::NoJailer { program: jailer.program.clone() });

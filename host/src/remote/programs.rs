@@ -1,0 +1,29 @@
+//! Whether a program that is to be started as a VMM can have been changed by nobody but root.
+
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use super::policy::refused;
+use crate::HostError;
+use crate::files::failed;
+
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+
+/// A file of root's that nobody else writes, in directories that are not the agent's to change.
+pub(super) fn check(program: &Path, agent: u32) -> Result<(), HostError> {
+    let meta = match fs::metadata(program) {
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
+            return Err(HostError::ProgramMissing { program: program.to_owned() });
+        }
+        meta => meta.map_err(failed("look at", program))?,
+    };
+    // Without root there is no one to protect from the agent.
+    let user = rustix::process::geteuid().as_raw();
+    let trusted = |meta: &Metadata| meta.uid() == 0 || meta.uid() == user;
+    if !meta.is_file() || !trusted(&meta) || meta.permissions().mode() & WRITABLE_BY_OTHERS != 0 {
+        return refused(format!("{} may be changed by others than root; give it to root", program.display()));
+    }
+    crate::ownership::check_way(program, agent)
+}
