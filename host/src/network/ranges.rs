@@ -43,7 +43,7 @@ impl FromStr for AddressRange {
         };
         let first: Ipv4Addr = address.parse().map_err(|_| NoRange)?;
         // `10.1.2.3/8` may be a slip for `/32` as well as for `10.0.0.0`.
-        let whole = prefix <= ADDRESS_BITS && u64::from(first.to_bits()) % Self::size(prefix) == 0;
+        let whole = prefix <= ADDRESS_BITS && u64::from(first.to_bits()).is_multiple_of(Self::size(prefix));
         if whole { Ok(Self { first, prefix }) } else { Err(NoRange) }
     }
 }
