@@ -130,7 +130,7 @@ pub(super) fn share(
             own_by(&source, jail, &file.source)?;
             root.link_shared(&source, &file.name)?;
         } else {
-            lend(jail, open_to_lend(jail, data, images, &file.source)?, &file.source, &root, &file.name)?;
+            lend(jail, &open_to_lend(jail, data, images, &file.source)?, &file.source, &root, &file.name)?;
         }
     }
     Ok(())
@@ -180,14 +180,14 @@ fn of_a_snapshot(below: &Path) -> Option<(InstanceId, &str, &str)> {
 
 /// A second name for a file if its mode lets the VMM read it, else a copy of its own. The owner of a shared file is
 /// never changed.
-fn lend(jail: &Jail, file: File, source: &Path, root: &Dir, name: &str) -> Result<(), HostError> {
+fn lend(jail: &Jail, file: &File, source: &Path, root: &Dir, name: &str) -> Result<(), HostError> {
     let meta = file.metadata().map_err(failed("read", source))?;
     let readable = meta.mode() & READABLE_BY_ALL != 0 || meta.uid() == jail.uid;
-    if readable && root.link_shared(&file, name).is_ok() {
+    if readable && root.link_shared(file, name).is_ok() {
         return Ok(());
     }
     let target = root.create_new(name, 0o400)?;
-    let copied = files::copy(&file, &target, meta.len()).map_err(failed("copy into the jail", source));
+    let copied = files::copy(file, &target, meta.len()).map_err(failed("copy into the jail", source));
     copied.and_then(|_| own_by(&target, jail, source)).inspect_err(|_| {
         // The first error is the one to report.
         let _ = root.remove(name);

@@ -259,7 +259,7 @@ mod tests {
         for _ in 0..2 {
             hand_over(&Handover { data_dir: &data, own: vec![] }, &nobody()).unwrap();
             assert_eq!((owner(&data.join("jails")), owner(&record)), (0, 0));
-            assert_eq!(found(), [id.clone()]);
+            assert_eq!(found(), std::slice::from_ref(&id));
         }
         // As it was left where both were given away: taken back, and by no file that the agent may still have open.
         chown(data.join("jails"), Some(65_534), Some(65_534)).unwrap();
