@@ -277,6 +277,7 @@ fn make_trust(
         issued_at: now,
         expires_at: now + TRUST_LIFE,
         digests: Vec::new(),
+        sources: Vec::new(),
     };
     trust.advance_images(images.seal(&[&image]), now).map_err(InitError::make("the image statement"))?;
     trust.save(&data.trust_file()).map_err(InitError::make("the trust file"))

@@ -19,6 +19,7 @@ fn statement(version: u64, digests: Vec<Digest>) -> ImagesMetadata {
         issued_at: now(),
         expires_at: now() + std::time::Duration::from_secs(3600),
         digests,
+        sources: Vec::new(),
     }
 }
 
