@@ -42,6 +42,9 @@ pub(crate) async fn enrol(
 ) -> Result<(NodeId, Issued), Problem> {
     for _ in 0..MAX_TRIES {
         let token = tokens::prove(&state.store, &state.anchors.current(), token, claims, now).await?;
+        if state.operators.removed_since(&token.value.created_by, token.value.created_at) {
+            return Err(refuse::token_of_removed_operator());
+        }
         let node_id = &token.value.node_id.clone();
         let granted = names::granted(&token.value.names, address);
         let names = names::within(asked_names(state, node_id, csr_der)?, &granted);

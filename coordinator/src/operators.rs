@@ -22,12 +22,15 @@ use tokio::sync::Mutex;
 
 use crate::enrolment::{issue, issued_record};
 use crate::records::{IssuedOffline, IssuedRecord, OPERATORS, OperatorRecord, operator_key};
-use crate::refuse;
 use crate::state::{Backend, State, StateError, encode, load_all};
+use crate::{refuse, tokens};
 
 /// Operators whose certificates agents are told to refuse, at once. More removals in the life of an issuing authority
 /// are refused, because dropping one from the list would let it in again.
 const MAX_REFUSED: usize = 256;
+/// Of those, names that were never seen: an operator whose credential was stolen can invent any number of them, and must
+/// not keep its own removal from having a place.
+const MAX_REFUSED_UNSEEN: usize = MAX_REFUSED / 2;
 /// Notes that are read at once; the rest is read the next time.
 const MAX_NOTES: usize = 1024;
 
@@ -99,6 +102,11 @@ impl Operators {
         known.get(identity.name()).map_or(Ok(()), |record| record.check(certificate, now))
     }
 
+    /// Whether this operator was removed at this time or later.
+    pub(crate) fn removed_since(&self, name: &str, at: Timestamp) -> bool {
+        self.get(name).and_then(|record| record.membership.removed_at).is_some_and(|removed| removed >= at)
+    }
+
     /// What agents have to refuse.
     pub(crate) fn refused(&self, now: Timestamp) -> RemovedOperators {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
@@ -132,9 +140,14 @@ async fn change(
 ) -> Result<(), Problem> {
     let operators = &state.operators;
     let _changing = operators.changing.lock().await;
-    let mut record = operators.get(name).unwrap_or_else(|| OperatorRecord::new(name, since));
+    let old = operators.get(name);
+    let mut record = old.clone().unwrap_or_else(|| OperatorRecord::new(name, since));
     let before = operators.refused(now);
     change(&mut record)?;
+    // A peer that connects again and again causes no writes.
+    if old.as_ref() == Some(&record) {
+        return Ok(());
+    }
     operators.put(&state.store, record).await?;
     if operators.refused(now) != before {
         state.fleet.operators_changed();
@@ -253,8 +266,9 @@ pub(crate) async fn remove(
     if !another && !force {
         return Err(refuse::last_operator(name));
     }
-    if operators.refused(now).operators.len() >= MAX_REFUSED && record.membership.refused(now).is_none() {
-        return Err(refuse::too_many_removed(MAX_REFUSED));
+    let limit = if record.certificates.is_empty() { MAX_REFUSED_UNSEEN } else { MAX_REFUSED };
+    if operators.refused(now).operators.len() >= limit && record.membership.refused(now).is_none() {
+        return Err(refuse::too_many_removed(limit));
     }
     record.membership.removed_at = Some(now);
     // Certificates from before records were kept may live as long as the authority that signed them.
@@ -263,6 +277,8 @@ pub(crate) async fn remove(
     drop(changing);
     tracing::info!(operator = name, "removed an operator");
     state.fleet.operators_changed();
+    // What it handed out must not outlast it. One that is being made at this moment is refused when it is used.
+    tokens::revoke_of(&state.store, name, now).await?;
     Ok(message(&record, now))
 }
 

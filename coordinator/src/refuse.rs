@@ -68,6 +68,15 @@ pub(crate) fn unknown_operator(name: &str) -> Problem {
     )
 }
 
+pub(crate) fn token_of_removed_operator() -> Problem {
+    Problem::new(
+        403,
+        "token_revoked",
+        "the operator who made this join token was removed",
+        "Have another operator make one: `mvm coordinator token create --node NODE`.",
+    )
+}
+
 /// `wholly`: no certificate of it counts; else only those from before it came back do not.
 pub(crate) fn removed_operator(name: &str, wholly: bool) -> Problem {
     let advice =

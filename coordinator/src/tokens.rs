@@ -114,6 +114,20 @@ pub(crate) async fn revoke(store: &Backend, id: &str, now: Timestamp) -> Result<
     Err(refuse::too_busy("the token"))
 }
 
+/// Makes every token that this operator made and that is still live useless.
+pub(crate) async fn revoke_of(store: &Backend, created_by: &str, now: Timestamp) -> Result<(), Problem> {
+    for record in list(store).await? {
+        if record.created_by == created_by && record.state(now) == TokenState::Live {
+            match revoke(store, &record.token_id, now).await {
+                // It was used just now: the node that it let in is listed, and can be removed.
+                Err(problem) if problem.code == "token_used" => {}
+                revoked => drop(revoked?),
+            }
+        }
+    }
+    Ok(())
+}
+
 /// The live token with this text, for this node. What is wrong is told only to whoever knows the secret.
 pub(crate) async fn prove(
     store: &Backend,

@@ -1,7 +1,7 @@
 //! Which processes there are, which of them are VMMs of this data directory, and how one of them is ended or awaited.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -20,6 +20,8 @@ use super::{EndSignal, ProcessIdentity, VmmProcess, jail};
 
 /// What the kernel writes behind the name of a directory that was removed under a process.
 const REMOVED: &[u8] = b" (deleted)";
+/// More than the longest command line that a VMM is started with. A process can make its own as long as its memory.
+const MAX_COMMAND_BYTES: u64 = 8 << 20;
 
 /// Fields of a line of `/proc/PID/stat`, counted from one as its manual does.
 const PARENT: usize = 4;
@@ -92,7 +94,7 @@ pub(super) fn scan(data: &DataDir) -> io::Result<Vec<VmmProcess>> {
         let Some(cwd) = unless_scarce(fs::read_link(process.join("cwd")))? else { continue };
         let jailed = || jail::inmate(&process, &jails);
         let Some(instance) = instance_of(&cwd, &vms_dir).or_else(jailed) else { continue };
-        let Some(command) = unless_scarce(fs::read(process.join("cmdline")))? else { continue };
+        let Some(command) = unless_scarce(command_of(&process))? else { continue };
         if !names(&command, &instance) && !has_own_root(&process) {
             continue;
         }
@@ -102,6 +104,13 @@ pub(super) fn scan(data: &DataDir) -> io::Result<Vec<VmmProcess>> {
     }
     found.sort_by(|a, b| (&a.instance, a.process.pid).cmp(&(&b.instance, b.process.pid)));
     without_children(&found)
+}
+
+/// The beginning of a process's command line; its name is there. What is confined is known by its root as well.
+fn command_of(process: &Path) -> io::Result<Vec<u8>> {
+    let mut command = Vec::new();
+    fs::File::open(process.join("cmdline"))?.take(MAX_COMMAND_BYTES).read_to_end(&mut command)?;
+    Ok(command)
 }
 
 /// Nothing of what can't be read; but want of descriptors or memory says nothing about what there is.
@@ -211,6 +220,14 @@ pub(super) async fn ended(handle: OwnedFd) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_command_line_without_end_only_the_beginning_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let endless = fs::File::create(dir.path().join("cmdline")).unwrap();
+        endless.set_len(64 * MAX_COMMAND_BYTES).unwrap();
+        assert_eq!(command_of(dir.path()).unwrap().len() as u64, MAX_COMMAND_BYTES);
+    }
 
     #[test]
     fn the_start_time_is_found_behind_any_name() {

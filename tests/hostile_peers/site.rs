@@ -21,7 +21,9 @@ const ANSWERS: usize = 25;
 const TRIES: usize = 4;
 /// Added to twice the quiet median: one turn of the scheduler on a busy machine.
 const FLOOR: Duration = Duration::from_millis(60);
-/// An attack goes on for this long at least, and is then stopped.
+/// How long a peer may take to use up what it may send at once, before it is held to its pace.
+const BURST: Duration = Duration::from_secs(8);
+/// After that an attack goes on for this long at least, and is then stopped.
 const ATTACK: Duration = Duration::from_millis(2500);
 
 /// What an attack may cost the coordinator.
@@ -29,7 +31,7 @@ const ATTACK: Duration = Duration::from_millis(2500);
 pub(crate) struct Ceilings {
     /// Above the most that it had before.
     pub(crate) memory_bytes: u64,
-    /// Of one processor, over the whole attack. The binary under test is a debug build.
+    /// Of one processor, once the peer is held to its pace. The binary under test is a debug build.
     pub(crate) processors: f64,
     pub(crate) log_lines: usize,
     pub(crate) log_bytes: u64,
@@ -198,16 +200,20 @@ impl Site {
             attacked = attacked.min(self.median());
         }
         meanwhile(self);
-        while begun.elapsed() < ATTACK {
+        while begun.elapsed() < BURST {
             self.median();
         }
-        let after = self.usage();
+        let (paced, paced_since) = (self.usage(), Instant::now());
+        while paced_since.elapsed() < ATTACK {
+            self.median();
+        }
+        let (after, paced_for) = (self.usage(), paced_since.elapsed());
         stop.stop.store(true, Ordering::Relaxed);
         let done = self.runtime.block_on(async { tokio::time::timeout(PATIENCE, attacking).await });
         let done = done.expect("the attack stops").expect("the attack does not fail");
 
         let memory = after.peak_bytes.saturating_sub(before.peak_bytes);
-        let processors = (after.processor - before.processor).as_secs_f64() / begun.elapsed().as_secs_f64();
+        let processors = (after.processor - paced.processor).as_secs_f64() / paced_for.as_secs_f64();
         let (lines, bytes) = (after.log_lines - before.log_lines, after.log_bytes - before.log_bytes);
         let told = format!(
             "{what}: {done} done; answers {quiet:?}, then {attacked:?}; {} MiB, {processors:.2} processors, \

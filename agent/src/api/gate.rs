@@ -55,14 +55,16 @@ fn caller_of(request: &Request) -> Caller {
 pub(super) async fn admit(State(api): State<Api>, request: Request, next: Next) -> Response {
     let caller = caller_of(&request);
     let peer = request.extensions().get::<Peer>().cloned();
+    // Before the rate: a removed certificate must not use up what its successor of the same name has. As often as it
+    // likes, therefore no warning.
+    if is_removed(&api, &request) {
+        debug!(caller = %caller.describe(), "refused a removed operator");
+        return removed(&caller).into_response();
+    }
     let response = match take_token(&api, &caller) {
         Err(limited) => {
             debug!(caller = %caller.describe(), "asked too often");
             too_many_requests(limited)
-        }
-        Ok(()) if is_removed(&api, &request) => {
-            warn!(caller = %caller.describe(), "refused a removed operator");
-            removed(&caller).into_response()
         }
         // What moves an instance has limits of its own: on how long nothing may come or be taken.
         Ok(()) if Rule::is_long(request.uri().path()) => next.run(request).await,

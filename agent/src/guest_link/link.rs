@@ -24,6 +24,9 @@ const MAX_PENDING: usize = 256;
 /// Whoever sends a stream waits while this much is on its way out.
 const OUT_LIMIT_BYTES: usize = 256 * 1024;
 
+/// A guest that does not read its channel gets no more than this kept for it: all that may be pending, whole, fits.
+const MAX_OUT_BYTES: usize = 64 * 1024 * 1024;
+
 /// Whether the guest's processors run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
@@ -409,6 +412,9 @@ impl Link {
 impl Inner {
     fn put(&mut self, number: u64, body: &host_frame::Body) -> Result<(), LinkError> {
         let Some(session) = self.session else { return Ok(()) };
+        if self.out.len() > MAX_OUT_BYTES {
+            return Err(LinkError::Flooded);
+        }
         let frame = HostFrame { nonce: session.nonce, request: number, body: Some(body.clone()) };
         put_frame(&mut self.out, &frame).map_err(|_| LinkError::TooLong)
     }

@@ -8,12 +8,15 @@ use base64::engine::general_purpose::STANDARD;
 use mvm_coordinator::{ControlClient, connect, create_operator, problem_of};
 use mvm_pki::{Credential, LiveCredential, Role};
 use mvm_proto::wire::control::v1::{
-    GetInfoRequest, ListOperatorsRequest, Operator, RemoveOperatorRequest, RenewCertificateRequest,
+    CreateTokenRequest, GetInfoRequest, ListOperatorsRequest, Operator, RemoveOperatorRequest,
+    RenewCertificateRequest,
 };
 use mvm_proto::wire::session::v1::{RemovedOperators, coordinator_frame};
 use serde_json::json;
 
-use crate::support::{PATIENCE, Running, Session, cluster_id, new_cluster, new_request, now, post, soon};
+use crate::support::{
+    PATIENCE, Running, Session, cluster_id, enrol_body, new_cluster, new_request, now, post, soon,
+};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -180,4 +183,29 @@ async fn nodes_are_told_of_removed_operators_when_it_happens_and_when_they_conne
     again.expect_quiet().await;
     assert_eq!(node.credential.current().identity().role(), Role::Node);
     running.stop().await;
+}
+
+#[tokio::test]
+async fn invented_names_leave_places_for_the_removal_of_those_that_are_there() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    make(&report.data_dir, "thief");
+    for number in 0..128 {
+        remove(&running, &format!("invented-{number}"), true).await.unwrap();
+    }
+    assert_eq!(remove(&running, "one-more", true).await.unwrap_err(), "too_many_removed");
+    assert_eq!(remove(&running, "thief", false).await.unwrap().state, "removed");
+}
+
+#[tokio::test]
+async fn the_join_tokens_of_an_operator_end_with_its_removal() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let thief = make(&report.data_dir, "thief");
+    let request = CreateTokenRequest { node_id: "n1".to_owned(), ttl_seconds: 86_400, names: Vec::new() };
+    let token = client(&running, &thief).await.create_token(request).await.unwrap().into_inner().token;
+    remove(&running, "thief", false).await.unwrap();
+    let (_, csr) = new_request();
+    let refused = post(&running.http(None).await, "/v1/enrol", &enrol_body(&token, &csr, "n1")).await;
+    assert_eq!(refused.unwrap_err().code, "token_revoked");
 }

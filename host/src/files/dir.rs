@@ -455,7 +455,7 @@ pub(crate) fn pin_path(fd: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()))
 }
 
-/// Opens what is pinned.
+/// Opens what is pinned. Never waits: the owner of a file can hold a lease on it, which a plain open waits for.
 pub(crate) fn reopen(pin: impl AsFd, flags: OFlags) -> Result<File, Errno> {
-    fs::open(pin_path(pin), flags | OFlags::CLOEXEC, Mode::empty()).map(File::from)
+    fs::open(pin_path(pin), flags | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()).map(File::from)
 }

@@ -366,6 +366,9 @@ fn firecracker_and_its_jailer_are_told_what_our_driver_tells_them() {
     ] {
         site.refuses(&jailer(line(option, value)));
     }
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o777)).unwrap();
+    site.refuses(&jailer(line("", "")));
     site.refuses(&jailer(line("", "").into_iter().filter(|word| word != "--").collect()));
     let mut other = line("", "");
     other.extend(["--config-file", "x"].map(str::to_owned));

@@ -257,7 +257,11 @@ fn jailer(line: &Line<'_>) -> Result<(), HostError> {
                 let listed = |(path, kind): &(std::path::PathBuf, VmmProgram)| {
                     *kind == VmmProgram::Firecracker && path.as_os_str() == value
                 };
-                line.policy.programs.iter().any(listed)
+                line.policy.programs.iter().any(listed) && {
+                    // The jailer copies it as root: it must be root's as the jailer itself.
+                    super::programs::check(value.as_ref(), line.policy.agent_uid)?;
+                    true
+                }
             }
             "--uid" => {
                 uid = true;

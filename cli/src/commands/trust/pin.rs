@@ -160,7 +160,16 @@ fn agree(held: &mut TrustStore, mut other: TrustStore, now: Timestamp) -> anyhow
 /// Whether a new token names the root that this operator has pinned: a coordinator must not be able to enrol nodes
 /// under a root of its own.
 pub(crate) async fn check_token(global: &Global, operator: &Operator, token: &str) -> Run {
-    let named = JoinToken::parse(token).context("the coordinator made no usable token")?.trust_root();
+    let token = JoinToken::parse(token).context("the coordinator made no usable token")?;
+    let (_, anchors) = operator.credential()?;
+    if !anchors.contains(&token.fingerprint()) {
+        return Err(anyhow!(
+            "the token names a root certificate that this operator does not trust; it is not shown\n\
+             treat this as an attack on the coordinator, unless its roots are being changed: then try again"
+        )
+        .into());
+    }
+    let named = token.trust_root();
     let file = in_operator_dir(operator);
     let Some(pins) = Pins::load(std::slice::from_ref(&file))? else {
         Progress::new(global.quiet).say(format!(
