@@ -193,7 +193,7 @@ async fn invented_names_leave_places_for_the_removal_of_those_that_are_there() {
     for number in 0..128 {
         remove(&running, &format!("invented-{number}"), true).await.unwrap();
     }
-    assert_eq!(remove(&running, "one-more", true).await.unwrap_err(), "too_many_removed");
+    assert_eq!(remove(&running, "one-more", true).await.unwrap_err(), "too_many_removed_operators");
     assert_eq!(remove(&running, "thief", false).await.unwrap().state, "removed");
 }
 
