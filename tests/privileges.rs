@@ -9,21 +9,10 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
-use mvm_tests::{LoneAgent, PATIENCE, microvms_or_say_so, path_text, small_pool, wait_until};
+use mvm_tests::{LoneAgent, PATIENCE, microvms_or_say_so, path_text, root_or_say_so, small_pool, wait_until};
 
 const NOBODY: u32 = 65_534;
 const LONG: Duration = Duration::from_secs(120);
-
-#[allow(clippy::print_stdout, reason = "a test that did not run must say so where its output is read")]
-fn root_or_say_so(test: &str) -> bool {
-    if nix::unistd::geteuid().is_root() {
-        return true;
-    }
-    println!("{test}: did not run: needs root");
-    let required = ["CI", "MVM_REQUIRE_PRIVILEGED"].iter().any(|name| std::env::var_os(name).is_some());
-    assert!(!required, "{test} needs root");
-    false
-}
 
 /// A line of `/proc/PID/status`.
 fn status(pid: u32, name: &str) -> String {

@@ -57,12 +57,13 @@ pub fn put_snapshot_key(secrets: &Path, tenant: &str) {
     std::fs::set_permissions(&path, Permissions::from_mode(0o400)).expect("a key can be made private");
 }
 
-/// Whether privileged tests can run; says so plainly when they can't.
+/// Whether privileged tests can run; says so plainly when they can't, and fails where they must.
 #[allow(clippy::print_stdout, reason = "a test that did not run must say so where its output is read")]
 pub fn root_or_say_so(test: &str) -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
         println!("{test}: did not run: needs root");
+        assert!(std::env::var_os("CI").is_none(), "{test} must run in CI: needs root");
     }
     root
 }
