@@ -1,14 +1,19 @@
 //! A cluster of real processes on loopback: one coordinator, any number of agents, an operator.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::net::{TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{PATIENCE, Process, mvm_binary, put_snapshot_key, wait_for, wait_until};
+
+/// Below those that the kernel gives to outgoing connections.
+const PORTS: std::ops::Range<u16> = 20_000..30_000;
 
 #[derive(Debug, Clone)]
 pub struct ClusterSettings {
@@ -236,13 +241,25 @@ impl Cluster {
     }
 }
 
-/// A port that is free for UDP and TCP on loopback now.
+/// A port on loopback that no other test gets while this process lives, and no outgoing connection ever: whoever is
+/// killed and started again finds it free.
 pub fn free_port() -> u16 {
-    wait_for("a free port", PATIENCE, || {
-        let udp = UdpSocket::bind("127.0.0.1:0").ok()?;
-        let port = udp.local_addr().ok()?.port();
-        TcpListener::bind(("127.0.0.1", port)).ok().map(|_| port)
-    })
+    static HELD: Mutex<Vec<File>> = Mutex::new(Vec::new());
+    let dir = std::env::temp_dir().join("mvm-test-ports");
+    std::fs::create_dir_all(&dir).expect("a folder of locks can be made");
+    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+    for port in PORTS {
+        let lock = File::create(dir.join(port.to_string())).expect("a lock can be made");
+        if lock.try_lock().is_err() {
+            continue;
+        }
+        let bound = (UdpSocket::bind(("127.0.0.1", port)), TcpListener::bind(("127.0.0.1", port)));
+        if let (Ok(_), Ok(_)) = bound {
+            held.push(lock);
+            return port;
+        }
+    }
+    panic!("no port of {PORTS:?} is free");
 }
 
 /// A copy of a folder with everything in it.
