@@ -33,6 +33,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected as _;
 use tonic::{Request, Response, Status};
 
+use crate::enrolment::NotRenewed;
 use crate::error::BoxError;
 use crate::grpc_listener::calls::CountCalls;
 use crate::grpc_listener::{GrpcPeer, GrpcStream};
@@ -263,6 +264,7 @@ impl Control for Service {
         let presented = request.extensions().get::<GrpcPeer>().map(|peer| peer.certificate.fingerprint);
         let csr_der = &request.get_ref().csr_der;
         let renewed = enrolment::renew(&self.0, &identity, presented.as_ref(), csr_der, now()).await;
+        let renewed = renewed.map_err(NotRenewed::into_problem);
         answer(renewed.map(|issued| RenewCertificateResponse {
             chain_pem: issued.chain_pem(),
             roots_pem: self.0.anchors.current().to_pem(),

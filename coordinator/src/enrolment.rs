@@ -7,20 +7,23 @@
 mod names;
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::future::BoxFuture;
 use mvm_pki::authority::requested_names;
 use mvm_pki::{AuthorityError, Identity, Issued, LeafProfile, Role};
 use mvm_proto::{Digest, NodeId, Problem, Timestamp};
 use mvm_store::{Guard, Store, StoreError, Transaction};
+use mvm_transport::Registry;
 
 use self::names::Reserved;
-use crate::rate_limit::too_soon;
+use crate::rate_limit::{Holder, too_soon};
 use crate::records::{
     Assigned, FixedNames, IssuedRecord, NodeRecord, Numbers, assigned_key, envelope_key, node_key,
     status_key, token_key,
 };
-use crate::state::{MAX_TRIES, State, StateError, Versioned, encode, load, unchanged};
+use crate::state::{MAX_TRIES, State, StateError, Versioned, encode, load, now, unchanged};
 use crate::{operators, own_leaf, refuse, tokens};
 
 /// Renewals per second of one identity in the long run. Each is a signature and, for nodes, a write to the disk;
@@ -90,37 +93,52 @@ pub(crate) fn issued_record(issued: &Issued, now: Timestamp) -> IssuedRecord {
     }
 }
 
-/// Whether this identity may renew now, or how long it has to wait. Whoever gets `Ok` has used it up.
-pub(crate) fn may_renew(state: &State, identity: &Identity) -> Result<(), Duration> {
-    state.renew_limit.take(identity.clone(), Instant::now())
+/// Why there is no fresh certificate.
+pub(crate) enum NotRenewed {
+    TooSoon(Duration),
+    Refused(Problem),
+}
+
+impl NotRenewed {
+    pub(crate) fn into_problem(self) -> Problem {
+        match self {
+            Self::TooSoon(wait) => too_soon(TOO_MANY_RENEWALS, wait).0,
+            Self::Refused(problem) => problem,
+        }
+    }
+}
+
+impl From<Problem> for NotRenewed {
+    fn from(problem: Problem) -> Self {
+        Self::Refused(problem)
+    }
 }
 
 /// A fresh certificate for the holder of a valid one: the same identity, whatever the request says. `presented` is
-/// the fingerprint of the one it showed.
+/// the fingerprint of the one it showed. One that is not good any more spends the rate of itself alone.
 pub(crate) async fn renew(
     state: &State,
     identity: &Identity,
     presented: Option<&Digest>,
     csr_der: &[u8],
     now: Timestamp,
-) -> Result<Issued, Problem> {
-    may_renew(state, identity).map_err(|wait| too_soon(TOO_MANY_RENEWALS, wait).0)?;
-    renew_allowed(state, identity, presented, csr_der, now).await
-}
-
-/// [`renew`] for who asked [`may_renew`] before.
-pub(crate) async fn renew_allowed(
-    state: &State,
-    identity: &Identity,
-    presented: Option<&Digest>,
-    csr_der: &[u8],
-    now: Timestamp,
-) -> Result<Issued, Problem> {
-    match (identity.role(), identity.node_id()) {
-        (Role::Node, Some(node_id)) => renew_node(state, &node_id, presented, csr_der, now).await,
-        (Role::Operator, _) => operators::renew(state, identity, presented, csr_der, now).await,
+) -> Result<Issued, NotRenewed> {
+    let take = |holder| state.renew_limit.take(holder, Instant::now()).map_err(NotRenewed::TooSoon);
+    take(Holder::Certificate(presented.cloned()))?;
+    let renewed = match (identity.role(), identity.node_id()) {
+        (Role::Node, Some(node_id)) => {
+            admitted(state, &node_id, presented, now).await?;
+            take(Holder::Identity(identity.clone()))?;
+            renew_node(state, &node_id, presented, csr_der, now).await
+        }
+        (Role::Operator, _) => {
+            operators::admitted(state, identity, presented, now).await?;
+            take(Holder::Identity(identity.clone()))?;
+            operators::renew(state, identity, presented, csr_der, now).await
+        }
         _ => Err(refuse::wrong_role(&identity.to_string(), "node or operator")),
-    }
+    };
+    Ok(renewed?)
 }
 
 async fn renew_node(
@@ -173,6 +191,25 @@ pub(crate) async fn admitted(
         return Err(refuse::revoked_certificate(node_id));
     }
     Ok(found)
+}
+
+/// Which certificates are of the cluster now.
+pub(crate) struct Members(pub(crate) Arc<State>);
+
+impl Registry for Members {
+    /// What can't be looked up counts: it is judged again before anything is done for it.
+    fn counts<'a>(&'a self, peer: &'a Identity, certificate: &'a Digest) -> BoxFuture<'a, bool> {
+        let state = &self.0;
+        Box::pin(async move {
+            let Some(node_id) = peer.node_id().filter(|_| peer.role() == Role::Node) else {
+                return state.operators.check(peer, Some(certificate), now()).is_ok();
+            };
+            match registered(state, &node_id).await {
+                Ok(found) => found.value.accepts(Some(certificate), now()),
+                Err(problem) => problem.status >= 500,
+            }
+        })
+    }
 }
 
 /// Takes a node out of the cluster: its certificates are refused from here on, its document is gone, its numbers stay.

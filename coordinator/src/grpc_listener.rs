@@ -1,52 +1,59 @@
 //! TCP connections with mutual TLS for gRPC.
 //!
 //! One task accepts and never waits for a peer. Each handshake runs in its own task with a deadline and a place among
-//! the handshakes; where there is none left, the newest takes that of the oldest, of its own network or of the one that
-//! has most. An honest handshake is over in milliseconds, so silent connections only ever push each other out.
+//! the handshakes; where there is none left, the newest takes that of the oldest, of its own site or of the one that has
+//! most, and of one that has said nothing before one that has. An honest handshake is over in milliseconds, so silent
+//! connections only ever push each other out.
 //!
 //! A place among the connections is taken by the certificate of an operator alone: the connection of a node or a
 //! coordinator is closed right after its handshake. One identity has few places, and its newest connection takes the place of its
-//! longest idle one (see [`mvm_transport::places`]); `calls` says which are idle.
+//! longest idle one (see [`mvm_transport::places`]); `calls` says which are idle. Certificates that are not good any more are
+//! counted apart: they take no place of who has the name now.
 
 pub(crate) mod calls;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mvm_pki::tls::PeerCertificate;
 use mvm_pki::{Identity, Role};
-use mvm_transport::places::{Activity, Place, Places, Rules};
+use mvm_transport::places::{Activity, Displaced, Place, Places, Rules};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 
-use crate::metrics::Metrics;
-use crate::rate_limit::network_of;
+use crate::rate_limit::RateLimit;
+use crate::state::{State, now};
 
 /// From the first byte to the verified certificate.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Peers that have proven nothing yet, all together. Anyone may open these, so they are fewer than the connections.
 const MAX_HANDSHAKES: usize = 128;
-/// Of those, from one network: a whole office of operators behind one address, and far from all places.
-const MAX_HANDSHAKES_PER_NETWORK: usize = 16;
+/// Of those, from one site: a whole office of operators behind one address, and far from all places.
+const MAX_HANDSHAKES_PER_SITE: usize = 16;
 /// Connections of one identity: one operator's terminals and scripts, and far from all places.
 const MAX_CONNECTIONS_PER_IDENTITY: usize = 32;
 /// After accept failed (no file descriptors left), wait for some to be freed.
 const ACCEPT_RETRY: Duration = Duration::from_millis(200);
+/// Refused connections that the log tells of per second in the long run, and at once; the metrics count all.
+const TOLD_PER_SECOND: f64 = 1.0;
+const TOLD_BURST: f64 = 60.0;
+
+/// An operator, and whether its certificate is good.
+type Holder = (Identity, bool);
 
 /// Who is at the other end, in every request's extensions.
 #[derive(Debug, Clone)]
 pub(crate) struct GrpcPeer {
     pub(crate) identity: Identity,
-    activity: Activity<Identity>,
+    activity: Activity<Holder>,
     pub(crate) certificate: PeerCertificate,
 }
 
@@ -55,7 +62,7 @@ pub(crate) struct GrpcStream {
     stream: TlsStream<TcpStream>,
     peer: GrpcPeer,
     /// Given back when the connection ends; the connection ends when a newer one has taken it.
-    place: Place<Identity>,
+    place: Place<Holder>,
 }
 
 impl Connected for GrpcStream {
@@ -69,38 +76,44 @@ impl Connected for GrpcStream {
 pub(crate) fn accept(
     listener: TcpListener,
     tls: rustls::ServerConfig,
-    max_connections: usize,
-    metrics: Arc<Metrics>,
-    shutdown: CancellationToken,
+    state: Arc<State>,
 ) -> mpsc::Receiver<std::io::Result<GrpcStream>> {
     let (ready, connections) = mpsc::channel(1);
     let acceptor = TlsAcceptor::from(Arc::new(tls));
-    let places = Arc::new(Places::new(Rules {
-        most: max_connections,
+    let places = Places::new(Rules {
+        most: state.settings.max_grpc_connections,
         most_per_key: MAX_CONNECTIONS_PER_IDENTITY,
-        displace_busy: false,
-    }));
+        displaced: Displaced::Idle,
+    });
+    let told = RateLimit::new(TOLD_PER_SECOND, TOLD_BURST);
+    let door = Arc::new(Door { acceptor, places, told, state });
     tokio::spawn(async move {
-        let accepting = accept_task(listener, acceptor, places, metrics, ready);
+        let shutdown = door.state.shutdown.clone();
         tokio::select! {
             () = shutdown.cancelled() => {}
-            () = accepting => {}
+            () = accept_task(listener, door, ready) => {}
         }
     });
     connections
 }
 
+/// What all connections share.
+struct Door {
+    acceptor: TlsAcceptor,
+    places: Places<Holder>,
+    told: RateLimit<()>,
+    state: Arc<State>,
+}
+
 async fn accept_task(
     listener: TcpListener,
-    acceptor: TlsAcceptor,
-    places: Arc<Places<Identity>>,
-    metrics: Arc<Metrics>,
+    door: Arc<Door>,
     ready: mpsc::Sender<std::io::Result<GrpcStream>>,
 ) {
     let under_way = Places::new(Rules {
         most: MAX_HANDSHAKES,
-        most_per_key: MAX_HANDSHAKES_PER_NETWORK,
-        displace_busy: true,
+        most_per_key: MAX_HANDSHAKES_PER_SITE,
+        displaced: Displaced::Busy,
     });
     // Ends them when this task ends.
     let mut handshakes = JoinSet::new();
@@ -114,52 +127,68 @@ async fn accept_task(
             }
         };
         while handshakes.try_join_next().is_some() {}
-        let mut under_way = match under_way.take(network_of(address.ip())) {
+        let mut under_way = match under_way.take(site_of(address.ip())) {
             Ok(place) => place,
             Err(full) => {
-                refused(&metrics, address, &full.to_string());
+                door.refused(address, &full.to_string());
                 continue;
             }
         };
-        let (acceptor, ready) = (acceptor.clone(), ready.clone());
-        let (places, metrics) = (Arc::clone(&places), Arc::clone(&metrics));
+        let (door, ready) = (Arc::clone(&door), ready.clone());
         handshakes.spawn(async move {
+            let activity = under_way.activity();
+            let shaken = async {
+                tcp.peek(&mut [0]).await.map_err(|error| error.to_string())?;
+                let _said_something = activity.begin();
+                door.handshake(tcp).await
+            };
             let shaken = tokio::select! {
-                shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake(tcp, acceptor, &places)) => shaken,
+                shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, shaken) => shaken,
                 () = under_way.displaced() => Ok(Err("newer handshakes needed its place".to_owned())),
             };
             match shaken {
                 // Handed over elsewhere: a verified connection no longer has a place among the handshakes.
                 Ok(Ok(stream)) => drop(tokio::spawn(async move { ready.send(Ok(stream)).await })),
-                Ok(Err(reason)) => refused(&metrics, address, &reason),
-                Err(_) => refused(&metrics, address, "the handshake took too long"),
+                Ok(Err(reason)) => door.refused(address, &reason),
+                Err(_) => door.refused(address, "the handshake took too long"),
             }
         });
     }
 }
 
-fn refused(metrics: &Metrics, address: SocketAddr, reason: &str) {
-    metrics.grpc_handshakes_failed.inc();
-    tracing::info!(%address, %reason, "refused a connection for gRPC");
+impl Door {
+    fn refused(&self, address: SocketAddr, reason: &str) {
+        self.state.metrics.grpc_handshakes_failed.inc();
+        if self.told.take((), Instant::now()).is_ok() {
+            tracing::info!(%address, %reason, "refused a connection for gRPC");
+        }
+    }
+
+    async fn handshake(&self, tcp: TcpStream) -> Result<GrpcStream, String> {
+        tcp.set_nodelay(true).map_err(|error| error.to_string())?;
+        let stream = self.acceptor.accept(tcp).await.map_err(|error| error.to_string())?;
+        let (_, connection) = stream.get_ref();
+        let (identity, certificate) =
+            mvm_pki::tls::peer(connection.peer_certificates()).map_err(|refusal| refusal.to_string())?;
+        match identity.role() {
+            Role::Operator => {}
+            Role::Coordinator | Role::Node => return Err(format!("{identity} is not an operator")),
+        }
+        // What it calls is judged again, and refused with the reason.
+        let is_good = self.state.operators.check(&identity, Some(&certificate.fingerprint), now()).is_ok();
+        let place = self.places.take((identity.clone(), is_good));
+        let place = place.map_err(|full| format!("{identity}: {full}"))?;
+        let peer = GrpcPeer { identity, certificate, activity: place.activity() };
+        Ok(GrpcStream { stream, peer, place })
+    }
 }
 
-async fn handshake(
-    tcp: TcpStream,
-    acceptor: TlsAcceptor,
-    places: &Places<Identity>,
-) -> Result<GrpcStream, String> {
-    tcp.set_nodelay(true).map_err(|error| error.to_string())?;
-    let stream = acceptor.accept(tcp).await.map_err(|error| error.to_string())?;
-    let (_, connection) = stream.get_ref();
-    let (identity, certificate) =
-        mvm_pki::tls::peer(connection.peer_certificates()).map_err(|refusal| refusal.to_string())?;
-    match identity.role() {
-        Role::Operator => {}
-        Role::Coordinator | Role::Node => return Err(format!("{identity} is not an operator")),
+/// Whom a handshake is counted for: IPv4 as it is, IPv6 by its /48, which is what one site is given.
+fn site_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(v4) => IpAddr::V4(v4),
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 80 << 80)),
     }
-    let place = places.take(identity.clone()).map_err(|full| format!("{identity}: {full}"))?;
-    let peer = GrpcPeer { identity, certificate, activity: place.activity() };
-    Ok(GrpcStream { stream, peer, place })
 }
 
 impl AsyncRead for GrpcStream {

@@ -23,12 +23,14 @@ use mvm_pki::TrustBundle;
 use mvm_proto::problem::PROBLEM_MEDIA_TYPE;
 use mvm_proto::{NodeId, Problem};
 use mvm_transport::Peer;
+use mvm_transport::places::network_of;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
+use crate::enrolment::NotRenewed;
 use crate::metrics::Outcome;
-use crate::rate_limit::{network_of, too_soon};
+use crate::rate_limit::too_soon;
 use crate::state::{State, now};
 use crate::{enrolment, refuse};
 
@@ -123,7 +125,7 @@ async fn ca(Shared(state): Shared<Arc<State>>) -> Response {
 }
 
 async fn trust(Shared(state): Shared<Arc<State>>) -> Response {
-    Json(state.trust.bundle()).into_response()
+    ([(header::CONTENT_TYPE, "application/json")], state.trust.encoded()).into_response()
 }
 
 async fn enrol(
@@ -172,15 +174,12 @@ async fn renew(
     peer: Peer,
     body: Result<Bytes, BodyRejection>,
 ) -> Response {
-    let allowed = peer.identity.as_ref().map_or(Ok(()), |identity| enrolment::may_renew(&state, identity));
-    if let Err(wait) = allowed {
-        return limited(enrolment::TOO_MANY_RENEWALS, wait);
-    }
     let result = try_renew(&state, &peer, body).await;
     state.metrics.renewals.get_or_create(&Outcome::from(result.is_ok())).inc();
     match result {
         Ok(answer) => Json(answer).into_response(),
-        Err(problem) => Answer(problem).into_response(),
+        Err(NotRenewed::TooSoon(wait)) => limited(enrolment::TOO_MANY_RENEWALS, wait),
+        Err(NotRenewed::Refused(problem)) => Answer(problem).into_response(),
     }
 }
 
@@ -188,11 +187,11 @@ async fn try_renew(
     state: &State,
     peer: &Peer,
     body: Result<Bytes, BodyRejection>,
-) -> Result<RenewResponse, Problem> {
+) -> Result<RenewResponse, NotRenewed> {
     let identity = peer.identity.as_ref().ok_or_else(refuse::no_certificate)?;
     let request: RenewRequest = read(body)?;
     let csr = decode_csr(&request.csr)?;
-    let issued = enrolment::renew_allowed(state, identity, peer.certificate.as_ref(), &csr, now()).await?;
+    let issued = enrolment::renew(state, identity, peer.certificate.as_ref(), &csr, now()).await?;
     Ok(RenewResponse {
         chain_pem: issued.chain_pem(),
         roots_pem: state.anchors.current().to_pem(),

@@ -209,6 +209,19 @@ pub(crate) async fn note_use(
     .await
 }
 
+/// Whether an operator showed a certificate that is good now. One that was made with `operator create` counts from here on.
+pub(crate) async fn admitted(
+    state: &State,
+    identity: &Identity,
+    presented: Option<&Digest>,
+    now: Timestamp,
+) -> Result<(), Problem> {
+    if let Some(fingerprint) = presented {
+        take_note(state, &note_path(&state.operators.notes, fingerprint), now).await?;
+    }
+    state.operators.check(identity, presented, now)
+}
+
 /// A fresh certificate for an operator that holds a good one.
 pub(crate) async fn renew(
     state: &State,
@@ -217,9 +230,6 @@ pub(crate) async fn renew(
     csr_der: &[u8],
     now: Timestamp,
 ) -> Result<Issued, Problem> {
-    if let Some(fingerprint) = presented {
-        take_note(state, &note_path(&state.operators.notes, fingerprint), now).await?;
-    }
     let life = state.settings.operator_life;
     let profile = LeafProfile { identity: identity.clone(), dns: Vec::new(), ips: Vec::new(), life };
     let mut renewed = None;

@@ -1,15 +1,15 @@
 //! Token buckets: per network for what anyone may ask without a certificate, per identity for what costs a signature.
 //!
 //! Bounded: when the table is full, full buckets are dropped (they remember nothing), and if none is full the
-//! newcomer is refused. IPv6 addresses share one bucket per /64, which is what one customer holds.
+//! newcomer is refused.
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use mvm_proto::Problem;
+use mvm_pki::Identity;
+use mvm_proto::{Digest, Problem};
 
 /// Networks or identities remembered at once: about 64 to 200 bytes each.
 const MAX_BUCKETS: usize = 16 * 1024;
@@ -63,19 +63,18 @@ pub(crate) fn too_soon(detail: impl Into<String>, wait: Duration) -> (Problem, u
     (Problem::new(429, "rate_limited", detail, format!("Try again in {seconds} s.")), seconds)
 }
 
-/// Whom an address stands for.
-pub(crate) fn network_of(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => {
-            let [a, b, c, d, ..] = v6.segments();
-            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
-        }
-        v4 => v4,
-    }
+/// Whose rate is spent: a certificate's until it was judged, its identity's after that. So a certificate from before a
+/// removal spends nothing of who has the name now.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Holder {
+    Certificate(Option<Digest>),
+    Identity(Identity),
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     #[test]
@@ -86,15 +85,6 @@ mod tests {
         assert_eq!(limit.take(address, start), Err(Duration::from_millis(500)));
         assert!(limit.take(address, start + Duration::from_millis(500)).is_ok());
         assert!(limit.take("192.0.2.2".parse().unwrap(), start).is_ok());
-    }
-
-    #[test]
-    fn addresses_of_one_ipv6_network_share_a_bucket() {
-        let network = |address: &str| network_of(address.parse().unwrap());
-        assert_eq!(network("2001:db8::1"), network("2001:db8::2"));
-        assert_ne!(network("2001:db8::1"), network("2001:db8:0:1::1"));
-        assert_eq!(network("::ffff:192.0.2.1"), network("192.0.2.1"));
-        assert_ne!(network("192.0.2.1"), network("192.0.2.2"));
     }
 
     #[test]

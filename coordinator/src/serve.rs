@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::tasks::Tasks;
 use crate::documents::{Carried, Documents};
+use crate::enrolment::Members;
 use crate::error::{BoxError, CoordinatorError};
 use crate::fleet::Fleet;
 use crate::init::{ClusterFile, InitError, read_cluster_file};
@@ -215,15 +216,14 @@ async fn run(state: Arc<State>, data: &DataDir) -> Result<(), CoordinatorError> 
     // QUIC outlives `shutdown` by as long as the goodbyes take.
     let quic_stop = CancellationToken::new();
     let sessions = Arc::new(Sessions(Arc::clone(&state)));
-    let quic = sockets.quic.serve(Some(http::router(Arc::clone(&state))), Some(sessions), quic_stop.clone());
-    let mut quic = tokio::spawn(quic);
-    let connections = grpc_listener::accept(
-        sockets.grpc,
-        grpc_tls,
-        state.settings.max_grpc_connections,
-        Arc::clone(&state.metrics),
-        state.shutdown.clone(),
+    let members = Arc::new(Members(Arc::clone(&state)));
+    let quic = sockets.quic.judged_by(members).serve(
+        Some(http::router(Arc::clone(&state))),
+        Some(sessions),
+        quic_stop.clone(),
     );
+    let mut quic = tokio::spawn(quic);
+    let connections = grpc_listener::accept(sockets.grpc, grpc_tls, Arc::clone(&state));
     let mut grpc = tokio::spawn(api::serve(Arc::clone(&state), connections));
 
     state.metrics.set_ready(true);

@@ -31,6 +31,7 @@ use prost::Message;
 use self::incoming::Refusals;
 use crate::enrolment;
 use crate::fleet::Attached;
+use crate::rate_limit::Holder;
 use crate::records::Numbers;
 use crate::settings::SILENT_INTERVALS;
 use crate::state::{State, now};
@@ -154,10 +155,12 @@ async fn converse(
     frames_out: &mut FrameSender<CoordinatorFrame>,
     control: &SessionControl,
 ) -> Result<(), End> {
-    state.session_limit.take(peer.clone(), Instant::now()).map_err(|_| End::TooOften)?;
+    let take = |holder| state.session_limit.take(holder, Instant::now()).map_err(|_| End::TooOften);
+    take(Holder::Certificate(control.peer_certificate()))?;
     let node = node_of(peer)?;
     // Nothing of what a removed node or an old certificate sends is so much as read.
     admit(state, &node, control).await?;
+    take(Holder::Identity(peer.clone()))?;
     frames_in.set_pace(PACE);
     let hello = tokio::time::timeout(HELLO_WAIT, frames_in.recv());
     let mut hello = match hello.await {

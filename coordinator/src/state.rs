@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use mvm_pki::{Authority, Identity, LiveAnchors};
+use mvm_pki::{Authority, LiveAnchors};
 use mvm_proto::{Problem, Timestamp};
 use mvm_store::{Guard, Store, StoreError};
 use serde::Serialize;
@@ -18,7 +18,7 @@ use crate::fleet::Fleet;
 use crate::init::ClusterFile;
 use crate::metrics::Metrics;
 use crate::operators::Operators;
-use crate::rate_limit::RateLimit;
+use crate::rate_limit::{Holder, RateLimit};
 use crate::records::EPOCH_KEY;
 use crate::refuse;
 use crate::settings::CoordinatorSettings;
@@ -45,8 +45,8 @@ pub(crate) struct State {
     pub(crate) metrics: Arc<Metrics>,
     /// Per network.
     pub(crate) enrol_limit: RateLimit<IpAddr>,
-    pub(crate) renew_limit: RateLimit<Identity>,
-    pub(crate) session_limit: RateLimit<Identity>,
+    pub(crate) renew_limit: RateLimit<Holder>,
+    pub(crate) session_limit: RateLimit<Holder>,
     pub(crate) epoch: u64,
     pub(crate) started_at: Timestamp,
     pub(crate) shutdown: CancellationToken,

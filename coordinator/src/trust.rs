@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use axum::body::Bytes;
 use mvm_pki::trust::{Followed, TrustRole};
 use mvm_pki::{PublicKey, RootMetadata, TrustBundle, TrustError, TrustStore};
 use mvm_proto::envelope::Payload as _;
@@ -15,20 +16,33 @@ use mvm_proto::{Envelope, Problem, Timestamp};
 use crate::refuse;
 
 pub(crate) struct Trust {
-    current: RwLock<Arc<TrustStore>>,
+    current: RwLock<Known>,
     path: PathBuf,
     /// One update at a time: each is checked against the result of the one before.
     updating: tokio::sync::Mutex<()>,
 }
 
+/// What is known, and its bundle as JSON: anyone may ask for it, so it is encoded once.
+struct Known {
+    store: Arc<TrustStore>,
+    encoded: Bytes,
+}
+
+impl Known {
+    fn new(store: TrustStore) -> Self {
+        let encoded = serde_json::to_vec(&store.bundle()).unwrap_or_default().into();
+        Self { store: Arc::new(store), encoded }
+    }
+}
+
 impl Trust {
     pub(crate) fn load(path: PathBuf) -> Result<Self, TrustError> {
         let store = TrustStore::load(&path)?;
-        Ok(Self { current: RwLock::new(Arc::new(store)), path, updating: tokio::sync::Mutex::new(()) })
+        Ok(Self { current: RwLock::new(Known::new(store)), path, updating: tokio::sync::Mutex::new(()) })
     }
 
     pub(crate) fn current(&self) -> Arc<TrustStore> {
-        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).store)
     }
 
     /// Follows new root versions, all of them or none, and takes a statement of images if it can. Operators send the
@@ -57,7 +71,7 @@ impl Trust {
             .await
             .map_err(|error| refuse::internal(&error))?
             .map_err(|error| refuse::internal(&error))?;
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Known::new(next);
         Ok(followed)
     }
 
@@ -100,6 +114,11 @@ impl Trust {
 
     pub(crate) fn bundle(&self) -> TrustBundle {
         self.current().bundle()
+    }
+
+    /// The bundle as JSON.
+    pub(crate) fn encoded(&self) -> Bytes {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).encoded.clone()
     }
 }
 

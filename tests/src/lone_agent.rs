@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{NetNs, PATIENCE, Process, free_port, mvm_binary, path_text, ready, wait_until};
+use crate::{NetNs, PATIENCE, Process, free_port, mvm_binary, path_text, ready};
 
 /// Instances of a node by phase, from `mvm agent observe`.
 pub type Census = BTreeMap<String, BTreeSet<String>>;

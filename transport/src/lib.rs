@@ -29,7 +29,7 @@ pub use peer::Peer;
 pub use places::{Place, Places};
 pub use reset::ResetKey;
 pub use resolve::{ResolveError, Target, TargetError};
-pub use server::{BindError, Server, ServerStats, SessionHandler};
+pub use server::{BindError, Registry, Server, ServerStats, SessionHandler};
 pub use session::{
     AckBatcher, ClientSession, FrameReceiver, FrameSender, Pace, ServerSession, SessionControl,
     SessionDialer, SessionError, close_code, dial_session,

@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -18,8 +19,17 @@ use tokio::sync::oneshot;
 pub struct Rules {
     pub most: usize,
     pub most_per_key: usize,
-    /// Whether a key that holds more places than the newcomer's may lose one that is busy. Its own key never does.
-    pub displace_busy: bool,
+    pub displaced: Displaced,
+}
+
+/// Which places a newcomer may take from others. Idle ones go first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Displaced {
+    Idle,
+    /// Also busy ones of a key that holds more places than the newcomer's.
+    BusyOfOthers,
+    /// Also busy ones of its own key.
+    Busy,
 }
 
 /// Why there is no place.
@@ -142,20 +152,22 @@ impl<K: Eq + Hash + Clone> Table<K> {
     /// Which place has to go for one more of `key`; none while there is room.
     fn to_displace(&self, key: &K, rules: &Rules) -> Result<Option<(K, u64)>, Full> {
         let own = self.groups.get(key).map_or(&[][..], Vec::as_slice);
-        let idle_own = longest_idle(own).map(|id| (key.clone(), id));
+        let oldest_own = own.first().filter(|_| rules.displaced == Displaced::Busy).map(|member| member.id);
+        let own_victim = longest_idle(own).or(oldest_own).map(|id| (key.clone(), id));
         if own.len() >= rules.most_per_key {
-            return idle_own.map(Some).ok_or(Full::Key);
+            return own_victim.map(Some).ok_or(Full::Key);
         }
         if self.taken < rules.most {
             return Ok(None);
         }
         let hoarders = self.groups.iter().filter(|(_, group)| group.len() > own.len());
         let victims = hoarders.filter_map(|(key, group)| {
-            let oldest = group.first().filter(|_| rules.displace_busy).map(|member| member.id);
-            Some((group.len(), longest_idle(group).or(oldest)?, key))
+            let oldest = group.first().filter(|_| rules.displaced != Displaced::Idle).map(|member| member.id);
+            let idle = longest_idle(group);
+            Some((group.len(), idle.is_some(), Reverse(idle.or(oldest)?), key))
         });
-        let victim = victims.max_by_key(|(places, id, _)| (*places, Reverse(*id)));
-        victim.map(|(_, id, key)| (key.clone(), id)).or(idle_own).map(Some).ok_or(Full::Whole)
+        let victim = victims.max_by_key(|(places, is_idle, id, _)| (*places, *is_idle, *id));
+        victim.map(|(.., Reverse(id), key)| (key.clone(), id)).or(own_victim).map(Some).ok_or(Full::Whole)
     }
 
     fn member(&mut self, key: &K, id: u64) -> Option<&mut Member> {
@@ -172,6 +184,15 @@ impl<K: Eq + Hash + Clone> Table<K> {
         if group.is_empty() {
             self.groups.remove(key);
         }
+    }
+}
+
+/// Whom an address stands for: IPv4 as it is, IPv6 by its /64, which is what one subscriber or host is given.
+#[must_use]
+pub fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(v4) => IpAddr::V4(v4),
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
     }
 }
 
@@ -238,7 +259,7 @@ mod tests {
     use super::*;
 
     fn places(most: usize, most_per_key: usize) -> Places<&'static str> {
-        Places::new(Rules { most, most_per_key, displace_busy: false })
+        Places::new(Rules { most, most_per_key, displaced: Displaced::Idle })
     }
 
     fn is_displaced(place: &mut Place<&'static str>) -> bool {
@@ -291,6 +312,25 @@ mod tests {
     }
 
     #[test]
+    fn among_keys_that_hold_as_much_an_idle_place_goes_before_a_busy_one() {
+        let places = Places::new(Rules { most: 3, most_per_key: 2, displaced: Displaced::Busy });
+        let mut busy = places.take_busy("busy").expect("room");
+        let mut idle = [places.take("one").expect("room"), places.take("two").expect("room")];
+        let _newcomer = places.take("new").expect("the older idle one gives way");
+        assert!(!is_displaced(&mut busy));
+        assert_eq!(idle.each_mut().map(is_displaced), [true, false]);
+    }
+
+    #[test]
+    fn one_slash_64_is_one_network_and_mapped_ipv4_is_ipv4() {
+        let network = |text: &str| network_of(text.parse().expect("an address"));
+        assert_eq!(network("2001:db8:1:2:3::4"), network("2001:db8:1:2:ffff::"));
+        assert_ne!(network("2001:db8:1:2::"), network("2001:db8:1:3::"));
+        assert_eq!(network("::ffff:10.0.0.1"), IpAddr::from([10, 0, 0, 1]));
+        assert_ne!(network("192.0.2.1"), network("192.0.2.2"));
+    }
+
+    #[test]
     fn a_key_that_holds_most_displaces_only_itself() {
         let places = places(3, 3);
         let mut one = places.take("one").expect("room");
@@ -301,13 +341,25 @@ mod tests {
 
     #[test]
     fn busy_places_give_way_to_other_keys_only_where_the_rules_say_so() {
-        for displace_busy in [false, true] {
-            let places = Places::new(Rules { most: 2, most_per_key: 2, displace_busy });
+        for displaced in [Displaced::Idle, Displaced::BusyOfOthers, Displaced::Busy] {
+            let places = Places::new(Rules { most: 2, most_per_key: 2, displaced });
             let mut held = [places.take_busy("a").expect("room"), places.take_busy("a").expect("room")];
             let newcomer = places.take("b");
-            assert_eq!(newcomer.as_ref().err(), (!displace_busy).then_some(&Full::Whole));
-            assert_eq!(held.iter_mut().map(is_displaced).collect::<Vec<_>>(), [displace_busy, false]);
+            let is_idle_only = displaced == Displaced::Idle;
+            assert_eq!(newcomer.as_ref().err(), is_idle_only.then_some(&Full::Whole));
+            assert_eq!(held.iter_mut().map(is_displaced).collect::<Vec<_>>(), [!is_idle_only, false]);
             assert_eq!(places.taken(), 2);
+        }
+    }
+
+    #[test]
+    fn busy_places_give_way_to_their_own_key_only_where_the_rules_say_so() {
+        for displaced in [Displaced::Idle, Displaced::BusyOfOthers, Displaced::Busy] {
+            let places = Places::new(Rules { most: 9, most_per_key: 2, displaced });
+            let mut held = [places.take_busy("a").expect("room"), places.take_busy("a").expect("room")];
+            let may = displaced == Displaced::Busy;
+            assert_eq!(places.take("a").err(), (!may).then_some(Full::Key));
+            assert_eq!(held.iter_mut().map(is_displaced).collect::<Vec<_>>(), [may, false]);
         }
     }
 }

@@ -11,14 +11,15 @@ mod request_body;
 mod request_head;
 mod stats;
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use axum::extract::DefaultBodyLimit;
 use futures::future::BoxFuture;
 use mvm_pki::Identity;
+use mvm_proto::Digest;
 use quinn::EndpointConfig;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -67,13 +68,25 @@ where
     }
 }
 
+/// Says whether a certificate that the handshake verified still counts. One that does not is heard, so that it learns
+/// why it is refused, but takes no place of those of its identity that do.
+pub trait Registry: Send + Sync + 'static {
+    fn counts<'a>(&'a self, peer: &'a Identity, certificate: &'a Digest) -> BoxFuture<'a, bool>;
+}
+
 /// A bound endpoint. It accepts nothing before [`Server::serve`].
-#[derive(Debug)]
 pub struct Server {
     endpoint: quinn::Endpoint,
     address: SocketAddr,
     limits: Limits,
     stats: Arc<ServerStats>,
+    registry: Option<Arc<dyn Registry>>,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("address", &self.address).finish_non_exhaustive()
+    }
 }
 
 impl Server {
@@ -108,7 +121,13 @@ impl Server {
             Ok((quic::server_endpoint(socket, endpoint, server)?, address))
         });
         let (endpoint, address) = bound.map_err(|cause| BindError::Socket { address: addr, cause })?;
-        Ok(Self { endpoint, address, limits, stats: Arc::default() })
+        Ok(Self { endpoint, address, limits, stats: Arc::default(), registry: None })
+    }
+
+    /// Asks `registry` about every certificate.
+    #[must_use]
+    pub fn judged_by(self, registry: Arc<dyn Registry>) -> Self {
+        Self { registry: Some(registry), ..self }
     }
 
     /// Where it listens; with the port that the system gave when 0 was asked for.
@@ -140,6 +159,7 @@ impl Server {
         let services = Arc::new(Services {
             http,
             sessions,
+            registry: self.registry.clone(),
             limits: self.limits.clone(),
             stats,
             shutdown: shutdown.clone(),

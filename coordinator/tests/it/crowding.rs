@@ -2,16 +2,23 @@
 
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use mvm_coordinator::connect;
 use mvm_pki::{Credential, LiveCredential};
-use mvm_proto::wire::control::v1::GetInfoRequest;
+use mvm_proto::wire::control::v1::{GetInfoRequest, RemoveNodeRequest};
+use mvm_proto::wire::session::v1::{AgentFrame, agent_frame};
 use rustls::pki_types::ServerName;
+use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::support::{PATIENCE, Running, cluster_id, coordinator, document, new_cluster, push_request, soon};
+use crate::support::{
+    Node, PATIENCE, Running, cluster_id, coordinator, document, new_cluster, new_request, post, push_request,
+    soon,
+};
 
 /// More connections than one identity has places, and more than `max_grpc_connections` where a test lowers that.
 const CROWD: usize = 40;
@@ -108,4 +115,45 @@ async fn strangers_that_stay_do_not_keep_nodes_out() {
     }
     enrolled.connect(None).await;
     running.enrol("n2").await.connect(None).await;
+}
+
+/// A node that was removed and came back: as it was, and as it is.
+async fn removed_and_back(running: &Running) -> (Node, Node) {
+    let old = running.enrol("n1").await;
+    running.operator().await.remove_node(RemoveNodeRequest { node_id: "n1".into() }).await.unwrap();
+    (old, running.enrol("n1").await)
+}
+
+#[tokio::test]
+async fn a_certificate_from_before_a_removal_spends_no_rate_of_who_has_the_name_now() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let (old, new) = removed_and_back(&running).await;
+    let renewal = json!({ "csr": STANDARD.encode(new_request().1) });
+    let http = running.http(Some(&old.credential)).await;
+    for _ in 0..2 * CROWD {
+        let mut session = old.dial().await.unwrap();
+        let hello = AgentFrame { body: Some(agent_frame::Body::Hello(old.hello(None))) };
+        // It may be closed by now.
+        let _ = session.session.frames_out.send(&hello).await;
+        session.end().await;
+        post(&http, "/v1/renew", &renewal).await.unwrap_err();
+    }
+    new.connect(None).await.expect_quiet().await;
+    post(&running.http(Some(&new.credential)).await, "/v1/renew", &renewal).await.unwrap();
+}
+
+#[tokio::test]
+async fn connections_with_a_certificate_from_before_a_removal_take_no_place_of_who_has_the_name_now() {
+    let (_dir, report) = new_cluster();
+    let running =
+        Running::start_with(&report.data_dir, |limits| limits.limits.max_connections_per_identity = 2).await;
+    let (old, new) = removed_and_back(&running).await;
+    let _silent = [old.dial().await.unwrap(), old.dial().await.unwrap()];
+    let mut held = [new.connect(None).await, new.dial().await.unwrap()];
+    let _more = [old.dial().await, old.dial().await, old.dial().await];
+    held[0].expect_quiet().await;
+    // Nothing was said on the second yet: it is idle, and would be the first to go.
+    held[1].send(agent_frame::Body::Hello(new.hello(None))).await;
+    held[1].welcome().await;
 }

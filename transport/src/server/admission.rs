@@ -4,14 +4,14 @@
 //! ([`Places`]), so that peers that have proven nothing can't take the places of those that have. A [`Permit`] is one
 //! connection's place; dropping it frees the place, however the connection ended.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use mvm_pki::Identity;
 
 use super::stats::{Count, ServerStats};
 use crate::limits::Limits;
-use crate::places::{Activity, Full, Place, Places, Rules};
+use crate::places::{Activity, Displaced, Full, Place, Places, Rules, network_of};
 
 /// What to do with a connection attempt.
 #[derive(Debug)]
@@ -30,7 +30,8 @@ pub(super) enum Decision {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Holder {
     Network(IpAddr),
-    Identity(Identity),
+    /// With whether its certificate counts: one that does not takes no place of those that do.
+    Identity(Identity, bool),
 }
 
 #[derive(Debug)]
@@ -60,15 +61,14 @@ struct Admitted(Arc<Admission>);
 
 impl Admission {
     pub(super) fn new(limits: &Limits, stats: Arc<ServerStats>) -> Arc<Self> {
-        let places =
-            |most, most_per_key, displace_busy| Places::new(Rules { most, most_per_key, displace_busy });
+        let places = |most, most_per_key, displaced| Places::new(Rules { most, most_per_key, displaced });
         Arc::new(Self {
             retry_above: limits.retry_above,
             stats,
-            addresses: places(usize::MAX, limits.max_connections_per_ip, false),
-            handshakes: places(limits.max_handshakes, limits.max_handshakes_per_ip, true),
-            anonymous: places(limits.max_anonymous, limits.max_anonymous_per_ip, true),
-            known: places(limits.max_connections, limits.max_connections_per_identity, false),
+            addresses: places(usize::MAX, limits.max_connections_per_ip, Displaced::Idle),
+            handshakes: places(limits.max_handshakes, limits.max_handshakes_per_ip, Displaced::BusyOfOthers),
+            anonymous: places(limits.max_anonymous, limits.max_anonymous_per_ip, Displaced::BusyOfOthers),
+            known: places(limits.max_connections, limits.max_connections_per_identity, Displaced::Idle),
         })
     }
 
@@ -104,12 +104,12 @@ impl Admission {
 
 impl Permit {
     /// The handshake has ended and shown which peer it is. In exchange for its place among the handshakes the
-    /// connection gets one among its own kind.
-    pub(super) fn established(&mut self, identity: Option<&Identity>) -> Result<(), Full> {
+    /// connection gets one among its own kind. `counts`: whether its certificate is of those that are good now.
+    pub(super) fn established(&mut self, identity: Option<&Identity>, counts: bool) -> Result<(), Full> {
         let Admission { anonymous, known, stats, .. } = &*self.admitted.0;
         let taken = match identity {
             None => anonymous.take(self.network.clone()),
-            Some(identity) => known.take(Holder::Identity(identity.clone())),
+            Some(identity) => known.take(Holder::Identity(identity.clone(), counts)),
         };
         self.stage = taken.inspect_err(|full| {
             stats.count(match (identity, full) {
@@ -136,14 +136,6 @@ impl Permit {
 impl Drop for Admitted {
     fn drop(&mut self) {
         self.0.publish();
-    }
-}
-
-/// What counts as one address: IPv4 as it is, IPv6 by its /64, which is what one subscriber or host is given.
-fn network_of(ip: IpAddr) -> IpAddr {
-    match ip.to_canonical() {
-        IpAddr::V4(ip) => IpAddr::V4(ip),
-        IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64)),
     }
 }
 
@@ -179,7 +171,7 @@ mod tests {
     /// A connection whose handshake has ended.
     fn connect(admission: &Arc<Admission>, last: u8, identity: Option<&Identity>) -> Result<Permit, Full> {
         let mut permit = admit(admission, ip(last)).expect("room for a handshake");
-        permit.established(identity).map(|()| permit)
+        permit.established(identity, true).map(|()| permit)
     }
 
     fn is_displaced(permit: &mut Permit) -> bool {
@@ -233,7 +225,7 @@ mod tests {
         let mut first = admit(&admission, ip(1)).expect("room");
         let _second = admit(&admission, ip(1)).expect("room");
         assert!(matches!(admission.decide(ip(1), true), Decision::Ignore));
-        first.established(Some(&node("a"))).expect("room");
+        first.established(Some(&node("a")), true).expect("room");
         assert!(admit(&admission, ip(1)).is_some());
     }
 
@@ -284,10 +276,14 @@ mod tests {
     }
 
     #[test]
-    fn one_slash_64_is_one_address_and_mapped_ipv4_is_ipv4() {
-        let network = |text: &str| network_of(text.parse().expect("an address"));
-        assert_eq!(network("2001:db8:1:2:3::4"), network("2001:db8:1:2:ffff::"));
-        assert_ne!(network("2001:db8:1:2::"), network("2001:db8:1:3::"));
-        assert_eq!(network("::ffff:10.0.0.1"), ip(1));
+    fn a_certificate_that_does_not_count_takes_no_place_of_those_that_do() {
+        let admission = admission(&Limits { max_connections_per_identity: 1, ..roomy() });
+        let mut old = admit(&admission, ip(1)).expect("room");
+        old.established(Some(&node("a")), false).expect("room");
+        let _request = old.activity().begin();
+        let mut known = connect(&admission, 1, Some(&node("a"))).expect("its own place");
+        let mut older = admit(&admission, ip(1)).expect("room");
+        assert_eq!(older.established(Some(&node("a")), false).expect_err("one is enough"), Full::Key);
+        assert!(!is_displaced(&mut known));
     }
 }

@@ -10,10 +10,10 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, error, info_span, warn};
 
-use super::SessionHandler;
 use super::admission::Permit;
 use super::http::serve_http;
 use super::stats::{Count, ServerStats};
+use super::{Registry, SessionHandler};
 use crate::connect::alert_of;
 use crate::limits::Limits;
 use crate::peer::Peer;
@@ -27,6 +27,7 @@ const ALERT_NO_APPLICATION_PROTOCOL: u8 = 120;
 pub(super) struct Services {
     pub(super) http: Option<axum::Router>,
     pub(super) sessions: Option<Arc<dyn SessionHandler>>,
+    pub(super) registry: Option<Arc<dyn Registry>>,
     pub(super) limits: Limits,
     pub(super) stats: Arc<ServerStats>,
     pub(super) shutdown: CancellationToken,
@@ -53,7 +54,11 @@ async fn run(incoming: quinn::Incoming, mut permit: Permit, services: Arc<Servic
             return connection.close(close_code::NOT_HERE.into(), b"no identity");
         }
     };
-    if let Err(full) = permit.established(identity.as_ref()) {
+    let counts = match (&services.registry, &identity, quic::certificate_of(&connection)) {
+        (Some(registry), Some(identity), Some(certificate)) => registry.counts(identity, &certificate).await,
+        _ => true,
+    };
+    if let Err(full) = permit.established(identity.as_ref(), counts) {
         debug!(%full, "closing a connection above the limits");
         return connection.close(close_code::OVERLOADED.into(), b"too many connections");
     }
@@ -75,9 +80,21 @@ async fn run(incoming: quinn::Incoming, mut permit: Permit, services: Arc<Servic
         },
         Some(ALPN_SESSION) => match (&services.sessions, identity) {
             (Some(handler), Some(identity)) => {
-                // A session is in use for as long as it lasts.
+                let opened = timeout(services.limits.handshake_timeout, connection.accept_bi());
+                let streams = tokio::select! {
+                    opened = opened => match opened {
+                        Ok(Ok(streams)) => streams,
+                        Ok(Err(error)) => return debug!(%error, "the peer left before it opened its session"),
+                        Err(_) => {
+                            return connection.close(close_code::TOO_SLOW.into(), b"no session was opened");
+                        }
+                    },
+                    () = permit.displaced() => return close_displaced(&connection, &services),
+                };
+                // A session is in use for as long as it lasts, and idle before it was opened.
                 let Some(_busy) = activity.begin() else { return close_displaced(&connection, &services) };
-                Box::pin(serve_session(connection, Arc::clone(handler), identity, &services)).await;
+                let handler = Arc::clone(handler);
+                Box::pin(serve_session(connection, streams, handler, identity, &services)).await;
             }
             (_, None) => connection.close(close_code::NOT_HERE.into(), b"a session needs a certificate"),
             (None, _) => connection.close(close_code::NOT_HERE.into(), b"sessions are not served here"),
@@ -169,16 +186,11 @@ fn identity_of(connection: &quinn::Connection) -> Result<Option<Identity>, mvm_p
 
 async fn serve_session(
     connection: quinn::Connection,
+    streams: (quinn::SendStream, quinn::RecvStream),
     handler: Arc<dyn SessionHandler>,
     identity: Identity,
     services: &Services,
 ) {
-    let opened = timeout(services.limits.handshake_timeout, connection.accept_bi()).await;
-    let streams = match opened {
-        Ok(Ok(streams)) => streams,
-        Ok(Err(error)) => return debug!(%error, "the peer left before it opened its session"),
-        Err(_) => return connection.close(close_code::TOO_SLOW.into(), b"no session was opened"),
-    };
     // One stream is all there is to a session.
     connection.set_max_concurrent_bi_streams(0_u32.into());
     services.stats.count(Count::sessions);
