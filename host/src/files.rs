@@ -14,6 +14,7 @@ mod clone;
 mod dir;
 mod disk;
 mod holes;
+mod list;
 mod name;
 pub(super) mod run;
 mod space;
