@@ -61,16 +61,20 @@ fn take_back_records(dir: &Path) -> Result<(), HostError> {
     Ok(())
 }
 
-/// Fails if a directory on the way to `path` is this user's, who could then put another in its place.
-pub(super) fn check_way(path: &Path, user: u32) -> Result<(), HostError> {
+/// Fails if a directory on the way to `path` is this user's or may be written by one of its groups: it could then put
+/// another in its place.
+pub(super) fn check_way(path: &Path, user: u32, groups: &[u32]) -> Result<(), HostError> {
     // Root, and whoever runs without it, is not protected from itself.
     if user == 0 || user == rustix::process::geteuid().as_raw() {
         return Ok(());
     }
     let real = path.canonicalize().map_err(failed("find", path))?;
-    for dir in real.ancestors().skip(1) {
+    let named = std::path::absolute(path).map_err(failed("find", path))?;
+    // Where a link is on the way, the directory that it lies in counts too.
+    for dir in real.ancestors().skip(1).chain(named.ancestors().skip(1)) {
         let meta = dir.metadata().map_err(failed("look at", dir))?;
-        let open = meta.mode() & WRITABLE_BY_ALL != 0 && meta.mode() & STICKY == 0;
+        let by_group = meta.mode() & WRITABLE_BY_GROUP != 0 && groups.contains(&meta.gid());
+        let open = (by_group || meta.mode() & WRITABLE_BY_ALL != 0) && meta.mode() & STICKY == 0;
         if meta.uid() == user || open {
             let (path, dir) = (path.display(), dir.display());
             return Err(HostError::Refused(format!(
@@ -81,6 +85,7 @@ pub(super) fn check_way(path: &Path, user: u32) -> Result<(), HostError> {
     Ok(())
 }
 
+const WRITABLE_BY_GROUP: u32 = 0o020;
 const WRITABLE_BY_ALL: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
@@ -92,7 +97,7 @@ pub fn hand_over(what: &Handover<'_>, account: &Account) -> Result<(), HostError
         Ok(fchmod(dir, Mode::from_raw_mode(mode))?)
     };
     shared(&data_dir, SHARED_DIR_MODE).map_err(failed("share", what.data_dir))?;
-    check_way(what.data_dir, account.uid)?;
+    check_way(what.data_dir, account.uid, &account.groups()?)?;
     for name in ROOTS_OWN {
         let path = what.data_dir.join(name);
         let dir = make_in(&data_dir, name).map_err(failed("make", &path))?;
@@ -307,9 +312,26 @@ mod tests {
         let refused = given().unwrap_err();
         assert!(matches!(&refused, HostError::Refused(why) if why.contains("home")), "{refused:?}");
         chown(&home, Some(0), None).unwrap();
-        std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o777)).unwrap();
-        given().unwrap_err();
-        std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o1777)).unwrap();
-        given().unwrap();
+        // A group is as good as its members: one that the agent is in is not to write, another may.
+        let (staff, nogroup) = (50, 65_534);
+        for (group, mode, refused) in [
+            (0, 0o777, true),
+            (0, 0o1777, false),
+            (nogroup, 0o775, true),
+            (nogroup, 0o1775, false),
+            (nogroup, 0o755, false),
+            (staff, 0o775, false),
+        ] {
+            chown(&home, None, Some(group)).unwrap();
+            std::fs::set_permissions(&home, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(given().is_err(), refused, "group {group}, mode {mode:o}");
+        }
+        // What lies behind a link in a directory of the agent's, too.
+        let linked = dir.path().join("linked");
+        std::fs::create_dir(&linked).unwrap();
+        chown(&linked, Some(65_534), None).unwrap();
+        symlink(&home, linked.join("home")).unwrap();
+        let data_dir = &linked.join("home/agent");
+        hand_over(&Handover { data_dir, own: vec![] }, &nobody()).unwrap_err();
     }
 }

@@ -105,6 +105,7 @@ impl Scene {
             data_dir: self.data_dir(),
             images_dir: self.images(),
             agent_uid: AGENT,
+            agent_gids: vec![AGENT],
             ..crate::confined_policy(self.dir.path())
         }
     }
