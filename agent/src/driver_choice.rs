@@ -13,7 +13,7 @@ use crate::driver::firecracker::{self, FirecrackerSettings, FirecrackerUnavailab
 use crate::driver::probe::{self, Probe};
 use crate::settings::{DriverChoice, VmmSettings};
 
-const QEMU: &str = "qemu-system-x86_64";
+pub(crate) const QEMU: &str = "qemu-system-x86_64";
 pub(crate) const FIRECRACKER: &str = "firecracker";
 /// Which driver a node was last run with, below its data directory.
 const DRIVER_FILE: &str = "driver";

@@ -30,6 +30,7 @@ use mvm_host::QuotaExceeded;
 use mvm_planner::Action;
 use mvm_proto::document::{Persist, RuntimePolicy};
 use mvm_proto::status::{Condition, Event, InstanceStatus};
+use mvm_proto::text::one_line;
 use mvm_proto::{DesiredState, InstanceId, NodeId, Phase, PoolId, TenantId, Timestamp};
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
@@ -69,8 +70,15 @@ const LONGEST_RETRY: Duration = Duration::from_secs(60);
 /// A step waits this long for what the tenant's sessions take; it is measured once.
 const MEASURE_WITHIN: Duration = Duration::from_secs(5);
 
-/// How many files an event names.
+/// How many files an event names, and in how many bytes at most.
 const NAMED: usize = 3;
+const NAMED_BYTES: usize = 512;
+
+/// What an event says of files that could not be copied whole. Their names are the guest's.
+fn unsettled_message(count: usize, named: &[String]) -> String {
+    let named = one_line(&named.join(", "), NAMED_BYTES);
+    format!("{count} file(s) changed all the time; their last copy stands: {named}")
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum PersistError {
@@ -510,9 +518,7 @@ impl Sessions {
         if kept.unsettled.is_empty() || unsettled == known {
             return;
         }
-        let (count, named) = (unsettled.0, unsettled.1.join(", "));
-        let message = format!("{count} file(s) changed all the time; their last copy stands: {named}");
-        self.note("SessionFilesUnsettled", record, &message);
+        self.note("SessionFilesUnsettled", record, &unsettled_message(unsettled.0, &unsettled.1));
     }
 
     fn note(&self, kind: &str, record: &Record, message: &str) {

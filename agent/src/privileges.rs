@@ -14,7 +14,7 @@ use mvm_host::cgroup::CgroupSettings;
 use mvm_host::network::VMM_USERS;
 use mvm_host::privileges::{Account, drop_to};
 use mvm_host::sandbox::Demand;
-use mvm_host::{AnyHost, Handover, Policy, RemoteHost, VmmProgram, hand_over, start_helper};
+use mvm_host::{AnyHost, Handover, HostError, Policy, RemoteHost, VmmProgram, hand_over, start_helper};
 use mvm_proto::Timestamp;
 use mvm_proto::status::Condition;
 use tracing::{info, warn};
@@ -115,7 +115,7 @@ fn drop_with_helper(
     // A directory for the socket alone is made; one that is there is its owner's to open.
     own.extend(settings.socket.parent().filter(|dir| !dir.exists()).map(PathBuf::from));
     hand_over(&Handover { data_dir: &settings.data_dir, own }, account).map_err(AgentError::Privileges)?;
-    let policy = policy(settings, account);
+    let policy = policy(settings, account).map_err(AgentError::Privileges)?;
     let program = std::env::current_exe().map_err(AgentError::Helper)?;
     let (child, socket) = start_helper(&program, helper_args, &policy).map_err(AgentError::Helper)?;
     drop_to(account).map_err(AgentError::Privileges)?;
@@ -123,38 +123,43 @@ fn drop_with_helper(
     Ok(Privileges::Dropped { helper: Arc::new(socket), user: account.name.clone() })
 }
 
-/// The helper's limits. Programs are found now, while it is sure who looks, and named for the rest of this life: those of
-/// the driver that the operator chose, or of each that may yet be.
-fn policy(settings: &mut AgentSettings, account: &Account) -> Policy {
+/// The helper's limits. Programs are found now, while it is sure who looks, and named for the rest of this life by paths
+/// without links: those of the driver that the operator chose, or of each that may yet be.
+fn policy(settings: &mut AgentSettings, account: &Account) -> Result<Policy, HostError> {
     let demand = demand(settings.isolation.jail);
     let (driver, vmm) = (settings.driver, &mut settings.vmm);
     let may_be = |kind| matches!(driver, DriverChoice::Auto) || driver == DriverChoice::Only(kind);
     let path = std::env::var_os("PATH");
-    let find = |named: &Option<PathBuf>, name| {
-        driver_choice::find_program(named.as_deref(), name, path.as_deref()).ok()
+    let find = |named: &mut Option<PathBuf>, name| {
+        let found = driver_choice::find_program(named.as_deref(), name, path.as_deref()).ok()?;
+        *named = Some(found.canonicalize().ok()?);
+        named.clone()
     };
-    let qemu = driver_choice::qemu_program(vmm).ok().filter(|_| may_be(DriverKind::Qemu));
+    let qemu = find(&mut vmm.qemu, driver_choice::QEMU).filter(|_| may_be(DriverKind::Qemu));
     let jailer = FirecrackerSettings::with_programs(vmm).jailer;
-    vmm.jailer = jailer.as_ref().map(|jailer| jailer.program.clone());
+    // One that is not there stays as it was named.
+    let real = |program: &PathBuf| program.canonicalize().unwrap_or_else(|_| program.clone());
+    vmm.jailer = jailer.as_ref().map(|jailer| real(&jailer.program));
     vmm.jailed = demand.is_some();
     // Without a jailer it is of no use where VMMs are confined.
     let usable = may_be(DriverKind::Firecracker) && (vmm.jailer.is_some() || demand.is_none());
-    let firecracker = find(&vmm.firecracker, driver_choice::FIRECRACKER).filter(|_| usable);
+    let firecracker = find(&mut vmm.firecracker, driver_choice::FIRECRACKER).filter(|_| usable);
     let programs = [
         (qemu, VmmProgram::Qemu),
         (vmm.jailer.clone().filter(|_| firecracker.is_some()), VmmProgram::Jailer),
         (firecracker, VmmProgram::Firecracker),
     ];
-    Policy {
+    Ok(Policy {
         data_dir: settings.data_dir.clone(),
         images_dir: settings.images_dir.clone(),
         programs: programs.into_iter().filter_map(|(path, kind)| Some((path?, kind))).collect(),
         jail_base: jailer.and_then(|jailer| jailer.chroot_base),
         agent_uid: account.uid,
+        agent_gids: account.groups()?,
         vmm_ids: vec![(DEFAULT_JAIL_USER, DEFAULT_JAIL_USER), VMM_USERS],
         demand,
         groups: Some(settings.isolation.groups()),
-    }
+    })
 }
 
 /// What the operator demands of VMMs' confinement. Who says nothing has real guests confined by all there is.
@@ -174,11 +179,13 @@ mod tests {
 
     fn kinds(driver: DriverChoice, jail: Option<Effort>, jailer: bool) -> (Vec<VmmProgram>, Option<Demand>) {
         let dir = tempfile::tempdir().unwrap();
+        // As versions of a program are often installed: by a link to the one that is used.
         let program = |name: &str| {
-            let path = dir.path().join(name);
+            let (path, link) = (dir.path().join(format!("{name}-1.2")), dir.path().join(name));
             std::fs::write(&path, "#!/bin/sh\n").unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-            Some(path)
+            std::os::unix::fs::symlink(&path, &link).unwrap();
+            Some(link)
         };
         let mut settings = AgentSettings::new(dir.path());
         settings.driver = driver;
@@ -186,7 +193,21 @@ mod tests {
         (settings.vmm.qemu, settings.vmm.firecracker) = (program("qemu"), program("firecracker"));
         settings.vmm.jailer = jailer.then(|| program("jailer")).flatten();
         let account = Account { name: "nobody".to_owned(), uid: 65_534, gid: 65_534 };
-        let policy = policy(&mut settings, &account);
+        let policy = policy(&mut settings, &account).unwrap();
+        assert_eq!(policy.agent_gids, [65_534]);
+        for (program, kind) in &policy.programs {
+            assert!(program.to_str().unwrap().ends_with("-1.2"), "{}", program.display());
+            let named = match kind {
+                VmmProgram::Qemu => &settings.vmm.qemu,
+                VmmProgram::Firecracker => &settings.vmm.firecracker,
+                VmmProgram::Jailer => &settings.vmm.jailer,
+            };
+            assert_eq!(
+                named.as_ref(),
+                Some(program),
+                "the driver asks for it by the path that the helper has"
+            );
+        }
         assert_eq!(settings.vmm.jailed, policy.demand.is_some());
         (policy.programs.into_iter().map(|(_, kind)| kind).collect(), policy.demand)
     }

@@ -14,6 +14,7 @@ mod clone;
 mod dir;
 mod disk;
 mod holes;
+mod list;
 mod name;
 pub(super) mod run;
 mod space;
@@ -27,6 +28,7 @@ pub(super) use clone::copy;
 pub use clone::{CloneKind, clone_file};
 pub use dir::{Dir, OpenHow, Owner};
 pub(super) use dir::{give, reopen};
+pub(super) use name::temporary;
 pub use space::{QuotaExceeded, fits, free_space};
 
 use super::HostError;

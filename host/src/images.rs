@@ -70,10 +70,13 @@ impl Images {
             return Err(refused(path, "is no regular file"));
         }
         if owner.is_some_and(|owner| owner != stat.st_uid) {
-            let why = format!(
-                "belongs to user {}, not to the agent's; give it to that one, or start the agent again",
-                stat.st_uid
-            );
+            let todo = match stat.st_nlink {
+                0 | 1 => "give it to that one, or start the agent again",
+                _ => {
+                    "it has another name elsewhere, so it is not given away: put a copy in its place, and give that one"
+                }
+            };
+            let why = format!("belongs to user {}, not to the agent's; {todo}", stat.st_uid);
             return Err(refused(path, &why));
         }
         Ok(Image { path: path.to_owned(), pin, stat })

@@ -105,6 +105,38 @@ fn check_name(jail: &Jail, name: &str) -> Result<(), HostError> {
     Ok(())
 }
 
+/// What the jailer makes in a jail besides its program: it writes there as root, whatever is under these names.
+const JAILERS_OWN: [&str; 3] = ["dev", "run", "sys"];
+
+/// Where the jailer would go that is told this, and what its program is called there; none for any other program.
+fn jailer_place(instance: &InstanceId, args: &[String]) -> Option<(PathBuf, String)> {
+    let own = args.split(|word| word == "--").next()?;
+    if own.first().is_none_or(|word| word != "--id") {
+        return None;
+    }
+    let said = |option: &str| Some(own.get(own.iter().position(|word| word == option)? + 1)?.as_str());
+    let program = Path::new(said("--exec-file")?).file_name()?.to_str()?.to_owned();
+    let base = said("--chroot-base-dir").unwrap_or_default();
+    Some((Path::new(base).join(&program).join(instance.as_str()).join(ROOT), program))
+}
+
+/// Takes away what lies where the jailer is about to write, if it is one that is to be started. It copies its program
+/// as root over whatever has that name: in a jail that a VMM has lived in, that may be a link out, or the VMM's name for
+/// an image.
+pub(super) fn clear_for_jailer(
+    data: &DataDir,
+    instance: &InstanceId,
+    args: &[String],
+) -> Result<(), HostError> {
+    let Some((place, program)) = jailer_place(instance, args) else { return Ok(()) };
+    if recorded_jail(data, instance).as_ref() != Some(&place) {
+        return Err(refused(&place, "is not the jail that was made for the instance"));
+    }
+    let root = open_recorded(data, instance)?;
+    let pid_file = format!("{program}.pid");
+    JAILERS_OWN.into_iter().chain([&*program, &*pid_file]).try_for_each(|name| root.remove_tree(name))
+}
+
 pub(super) fn unshare(jail: &Jail, data: &DataDir, names: &[String]) -> Result<(), HostError> {
     names.iter().try_for_each(|name| check_name(jail, name))?;
     let root = match open_jail(jail, data) {

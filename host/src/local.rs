@@ -213,6 +213,7 @@ impl Inner {
             }
             dir => dir?,
         };
+        jail::clear_for_jailer(&self.data, &vmm.instance, &vmm.args)?;
         let images = vmm.confine.iter().flat_map(|confine| &confine.images);
         let images = images.map(|image| self.images.pin(image)).collect::<Result<_, _>>()?;
         let (log_dir, log) = dir.place(&vmm.log)?;

@@ -2,16 +2,20 @@
 //!
 //! The directory itself stays root's, with the agent's group and the sticky mode: the agent makes files in it, and can
 //! neither rename nor replace what is root's in there, which is `vms/` and `jails/`. Everything else in it is given to
-//! the agent. Nothing is followed on the way, and a file that has a second name elsewhere is left as it is.
+//! the agent. Nothing is followed on the way. A file that has a second name elsewhere is left as it is; in its place the
+//! agent gets a copy, if it is root's and for everyone to read.
 
+use std::ffi::{CStr, OsStr};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fchmod, fchown, fstat, mkdirat,
-    openat,
+    openat, renameat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -25,6 +29,10 @@ const SHARED_DIR_MODE: u32 = 0o1771;
 /// The agent sees which instances and which jails there are; a VMM gets through to its own directory.
 const ROOT_DIR_MODE: u32 = 0o751;
 const PRIVATE_DIR_MODE: u32 = 0o700;
+const PRIVATE_FILE_MODE: u32 = 0o600;
+const READABLE_BY_ALL: u32 = 0o004;
+/// What of a file's mode a copy has: nothing that makes another user of whoever runs it.
+const ALL_MAY: u32 = 0o777;
 
 /// No data directory is deeper; one that is was not made by us.
 const MAX_DEPTH: usize = 32;
@@ -61,16 +69,20 @@ fn take_back_records(dir: &Path) -> Result<(), HostError> {
     Ok(())
 }
 
-/// Fails if a directory on the way to `path` is this user's, who could then put another in its place.
-pub(super) fn check_way(path: &Path, user: u32) -> Result<(), HostError> {
+/// Fails if a directory on the way to `path` is this user's or may be written by one of its groups: it could then put
+/// another in its place.
+pub(super) fn check_way(path: &Path, user: u32, groups: &[u32]) -> Result<(), HostError> {
     // Root, and whoever runs without it, is not protected from itself.
     if user == 0 || user == rustix::process::geteuid().as_raw() {
         return Ok(());
     }
     let real = path.canonicalize().map_err(failed("find", path))?;
-    for dir in real.ancestors().skip(1) {
+    let named = std::path::absolute(path).map_err(failed("find", path))?;
+    // Where a link is on the way, the directory that it lies in counts too.
+    for dir in real.ancestors().skip(1).chain(named.ancestors().skip(1)) {
         let meta = dir.metadata().map_err(failed("look at", dir))?;
-        let open = meta.mode() & WRITABLE_BY_ALL != 0 && meta.mode() & STICKY == 0;
+        let by_group = meta.mode() & WRITABLE_BY_GROUP != 0 && groups.contains(&meta.gid());
+        let open = (by_group || meta.mode() & WRITABLE_BY_ALL != 0) && meta.mode() & STICKY == 0;
         if meta.uid() == user || open {
             let (path, dir) = (path.display(), dir.display());
             return Err(HostError::Refused(format!(
@@ -81,6 +93,7 @@ pub(super) fn check_way(path: &Path, user: u32) -> Result<(), HostError> {
     Ok(())
 }
 
+const WRITABLE_BY_GROUP: u32 = 0o020;
 const WRITABLE_BY_ALL: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
@@ -92,7 +105,7 @@ pub fn hand_over(what: &Handover<'_>, account: &Account) -> Result<(), HostError
         Ok(fchmod(dir, Mode::from_raw_mode(mode))?)
     };
     shared(&data_dir, SHARED_DIR_MODE).map_err(failed("share", what.data_dir))?;
-    check_way(what.data_dir, account.uid)?;
+    check_way(what.data_dir, account.uid, &account.groups()?)?;
     for name in ROOTS_OWN {
         let path = what.data_dir.join(name);
         let dir = make_in(&data_dir, name).map_err(failed("make", &path))?;
@@ -153,14 +166,45 @@ fn give_entries(dir: &OwnedFd, account: &Account, but: &[&str], depth: usize) ->
             }
             FileType::RegularFile if stat.st_nlink == 1 => give(&found, account)?,
             FileType::RegularFile if !is_of(&stat, account) => {
-                let name = name.to_string_lossy();
-                tracing::warn!(%name, "a file with a second name elsewhere is not given to the agent");
+                let copied = match stat.st_uid == 0 && stat.st_mode & READABLE_BY_ALL != 0 {
+                    true => put_copy(dir, name, (&found, &stat), account),
+                    false => Err(io::Error::other("it is not root's, or not for everyone to read")),
+                };
+                if let Err(error) = copied {
+                    let name = name.to_string_lossy();
+                    tracing::warn!(%name, %error, "a file with a second name elsewhere is not given to the agent");
+                }
             }
             // Sockets and links are made anew by whoever needs them.
             _ => {}
         }
     }
     Ok(())
+}
+
+/// Puts a copy of what was found under its name. An image has such names in the jails of VMMs that an agent started as
+/// root. What everyone may read, the agent could have read before it put a name for it here.
+fn put_copy(
+    dir: &OwnedFd,
+    name: &CStr,
+    (found, stat): (&OwnedFd, &Stat),
+    account: &Account,
+) -> io::Result<()> {
+    let source = files::reopen(found, OFlags::RDONLY)?;
+    let fresh = files::temporary(OsStr::from_bytes(name.to_bytes()));
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let target = File::from(openat(dir, &*fresh, flags, Mode::from_raw_mode(PRIVATE_FILE_MODE))?);
+    let put = || {
+        files::copy(&source, &target, source.metadata()?.len())?;
+        fchmod(&target, Mode::from_raw_mode(stat.st_mode & ALL_MAY))?;
+        give(&target, account)?;
+        target.sync_all()?;
+        Ok(renameat(dir, &*fresh, dir, name)?)
+    };
+    put().inspect_err(|_| {
+        // The first error is the one to report.
+        let _ = unlinkat(dir, &*fresh, AtFlags::empty());
+    })
 }
 
 fn is_of(stat: &Stat, account: &Account) -> bool {
@@ -183,6 +227,7 @@ mod tests {
 
     use super::*;
     use crate::data_dir::DataDir;
+    use crate::images::Images;
 
     fn nobody() -> Account {
         Account { name: "nobody".to_owned(), uid: 65_534, gid: 65_534 }
@@ -235,6 +280,40 @@ mod tests {
         // A data directory that is a link is none.
         symlink(&data, dir.path().join("linked")).unwrap();
         hand_over(&Handover { data_dir: &dir.path().join("linked"), own: vec![] }, &account).unwrap_err();
+    }
+
+    #[test]
+    fn an_image_with_a_second_name_is_copied_for_the_agent_and_what_is_root_s_to_read_is_not() {
+        if !is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (data, jail) = (dir.path().join("agent"), dir.path().join("jail"));
+        let sealed = data.join("images/sealed");
+        for made in [&sealed, &jail] {
+            std::fs::create_dir_all(made).unwrap();
+        }
+        let mode = std::fs::Permissions::from_mode;
+        for (name, readable) in [("kernel", 0o444), ("secret", 0o400)] {
+            std::fs::write(sealed.join(name), name).unwrap();
+            std::fs::set_permissions(sealed.join(name), mode(readable)).unwrap();
+            std::fs::hard_link(sealed.join(name), jail.join(name)).unwrap();
+        }
+        std::fs::set_permissions(&sealed, mode(0o555)).unwrap();
+        let image = |name: &str| Images::hold(&data.join("images"), 65_534).unwrap().pin(&sealed.join(name));
+        for _ in 0..2 {
+            hand_over(&Handover { data_dir: &data, own: vec![] }, &nobody()).unwrap();
+            let found = image("kernel").unwrap().stat;
+            assert_eq!((found.st_uid, found.st_nlink, found.st_mode & 0o7777), (65_534, 1, 0o444));
+            assert_eq!(std::fs::read(sealed.join("kernel")).unwrap(), b"kernel");
+            // The VMM whose name it is keeps what it has.
+            let other = std::fs::metadata(jail.join("kernel")).unwrap();
+            assert_eq!((other.uid(), other.nlink()), (0, 1));
+            let why = image("secret").unwrap_err().to_string();
+            assert!(why.contains("has another name elsewhere") && why.contains("put a copy"), "{why}");
+            assert_eq!(std::fs::metadata(sealed.join("secret")).unwrap().uid(), 0);
+            assert_eq!(std::fs::read_dir(&sealed).unwrap().count(), 2, "nothing is left of copying");
+        }
     }
 
     #[test]
@@ -307,9 +386,26 @@ mod tests {
         let refused = given().unwrap_err();
         assert!(matches!(&refused, HostError::Refused(why) if why.contains("home")), "{refused:?}");
         chown(&home, Some(0), None).unwrap();
-        std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o777)).unwrap();
-        given().unwrap_err();
-        std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o1777)).unwrap();
-        given().unwrap();
+        // A group is as good as its members: one that the agent is in is not to write, another may.
+        let (staff, nogroup) = (50, 65_534);
+        for (group, mode, refused) in [
+            (0, 0o777, true),
+            (0, 0o1777, false),
+            (nogroup, 0o775, true),
+            (nogroup, 0o1775, false),
+            (nogroup, 0o755, false),
+            (staff, 0o775, false),
+        ] {
+            chown(&home, None, Some(group)).unwrap();
+            std::fs::set_permissions(&home, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(given().is_err(), refused, "group {group}, mode {mode:o}");
+        }
+        // What lies behind a link in a directory of the agent's, too.
+        let linked = dir.path().join("linked");
+        std::fs::create_dir(&linked).unwrap();
+        chown(&linked, Some(65_534), None).unwrap();
+        symlink(&home, linked.join("home")).unwrap();
+        let data_dir = &linked.join("home/agent");
+        hand_over(&Handover { data_dir, own: vec![] }, &nobody()).unwrap_err();
     }
 }

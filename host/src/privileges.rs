@@ -7,7 +7,7 @@ use std::ffi::CString;
 use std::fs;
 use std::io;
 
-use nix::unistd::{Gid, Uid, User, initgroups, setresgid, setresuid};
+use nix::unistd::{Gid, Uid, User, getgrouplist, initgroups, setresgid, setresuid};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, clear_ambient_capability_set, remove_capability_from_bounding_set,
     set_capabilities, set_no_new_privs,
@@ -28,6 +28,14 @@ impl Account {
     pub fn find(name: &str) -> Result<Option<Self>, HostError> {
         let found = User::from_name(name).map_err(|cause| failed("look for the user", name, cause.into()))?;
         Ok(found.map(|user| Self { name: user.name, uid: user.uid.as_raw(), gid: user.gid.as_raw() }))
+    }
+
+    /// Every group that a process of it is in.
+    pub fn groups(&self) -> Result<Vec<u32>, HostError> {
+        let fault = |cause: io::Error| failed("look for the groups of", &self.name, cause);
+        let name = CString::new(self.name.as_str()).map_err(|cause| fault(cause.into()))?;
+        let found = getgrouplist(&name, Gid::from_raw(self.gid)).map_err(|cause| fault(cause.into()))?;
+        Ok(found.into_iter().map(Gid::as_raw).collect())
     }
 }
 

@@ -9,6 +9,7 @@ use rustix::fs::{self, AtFlags, FileType, RawMode};
 use rustix::io::Errno;
 
 use super::dir::{Dir, OpenHow};
+use super::list::MAX_LOOKED_AT;
 use super::name::{plain, temporary};
 use super::space::write_failed;
 use super::{failed, refused};
@@ -17,12 +18,20 @@ use crate::HostError;
 /// How much of a log's end is kept when it is cut.
 const KEPT_LOG_BYTES: u64 = 256 * 1024;
 
-/// How many directories are held open on the way down. What lies deeper is moved up first.
-const MAX_OPEN: usize = 32;
+/// How many directories are held open on the way down, each with two descriptors. What lies deeper is moved up first.
+const MAX_OPEN: usize = 16;
 
 /// How often a directory is emptied again that someone fills meanwhile; and again because part of it was moved up.
 const MAX_ROUNDS: usize = 64;
 const MAX_MOVES: usize = 100_000;
+
+/// How far the removal of a tree has come.
+struct Removal {
+    /// How many names may still be looked at: a process that goes on making new ones does not keep it going.
+    names_left: usize,
+    /// How many directories were moved up.
+    moves: usize,
+}
 
 impl Dir {
     /// Puts a whole file under a name, on the disk before anyone can see it; what was there is replaced.
@@ -128,9 +137,14 @@ impl Dir {
     /// Whatever is under a name, with all that is in it if it is a directory. Links are removed and not followed; what
     /// is mounted in it stays, and is an error.
     pub fn remove_tree(&self, name: impl AsRef<OsStr>) -> Result<(), HostError> {
-        let name = plain(name.as_ref())?;
-        let (mut rounds, mut moves) = (0, 0);
-        while rounds < MAX_ROUNDS && moves < MAX_MOVES {
+        self.remove_tree_within(plain(name.as_ref())?, MAX_LOOKED_AT)
+    }
+
+    /// The same, as far as `max_names` go: the next call goes on from there.
+    fn remove_tree_within(&self, name: &OsStr, max_names: usize) -> Result<(), HostError> {
+        let mut removal = Removal { names_left: max_names, moves: 0 };
+        let mut rounds = 0;
+        while rounds < MAX_ROUNDS && removal.moves < MAX_MOVES {
             match fs::unlinkat(self, name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => return Ok(()),
                 // Linux says the first; POSIX would have the second.
@@ -146,9 +160,9 @@ impl Dir {
                 }
                 Err(error) => return Err(error),
             };
-            let before = moves;
-            top.empty(&top, 0, &mut moves)?;
-            rounds += usize::from(moves == before);
+            let before = removal.moves;
+            top.empty(&top, 0, &mut removal)?;
+            rounds += usize::from(removal.moves == before);
             match fs::unlinkat(self, name, AtFlags::REMOVEDIR) {
                 Ok(()) | Err(Errno::NOENT) => return Ok(()),
                 Err(Errno::NOTEMPTY | Errno::NOTDIR) => {}
@@ -158,9 +172,13 @@ impl Dir {
         Err(refused(&self.path().join(name), "is filled by someone while it is emptied"))
     }
 
-    /// Removes what is in this directory as it is now.
-    fn empty(&self, top: &Self, depth: usize, moves: &mut usize) -> Result<(), HostError> {
-        for name in self.list()? {
+    /// Removes what is in this directory as it is now, name by name as they are read.
+    fn empty(&self, top: &Self, depth: usize, removal: &mut Removal) -> Result<(), HostError> {
+        for name in self.names()? {
+            let name = name?;
+            let more = "has more names than are removed at once; ask again to go on";
+            removal.names_left =
+                removal.names_left.checked_sub(1).ok_or_else(|| refused(top.path(), more))?;
             match fs::unlinkat(self, &*name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => continue,
                 Err(Errno::ISDIR | Errno::PERM) => {}
@@ -174,14 +192,14 @@ impl Dir {
             if depth >= MAX_OPEN {
                 // However deep a tree is, it is removed with few descriptors: this part is found again at the top.
                 match fs::renameat(self, &*name, top, temporary(OsStr::new("deep"))) {
-                    Ok(()) => *moves += 1,
+                    Ok(()) => removal.moves += 1,
                     Err(Errno::NOENT) => {}
                     Err(cause) => return Err(self.fault("remove", &name, cause)),
                 }
                 continue;
             }
             match self.sub(&name) {
-                Ok(dir) => dir.empty(top, depth + 1, moves)?,
+                Ok(dir) => dir.empty(top, depth + 1, removal)?,
                 Err(error) if error.is_one_of(&CHANGED) => continue,
                 Err(error) => return Err(error),
             }
@@ -230,3 +248,25 @@ impl Dir {
 
 /// What a look-up says when a name is no directory any more.
 const CHANGED: [Errno; 3] = [Errno::NOENT, Errno::NOTDIR, Errno::LOOP];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removal_ends_after_so_many_names_and_the_next_one_goes_on_from_there() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = Dir::open_root(place.path()).unwrap();
+        let full = dir.make("full", 0o700, None).unwrap();
+        for number in 0..25 {
+            full.create_new(number.to_string(), 0o600).unwrap();
+        }
+        for left in [15, 5] {
+            let refused = dir.remove_tree_within(OsStr::new("full"), 10).unwrap_err();
+            assert!(refused.to_string().contains("ask again"), "{refused}");
+            assert_eq!(full.list().unwrap().len(), left);
+        }
+        dir.remove_tree_within(OsStr::new("full"), 10).unwrap();
+        assert!(dir.look("full").unwrap().is_none());
+    }
+}

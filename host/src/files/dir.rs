@@ -5,11 +5,10 @@
 //! an open directory and without following anything; what was found is pinned before it is opened, looked at while it
 //! is pinned, and only then opened, through the pin. What it is called meanwhile makes no difference any more.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -362,20 +361,6 @@ impl Dir {
             Ok(bytes)
         };
         read().map_err(failed("read", &self.path.join(name)))
-    }
-
-    /// What is in it, in order. Names that are no text are names all the same.
-    pub fn list(&self) -> Result<Vec<OsString>, HostError> {
-        let fault = |cause| self.fault("list", OsStr::new(""), cause);
-        let mut names = Vec::new();
-        for entry in fs::Dir::read_from(&self.fd).map_err(fault)? {
-            let name = OsString::from_vec(entry.map_err(fault)?.file_name().to_bytes().to_vec());
-            if name != "." && name != ".." {
-                names.push(name);
-            }
-        }
-        names.sort();
-        Ok(names)
     }
 
     /// Gives a file to someone.

@@ -35,7 +35,7 @@ impl Dir {
             }
             return Err(refused(&path, "is there and no disk; remove it"));
         }
-        for left in self.list()?.iter().filter(|found| is_temporary_of(found, name)) {
+        for left in self.list_if(|found| is_temporary_of(found, name))? {
             self.remove(left)?;
         }
         self.put(name, FILE_MODE, FORMAT_BYTES, |file| {

@@ -33,7 +33,7 @@ pub(super) fn parts(name: &str) -> Result<Vec<&str>, HostError> {
 
 /// What a file is called while it is written: `.data.img.0123456789abcdef.tmp`. Nobody can have taken it before, and
 /// if somebody did, making the file fails.
-pub(super) fn temporary(name: &OsStr) -> String {
+pub(crate) fn temporary(name: &OsStr) -> String {
     let random = RandomState::new().build_hasher().finish();
     format!("{}{random:016x}{TEMPORARY}", temporary_prefix(name))
 }

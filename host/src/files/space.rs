@@ -10,8 +10,9 @@ use super::Dir;
 use super::refused;
 use crate::HostError;
 
-/// What a tenant can't exceed by making directories in directories, or files without end.
-const MAX_DEPTH: usize = 64;
+/// What a tenant can't exceed by making directories in directories, or files without end. Each directory on the way down
+/// is held open by two descriptors.
+const MAX_DEPTH: usize = 32;
 const MAX_ENTRIES: usize = 1_000_000;
 
 /// The unit of `st_blocks`, whatever the file system's own is.
@@ -94,7 +95,8 @@ struct Walk {
 impl Walk {
     fn below(&mut self, dir: &Dir, depth: usize) -> Result<u64, HostError> {
         let mut bytes = 0_u64;
-        for name in dir.list()? {
+        for name in dir.names()? {
+            let name = name?;
             self.entries += 1;
             if self.entries > MAX_ENTRIES || depth >= MAX_DEPTH {
                 let why =

@@ -75,6 +75,8 @@ pub struct Policy {
     pub jail_base: Option<PathBuf>,
     /// Who the agent runs as. Images are its own.
     pub agent_uid: u32,
+    /// Every group that it is in.
+    pub agent_gids: Vec<u32>,
     /// Who VMMs may run as, each from first to last: nobody who owns anything else on this machine.
     pub vmm_ids: Vec<(u32, u32)>,
     /// How well VMMs must be confined, as the operator said: QEMU by this helper, Firecracker by its jailer. Absent: not
@@ -336,7 +338,7 @@ impl Policy {
             }
             (VmmProgram::Jailer, Some(_)) => return refused("the jailer is not confined itself"),
         }
-        programs::check(&spawn.program, self.agent_uid)?;
+        programs::check(&spawn.program, self)?;
         let long = spawn.args.iter().any(|arg| arg.len() > MAX_ARG_BYTES || arg.contains('\0'));
         if long || spawn.args.len() > MAX_ARGS {
             return refused("no VMM has such a command line");

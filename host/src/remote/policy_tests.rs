@@ -29,6 +29,7 @@ fn site() -> Site {
         use std::os::unix::fs::PermissionsExt as _;
         std::fs::set_permissions(program(name), std::fs::Permissions::from_mode(mode)).unwrap();
     }
+    std::os::unix::fs::symlink(program("qemu"), program("linked")).unwrap();
     let policy = Policy {
         data_dir: dir.path().to_owned(),
         images_dir: images,
@@ -38,9 +39,11 @@ fn site() -> Site {
             (program("jailer"), VmmProgram::Jailer),
             (program("anyones"), VmmProgram::Qemu),
             (program("gone"), VmmProgram::Qemu),
+            (program("linked"), VmmProgram::Qemu),
         ],
         jail_base: Some("/srv/jails".into()),
         agent_uid: rustix::process::geteuid().as_raw(),
+        agent_gids: vec![],
         vmm_ids: vec![(61_000, 61_010)],
         demand: None,
         groups: None,
@@ -226,11 +229,23 @@ fn a_program_is_one_of_the_list_and_nobody_elses_to_change() {
     site.admits(&site.spawn("qemu", &["-name", &name]));
     site.refuses(&site.spawn("anyones", &["-name", &name]));
     site.refuses(&site.spawn("gone", &["-name", &name]));
+    // It may lead elsewhere by the time that it is started.
+    site.refuses(&site.spawn("linked", &["-name", &name]));
     site.refuses(&site.spawn("./qemu", &["-name", &name]));
     site.refuses(&site.spawn("/bin/sh", &["-name", &name]));
     let Operation::SpawnVmm(spawn) = site.spawn("qemu", &["-name", &name]) else { unreachable!() };
     site.refuses(&Operation::SpawnVmm(SpawnVmm { log: "../log".to_owned(), ..spawn.clone() }));
     site.refuses(&Operation::SpawnVmm(SpawnVmm { args: vec![String::new(); MAX_ARGS + 1], ..spawn }));
+    if rustix::process::geteuid().is_root() {
+        use std::os::unix::fs::{PermissionsExt as _, chown};
+        let (agent_uid, agent_gids) = (65_534, vec![65_533, 65_534]);
+        let policy = Policy { agent_uid, agent_gids, ..site.policy.clone() };
+        std::fs::set_permissions(site.dir.path(), std::fs::Permissions::from_mode(0o775)).unwrap();
+        for (group, admitted) in [(0, true), (50, true), (65_533, false)] {
+            chown(site.dir.path(), None, Some(group)).unwrap();
+            assert_eq!(policy.admit(&site.spawn("qemu", &["-name", &name])).is_ok(), admitted, "{group}");
+        }
+    }
 }
 
 #[test]

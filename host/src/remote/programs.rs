@@ -5,14 +5,15 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
-use super::policy::refused;
+use super::policy::{Policy, refused};
 use crate::HostError;
 use crate::files::failed;
 
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// A file of root's that nobody else writes, in directories that are not the agent's to change.
-pub(super) fn check(program: &Path, agent: u32) -> Result<(), HostError> {
+/// A file of root's that nobody else writes, in directories that are not the agent's to change, by a path without
+/// links: what it is started by later leads to the same file.
+pub(super) fn check(program: &Path, policy: &Policy) -> Result<(), HostError> {
     let meta = match fs::metadata(program) {
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
             return Err(HostError::ProgramMissing { program: program.to_owned() });
@@ -25,5 +26,8 @@ pub(super) fn check(program: &Path, agent: u32) -> Result<(), HostError> {
     if !meta.is_file() || !trusted(&meta) || meta.permissions().mode() & WRITABLE_BY_OTHERS != 0 {
         return refused(format!("{} may be changed by others than root; give it to root", program.display()));
     }
-    crate::ownership::check_way(program, agent)
+    if program.canonicalize().map_err(failed("find", program))?.as_os_str() != program.as_os_str() {
+        return refused(format!("{} leads through a link; name what it leads to", program.display()));
+    }
+    crate::ownership::check_way(program, policy.agent_uid, &policy.agent_gids)
 }

@@ -1,8 +1,9 @@
 //! In which order requests are carried out, and how many at once.
 //!
 //! Requests that change an instance are carried out one after the other, in the order in which they came: an agent that
-//! stopped waiting for a removal and makes the same directory again must find it made. Requests of different instances,
-//! and those that only look, overlap.
+//! stopped waiting for a removal and makes the same directory again must find it made. Those that only look at it do not
+//! wait for these, but for each other: an agent that stopped waiting asks again, and would have one thread after the
+//! other wait for the same directory. Requests of different instances overlap.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -15,10 +16,19 @@ use crate::{Access, Operation};
 /// Ends of turns are forgotten at the latest when there are this many.
 const PRUNED_AT: usize = 1024;
 
-/// The last request of each instance.
+/// What requests of one instance wait for: those of the same lane. So none has more than one thread for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Lane {
+    Change,
+    Look,
+    /// Looks at all that is in a directory, which may take long.
+    Measure,
+}
+
+/// The last request in each lane of each instance.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    last: HashMap<InstanceId, oneshot::Receiver<()>>,
+    last: HashMap<(Lane, InstanceId), oneshot::Receiver<()>>,
     /// How many there may be before those that are over are looked for.
     prune_at: usize,
 }
@@ -35,9 +45,10 @@ impl Turns {
     pub(super) fn take(&mut self, call: &Call) -> Turn {
         let mut turn = Turn { before: Vec::new(), _over: Vec::new() };
         // Each once: a request would wait for itself.
-        for instance in changed(call).into_iter().collect::<BTreeSet<_>>() {
+        let (lane, instances) = lane(call);
+        for instance in instances.into_iter().collect::<BTreeSet<_>>() {
             let (over, after) = oneshot::channel();
-            turn.before.extend(self.last.insert(instance.clone(), after));
+            turn.before.extend(self.last.insert((lane, instance.clone()), after));
             turn._over.push(over);
         }
         if self.last.len() > self.prune_at.max(PRUNED_AT) {
@@ -58,21 +69,25 @@ impl Turn {
     }
 }
 
-/// The instances that a request changes something of.
-fn changed(call: &Call) -> Vec<&InstanceId> {
-    let operation = match call {
-        Call::Perform(operation) => operation,
-        Call::Open { instance, name: _, access: Access::Create } => return vec![instance],
-        Call::Open { .. }
-        | Call::Connect { .. }
-        | Call::Vmms
-        | Call::RunDirs
-        | Call::WaitEnd(_)
-        | Call::Names { .. }
-        | Call::JailRoot { .. }
-        | Call::Forget { .. } => return Vec::new(),
-    };
-    match &**operation {
+/// The lane of a request, and of which instances.
+fn lane(call: &Call) -> (Lane, Vec<&InstanceId>) {
+    match call {
+        Call::Perform(operation) => match &**operation {
+            Operation::MeasureDisk { instance } => (Lane::Measure, vec![instance]),
+            operation => (Lane::Change, changed(operation)),
+        },
+        Call::Open { instance, name: _, access: Access::Create } => (Lane::Change, vec![instance]),
+        Call::Open { instance, .. }
+        | Call::Connect { instance, .. }
+        | Call::Names { instance }
+        | Call::JailRoot { instance } => (Lane::Look, vec![instance]),
+        Call::Vmms | Call::RunDirs | Call::WaitEnd(_) | Call::Forget { .. } => (Lane::Look, Vec::new()),
+    }
+}
+
+/// The instances that an operation changes something of.
+fn changed(operation: &Operation) -> Vec<&InstanceId> {
+    match operation {
         Operation::MakeRunDir { instance }
         | Operation::RemoveRunDir { instance }
         | Operation::RemoveFile { instance, .. }
@@ -179,8 +194,14 @@ mod tests {
         let (instance, template) = (InstanceId::from_bits(1), InstanceId::from_bits(2));
         let (memory, name) = ("snapshot/memory".to_owned(), "base".to_owned());
         let mut both = turns.take(&call(Operation::ShareMemory { instance, template, memory, name }));
-        let mut looks = turns.take(&Call::Names { instance: InstanceId::from_bits(1) });
-        assert!(begun(&mut first) && begun(&mut other) && begun(&mut looks));
+        let looks = || Call::Names { instance: InstanceId::from_bits(1) };
+        let measures = call(Operation::MeasureDisk { instance: InstanceId::from_bits(1) });
+        let [mut looks, mut looks_again, mut measures] =
+            [looks(), looks(), measures].map(|call| turns.take(&call));
+        assert!(begun(&mut first) && begun(&mut other));
+        assert!(begun(&mut looks) && begun(&mut measures) && !begun(&mut looks_again));
+        drop(looks);
+        assert!(begun(&mut looks_again));
         assert!(!begun(&mut second) && !begun(&mut both));
         drop(first);
         assert!(begun(&mut second) && !begun(&mut both));

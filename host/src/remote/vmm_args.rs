@@ -259,7 +259,7 @@ fn jailer(line: &Line<'_>) -> Result<(), HostError> {
                 };
                 line.policy.programs.iter().any(listed) && {
                     // The jailer copies it as root: it must be root's as the jailer itself.
-                    super::programs::check(value.as_ref(), line.policy.agent_uid)?;
+                    super::programs::check(value.as_ref(), line.policy)?;
                     true
                 }
             }

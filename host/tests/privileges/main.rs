@@ -117,6 +117,7 @@ fn agent(dir: &Path) {
         programs: vec![(dir.join("qemu"), VmmProgram::Qemu)],
         jail_base: None,
         agent_uid: NOBODY,
+        agent_gids: account.groups().unwrap(),
         vmm_ids: vec![(61_000, 61_000)],
         demand: None,
         groups: None,

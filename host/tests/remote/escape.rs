@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 
 use mvm_host::privileges::Account;
 use mvm_host::{
-    Access, Handover, Host as _, HostError, Jail, JailFile, Operation, Policy, RemoteHost, hand_over,
+    Access, Handover, Host as _, HostError, Jail, JailFile, Operation, Outcome, Policy, RemoteHost,
+    VmmProcess, hand_over,
 };
 use mvm_proto::InstanceId;
 
-use crate::suite::JAILED;
+use crate::suite::{JAILED, PATIENCE};
 use crate::{Serving, serving};
 
 /// Who the agent runs as.
@@ -104,6 +105,7 @@ impl Scene {
             data_dir: self.data_dir(),
             images_dir: self.images(),
             agent_uid: AGENT,
+            agent_gids: vec![AGENT],
             ..crate::confined_policy(self.dir.path())
         }
     }
@@ -286,6 +288,60 @@ async fn a_template_s_memory_is_a_vmm_s_own_file_in_a_snapshot() {
         let meta = fs::metadata(&memory).unwrap();
         assert_eq!((meta.uid(), meta.mode() & 0o7777, meta.nlink()), (0, 0o666, 2));
     }
+}
+
+#[tokio::test]
+async fn what_a_vmm_left_in_its_jail_under_the_program_s_name_is_not_written_to_by_the_next_jailer() {
+    if !is_root("what_a_vmm_left_in_its_jail") {
+        return;
+    }
+    let scene = Scene::new();
+    // Copies its program as the real one does: over what has its name, and through links.
+    let (instance, [_, other]) = (ids()[0].clone(), ids());
+    let jail = scene.jail(&instance);
+    let script = format!("#!/bin/sh\ncp \"$4\" {}/firecracker\n", jail.root.display());
+    fs::write(scene.program("jailer"), script).unwrap();
+    let image = scene.image("kernel");
+    fs::set_permissions(&image, fs::Permissions::from_mode(0o444)).unwrap();
+    let (host, _serving) = scene.helper();
+    for instance in [&instance, &other] {
+        host.perform(&Operation::MakeRunDir { instance: instance.clone() }).await.unwrap();
+    }
+    let spawn = |instance: &InstanceId| {
+        let (program, base) = (scene.program("firecracker"), scene.run_dir(instance));
+        let (program, base) = (program.to_str().unwrap(), base.to_str().unwrap());
+        let user = JAILED.to_string();
+        let line = ["--id", instance.as_str(), "--exec-file", program, "--uid", &user, "--gid", &user];
+        let rest = ["--chroot-base-dir", base, "--", "--api-sock", "api.sock"];
+        Operation::SpawnVmm(mvm_host::SpawnVmm {
+            instance: instance.clone(),
+            program: scene.program("jailer"),
+            args: line.into_iter().chain(rest).map(str::to_owned).collect(),
+            log: "console.log".to_owned(),
+            tap: None,
+            group: None,
+            confine: None,
+        })
+    };
+    let files = vec![JailFile { source: image.clone(), name: "kernel".to_owned(), writable: false }];
+    host.perform(&Operation::MakeJail { jail: jail.clone(), files }).await.unwrap();
+    let (before, program) = (scene.kept(), jail.root.join("firecracker"));
+    // What the VMM does to its own directory before it ends.
+    let link = || symlink(scene.outside().join("world"), &program);
+    let rename = || fs::rename(jail.root.join("kernel"), &program);
+    for trick in [&link as &dyn Fn() -> std::io::Result<()>, &rename] {
+        trick().unwrap();
+        let Outcome::Process(process) = host.perform(&spawn(&instance)).await.unwrap() else { panic!() };
+        let started = VmmProcess { instance: instance.clone(), process };
+        tokio::time::timeout(PATIENCE, host.wait_end(&started)).await.unwrap().unwrap();
+        assert_eq!(scene.kept(), before);
+        assert_eq!(fs::read(&image).unwrap(), b"an image");
+        assert_eq!(fs::read(&program).unwrap(), fs::read(scene.program("firecracker")).unwrap());
+        fs::remove_file(&program).unwrap();
+    }
+    // Nor does it go where no jail was made.
+    let refused = host.perform(&spawn(&other)).await.unwrap_err();
+    assert!(matches!(refused, HostError::Refused(_)), "{refused:?}");
 }
 
 #[tokio::test]

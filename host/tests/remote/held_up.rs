@@ -203,3 +203,35 @@ async fn however_many_slow_requests_there_are_quick_ones_are_answered() {
     }
     assert_eq!(host.run_dirs().await.unwrap(), [id(99)]);
 }
+
+#[tokio::test]
+async fn however_often_one_instance_is_looked_at_there_are_threads_for_the_others() {
+    if !is_root("however_often_one_instance_is_looked_at") {
+        return;
+    }
+    let site = Site::new();
+    let host = helper(&site);
+    make(&*host, 1).await;
+    let mut gate = Gate::new();
+    gate.shut(&host.run_dir(&id(1)));
+    // As an agent does that stops waiting and asks again.
+    let looking: Vec<_> = (0..4 * HELPER_THREADS)
+        .map(|number| {
+            let host = Arc::clone(&host);
+            let measure = Operation::MeasureDisk { instance: id(1) };
+            tokio::spawn(async move {
+                match number % 2 {
+                    0 => host.names(&id(1)).await.map(|_| ()),
+                    _ => host.perform(&measure).await.map(|_| ()),
+                }
+            })
+        })
+        .collect();
+    gate.holds(2).await;
+    others_are_answered(&host, &site, 2).await;
+    assert!(looking.iter().all(|task| !task.is_finished()));
+    gate.open();
+    for task in looking {
+        timeout(PATIENCE, task).await.unwrap().unwrap().unwrap();
+    }
+}

@@ -48,6 +48,7 @@ fn confined_policy(dir: &Path) -> Policy {
         ],
         jail_base: None,
         agent_uid: nix::unistd::geteuid().as_raw(),
+        agent_gids: vec![nix::unistd::getegid().as_raw()],
         vmm_ids: vec![(suite::JAILED, suite::JAILED)],
         demand: Some(Demand::All),
         groups: None,
