@@ -11,8 +11,8 @@ use super::GuestLinks;
 use super::call::{Call, Event};
 use super::error::LinkError;
 
-/// The guest hears how far its output was read this often.
-const WINDOW_STEP_BYTES: u64 = 16 * 1024;
+/// The guest hears how far its output was read this often: not for every piece, which may be empty.
+pub(super) const WINDOW_STEP_BYTES: u64 = 16 * 1024;
 
 /// What to run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -6,6 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use super::call::{Call, Event};
 use super::error::LinkError;
+use super::exec::WINDOW_STEP_BYTES;
 use super::{ANSWER_WITHIN, GuestLinks};
 
 /// What is on its way between a relay and its user, each way.
@@ -41,14 +42,20 @@ async fn pump(call: Call, stream: DuplexStream) {
         }
     };
     let outward = async {
-        let mut read = 0u64;
+        let (mut read, mut told) = (0u64, 0u64);
         while let Event::Chunk(chunk) = call.next().await {
             if writer.write_all(&chunk.data).await.is_err() {
                 return;
             }
             read += chunk.data.len() as u64;
-            if chunk.last || call.send(&host_frame::Body::Window(Window { bytes: read })).is_err() {
+            if chunk.last {
                 break;
+            }
+            if read - told >= WINDOW_STEP_BYTES {
+                told = read;
+                if call.send(&host_frame::Body::Window(Window { bytes: read })).is_err() {
+                    break;
+                }
             }
         }
         // The other end may already be gone.
@@ -59,5 +66,49 @@ async fn pump(call: Call, stream: DuplexStream) {
     tokio::select! {
         () = &mut outward => {}
         () = &mut inward => outward.await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures::stream::{self, StreamExt as _};
+    use mvm_proto::guest::{Accepted, guest_frame};
+
+    use super::super::stand_in::links_to;
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guest_that_relays_nothing_in_many_pieces_is_not_answered_for_each() {
+        let windows = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&windows);
+        let links = links_to(move |_, body| {
+            let chunk = |data: Vec<u8>, last| guest_frame::Body::Chunk(Chunk { data, last });
+            match body {
+                host_frame::Body::RelayOpen(_) => {
+                    let empty = (0..1000).map(move |_| chunk(Vec::new(), false));
+                    let rest = [chunk(vec![7; CHUNK_BYTES], false), chunk(Vec::new(), true)];
+                    let accepted = stream::iter([guest_frame::Body::Accepted(Accepted {})]);
+                    accepted.chain(stream::iter(empty)).chain(stream::iter(rest)).boxed()
+                }
+                host_frame::Body::Window(window) => {
+                    assert_eq!(window.bytes, CHUNK_BYTES as u64);
+                    counted.fetch_add(1, Ordering::Relaxed);
+                    stream::empty().boxed()
+                }
+                _ => stream::empty().boxed(),
+            }
+        });
+        let guest = InstanceId::from_bits(1);
+        links.open(&guest);
+        let mut relay = links.relay(&guest, 80).await.unwrap();
+        let mut read = Vec::new();
+        relay.read_to_end(&mut read).await.unwrap();
+        assert_eq!(read.len(), CHUNK_BYTES);
+        // What was sent before it is answered before it.
+        let _ = links.ping(&guest, ANSWER_WITHIN).await;
+        assert_eq!(windows.load(Ordering::Relaxed), 1);
     }
 }

@@ -54,9 +54,17 @@ fn next_statement(store: &TrustStore, args: &VouchArgs, now: Timestamp) -> anyho
     digests.extend(&args.digests);
     digests.extend(args.sources.iter().map(|source| source.digest));
     sources.extend(args.sources.iter().cloned());
-    let version = store.images_version() + 1;
+    let version = next_version(store.images_version(), store.root_version(), now);
     let statement = ImagesMetadata::new(store.cluster().clone(), version, digests, now, args.life)?;
     Ok(statement.with_sources(sources)?)
+}
+
+/// One more than what is held. Where nothing is held any more, because a root took the keys of what was, the numbers go on
+/// by the clock: a statement from before, whose keys may come back one day, must not count as newer.
+fn next_version(held: u64, root_version: u64, now: Timestamp) -> u64 {
+    let may_have_dropped = held == 0 && root_version > 1;
+    let clock = u64::try_from(now.unix_secs()).unwrap_or(0);
+    if may_have_dropped { clock } else { held + 1 }
 }
 
 /// A digest has no `=`; a reference may.
@@ -69,6 +77,17 @@ fn read_source(text: &str) -> Result<ImageSource, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_never_begin_again_after_a_root_dropped_a_statement() {
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        let (early, later) = (at("2026-11-18T00:00:00Z"), at("2026-11-18T00:00:05Z"));
+        assert_eq!(next_version(0, 1, early), 1);
+        assert_eq!(next_version(4, 3, early), 5);
+        let after = next_version(0, 2, early);
+        assert!(after > 1_000_000, "more than anyone numbered one by one: {after}");
+        assert!(next_version(0, 4, later) > next_version(after, 3, early), "and again after the next drop");
+    }
 
     #[test]
     fn a_source_is_a_reference_which_may_have_an_equals_sign_and_a_digest() {
