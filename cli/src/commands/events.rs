@@ -46,13 +46,18 @@ pub(crate) async fn run(global: &Global, args: EventsArgs) -> Run {
             "events are followed on the node itself\nrun this there, or with --endpoint agent:https://NODE:4434"
         ))),
         Session::Coordinator(mut client) => {
-            let nodes = match &args.endpoint.node {
-                Some(node) => {
-                    let request = GetNodeRequest { node_id: node.to_string() };
-                    vec![within(global.timeout, client.get_node(request)).await?]
+            let names = match &args.endpoint.node {
+                Some(node) => vec![node.to_string()],
+                None => {
+                    let nodes = all_nodes(&mut client, true, global.timeout).await?;
+                    nodes.into_iter().map(|node| node.node_id).collect()
                 }
-                None => all_nodes(&mut client, false, global.timeout).await?,
             };
+            // A list of nodes comes without their events.
+            let mut nodes = Vec::new();
+            for node_id in names {
+                nodes.push(within(global.timeout, client.get_node(GetNodeRequest { node_id })).await?);
+            }
             let named = nodes.into_iter().flat_map(|node| {
                 let name = node.node_id;
                 node.events.into_iter().map(move |event| Event {

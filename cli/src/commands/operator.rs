@@ -80,7 +80,8 @@ fn create(global: &Global, args: &CreateArgs) -> Run {
         .map_err(anyhow::Error::new)?;
     let out = args.out.display();
     Progress::new(global.quiet).say(format!(
-        "{} may operate the cluster with what is in {out}: carry it over a safe channel, then use it with --operator-dir or MVM_OPERATOR_DIR",
+        "{} may operate the cluster with what is in {out}: carry it over a safe channel, then use it with --operator-dir or MVM_OPERATOR_DIR\n\
+         it has no pinned trust root yet; pin it there with a digest from who has: mvm trust pin --digest SHA256",
         args.name
     ));
     Ok(())
