@@ -40,6 +40,13 @@ fn every_example_for_a_dev_cluster_is_pushed_and_converges() {
         let info = cluster.node(&node).unwrap();
         assert!(converged(&info), "{}: {info:#}", example.name);
     }
+    // What happened on any of them is told without naming one.
+    let events = cluster.mvm_json(&["events"]);
+    let events: Vec<_> =
+        events.as_array().expect("a list").iter().map(|event| event["subject"].to_string()).collect();
+    for node in ["node-0", "node-1"] {
+        assert!(events.iter().any(|subject| subject.contains(node)), "{events:?}");
+    }
 }
 
 #[test]

@@ -231,3 +231,17 @@ impl AsyncWrite for GrpcStream {
         self.stream.is_write_vectored()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_of_one_site_are_counted_together_and_sites_apart() {
+        let site = |text: &str| site_of(text.parse().expect("an address"));
+        assert_eq!(site("2001:db8:1:2::3"), site("2001:db8:1:ffff::"));
+        assert_ne!(site("2001:db8:1::"), site("2001:db8:2::"));
+        assert_eq!(site("::ffff:192.0.2.1"), site("192.0.2.1"));
+        assert_ne!(site("192.0.2.1"), site("192.0.2.2"));
+    }
+}

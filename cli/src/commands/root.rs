@@ -67,8 +67,7 @@ pub(crate) struct RetireArgs {
 }
 
 /// What every step ends with.
-const NEXT: &str =
-    "restart the coordinator, then wait for one life of a certificate before the next step: 24 h for nodes, 7 days for \
+const NEXT: &str = "restart the coordinator, then wait for one life of a certificate before the next step: 24 h for nodes, 7 days for \
      operators, by default";
 
 pub(crate) fn run(global: &Global, command: RootCommand) -> Run {

@@ -1,4 +1,5 @@
-//! Every operation against the swapper: 10,000 tries each (`MVM_SWAPPER_TRIES` for more), over all kinds of bait.
+//! Every way of opening against the swapper: 10,000 tries each, and whole operations 100 to 2,000 (`MVM_SWAPPER_TRIES` for
+//! more), over all kinds of bait.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
