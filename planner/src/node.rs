@@ -90,6 +90,13 @@ fn plan_pools(
             Freshness::Expired => keep::settle(&mut draft, view),
         }
     }
+    // Told last, and decided before memory is looked for: what is pruned gives some back.
+    let begun = (draft.plan.steps.len(), draft.plan.deferred.len());
+    unnamed.sort_by_key(|(_, instance)| (&instance.tenant, &instance.pool, &instance.id));
+    for (tenant, instance) in unnamed {
+        prune::prune(&mut draft, desired, tenant, instance);
+    }
+    let pruned = (draft.plan.steps.len() - begun.0, draft.plan.deferred.len() - begun.1);
     if under_pressure {
         pressure::relieve(&mut draft, &mut views, &observed.instances);
     }
@@ -103,11 +110,9 @@ fn plan_pools(
             Freshness::Expired => keep::stage(&mut draft, view),
         }
     }
-    unnamed.sort_by_key(|(_, instance)| (&instance.tenant, &instance.pool, &instance.id));
-    for (tenant, instance) in unnamed {
-        prune::prune(&mut draft, desired, tenant, instance);
-    }
-    draft.plan
+    draft.plan.steps[begun.0..].rotate_left(pruned.0);
+    draft.plan.deferred[begun.1..].rotate_left(pruned.1);
+    draft.finish()
 }
 
 /// Whether a request may wake this instance now: the same quotas and capacity as for every other start.

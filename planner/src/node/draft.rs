@@ -1,5 +1,7 @@
 //! A plan while it is being written.
 
+use std::collections::BTreeSet;
+
 use mvm_proto::document::{Pool, Tenant};
 use mvm_proto::{InstanceId, Phase, Timestamp};
 
@@ -89,6 +91,19 @@ impl Draft {
             count: u32::try_from(count).unwrap_or(u32::MAX),
             reason,
         });
+    }
+
+    /// The plan. What one pass could not do another may have done since: that is no longer deferred.
+    pub(crate) fn finish(mut self) -> NodePlan {
+        let NodePlan { steps, deferred, .. } = &mut self.plan;
+        if !steps.is_empty() && !deferred.is_empty() {
+            let taken: BTreeSet<_> =
+                steps.iter().filter_map(|step| Some((step.instance.as_ref()?, step.action as u8))).collect();
+            deferred.retain(|one| {
+                one.instance.as_ref().is_none_or(|id| !taken.contains(&(id, one.action as u8)))
+            });
+        }
+        self.plan
     }
 
     /// A step that a hold forbids; planned again when the hold ends.

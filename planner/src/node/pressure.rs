@@ -5,6 +5,7 @@
 //! has to go. What settles anyhow is settled before this, and what no count wants is not put to sleep to be stopped next.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use mvm_proto::{Phase, Timestamp};
 
@@ -91,9 +92,10 @@ fn candidates<'a>(draft: &mut Draft, views: &[PoolView<'a>]) -> (Vec<Candidate<'
             draft.defer(view.place, None, Action::Sleep, kept, reason);
         }
     }
-    // Among equals: the last pool by role first, as everywhere when something is put down, then the newest.
+    // Among equals: the last role first, as everywhere when something is put down, then the newest.
     found.sort_by(|a, b| {
-        let key = |c: &Candidate<'_>| (c.idle_from, Reverse(c.pool), Reverse(c.instance.since));
+        let role = |c: &Candidate<'_>| views[c.pool].place.pool.role;
+        let key = |c: &Candidate<'_>| (c.idle_from, Reverse(role(c)), Reverse(c.instance.since));
         key(a).cmp(&key(b)).then_with(|| a.instance.id.cmp(&b.instance.id))
     });
     found.into_iter().partition(|candidate| candidate.short_of.is_none())
@@ -125,5 +127,10 @@ fn on_their_way_down(draft: &Draft, observed: &[ObservedInstance]) -> usize {
             && matches!(i.moving_to, Some(Phase::Sleeping | Phase::Stopped))
     };
     let planned = draft.plan.steps.iter().filter(|step| matches!(step.action, Action::Sleep | Action::Stop));
-    observed.iter().filter(is_going).count() + planned.count()
+    let planned: BTreeSet<_> = planned.filter_map(|step| step.instance.as_ref()).collect();
+    // What sleeps has no memory to give back.
+    let will_go = |i: &&ObservedInstance| {
+        matches!(i.phase, Phase::Running | Phase::Warm) && i.moving_to.is_none() && planned.contains(&i.id)
+    };
+    observed.iter().filter(|i| is_going(i) || will_go(i)).count()
 }

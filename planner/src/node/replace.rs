@@ -10,18 +10,19 @@ use super::budget::{Shortage, Usage};
 use super::draft::{Draft, Place};
 use super::hold::{Hold, hold};
 use super::raise::backing_off;
-use super::view::{PoolView, coldest_first};
+use super::view::{PoolView, coldest_first, readiest_first};
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
 
 const ONE_AT_A_TIME: &str = "one at a time per pool";
+const WHY: &str = "the pool's revision changed";
 const DONE: &str = "stood in during a replacement that is done";
 
 pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
-    let (due, later) = find_due(draft, view);
-    let replacing_running = matches!(due, Some(instance) if instance.phase == Phase::Running);
-    dismiss_stand_ins(draft, view, replacing_running);
-    let Some(instance) = due else { return };
+    let Due { free, soon } = find_due(draft, view);
+    let replacing_running = matches!(free.first(), Some(instance) if instance.phase == Phase::Running);
+    dismiss_stand_ins(draft, view, replacing_running || soon);
+    let Some(first) = free.first() else { return };
     let too_few_up = replacing_running && up(view) <= view.wanted().running;
     let obstacle = if let Some(reason) = view.no_start.clone().or_else(|| draft.no_growth()) {
         Some(reason)
@@ -36,29 +37,47 @@ pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
         None
     };
     if let Some(reason) = obstacle {
-        draft.defer(view.place, Some(&instance.id), Action::Replace, 1, reason.clone());
-        return defer_others(draft, view, later, reason);
+        draft.defer(view.place, Some(&first.id), Action::Replace, 1, reason.clone());
+        return defer_others(draft, view, free.len() - 1, reason);
     }
-    let mut why = "the pool's revision changed".to_owned();
-    let size = &view.place.pool.instance_resources;
-    let staging = (instance.phase != Phase::Running).then_some(instance.phase);
-    let more = Usage::boot(size, staging).beyond(Usage::now(instance));
+    let mut why = WHY.to_owned();
     if too_few_up {
-        match stand_in(draft, view, more) {
-            Ok(()) => return defer_others(draft, view, later + 1, "a stand-in starts first".to_owned()),
+        match stand_in(draft, view, more_for(view, first)) {
+            Ok(()) => return defer_others(draft, view, free.len(), "a stand-in starts first".to_owned()),
             Err(shortage) => why = format!("{why}; no room for a stand-in: {shortage}"),
         }
     }
-    match draft.spend(view.place, more) {
-        Ok(()) => draft.step(view.place, Some(instance), Action::Replace, staging, why),
-        Err(shortage) => {
-            if let Some(stand_in) = view.stand_ins.pop() {
-                dismiss(draft, view, stand_in, &format!("its room is needed for a replacement: {shortage}"));
+    // The first that fits: one that shrinks makes room for one that grows.
+    let mut short = Vec::new();
+    for &instance in &free {
+        match draft.spend(view.place, more_for(view, instance)) {
+            Ok(()) => {
+                draft.step(view.place, Some(instance), Action::Replace, at_rest(instance), why.clone());
+                break;
             }
-            draft.defer(view.place, Some(&instance.id), Action::Replace, 1, format!("{shortage}; {why}"));
+            Err(shortage) => short.push((instance, shortage)),
         }
     }
-    defer_others(draft, view, later, ONE_AT_A_TIME.to_owned());
+    if let (Some((_, shortage)), true) = (short.first(), short.len() == free.len())
+        && let Some(stand_in) = view.stand_ins.pop()
+    {
+        dismiss(draft, view, stand_in, &format!("its room is needed for a replacement: {shortage}"));
+    }
+    let others = free.len().saturating_sub(short.len() + 1);
+    for (instance, shortage) in short {
+        draft.defer(view.place, Some(&instance.id), Action::Replace, 1, format!("{shortage}; {why}"));
+    }
+    defer_others(draft, view, others, ONE_AT_A_TIME.to_owned());
+}
+
+/// Where a replaced instance goes back to, if that is not where it boots.
+fn at_rest(instance: &ObservedInstance) -> Option<Phase> {
+    (instance.phase != Phase::Running).then_some(instance.phase)
+}
+
+/// What its replacement takes beyond what the instance has.
+fn more_for(view: &PoolView<'_>, instance: &ObservedInstance) -> Usage {
+    Usage::boot(&view.place.pool.instance_resources, at_rest(instance)).beyond(Usage::now(instance))
 }
 
 /// How many work now: what is still on its way does not.
@@ -72,18 +91,18 @@ fn defer_others(draft: &mut Draft, view: &PoolView<'_>, count: usize, reason: St
     }
 }
 
-/// Plans an instance that runs beside those that are replaced: one that failed to, tried again, or a new one. Only where
-/// the replacement, which takes `then`, has room beside it.
+/// Plans an instance that runs beside those that are replaced: one that does not run, or a new one. Only where the
+/// replacement, which takes `then`, has room beside it.
 fn stand_in(draft: &mut Draft, view: &mut PoolView<'_>, then: Usage) -> Result<(), Shortage> {
     let why = "stands in while instances of an older revision are replaced".to_owned();
     let size = &view.place.pool.instance_resources;
     let full = Usage::of(Phase::Running, size, None);
-    let unfinished = |i: &&ObservedInstance| {
-        matches!(i.phase, Phase::Failed | Phase::Created | Phase::Ready)
-            && hold(view.place.tenant, view.place.pool, i, Action::Start, draft.now).is_none()
+    let is_free = |i: &&ObservedInstance| {
+        hold(view.place.tenant, view.place.pool, i, Action::Start, draft.now).is_none()
     };
     let Place { tenant_index, pool_index, .. } = view.place;
-    let Some(index) = view.startable.iter().position(unfinished) else {
+    readiest_first(&mut view.startable);
+    let Some(index) = view.startable.iter().position(is_free) else {
         draft.budget.fits(tenant_index, pool_index, full.plus(then))?;
         draft.spend(view.place, full)?;
         draft.step(view.place, None, Action::Create, Some(Phase::Running), why);
@@ -97,26 +116,34 @@ fn stand_in(draft: &mut Draft, view: &mut PoolView<'_>, then: Usage) -> Result<(
     Ok(())
 }
 
-/// The next instance to replace, running ones first, for they are the ones that work; and how many more are free to be.
-fn find_due<'a>(draft: &mut Draft, view: &PoolView<'a>) -> (Option<&'a ObservedInstance>, usize) {
-    const WHY: &str = "the pool's revision changed";
+/// Instances of an older revision.
+struct Due<'a> {
+    /// Those that may be replaced now, running ones first, for they are the ones that work.
+    free: Vec<&'a ObservedInstance>,
+    /// A running one may be soon.
+    soon: bool,
+}
+
+fn find_due<'a>(draft: &mut Draft, view: &PoolView<'a>) -> Due<'a> {
     for instance in &view.lent_outdated {
         let hold = if instance.claimed { Hold::Claimed } else { Hold::OnDemand };
         draft.held(view.place, instance, Action::Replace, WHY, hold);
     }
-    let (mut due, mut others) = (None, 0);
+    let (mut free, mut soon) = (Vec::new(), false);
     for list in [&view.running, &view.warm, &view.sleeping] {
         let mut outdated: Vec<_> = list.iter().copied().filter(|i| view.is_outdated(i)).collect();
         coldest_first(view, &mut outdated);
         for instance in outdated {
             match hold(view.place.tenant, view.place.pool, instance, Action::Replace, draft.now) {
-                None if due.is_none() => due = Some(instance),
-                None => others += 1,
-                Some(hold) => draft.held(view.place, instance, Action::Replace, WHY, hold),
+                None => free.push(instance),
+                Some(hold) => {
+                    soon |= matches!(hold, Hold::MinRunning(_));
+                    draft.held(view.place, instance, Action::Replace, WHY, hold);
+                }
             }
         }
     }
-    (due, others)
+    Due { free, soon }
 }
 
 /// Stops stand-ins that nobody needs, or that are themselves of an older revision.

@@ -3,8 +3,8 @@
 use mvm_proto::Phase;
 
 use super::budget::Usage;
-use super::draft::{Draft, Freshness};
-use super::hold::{Hold, hold};
+use super::draft::{Draft, Freshness, Place};
+use super::hold::{Hold, hands_off, hold};
 use super::keep::EXPIRED;
 use super::view::{Places, PoolView, coldest_first, remove};
 use crate::observation::ObservedInstance;
@@ -23,15 +23,42 @@ pub(crate) fn settle(draft: &mut Draft, view: &mut PoolView<'_>) {
     view.warm = warm;
 
     let spare_running = view.have.running.saturating_sub(wanted.running);
+    let may_go = spare_running.min(spare_up(draft, view));
     let mut running = std::mem::take(&mut view.running);
-    put_to_use(draft, view, &mut running, spare_running, "running");
+    put_to_use(draft, view, &mut running, may_go, "running");
     view.running = running;
+    let coming = view.arriving.running.min(spare_running - may_go);
+    keep_free(draft, view, coming, "running");
 
     // A sleeper above its count is kept while the warm count is short: staging wakes it for that.
     let kept = owed.sleeping + view.missing.warm.saturating_sub(view.waiting.warm);
     let mut sleeping = std::mem::take(&mut view.sleeping);
     put_to_use(draft, view, &mut sleeping, spare_sleeping.saturating_sub(kept), "sleeping");
     view.sleeping = sleeping;
+}
+
+/// How many of those that work now may go: what is on its way up does not work yet. One more than wanted stays while a
+/// rollout can begin with it: it is replaced while the others work, and what is older goes then.
+fn spare_up(draft: &Draft, view: &PoolView<'_>) -> usize {
+    let wanted = view.wanted().running;
+    let spare = (view.running.len() + view.lent_running).saturating_sub(wanted);
+    let current = view.running.iter().filter(|i| !view.is_outdated(i)).count() + view.lent_running;
+    let stands_in = wanted > 0 && current < wanted && can_replace_one(draft, view);
+    spare.saturating_sub(usize::from(stands_in))
+}
+
+/// Whether a running instance of an older revision can be replaced now, beside all the others.
+fn can_replace_one(draft: &Draft, view: &PoolView<'_>) -> bool {
+    let Place { tenant, pool, tenant_index, pool_index, .. } = view.place;
+    let is_free = view.no_start.is_none() && !draft.under_pressure && !view.staging_busy;
+    let backs_off = |i: &&ObservedInstance| matches!(hands_off(i, draft.now), Some(Hold::Backoff(_)));
+    is_free
+        && !view.startable.iter().any(backs_off)
+        && view.running.iter().filter(|i| view.is_outdated(i)).any(|instance| {
+            let more = Usage::boot(&pool.instance_resources, None).beyond(Usage::now(instance));
+            hold(tenant, pool, instance, Action::Replace, draft.now).is_none()
+                && draft.budget.fits(tenant_index, pool_index, more).is_ok()
+        })
 }
 
 /// How many places are free at rest.
@@ -118,13 +145,13 @@ fn put_to_use<'a>(
         return;
     }
     coldest_first(view, list);
-    // Places that a spare instance will take, only not yet.
+    // Places that a spare instance will take, only not yet. One that someone holds by hand may be held for days: nobody is
+    // made for its place, but another spare one may take it.
     let mut waiting = 0;
     let mut left = spare;
     let by_hand = overridden(draft, view, list, spare);
     for &(instance, action, hold) in &by_hand {
         wait_for(draft, view, instance, action, hold, &format!("{what} {left} more than wanted"));
-        waiting += usize::from(action != Action::Stop);
         left -= 1;
     }
     let mut gone = Vec::new();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mvm_proto::{Phase, Timestamp};
 
-use super::budget::Usage;
+use super::budget::{Shortage, Usage};
 use super::draft::Draft;
 use super::hold::{Hold, hold};
 use super::view::{PoolView, coldest_first};
@@ -45,10 +45,18 @@ pub(crate) fn put_back_idle(draft: &mut Draft, view: &mut PoolView<'_>) {
             view.on_demand.push(instance);
             continue;
         }
-        let to = action.leads_to(Some(instance.phase));
-        let more = Usage::of(to, &instance.resources, None).beyond(Usage::now(instance));
-        match draft.spend(view.place, more) {
-            Ok(()) => {
+        let mut spend = |action: Action| {
+            let to = action.leads_to(Some(instance.phase));
+            let more = Usage::of(to, &instance.resources, None).beyond(Usage::now(instance));
+            draft.spend(view.place, more).map(|()| action)
+        };
+        // Where no more may be warm, it sleeps in its time.
+        let spent = match spend(action) {
+            Err(shortage) if action == Action::Warm => sleeps_instead(draft, view, instance, shortage),
+            spent => spent,
+        };
+        match spent {
+            Ok(action) => {
                 may_go -= usize::from(instance.phase == Phase::Running);
                 draft.step(view.place, Some(instance), action, None, why);
             }
@@ -58,6 +66,27 @@ pub(crate) fn put_back_idle(draft: &mut Draft, view: &mut PoolView<'_>) {
             }
         }
     }
+}
+
+/// A sleep in place of what is short, if it was idle for as long as that takes and may sleep.
+fn sleeps_instead(
+    draft: &mut Draft,
+    view: &PoolView<'_>,
+    instance: &ObservedInstance,
+    shortage: Shortage,
+) -> Result<Action, Shortage> {
+    let after = Duration::from_secs(view.place.pool.sleep_policy.sleep_after_seconds);
+    let Some(at) = idle_from(instance).map(|since| since + after) else { return Err(shortage) };
+    if at > draft.now {
+        draft.wake_at(at);
+        return Err(shortage);
+    }
+    let more = Usage::of(Phase::Sleeping, &instance.resources, None).beyond(Usage::now(instance));
+    let held = hold(view.place.tenant, view.place.pool, instance, Action::Sleep, draft.now);
+    if held.is_some() || draft.spend(view.place, more).is_err() {
+        return Err(shortage);
+    }
+    Ok(Action::Sleep)
 }
 
 /// Since when it has nothing to do; none: it is busy, or nobody knows.

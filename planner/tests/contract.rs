@@ -1,0 +1,215 @@
+//! Cases that the contract decides and that random fleets seldom meet: one each, by what must not happen.
+
+#![allow(clippy::unwrap_used, reason = "a test that can not go on fails there")]
+
+#[path = "laws/fleet.rs"]
+#[allow(dead_code, reason = "examples need no random fleets")]
+mod fleet;
+#[path = "laws/model.rs"]
+#[allow(dead_code, reason = "what is used on the way is the laws' to look at")]
+mod model;
+#[path = "laws/one_pool.rs"]
+#[allow(dead_code, reason = "not every file of examples needs all of it")]
+mod one_pool;
+#[path = "laws/rest.rs"]
+mod rest;
+
+use std::time::Duration;
+
+use model::World;
+use mvm_planner::{Action, Observation, plan_node};
+use mvm_proto::document::Resources;
+use mvm_proto::{DesiredState, Digest, InstanceId, Phase};
+use one_pool::{desired, id, now, observed, steps, workers};
+use rest::run_to_rest;
+
+fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn outdate(seen: &mut Observation, indexes: &[usize]) {
+    for index in indexes {
+        seen.instances[*index].revision = Digest::of(b"older");
+    }
+}
+
+fn up(world: &World) -> usize {
+    world.observed.instances.iter().filter(|i| i.phase == Phase::Running && i.moving_to.is_none()).count()
+}
+
+fn current(desired: &DesiredState, world: &World) -> usize {
+    let (tenant, pool) = workers(desired);
+    let revision = mvm_planner::revision_of(tenant, pool);
+    world.observed.instances.iter().filter(|i| i.phase == Phase::Running && i.revision == revision).count()
+}
+
+#[test]
+fn the_one_that_serves_is_not_stopped_for_one_that_is_on_its_way_up() {
+    let desired = desired(1, 0, 0);
+    let mut seen = observed(&desired, &[(Phase::Stopped, 9), (Phase::Running, 5000)]);
+    seen.instances[0].moving_to = Some(Phase::Running);
+    seen.instances[0].override_until = Some(now() + secs(600));
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), []);
+    // Up, one of them goes.
+    seen.instances[0] = observed(&desired, &[(Phase::Running, 1)]).instances[0].clone();
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), [(Action::Stop, id(2))]);
+}
+
+#[test]
+fn a_scale_down_during_a_replacement_leaves_the_one_that_serves() {
+    let desired = desired(1, 0, 0);
+    let mut seen = observed(&desired, &[(Phase::Running, 5000), (Phase::Running, 5000)]);
+    seen.instances[0].moving_to = Some(Phase::Running);
+    outdate(&mut seen, &[0]);
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), []);
+}
+
+#[test]
+fn a_spare_instance_stands_in_for_the_rollout_before_it_goes() {
+    let mut desired = desired(1, 0, 0);
+    desired.tenants[0].quotas.max_vcpus = 4;
+    let mut seen = observed(&desired, &[(Phase::Running, 5000), (Phase::Running, 5000)]);
+    outdate(&mut seen, &[0, 1]);
+    let mut world = World::new(seen, now());
+    run_to_rest(&desired, &mut world, |_, after, _| assert!(up(after) >= 1, "nothing serves"));
+    assert_eq!((up(&world), current(&desired, &world)), (1, 1));
+}
+
+#[test]
+fn a_spare_instance_that_leaves_no_room_for_the_rollout_goes_first() {
+    // Two of 2 vcpus in 4, and the new size is 3: one has to go, whatever stands in.
+    let mut desired = desired(1, 0, 0);
+    desired.tenants[0].quotas.max_vcpus = 4;
+    desired.tenants[0].pools[0].instance_resources.vcpus = 3;
+    let mut seen = observed(&desired, &[(Phase::Running, 5000), (Phase::Running, 5000)]);
+    outdate(&mut seen, &[0, 1]);
+    for instance in &mut seen.instances {
+        instance.resources.vcpus = 2;
+    }
+    let mut world = World::new(seen, now());
+    run_to_rest(&desired, &mut world, |_, _, _| ());
+    assert_eq!((up(&world), current(&desired, &world)), (1, 1));
+}
+
+#[test]
+fn one_that_has_no_room_to_be_replaced_does_not_keep_the_next_from_making_it() {
+    let mut desired = desired(2, 0, 0);
+    desired.tenants[0].quotas.max_vcpus = 4;
+    let mut seen = observed(&desired, &[(Phase::Running, 6000), (Phase::Running, 5000)]);
+    outdate(&mut seen, &[0, 1]);
+    let size = |vcpus| Resources { vcpus, mem_mib: 256, data_disk_mib: 0 };
+    (seen.instances[0].resources, seen.instances[1].resources) = (size(1), size(3));
+    seen.instances[0].idle_since = Some(now() - secs(500));
+    let plan = plan_node(&desired, &seen, now());
+    assert_eq!(steps(&plan), [(Action::Replace, id(2))]);
+    let reason = &plan.deferred.iter().find(|d| d.instance.is_some()).unwrap().reason;
+    assert!(reason.contains("max_vcpus is 4"), "the true obstacle is told: {reason}");
+    let mut world = World::new(seen, now());
+    run_to_rest(&desired, &mut world, |_, _, _| ());
+    assert_eq!(current(&desired, &world), 2);
+}
+
+#[test]
+fn no_place_is_kept_for_one_that_nobody_may_touch_for_days() {
+    let desired = desired(0, 1, 0);
+    let mut seen = observed(&desired, &[(Phase::Running, 5000), (Phase::Running, 5000)]);
+    seen.instances[0].override_until = Some(now() + secs(3 * 86_400));
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), [(Action::Warm, id(2))]);
+}
+
+#[test]
+fn what_may_not_be_warm_sleeps_when_it_was_idle_for_long_enough() {
+    let mut desired = desired(0, 2, 0);
+    desired.tenants[0].quotas.max_warm = 1;
+    let mut seen = observed(&desired, &[(Phase::Warm, 5000), (Phase::Running, 90_000)]);
+    let woken = &mut seen.instances[1];
+    (woken.on_demand, woken.home) = (true, Some(Phase::Warm));
+    woken.idle_since = Some(now() - secs(400));
+    let plan = plan_node(&desired, &seen, now());
+    assert_eq!(steps(&plan), []);
+    assert_eq!(plan.next_deadline, Some(now() + secs(500)), "T2 is looked at in time");
+    seen.instances[1].idle_since = Some(now() - secs(86_400));
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), [(Action::Sleep, id(2))]);
+}
+
+#[test]
+fn a_stand_in_stays_for_one_that_is_short_of_its_minimum() {
+    let desired = desired(2, 0, 0);
+    let mut seen =
+        observed(&desired, &[(Phase::Running, 5000), (Phase::Running, 57), (Phase::Running, 5000)]);
+    outdate(&mut seen, &[1]);
+    seen.instances[2].staging = Some(Phase::Running);
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), []);
+    assert_eq!(steps(&plan_node(&desired, &seen, now() + secs(3))), [(Action::Replace, id(2))]);
+}
+
+#[test]
+fn pressure_does_not_wait_for_what_frees_no_memory() {
+    let desired = desired(1, 0, 0);
+    let phases = [(Phase::Running, 5000), (Phase::Sleeping, 5000), (Phase::Sleeping, 5000)];
+    let mut seen = observed(&desired, &phases);
+    seen.memory_pressure = true;
+    seen.instances[0].idle_since = Some(now() - secs(100));
+    let plan = plan_node(&desired, &seen, now());
+    assert!(steps(&plan).contains(&(Action::Sleep, id(1))), "{:?}", plan.steps);
+}
+
+#[test]
+fn pressure_leaves_a_young_one_where_a_prune_frees_memory() {
+    let mut desired = desired(1, 0, 0);
+    desired.prune_unknown_pools = true;
+    let mut seen = observed(&desired, &[(Phase::Running, 5), (Phase::Running, 5000)]);
+    seen.memory_pressure = true;
+    seen.instances[0].idle_since = Some(now() - secs(4));
+    seen.instances[1].pool = "gone".parse().unwrap();
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), [(Action::Stop, id(2))]);
+}
+
+#[test]
+fn a_stopped_reserve_stands_in_before_a_new_one_is_made() {
+    let desired = desired(1, 0, 0);
+    let mut seen = observed(&desired, &[(Phase::Running, 5000), (Phase::Stopped, 60)]);
+    outdate(&mut seen, &[0]);
+    let plan = plan_node(&desired, &seen, now());
+    assert_eq!(steps(&plan), [(Action::Start, id(2))]);
+    assert_eq!(plan.steps[0].staging, Some(Phase::Running));
+}
+
+#[test]
+fn among_equals_under_pressure_the_newest_goes_wherever_its_pool_is_written() {
+    for swapped in [false, true] {
+        let mut desired = desired(2, 0, 0);
+        let mut other = desired.tenants[0].pools[0].clone();
+        other.pool_id = "others".parse().unwrap();
+        desired.tenants[0].pools.push(other);
+        if swapped {
+            desired.tenants[0].pools.reverse();
+        }
+        let mut seen = observed(&desired, &[(Phase::Running, 5000); 3]);
+        seen.memory_pressure = true;
+        for (instance, (pool, age)) in
+            seen.instances.iter_mut().zip([("workers", 4000), ("others", 3000), ("workers", 5000)])
+        {
+            instance.pool = pool.parse().unwrap();
+            instance.since = now() - secs(age);
+            instance.idle_since = Some(now() - secs(100));
+            instance.revision = mvm_planner::revision_of(&desired.tenants[0], &desired.tenants[0].pools[0]);
+        }
+        let plan = plan_node(&desired, &seen, now());
+        assert_eq!(steps(&plan), [(Action::Sleep, id(2)), (Action::Sleep, id(1))], "swapped: {swapped}");
+    }
+}
+
+#[test]
+fn a_step_that_is_taken_is_not_deferred_as_well() {
+    let desired = desired(0, 0, 1);
+    let mut seen = observed(&desired, &[(Phase::Running, 5)]);
+    seen.memory_pressure = true;
+    let woken = &mut seen.instances[0];
+    (woken.on_demand, woken.home) = (true, Some(Phase::Sleeping));
+    woken.idle_since = Some(now() - secs(86_400));
+    let plan = plan_node(&desired, &seen, now());
+    assert_eq!(steps(&plan), [(Action::Sleep, id(1))]);
+    let again = plan.deferred.iter().filter(|d| d.instance == Some(InstanceId::from_bits(1)));
+    assert_eq!(again.count(), 0, "{:?}", plan.deferred);
+}
