@@ -137,8 +137,13 @@ fn keeps(desired: &DesiredState, observed: &Observation, step: &Step) {
             let pool = desired.pools().find(|(t, p)| t.tenant_id == step.tenant && p.pool_id == step.pool);
             let counts = &pool.unwrap().1.desired_counts;
             let wanted = if instance.phase == Phase::Warm { counts.warm } else { counts.sleeping };
+            // What was woken from there has its place there, and so has what is on its way.
             let rest = observed.instances.iter().filter(|i| {
-                i.tenant == instance.tenant && i.pool == instance.pool && i.phase == instance.phase
+                let has_place =
+                    [Some(i.phase), i.moving_to, i.staging, i.home.filter(|_| i.on_demand || i.claimed)];
+                i.tenant == instance.tenant
+                    && i.pool == instance.pool
+                    && has_place.contains(&Some(instance.phase))
             });
             assert!(rest.count() > usize::try_from(wanted).unwrap(), "{step}");
         }
