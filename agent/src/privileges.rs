@@ -102,7 +102,20 @@ pub fn give_up(
             }
         }
     };
+    if !matches!(settings.privileges, Privileges::Dropped { .. }) {
+        name_without_detours(settings);
+    }
     Ok(())
+}
+
+/// Names the directories that an operator chose by paths on which no link lies: a confined VMM sees them by these.
+fn name_without_detours(settings: &mut AgentSettings) {
+    for dir in [&mut settings.images_dir, &mut settings.sessions_dir] {
+        let real = dir.parent().and_then(|parent| parent.canonicalize().ok()).zip(dir.file_name());
+        if let Some(real) = real.map(|(parent, name)| parent.join(name)) {
+            *dir = real;
+        }
+    }
 }
 
 fn drop_with_helper(
@@ -115,6 +128,8 @@ fn drop_with_helper(
     // A directory for the socket alone is made; one that is there is its owner's to open.
     own.extend(settings.socket.parent().filter(|dir| !dir.exists()).map(PathBuf::from));
     hand_over(&Handover { data_dir: &settings.data_dir, own }, account).map_err(AgentError::Privileges)?;
+    // Only now: until the way there was looked at, links on it may have been the agent's.
+    name_without_detours(settings);
     let policy = policy(settings, account).map_err(AgentError::Privileges)?;
     let program = std::env::current_exe().map_err(AgentError::Helper)?;
     let (child, socket) = start_helper(&program, helper_args, &policy).map_err(AgentError::Helper)?;

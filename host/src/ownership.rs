@@ -69,8 +69,8 @@ fn take_back_records(dir: &Path) -> Result<(), HostError> {
     Ok(())
 }
 
-/// Fails if a directory on the way to `path` is this user's or may be written by one of its groups: it could then put
-/// another in its place.
+/// Fails if a directory on the way to `path` is this user's or may be written by one of its groups, or a link on it is
+/// this user's: it could then put another in its place.
 pub(super) fn check_way(path: &Path, user: u32, groups: &[u32]) -> Result<(), HostError> {
     // Root, and whoever runs without it, is not protected from itself.
     if user == 0 || user == rustix::process::geteuid().as_raw() {
@@ -78,6 +78,15 @@ pub(super) fn check_way(path: &Path, user: u32, groups: &[u32]) -> Result<(), Ho
     }
     let real = path.canonicalize().map_err(failed("find", path))?;
     let named = std::path::absolute(path).map_err(failed("find", path))?;
+    for link in named.ancestors() {
+        let found = link.symlink_metadata().map_err(failed("look at", link))?;
+        if found.is_symlink() && found.uid() == user {
+            let link = link.display();
+            return Err(HostError::Refused(format!(
+                "{link} is a link of user {user}, who could make it lead anywhere; name what it leads to instead"
+            )));
+        }
+    }
     // Where a link is on the way, the directory that it lies in counts too.
     for dir in real.ancestors().skip(1).chain(named.ancestors().skip(1)) {
         let meta = dir.metadata().map_err(failed("look at", dir))?;
@@ -114,7 +123,12 @@ pub fn hand_over(what: &Handover<'_>, account: &Account) -> Result<(), HostError
     take_back_records(&what.data_dir.join(JAILS_DIR))?;
     give_entries(&data_dir, account, &ROOTS_OWN, 0).map_err(failed("give away", what.data_dir))?;
     for dir in what.own.iter().filter(|dir| !what.data_dir.starts_with(dir)) {
+        let (user, groups) = (account.uid, account.groups()?);
+        if let Some(there) = dir.ancestors().find(|dir| dir.symlink_metadata().is_ok()) {
+            check_way(there, user, &groups)?;
+        }
         let opened = make_dir(dir).map_err(failed("make", dir))?;
+        check_way(dir, user, &groups)?;
         give_tree(&opened, account, 0).map_err(failed("give away", dir))?;
     }
     Ok(())
@@ -407,5 +421,33 @@ mod tests {
         symlink(&home, linked.join("home")).unwrap();
         let data_dir = &linked.join("home/agent");
         hand_over(&Handover { data_dir, own: vec![] }, &nobody()).unwrap_err();
+    }
+
+    #[test]
+    fn a_directory_that_the_agent_made_a_link_to_elsewhere_is_not_given_to_it() {
+        if !is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (data, secret) = (dir.path().join("agent"), dir.path().join("etc"));
+        std::fs::create_dir_all(secret.join("images")).unwrap();
+        std::fs::write(secret.join("shadow"), "root").unwrap();
+        let give = |own: &str| hand_over(&Handover { data_dir: &data, own: vec![data.join(own)] }, &nobody());
+        give("images").unwrap();
+        give("images").unwrap();
+        // Its own entry in a directory that is sticky is its to rename.
+        std::fs::rename(data.join("images"), data.join("moved")).unwrap();
+        for (link, own) in [("images", "images"), ("a", "a/images")] {
+            symlink(&secret, data.join(link)).unwrap();
+            std::os::unix::fs::lchown(data.join(link), Some(65_534), Some(65_534)).unwrap();
+            let refused = give(own).unwrap_err();
+            assert!(
+                matches!(&refused, HostError::Refused(why) if why.contains("is a link of")),
+                "{refused:?}"
+            );
+            for path in [secret.clone(), secret.join("shadow"), secret.join("images")] {
+                assert_eq!(path.metadata().unwrap().uid(), 0, "{}", path.display());
+            }
+        }
     }
 }

@@ -92,8 +92,9 @@ pub(super) fn scan(data: &DataDir) -> io::Result<Vec<VmmProcess>> {
         let process = entry.path();
         // A process of someone else, a kernel thread or one that has just ended can't be read, and is not ours.
         let Some(cwd) = unless_scarce(fs::read_link(process.join("cwd")))? else { continue };
+        let of_directory = instance_of(&cwd, &vms_dir).filter(|_| works_in(&process, &cwd, &vms_dir));
         let jailed = || jail::inmate(&process, &jails);
-        let Some(instance) = instance_of(&cwd, &vms_dir).or_else(jailed) else { continue };
+        let Some(instance) = of_directory.or_else(jailed) else { continue };
         let Some(command) = unless_scarce(command_of(&process))? else { continue };
         if !names(&command, &instance) && !has_own_root(&process) {
             continue;
@@ -104,6 +105,16 @@ pub(super) fn scan(data: &DataDir) -> io::Result<Vec<VmmProcess>> {
     }
     found.sort_by(|a, b| (&a.instance, a.process.pid).cmp(&(&b.instance, b.process.pid)));
     without_children(&found)
+}
+
+/// Whether a process works in the very directory that its link names, or in one of ours that was removed under it. What
+/// the link says is what the process's own mounts make of it, and anyone may have mounts of their own.
+fn works_in(process: &Path, cwd: &Path, vms_dir: &Path) -> bool {
+    let Ok(found) = fs::metadata(process.join("cwd/.")) else { return false };
+    let is_it = |own: fs::Metadata| (own.dev(), own.ino()) == (found.dev(), found.ino());
+    let is_removed =
+        |vms: fs::Metadata| found.nlink() == 0 && (found.dev(), found.uid()) == (vms.dev(), vms.uid());
+    fs::symlink_metadata(cwd).is_ok_and(is_it) || fs::metadata(vms_dir).is_ok_and(is_removed)
 }
 
 /// The beginning of a process's command line; its name is there. What is confined is known by its root as well.
@@ -227,6 +238,40 @@ mod tests {
         let endless = fs::File::create(dir.path().join("cmdline")).unwrap();
         endless.set_len(64 * MAX_COMMAND_BYTES).unwrap();
         assert_eq!(command_of(dir.path()).unwrap().len() as u64, MAX_COMMAND_BYTES);
+    }
+
+    #[test]
+    fn a_process_that_mounts_itself_a_run_directory_is_no_vmm() {
+        use std::process::{Command, Stdio};
+
+        // Its own mounts need root, or a user namespace, which not every machine lets everyone have.
+        if !nix::unistd::geteuid().is_root() {
+            assert!(std::env::var_os("CI").is_none(), "must run in CI: needs root");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (data, id) = (DataDir::named(dir.path()), "i-0000002a");
+        fs::create_dir_all(dir.path().join("vms").join(id)).unwrap();
+        let waits = r#"cd "$1/vms/$0" && echo in place && exec sh -c "read x" "$0""#;
+        let mounts = format!(r#"mount -t tmpfs none "$1" && mkdir -p "$1/vms/$0" && {waits}"#);
+        let found_with = |program: &str, script: &str| {
+            let mut command = Command::new(program);
+            if program == "unshare" {
+                command.args(["--mount", "sh"]);
+            }
+            command.args(["-c", script, id]).arg(dir.path());
+            let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            let mut said = [0; 9];
+            child.stdout.take().unwrap().read_exact(&mut said).unwrap();
+            let link = fs::read_link(format!("/proc/{}/cwd", child.id())).unwrap();
+            assert_eq!(link, dir.path().canonicalize().unwrap().join("vms").join(id));
+            let found = scan(&data).unwrap();
+            child.kill().unwrap();
+            child.wait().unwrap();
+            found.len()
+        };
+        assert_eq!(found_with("sh", waits), 1);
+        assert_eq!(found_with("unshare", &mounts), 0);
     }
 
     #[test]

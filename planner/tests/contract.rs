@@ -20,8 +20,8 @@ use model::World;
 use mvm_planner::{Action, Observation, plan_node};
 use mvm_proto::document::Resources;
 use mvm_proto::{DesiredState, Digest, InstanceId, Phase};
-use one_pool::{desired, id, now, observed, steps, workers};
-use rest::run_to_rest;
+use one_pool::{desired, id, observed, steps, workers};
+use rest::{now, run_to_rest};
 
 fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)

@@ -136,13 +136,13 @@ pub(crate) struct NodeArgs {
     #[command(flatten)]
     programs: ProgramArgs,
     /// Folder with images [default: images/ in the data folder]
-    #[arg(long, value_name = "DIR", value_parser = absolute_path())]
+    #[arg(long, value_name = "DIR", value_parser = unfollowed_path())]
     images_dir: Option<PathBuf>,
     /// Folder with each tenant's secrets bundle and snapshot key (TENANT.snapshot-key), best kept in memory
     #[arg(long, value_name = "DIR", value_parser = absolute_path(), default_value = DEFAULT_SECRETS_DIR)]
     secrets_dir: PathBuf,
     /// Folder for sessions that are kept on this machine [default: sessions/ in the data folder]
-    #[arg(long, value_name = "DIR", value_parser = absolute_path())]
+    #[arg(long, value_name = "DIR", value_parser = unfollowed_path())]
     sessions_dir: Option<PathBuf>,
     /// Most that one session may have, in MiB; a larger one keeps its last copy
     #[arg(long, value_name = "MIB", default_value_t = SessionLimits::default().max_bytes >> 20)]
@@ -277,6 +277,11 @@ pub(crate) fn absolute_path() -> impl TypedValueParser<Value = PathBuf> {
         let path = std::path::absolute(path)?;
         Ok::<_, std::io::Error>(path.canonicalize().unwrap_or(path))
     })
+}
+
+/// The same of a directory that is given to the agent. No link is followed yet: it may be the agent's own.
+fn unfollowed_path() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(std::path::absolute)
 }
 
 fn parse_driver(text: &str) -> Result<DriverChoice, String> {
