@@ -362,9 +362,6 @@ fn firecracker_and_its_jailer_are_told_what_our_driver_tells_them() {
         |words: Vec<String>| site.spawn("jailer", &words.iter().map(String::as_str).collect::<Vec<_>>());
     site.admits(&jailer(line("", "")));
     site.admits(&jailer(line("--chroot-base-dir", "/srv/jails")));
-    site.admits(&jailer(line("--netns", "/run/netns/a")));
-    site.admits(&jailer(line("--cgroup", "cpu.max=100 200")));
-    site.admits(&jailer(line("--parent-cgroup", "mvm/acme")));
     for (option, value) in [
         ("--id", "i-0000002b"),
         ("--exec-file", "/bin/sh"),
@@ -372,15 +369,20 @@ fn firecracker_and_its_jailer_are_told_what_our_driver_tells_them() {
         ("--gid", "0"),
         ("--uid", "1000"),
         ("--chroot-base-dir", "/"),
-        ("--netns", "/proc/1/ns/net"),
-        ("--netns", "/run/netns/../../proc/1/ns/net"),
-        ("--cgroup", "../x=1"),
-        ("--parent-cgroup", "../.."),
-        ("--parent-cgroup", "/"),
+        ("--cgroup-version", "1"),
+        ("--netns", "/run/netns/a"),
+        ("--cgroup", "cpu.max=100 200"),
+        ("--resource-limit", "no-file=1024"),
+        ("--parent-cgroup", "mvm/acme/web/i-0000002a"),
         ("--bind", "/etc"),
     ] {
         site.refuses(&jailer(line(option, value)));
     }
+    let twice = line("", "").into_iter().flat_map(|word| match word.as_str() {
+        "--uid" => vec!["--uid".to_owned(), "61000".to_owned(), word],
+        _ => vec![word],
+    });
+    site.refuses(&jailer(twice.collect()));
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o777)).unwrap();
     site.refuses(&jailer(line("", "")));
@@ -388,6 +390,51 @@ fn firecracker_and_its_jailer_are_told_what_our_driver_tells_them() {
     let mut other = line("", "");
     other.extend(["--config-file", "x"].map(str::to_owned));
     site.refuses(&jailer(other));
+}
+
+#[test]
+fn a_vmm_is_started_in_its_instances_group_and_no_other() {
+    use crate::cgroup::InstanceGroup;
+    let site = site();
+    let settings = CgroupSettings { parent: Some("machine.slice".into()), ..CgroupSettings::default() };
+    let with_groups = Policy { groups: Some(settings), ..site.policy.clone() };
+    let group = |instance| {
+        let (tenant, pool) = ("acme".parse().unwrap(), "web".parse().unwrap());
+        Some(InstanceGroup { tenant, pool, instance })
+    };
+    let (own, foreign, absent) = (group(id()), group(InstanceId::from_bits(0x2b)), None);
+    let instance = id();
+    let program = site.dir.path().join("firecracker").display().to_string();
+    let spawn = |parent: Option<&str>, group: &Option<InstanceGroup>| {
+        let words = ["--id", instance.as_str(), "--exec-file", &program, "--uid", "61000", "--gid", "61000"];
+        let parent = parent.map(|parent| ["--parent-cgroup", parent]);
+        let args = words.into_iter().chain(parent.into_iter().flatten()).chain(["--", "--api-sock", "a"]);
+        let Operation::SpawnVmm(spawn) = site.spawn("jailer", &args.collect::<Vec<_>>()) else {
+            unreachable!()
+        };
+        Operation::SpawnVmm(SpawnVmm { group: group.clone(), ..spawn })
+    };
+    let named = Some("machine.slice/mvm/acme/web/i-0000002a");
+    for (policy, parent, group, admitted) in [
+        (&with_groups, None, &own, true),
+        (&with_groups, None, &absent, true),
+        (&with_groups, None, &foreign, false),
+        (&with_groups, named, &own, true),
+        (&with_groups, named, &absent, false),
+        (&with_groups, named, &foreign, false),
+        (&site.policy, named, &own, false),
+        (&with_groups, Some("machine.slice/mvm/acme/web/i-0000002b"), &own, false),
+        (&with_groups, Some("machine.slice/mvm/acme/web"), &own, false),
+        (&with_groups, Some("machine.slice/mvm/acme/web/i-0000002a/"), &own, false),
+        (&with_groups, Some("machine.slice/mvm/acme/web/i-0000002a/../i-0000002b"), &own, false),
+        (&with_groups, Some("/machine.slice/mvm/acme/web/i-0000002a"), &own, false),
+        (&with_groups, Some("mvm/acme/web/i-0000002a"), &own, false),
+        (&with_groups, Some("system.slice"), &own, false),
+        (&with_groups, Some(""), &own, false),
+    ] {
+        let asked = policy.admit(&spawn(parent, group));
+        assert_eq!(asked.is_ok(), admitted, "{parent:?} {group:?}: {asked:?}");
+    }
 }
 
 #[test]
