@@ -187,6 +187,10 @@ impl Inner {
     }
 
     fn is_vmm_or_gone(&self, process: &ProcessIdentity) -> Result<bool, HostError> {
+        // While it ends it has no command line to be known by any more.
+        if self.own().values().any(|own| own.process == *process) {
+            return Ok(true);
+        }
         let is_there = || {
             process::lives(process).map_err(|cause| {
                 let attempt = format!("look at process {}", process.pid);
