@@ -5,6 +5,11 @@
 mod escape;
 mod held_up;
 mod hostile;
+#[path = "../support/netns.rs"]
+#[cfg(feature = "network")]
+mod netns;
+#[cfg(feature = "network")]
+mod networks;
 mod suite;
 
 use std::io::{Read as _, Write as _};
@@ -68,6 +73,13 @@ fn remote(site: &Site) -> (RemoteHost, Serving) {
     (RemoteHost::new(ours.into(), site.data_dir()).unwrap(), helper(site, theirs))
 }
 
+/// A process that lives.
+fn identity(pid: u32) -> ProcessIdentity {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let start_time = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap();
+    ProcessIdentity { pid, start_time, boot_id: mvm_host::boot_id().unwrap().to_owned() }
+}
+
 #[tokio::test]
 async fn this_process_is_a_host_as_promised() {
     let site = Site::new();
@@ -96,10 +108,7 @@ async fn a_process_that_is_no_vmm_of_the_data_directory_is_neither_ended_nor_awa
     let refused = host.wait_end(&foreign).await.unwrap_err();
     assert!(matches!(refused, HostError::Refused(_)), "{refused:?}");
     // This very process, too.
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-    let start_time = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap();
-    let boot_id = mvm_host::boot_id().unwrap().to_owned();
-    let process = ProcessIdentity { pid: std::process::id(), start_time, boot_id };
+    let process = identity(std::process::id());
     let end_us = Operation::EndProcess { process, signal: EndSignal::Kill };
     assert!(matches!(host.perform(&end_us).await.unwrap_err(), HostError::Refused(_)));
     assert_eq!(foreign_host.vmms().await.unwrap(), std::slice::from_ref(&foreign));
