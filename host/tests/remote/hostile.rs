@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use mvm_host::{
     Access, Confinement, EndSignal, HELPER_THREADS, Host as _, HostError, Jail, JailFile, Operation,
-    ProcessIdentity, RemoteHost, SpawnVmm, serve_helper,
+    ProcessIdentity, RemoteHost, SpawnVmm, VmmProcess, serve_helper,
 };
 use mvm_proto::InstanceId;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
@@ -85,6 +85,8 @@ struct Attacker {
     data_dir: PathBuf,
     outside: PathBuf,
     program: PathBuf,
+    /// A process that is no VMM.
+    stranger: ProcessIdentity,
 }
 
 impl Attacker {
@@ -142,6 +144,15 @@ impl Attacker {
         (0..number).map(|_| file()).collect()
     }
 
+    /// The stranger, init, or any that may be there.
+    fn process(&mut self) -> ProcessIdentity {
+        match self.random.u32(..4) {
+            0 => ProcessIdentity { pid: 1, start_time: self.random.u64(..), boot_id: String::new() },
+            1 => ProcessIdentity { start_time: self.random.u64(..), ..self.stranger.clone() },
+            _ => self.stranger.clone(),
+        }
+    }
+
     fn operation(&mut self) -> Operation {
         let (instance, name) = (self.instance(), self.name());
         match self.random.u32(..26) {
@@ -166,11 +177,11 @@ impl Attacker {
             }
             23 => Operation::AdmitVmm { instance, user: JAILED, files: vec![name] },
             24 => {
-                let process =
-                    ProcessIdentity { pid: 1, start_time: self.random.u64(..), boot_id: String::new() };
-                match self.random.bool() {
-                    true => Operation::EndProcess { process, signal: EndSignal::Kill },
-                    false => Operation::MeasureDisk { instance },
+                let signal = [EndSignal::Terminate, EndSignal::Kill][self.random.usize(..2)];
+                match self.random.u32(..4) {
+                    0 | 1 => Operation::EndProcess { process: self.process(), signal },
+                    2 => Operation::MeasureMemory { instances: vec![instance, self.instance()] },
+                    _ => Operation::MeasureDisk { instance },
                 }
             }
             _ => {
@@ -187,6 +198,22 @@ impl Attacker {
                 })
             }
         }
+    }
+}
+
+/// A process that is no VMM, ended with the test.
+struct Bystander(std::process::Child);
+
+impl Bystander {
+    fn start() -> Self {
+        Self(std::process::Command::new("sleep").arg("infinity").spawn().unwrap())
+    }
+}
+
+impl Drop for Bystander {
+    fn drop(&mut self) {
+        // It is gone already if the test has failed.
+        let _ = self.0.kill().and_then(|()| self.0.wait());
     }
 }
 
@@ -410,7 +437,17 @@ async fn ask(host: &RemoteHost, attacker: &mut Attacker, canaries: &Canaries, ta
             }
         }
         2 => tally.count(&host.connect(&instance, &name).await),
-        3 => match attacker.random.u32(..4) {
+        3 => match attacker.random.u32(..5) {
+            4 => {
+                let process = attacker.process();
+                let vmm = VmmProcess { instance, process };
+                // One that is not waited for any more is to be forgotten, which is a request as well.
+                let patience = if attacker.random.bool() { Duration::ZERO } else { PATIENCE };
+                if let Ok(ended) = tokio::time::timeout(patience, host.wait_end(&vmm)).await {
+                    assert!(ended.is_err() || vmm.process != attacker.stranger, "{ended:?}");
+                    tally.count(&ended);
+                }
+            }
             0 => tally.count(&host.names(&instance).await),
             1 => tally.count(&host.jail_root(&instance).await),
             2 => tally.count(&host.run_dirs().await),
@@ -455,6 +492,8 @@ async fn whatever_a_hostile_agent_asks_for_in_whatever_order_nothing_outside_is_
         runtime.block_on(serve_helper(OwnedFd::from(theirs), policy))
     });
     let host = Arc::new(RemoteHost::new(ours.into(), &scene.data_dir()).unwrap());
+    let mut bystander = Bystander::start();
+    let stranger = crate::identity(bystander.0.id());
     let swappers = Swappers::start(&scene, seed);
     let tally = Arc::new(Tally::default());
     let deadline = Instant::now() + AT_MOST;
@@ -469,6 +508,7 @@ async fn whatever_a_hostile_agent_asks_for_in_whatever_order_nothing_outside_is_
                     data_dir: scene.data_dir(),
                     outside: scene.outside(),
                     program: scene.program("qemu"),
+                    stranger: stranger.clone(),
                 };
                 tokio::spawn(async move {
                     for _ in 0..SEQUENCE {
@@ -490,6 +530,7 @@ async fn whatever_a_hostile_agent_asks_for_in_whatever_order_nothing_outside_is_
     }
     let swaps = swappers.stop();
     drop(host);
+    assert_eq!(bystander.0.try_wait().unwrap(), None, "a process that is no VMM was ended");
     serving.join().unwrap().unwrap();
     // The second names that the swappers made go with the store; then all is as it was.
     fs::remove_dir_all(scene.data_dir()).unwrap();
