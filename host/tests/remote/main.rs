@@ -20,8 +20,8 @@ use std::sync::Arc;
 
 use mvm_host::sandbox::Demand;
 use mvm_host::{
-    Access, EndSignal, HelperError, Host as _, HostError, LocalHost, Operation, Policy, ProcessIdentity,
-    RemoteHost, VmmProcess, VmmProgram, serve_helper,
+    Access, EndSignal, HelperError, Host as _, HostError, LocalHost, Operation, Outcome, Policy,
+    ProcessIdentity, RemoteHost, VmmProcess, VmmProgram, serve_helper,
 };
 use mvm_proto::InstanceId;
 use suite::{PATIENCE, Site, end, id, patient};
@@ -145,6 +145,25 @@ async fn what_the_policy_does_not_allow_is_refused_over_the_wire_and_nothing_is_
     let long = Operation::WriteFile { instance: id(), name: "a".to_owned(), text };
     assert!(matches!(host.perform(&long).await.unwrap_err(), HostError::Refused(_)));
     assert_eq!(host.run_dirs().await.unwrap(), [id()]);
+}
+
+#[tokio::test]
+async fn groups_that_are_there_are_told_over_the_wire() {
+    use mvm_host::cgroup::{CgroupSettings, pretended};
+    let site = Site::new();
+    let mount = site.data_dir().join("groups");
+    for below in ["", "mvm", "mvm/acme", "mvm/acme/web", "mvm/acme/web/i-00000007"] {
+        pretended::group(&mount.join(below), "cpu memory pids").unwrap();
+    }
+    let settings = CgroupSettings { mount: Some(mount), ..CgroupSettings::default() };
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let host = RemoteHost::new(ours.into(), site.data_dir()).unwrap();
+    let _serving = serving(theirs, Policy { groups: Some(settings.clone()), ..policy(&site) });
+    let Outcome::Groups(found) = host.perform(&Operation::LookAtGroups).await.unwrap() else { panic!() };
+    let names: Vec<_> = found.observed.groups.keys().map(ToString::to_string).collect();
+    assert_eq!(names, ["acme", "acme/web", "acme/web/i-00000007"]);
+    let here = LocalHost::with_groups(site.data_dir(), settings);
+    assert_eq!(here.perform(&Operation::LookAtGroups).await.unwrap(), Outcome::Groups(found));
 }
 
 /// The bytes of a frame that may say anything.
