@@ -16,6 +16,9 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
+use mvm_host::cgroup::{
+    CgroupSettings, InstanceGroup, InstanceLimits, Mode, TenantLimits, VmmCost, pretended,
+};
 use mvm_host::{
     Access, Confinement, EndSignal, HELPER_THREADS, Host as _, HostError, Jail, JailFile, Operation,
     ProcessIdentity, RemoteHost, SpawnVmm, VmmProcess, serve_helper,
@@ -65,6 +68,9 @@ const NAMES: [&str; 22] = [
     "z/s",
     "i-00000001",
 ];
+
+/// What groups of tenants and pools are called.
+const TENANTS: [&str; 2] = ["acme", "mvm"];
 
 const IN_JAIL: [&str; 4] = ["s", "kernel", "memory", "firecracker"];
 
@@ -153,9 +159,27 @@ impl Attacker {
         }
     }
 
+    fn group(&mut self) -> InstanceGroup {
+        let (tenant, pool) = (self.pick(&TENANTS).parse().unwrap(), self.pick(&TENANTS).parse().unwrap());
+        InstanceGroup { tenant, pool, instance: self.instance() }
+    }
+
+    fn of_groups(&mut self) -> Operation {
+        let (group, cost) = (self.group(), VmmCost { mem_mib: 1, pids: 1 });
+        let tenant = group.tenant.clone();
+        match self.random.u32(..6) {
+            0 => Operation::EnsureTenantGroup { tenant, limits: TenantLimits::new(1, 64, 1, cost) },
+            1 => Operation::RemoveTenantGroup { tenant },
+            2 => Operation::EnsureGroup { group, limits: InstanceLimits::new(1, 64, cost) },
+            3 => Operation::LimitIo { group, limits: None },
+            4 => Operation::RemoveGroup { group },
+            _ => Operation::LookAtGroups,
+        }
+    }
+
     fn operation(&mut self) -> Operation {
         let (instance, name) = (self.instance(), self.name());
-        match self.random.u32(..26) {
+        match self.random.u32(..28) {
             0..=2 => Operation::MakeRunDir { instance },
             3 if self.random.u32(..8) == 0 => Operation::RemoveRunDir { instance },
             3 | 4 => Operation::RemoveFile { instance, name },
@@ -184,6 +208,7 @@ impl Attacker {
                     _ => Operation::MeasureDisk { instance },
                 }
             }
+            25 => self.of_groups(),
             _ => {
                 let images = vec![self.path()];
                 let confine = Confinement { images, ..Confinement::qemu(JAILED, JAILED) };
@@ -193,7 +218,7 @@ impl Attacker {
                     program: self.program.clone(),
                     log: self.pick(&["vmm.log", "k", "firecracker"]),
                     tap: None,
-                    group: None,
+                    group: (self.random.u32(..4) == 0).then(|| self.group()),
                     confine: self.random.bool().then_some(confine),
                 })
             }
@@ -482,7 +507,18 @@ async fn whatever_a_hostile_agent_asks_for_in_whatever_order_nothing_outside_is_
     let before = scene.kept();
     let canaries = Arc::new(Canaries::new(&scene.outside()));
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let policy = scene.policy();
+    let groups = scene.dir.path().join("groups");
+    for dir in [groups.clone(), groups.join("mvm")] {
+        pretended::group(&dir, "cpu memory pids").unwrap();
+    }
+    let listed = || {
+        let names = fs::read_dir(&groups).unwrap().map(|entry| entry.unwrap().file_name());
+        names.collect::<BTreeSet<_>>()
+    };
+    let listed_before = listed();
+    let settings =
+        CgroupSettings { mode: Mode::BestEffort, mount: Some(groups.clone()), ..CgroupSettings::default() };
+    let policy = mvm_host::Policy { groups: Some(settings), ..scene.policy() };
     let serving = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -529,6 +565,7 @@ async fn whatever_a_hostile_agent_asks_for_in_whatever_order_nothing_outside_is_
         }
     }
     let swaps = swappers.stop();
+    host.perform(&Operation::LookAtGroups).await.unwrap();
     drop(host);
     assert_eq!(bystander.0.try_wait().unwrap(), None, "a process that is no VMM was ended");
     serving.join().unwrap().unwrap();
@@ -536,6 +573,7 @@ async fn whatever_a_hostile_agent_asks_for_in_whatever_order_nothing_outside_is_
     fs::remove_dir_all(scene.data_dir()).unwrap();
     assert_eq!(canaries.touched(), Vec::<String>::new());
     assert_eq!(scene.kept(), before);
+    assert_eq!(listed(), listed_before, "a group was made beside ours");
     assert_eq!(fs::read_dir(&canaries.outside).unwrap().count(), before.len());
     let (done, refused) = (tally.done.load(Ordering::Relaxed), tally.refused.load(Ordering::Relaxed));
     println!(
