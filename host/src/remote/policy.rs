@@ -7,8 +7,9 @@
 //!
 //! Names keep jails and everything else in a run directory apart. A jail lies in a directory that is named after its
 //! program, `<program>/<instance>/root`, and the jailer starts only a program with `firecracker` in its name. No other
-//! operation takes a name with that word or an instance in it, and none but a snapshot's directory may be in front of
-//! a `/`. So no part of a jail can be given a name that operations take, nor anything else a name that jails have.
+//! operation takes a name with that word in it or that is an instance, and none but a snapshot's directory may be in
+//! front of a `/`. So no part of a jail can be given a name that operations take, nor anything else a name that jails
+//! have. What is in a jail's root is opened to read, and connected to, as `jail/NAME`, whatever its name.
 
 use std::path::{Component, Path, PathBuf};
 
