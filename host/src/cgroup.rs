@@ -121,6 +121,7 @@ impl Tree {
 /// What is there, for whoever sweeps.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observed {
+    #[serde(with = "usage::as_pairs")]
     pub groups: Usages,
     /// Groups among ours that no id of ours names.
     pub strangers: Vec<PathBuf>,

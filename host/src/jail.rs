@@ -106,7 +106,7 @@ fn check_name(jail: &Jail, name: &str) -> Result<(), HostError> {
 }
 
 /// What the jailer makes in a jail besides its program: it writes there as root, whatever is under these names.
-const JAILERS_OWN: [&str; 3] = ["dev", "run", "sys"];
+pub(super) const JAILERS_OWN: [&str; 3] = ["dev", "run", "sys"];
 
 /// Where the jailer would go that is told this, and what its program is called there; none for any other program.
 fn jailer_place(instance: &InstanceId, args: &[String]) -> Option<(PathBuf, String)> {

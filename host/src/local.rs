@@ -161,7 +161,7 @@ impl LocalHost {
             return Ok(None);
         }
         #[cfg(feature = "network")]
-        return self.fabric.attach(name).await.map(Some);
+        return self.fabric.attach(name, &vmm.instance).await.map(Some);
         #[cfg(not(feature = "network"))]
         Err(HostError::Refused(format!("this program was built without networks, and can't open {name}")))
     }
@@ -187,6 +187,10 @@ impl Inner {
     }
 
     fn is_vmm_or_gone(&self, process: &ProcessIdentity) -> Result<bool, HostError> {
+        // While it ends it has no command line to be known by any more.
+        if self.own().values().any(|own| own.process == *process) {
+            return Ok(true);
+        }
         let is_there = || {
             process::lives(process).map_err(|cause| {
                 let attempt = format!("look at process {}", process.pid);

@@ -34,9 +34,7 @@ use self::logs::METRICS_TAIL_BYTES;
 use self::metrics::Metrics;
 use self::place::{CONSOLE, METRICS, VSOCK_SOCKET};
 use self::request::Action;
-pub use self::settings::{
-    CgroupVersion, FirecrackerSettings, FirecrackerUnavailable, JailerSettings, Limits,
-};
+pub use self::settings::{FirecrackerSettings, FirecrackerUnavailable, JailerSettings, Limits};
 use self::snapshot_file::Manifest;
 use self::version::Version;
 use self::vmm::{Live, Vmms, api_error, bad_request, host_error, io_error, same_revision};

@@ -93,6 +93,21 @@ pub enum Limit {
 /// The groups that are there, with their figures.
 pub type Usages = BTreeMap<Group, Usage>;
 
+/// A list of pairs: a group is no key that JSON could have.
+pub(super) mod as_pairs {
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    use super::{Group, Usage, Usages};
+
+    pub(in crate::cgroup) fn serialize<S: Serializer>(usages: &Usages, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(usages)
+    }
+
+    pub(in crate::cgroup) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Usages, D::Error> {
+        Ok(Vec::<(Group, Usage)>::deserialize(from)?.into_iter().collect())
+    }
+}
+
 /// What is new in `after`. A group that was not there before had met no limit; one whose counters fell was made anew.
 #[must_use]
 pub fn changes(before: &Usages, after: &Usages) -> Vec<LimitEvent> {

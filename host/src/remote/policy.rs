@@ -7,8 +7,9 @@
 //!
 //! Names keep jails and everything else in a run directory apart. A jail lies in a directory that is named after its
 //! program, `<program>/<instance>/root`, and the jailer starts only a program with `firecracker` in its name. No other
-//! operation takes a name with that word or an instance in it, and none but a snapshot's directory may be in front of
-//! a `/`. So no part of a jail can be given a name that operations take, nor anything else a name that jails have.
+//! operation takes a name with that word in it or that is an instance, and none but a snapshot's directory may be in
+//! front of a `/`. So no part of a jail can be given a name that operations take, nor anything else a name that jails
+//! have. What is in a jail's root is opened to read, and connected to, as `jail/NAME`, whatever its name.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -18,8 +19,9 @@ use serde::{Deserialize, Serialize};
 
 use super::programs;
 use super::vmm_args::{self, Line};
-use crate::cgroup::CgroupSettings;
+use crate::cgroup::{CgroupSettings, Group, InstanceGroup};
 use crate::data_dir::VMS_DIR;
+use crate::jail::JAILERS_OWN;
 use crate::network::{MAX_NET_ID, Port, place_of_tap};
 use crate::sandbox::Demand;
 use crate::{Access, Confinement, HostError, JAIL, Jail, JailFile, Operation, SpawnVmm};
@@ -47,6 +49,9 @@ const JAILED: &str = "firecracker";
 
 /// As the kernel has it.
 const MAX_LINK_NAME_BYTES: usize = 15;
+
+/// Tenants whose networks one probe tries to reach: each takes a tenth of a second, for which other networks wait.
+const MAX_PROBED: usize = 8;
 
 /// A VMM's command line has some dozens.
 const MAX_ARGS: usize = 256;
@@ -110,6 +115,13 @@ pub(super) fn is_straight(path: &Path) -> bool {
 impl Policy {
     pub(super) fn run_dir(&self, instance: &InstanceId) -> PathBuf {
         self.data_dir.join(VMS_DIR).join(instance.as_str())
+    }
+
+    /// Where an instance's control group is below the mount, if there are any.
+    pub(super) fn group_path(&self, group: &InstanceGroup) -> Option<PathBuf> {
+        let settings = self.groups.as_ref()?;
+        let above = settings.parent.as_deref().unwrap_or(Path::new("")).join(&settings.name);
+        Some(above.join(Group::from(group.clone()).path()))
     }
 
     /// A name in a run directory, or in the directory of a snapshot in it; never a part of a jail.
@@ -224,6 +236,9 @@ impl Policy {
             Operation::RemoveLink { name } => link_name(name),
             Operation::ProbeNet { net, port, others } => {
                 net_id(net.net_id)?;
+                if others.len() > MAX_PROBED {
+                    return refused(format!("{} networks are too many for one probe", others.len()));
+                }
                 others.iter().try_for_each(|other| net_id(other.net_id))?;
                 self.port(port)
             }
@@ -343,7 +358,11 @@ impl Policy {
         if long || spawn.args.len() > MAX_ARGS {
             return refused("no VMM has such a command line");
         }
-        vmm_args::check(*kind, &Line { policy: self, instance: &spawn.instance, args: &spawn.args })
+        let (instance, group) = (&spawn.instance, spawn.group.as_ref());
+        if group.is_some_and(|group| group.instance != *instance) {
+            return refused(format!("{instance} is started in no other instance's control group"));
+        }
+        vmm_args::check(*kind, &Line { policy: self, instance, group, args: &spawn.args })
     }
 }
 
@@ -381,9 +400,13 @@ fn is_snapshot(name: &str) -> bool {
     is_own(name) && name.starts_with(SNAPSHOT)
 }
 
-/// What the jailer puts there itself has the program's name in it.
+/// What the jailer puts there itself has the program's name in it, or one of these.
 fn jail_name(name: &str) -> Result<(), HostError> {
-    if is_own(name) { Ok(()) } else { refused(format!("{name:?} is not a name in a jail")) }
+    if is_own(name) && !JAILERS_OWN.contains(&name) {
+        Ok(())
+    } else {
+        refused(format!("{name:?} is not a name in a jail"))
+    }
 }
 
 /// The directory that the jailer names after its program.

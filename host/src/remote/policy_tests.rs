@@ -1,6 +1,7 @@
 //! Each argument that a compromised agent might send, and what is said to it.
 
 use super::*;
+use crate::sandbox::Filter;
 use crate::{EndSignal, ProcessIdentity};
 
 struct Site {
@@ -206,7 +207,10 @@ fn a_jail_is_the_instances_own_and_of_a_user_that_owns_nothing_else() {
         file(kernel.clone(), "kernel", true),
         file(kernel.clone(), "a/kernel", false),
         file(kernel.clone(), "..", false),
-        file(kernel, "firecracker", false),
+        file(kernel.clone(), "firecracker", false),
+        file(kernel.clone(), "dev", false),
+        file(kernel.clone(), "run", false),
+        file(kernel.clone(), "sys", false),
         file(site.policy.run_dir(&foreign).join("k"), "kernel", false),
         file(site.policy.run_dir(&foreign).join("sub/mem"), "kernel", false),
         file(site.policy.run_dir(&id()).join("firecracker/x"), "data.img", true),
@@ -218,8 +222,25 @@ fn a_jail_is_the_instances_own_and_of_a_user_that_owns_nothing_else() {
         site.refuses(&make(jail.clone(), vec![bad.clone()]));
         site.refuses(&Operation::ShareWithJail { jail: jail.clone(), files: vec![bad] });
     }
-    let names = vec!["../x".to_owned()];
-    site.refuses(&Operation::UnshareFromJail { jail, names });
+    let unshare = |names: Vec<String>| Operation::UnshareFromJail { jail: jail.clone(), names };
+    site.refuses(&unshare(vec!["../x".to_owned()]));
+    site.refuses(&unshare(vec!["sys".to_owned()]));
+    let names = |number| (0..number).map(|number| format!("file-{number}")).collect::<Vec<_>>();
+    let files = |number| names(number).iter().map(|name| file(kernel.clone(), name, false)).collect();
+    site.admits(&unshare(names(MAX_JAIL_FILES)));
+    site.refuses(&unshare(names(MAX_JAIL_FILES + 1)));
+    let share = |files| Operation::ShareWithJail { jail: jail.clone(), files };
+    for asked in [make(jail.clone(), files(MAX_JAIL_FILES)), share(files(MAX_JAIL_FILES))] {
+        site.admits(&asked);
+    }
+    for asked in [make(jail.clone(), files(MAX_JAIL_FILES + 1)), share(files(MAX_JAIL_FILES + 1))] {
+        site.refuses(&asked);
+    }
+    let admit = |user| Operation::AdmitVmm { instance: id(), user, files: vec![] };
+    site.admits(&admit(61_000));
+    for user in [0, 1000, 61_011, site.policy.agent_uid] {
+        site.refuses(&admit(user));
+    }
 }
 
 #[test]
@@ -235,6 +256,11 @@ fn a_program_is_one_of_the_list_and_nobody_elses_to_change() {
     site.refuses(&site.spawn("/bin/sh", &["-name", &name]));
     let Operation::SpawnVmm(spawn) = site.spawn("qemu", &["-name", &name]) else { unreachable!() };
     site.refuses(&Operation::SpawnVmm(SpawnVmm { log: "../log".to_owned(), ..spawn.clone() }));
+    let with_tap = |tap: &str| Operation::SpawnVmm(SpawnVmm { tap: Some(tap.to_owned()), ..spawn.clone() });
+    site.admits(&with_tap("tn7i3"));
+    for tap in ["", "eth0", "br-tenant-7", "tn7i03", "tn7i3/..", "tn7"] {
+        site.refuses(&with_tap(tap));
+    }
     site.refuses(&Operation::SpawnVmm(SpawnVmm { args: vec![String::new(); MAX_ARGS + 1], ..spawn }));
     if rustix::process::geteuid().is_root() {
         use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -361,10 +387,10 @@ fn firecracker_and_its_jailer_are_told_what_our_driver_tells_them() {
     let jailer =
         |words: Vec<String>| site.spawn("jailer", &words.iter().map(String::as_str).collect::<Vec<_>>());
     site.admits(&jailer(line("", "")));
+    let Operation::SpawnVmm(spawn) = jailer(line("", "")) else { unreachable!() };
+    let confine = Some(Confinement::qemu(61_000, 61_000));
+    site.refuses(&Operation::SpawnVmm(SpawnVmm { confine, ..spawn }));
     site.admits(&jailer(line("--chroot-base-dir", "/srv/jails")));
-    site.admits(&jailer(line("--netns", "/run/netns/a")));
-    site.admits(&jailer(line("--cgroup", "cpu.max=100 200")));
-    site.admits(&jailer(line("--parent-cgroup", "mvm/acme")));
     for (option, value) in [
         ("--id", "i-0000002b"),
         ("--exec-file", "/bin/sh"),
@@ -372,15 +398,20 @@ fn firecracker_and_its_jailer_are_told_what_our_driver_tells_them() {
         ("--gid", "0"),
         ("--uid", "1000"),
         ("--chroot-base-dir", "/"),
-        ("--netns", "/proc/1/ns/net"),
-        ("--netns", "/run/netns/../../proc/1/ns/net"),
-        ("--cgroup", "../x=1"),
-        ("--parent-cgroup", "../.."),
-        ("--parent-cgroup", "/"),
+        ("--cgroup-version", "1"),
+        ("--netns", "/run/netns/a"),
+        ("--cgroup", "cpu.max=100 200"),
+        ("--resource-limit", "no-file=1024"),
+        ("--parent-cgroup", "mvm/acme/web/i-0000002a"),
         ("--bind", "/etc"),
     ] {
         site.refuses(&jailer(line(option, value)));
     }
+    let twice = line("", "").into_iter().flat_map(|word| match word.as_str() {
+        "--uid" => vec!["--uid".to_owned(), "61000".to_owned(), word],
+        _ => vec![word],
+    });
+    site.refuses(&jailer(twice.collect()));
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o777)).unwrap();
     site.refuses(&jailer(line("", "")));
@@ -388,6 +419,51 @@ fn firecracker_and_its_jailer_are_told_what_our_driver_tells_them() {
     let mut other = line("", "");
     other.extend(["--config-file", "x"].map(str::to_owned));
     site.refuses(&jailer(other));
+}
+
+#[test]
+fn a_vmm_is_started_in_its_instances_group_and_no_other() {
+    use crate::cgroup::InstanceGroup;
+    let site = site();
+    let settings = CgroupSettings { parent: Some("machine.slice".into()), ..CgroupSettings::default() };
+    let with_groups = Policy { groups: Some(settings), ..site.policy.clone() };
+    let group = |instance| {
+        let (tenant, pool) = ("acme".parse().unwrap(), "web".parse().unwrap());
+        Some(InstanceGroup { tenant, pool, instance })
+    };
+    let (own, foreign, absent) = (group(id()), group(InstanceId::from_bits(0x2b)), None);
+    let instance = id();
+    let program = site.dir.path().join("firecracker").display().to_string();
+    let spawn = |parent: Option<&str>, group: &Option<InstanceGroup>| {
+        let words = ["--id", instance.as_str(), "--exec-file", &program, "--uid", "61000", "--gid", "61000"];
+        let parent = parent.map(|parent| ["--parent-cgroup", parent]);
+        let args = words.into_iter().chain(parent.into_iter().flatten()).chain(["--", "--api-sock", "a"]);
+        let Operation::SpawnVmm(spawn) = site.spawn("jailer", &args.collect::<Vec<_>>()) else {
+            unreachable!()
+        };
+        Operation::SpawnVmm(SpawnVmm { group: group.clone(), ..spawn })
+    };
+    let named = Some("machine.slice/mvm/acme/web/i-0000002a");
+    for (policy, parent, group, admitted) in [
+        (&with_groups, None, &own, true),
+        (&with_groups, None, &absent, true),
+        (&with_groups, None, &foreign, false),
+        (&with_groups, named, &own, true),
+        (&with_groups, named, &absent, false),
+        (&with_groups, named, &foreign, false),
+        (&site.policy, named, &own, false),
+        (&with_groups, Some("machine.slice/mvm/acme/web/i-0000002b"), &own, false),
+        (&with_groups, Some("machine.slice/mvm/acme/web"), &own, false),
+        (&with_groups, Some("machine.slice/mvm/acme/web/i-0000002a/"), &own, false),
+        (&with_groups, Some("machine.slice/mvm/acme/web/i-0000002a/../i-0000002b"), &own, false),
+        (&with_groups, Some("/machine.slice/mvm/acme/web/i-0000002a"), &own, false),
+        (&with_groups, Some("mvm/acme/web/i-0000002a"), &own, false),
+        (&with_groups, Some("system.slice"), &own, false),
+        (&with_groups, Some(""), &own, false),
+    ] {
+        let asked = policy.admit(&spawn(parent, group));
+        assert_eq!(asked.is_ok(), admitted, "{parent:?} {group:?}: {asked:?}");
+    }
 }
 
 #[test]
@@ -407,11 +483,115 @@ fn qemu_is_confined_at_least_as_the_operator_said() {
     for (operator, expected) in table {
         assert_eq!(asked.clone().map(|asked| admitted(operator, asked)), expected, "{operator:?}");
     }
-    // Nothing else of it is the agent's to say either.
-    let images = vec![PathBuf::from("/etc/shadow")];
-    assert!(!admitted(Some(all), Some(Confinement { images, ..Confinement::qemu(61_000, 61_000) })));
-    assert!(!admitted(Some(all), Some(Confinement { umask: 0, ..Confinement::qemu(61_000, 61_000) })));
-    assert!(!admitted(Some(all), Some(Confinement::qemu(1000, 1000))));
+    // Nothing else of it is the agent's to say either, but for KVM and the filter.
+    let changed = |change: fn(&mut Confinement)| {
+        let mut confine = Confinement::qemu(61_000, 61_000);
+        change(&mut confine);
+        admitted(Some(all), Some(confine))
+    };
+    for (what, expected, found) in [
+        ("kvm", true, changed(|asked| asked.kvm = true)),
+        ("filter", true, changed(|asked| asked.filter = Filter::Baseline)),
+        ("another user", true, changed(|asked| (asked.uid, asked.gid) = (61_010, 61_010))),
+        ("a user of the host", false, changed(|asked| (asked.uid, asked.gid) = (1000, 1000))),
+        ("a uid that is not the gid", false, changed(|asked| asked.uid = 61_001)),
+        ("a gid that is not the uid", false, changed(|asked| asked.gid = 61_001)),
+        ("root's group", false, changed(|asked| asked.gid = 0)),
+        ("umask", false, changed(|asked| asked.umask = 0)),
+        ("images", false, changed(|asked| asked.images = vec!["/etc/shadow".into()])),
+        ("needs", false, changed(|asked| asked.needs.push("/etc".into()))),
+        ("limits", false, changed(|asked| asked.limits.open_files += 1)),
+        ("oom_score", false, changed(|asked| asked.oom_score = -1000)),
+    ] {
+        assert_eq!(found, expected, "{what}");
+    }
+}
+
+#[test]
+fn ids_that_groups_are_named_by_are_no_paths() {
+    let group = |tenant: &str, pool: &str, instance: &str| {
+        let group = format!(r#"{{"tenant":"{tenant}","pool":"{pool}","instance":"{instance}"}}"#);
+        let of_group = |word: &str| format!(r#"{{"operation":"{word}","group":{group}}}"#);
+        [
+            format!(r#"{{"operation":"remove_tenant_group","tenant":"{tenant}"}}"#),
+            of_group("remove_group"),
+            of_group("limit_io").replace("}}", r#"},"limits":null}"#),
+        ]
+        .map(|text| serde_json::from_str::<Operation>(&text).is_ok())
+    };
+    assert_eq!(group("acme", "web", "i-0000002a"), [true, true, true]);
+    for wrong in ["", ".", "..", "../x", "a/b", "/", "a\\u0000"] {
+        assert_eq!(group(wrong, "web", "i-0000002a"), [false, false, false], "{wrong:?}");
+        assert_eq!(group("acme", wrong, "i-0000002a"), [true, false, false], "{wrong:?}");
+        assert_eq!(group("acme", "web", wrong), [true, false, false], "{wrong:?}");
+    }
+}
+
+#[test]
+fn networks_have_numbers_ports_users_of_vmms_and_links_names() {
+    use crate::network::{NetworkWanted, TenantNet};
+    use mvm_proto::document::EgressMode;
+    let site = site();
+    let net = |net_id| TenantNet {
+        tenant: "acme".parse().unwrap(),
+        net_id,
+        subnet: "10.77.1.0/24".parse().unwrap(),
+        egress: EgressMode::None,
+        dns: false,
+        isolate_ports: false,
+        mtu: 1500,
+    };
+    let port = |net_id, owner_uid| Port {
+        tenant: "acme".parse().unwrap(),
+        instance: id(),
+        net_id,
+        offset: 3,
+        address: "10.77.1.3".parse().unwrap(),
+        owner_uid,
+    };
+    let seven = net(7);
+    let of_net = |net: TenantNet| {
+        let (port, others) = (port(7, 61_000), vec![]);
+        let wanted = NetworkWanted { nets: vec![net.clone()], ..NetworkWanted::default() };
+        [
+            Operation::EnsureNet { net: net.clone() },
+            Operation::RemoveNet { net: net.clone() },
+            Operation::EnsurePort { net: net.clone(), port: port.clone() },
+            Operation::ProbeNet { net: net.clone(), port: port.clone(), others },
+            Operation::ProbeNet { net: seven.clone(), port, others: vec![seven.clone(), net] },
+            Operation::KeepNetwork { wanted },
+        ]
+    };
+    let of_port = |port: Port| {
+        let wanted = NetworkWanted { ports: vec![port.clone()], ..NetworkWanted::default() };
+        [
+            Operation::EnsurePort { net: net(7), port: port.clone() },
+            Operation::OpenPort { port: port.clone() },
+            Operation::RemovePort { port: port.clone() },
+            Operation::ProbeNet { net: net(7), port, others: vec![] },
+            Operation::KeepNetwork { wanted },
+        ]
+    };
+    let of_name = |name: &str| {
+        let wanted = NetworkWanted { hands_off: vec![name.to_owned()], ..NetworkWanted::default() };
+        [Operation::RemoveLink { name: name.to_owned() }, Operation::KeepNetwork { wanted }]
+    };
+    let right = of_net(net(4095)).into_iter().chain(of_port(port(4095, 61_010)));
+    right.chain(of_name("br-tenant-4095")).for_each(|operation| site.admits(&operation));
+    let numbers = [4096, u16::MAX].into_iter();
+    numbers.clone().flat_map(|number| of_net(net(number))).for_each(|operation| site.refuses(&operation));
+    let ports = numbers.map(|number| port(number, 61_000));
+    let users = [0, 1000, 61_011, u32::MAX, site.policy.agent_uid].map(|user| port(7, user));
+    ports.chain(users).flat_map(of_port).for_each(|operation| site.refuses(&operation));
+    for name in ["", "..", "a/b", "eth0;x", "a name", "br-tenant-409600"] {
+        of_name(name).iter().for_each(|operation| site.refuses(operation));
+    }
+    let probe = |number| {
+        let (net, port) = (net(7), port(7, 61_000));
+        Operation::ProbeNet { others: vec![net.clone(); number], net, port }
+    };
+    site.admits(&probe(MAX_PROBED));
+    site.refuses(&probe(MAX_PROBED + 1));
 }
 
 #[test]

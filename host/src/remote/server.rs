@@ -145,11 +145,13 @@ async fn converse(stream: Arc<UnixStream>, mut reader: Reader, policy: Policy) -
 
 fn framed(number: u64, (answer, descriptor): Answered) -> Frame {
     let body = |answer| serde_json::to_vec(&Response { number, answer });
-    let too_long = || Answer::Failed(Failure::Refused("the answer is too long for a frame".to_owned()));
-    match body(answer) {
-        Ok(body) if body.len() <= frame::MAX_FRAME_BYTES => Frame { body, descriptor },
-        _ => Frame { body: body(too_long()).unwrap_or_default(), descriptor: None },
-    }
+    let reason = match body(answer) {
+        Ok(body) if body.len() <= frame::MAX_FRAME_BYTES => return Frame { body, descriptor },
+        Ok(_) => "the answer is too long for a frame".to_owned(),
+        Err(cause) => format!("the answer can't be written down: {cause}"),
+    };
+    tracing::error!(reason, "could not answer the agent");
+    Frame { body: body(Answer::Failed(Failure::Refused(reason))).unwrap_or_default(), descriptor: None }
 }
 
 async fn write(stream: Arc<UnixStream>, mut answers: mpsc::Receiver<Frame>) {

@@ -4,16 +4,21 @@
 //! to run. So each program has a closed list of options, and each option a form that its value must have. The names of
 //! files in a run directory are plain; nothing but images is named by a path.
 
+use std::collections::BTreeSet;
+
 use mvm_proto::InstanceId;
 use serde::Deserialize;
 
-use super::policy::{Policy, VmmProgram, is_plain, is_straight, refused};
+use super::policy::{Policy, VmmProgram, is_plain, refused};
+use crate::cgroup::InstanceGroup;
 use crate::{HostError, TAP_FD};
 
 /// A command line, and what it is measured by.
 pub(super) struct Line<'a> {
     pub(super) policy: &'a Policy,
     pub(super) instance: &'a InstanceId,
+    /// The control group that it is started in.
+    pub(super) group: Option<&'a InstanceGroup>,
     pub(super) args: &'a [String],
 }
 
@@ -244,8 +249,12 @@ fn jailer(line: &Line<'_>) -> Result<(), HostError> {
     };
     let (own, theirs) = rest.split_at(split);
     let mut words = own.iter().copied();
-    let (mut uid, mut gid, mut program) = (false, false, false);
+    let mut said = BTreeSet::new();
     while let Some(option) = words.next() {
+        // Said once: whoever looks at the line afterwards reads the same in it as the jailer does.
+        if !said.insert(option) {
+            return refused(format!("the jailer is told {option} twice"));
+        }
         if matches!(option, "--new-pid-ns" | "--daemonize") {
             continue;
         }
@@ -253,7 +262,6 @@ fn jailer(line: &Line<'_>) -> Result<(), HostError> {
         let id = || value.parse().map_err(|_| unknown(option, value)).and_then(|id| line.policy.vmm_id(id));
         let fits = match option {
             "--exec-file" => {
-                program = true;
                 let listed = |(path, kind): &(std::path::PathBuf, VmmProgram)| {
                     *kind == VmmProgram::Firecracker && path.as_os_str() == value
                 };
@@ -263,33 +271,25 @@ fn jailer(line: &Line<'_>) -> Result<(), HostError> {
                     true
                 }
             }
-            "--uid" => {
-                uid = true;
-                id().is_ok()
-            }
-            "--gid" => {
-                gid = true;
-                id().is_ok()
-            }
+            "--uid" | "--gid" => id().is_ok(),
             "--chroot-base-dir" => {
                 let base = line.policy.jail_base.as_deref();
                 base.is_some_and(|base| base.as_os_str() == value)
                     || line.policy.run_dir(line.instance).as_os_str() == value
             }
-            "--cgroup-version" => matches!(value, "1" | "2"),
-            "--netns" => ["/run/netns/", "/var/run/netns/"]
-                .iter()
-                .any(|dir| value.strip_prefix(dir).is_some_and(is_plain)),
-            "--parent-cgroup" => !value.starts_with('/') && is_straight(format!("/{value}").as_ref()),
-            "--cgroup" => value.split_once('=').is_some_and(|(file, _)| is_plain(file)),
-            "--resource-limit" => is_bare(value),
+            "--cgroup-version" => value == "2",
+            // The group that its VMM is to be in; it can't be given limits here, nor be any other.
+            "--parent-cgroup" => {
+                let own = line.group.and_then(|group| line.policy.group_path(group));
+                own.is_some_and(|own| own.as_os_str() == value)
+            }
             _ => false,
         };
         if !fits {
             return Err(unknown(option, value));
         }
     }
-    if !(uid && gid && program) {
+    if !["--uid", "--gid", "--exec-file"].iter().all(|option| said.contains(option)) {
         return refused("the jailer is told what to run, and as whom");
     }
     firecracker(theirs.get(1..).unwrap_or_default())

@@ -16,9 +16,12 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
+use mvm_host::cgroup::{
+    CgroupSettings, InstanceGroup, InstanceLimits, Mode, TenantLimits, VmmCost, pretended,
+};
 use mvm_host::{
     Access, Confinement, EndSignal, HELPER_THREADS, Host as _, HostError, Jail, JailFile, Operation,
-    ProcessIdentity, RemoteHost, SpawnVmm, serve_helper,
+    ProcessIdentity, RemoteHost, SpawnVmm, VmmProcess, serve_helper,
 };
 use mvm_proto::InstanceId;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
@@ -66,6 +69,9 @@ const NAMES: [&str; 22] = [
     "i-00000001",
 ];
 
+/// What groups of tenants and pools are called.
+const TENANTS: [&str; 2] = ["acme", "mvm"];
+
 const IN_JAIL: [&str; 4] = ["s", "kernel", "memory", "firecracker"];
 
 /// Files of root's outside: for root alone, to read, and to write.
@@ -85,6 +91,8 @@ struct Attacker {
     data_dir: PathBuf,
     outside: PathBuf,
     program: PathBuf,
+    /// A process that is no VMM.
+    stranger: ProcessIdentity,
 }
 
 impl Attacker {
@@ -142,9 +150,36 @@ impl Attacker {
         (0..number).map(|_| file()).collect()
     }
 
+    /// The stranger, init, or any that may be there.
+    fn process(&mut self) -> ProcessIdentity {
+        match self.random.u32(..4) {
+            0 => ProcessIdentity { pid: 1, start_time: self.random.u64(..), boot_id: String::new() },
+            1 => ProcessIdentity { start_time: self.random.u64(..), ..self.stranger.clone() },
+            _ => self.stranger.clone(),
+        }
+    }
+
+    fn group(&mut self) -> InstanceGroup {
+        let (tenant, pool) = (self.pick(&TENANTS).parse().unwrap(), self.pick(&TENANTS).parse().unwrap());
+        InstanceGroup { tenant, pool, instance: self.instance() }
+    }
+
+    fn of_groups(&mut self) -> Operation {
+        let (group, cost) = (self.group(), VmmCost { mem_mib: 1, pids: 1 });
+        let tenant = group.tenant.clone();
+        match self.random.u32(..6) {
+            0 => Operation::EnsureTenantGroup { tenant, limits: TenantLimits::new(1, 64, 1, cost) },
+            1 => Operation::RemoveTenantGroup { tenant },
+            2 => Operation::EnsureGroup { group, limits: InstanceLimits::new(1, 64, cost) },
+            3 => Operation::LimitIo { group, limits: None },
+            4 => Operation::RemoveGroup { group },
+            _ => Operation::LookAtGroups,
+        }
+    }
+
     fn operation(&mut self) -> Operation {
         let (instance, name) = (self.instance(), self.name());
-        match self.random.u32(..26) {
+        match self.random.u32(..28) {
             0..=2 => Operation::MakeRunDir { instance },
             3 if self.random.u32(..8) == 0 => Operation::RemoveRunDir { instance },
             3 | 4 => Operation::RemoveFile { instance, name },
@@ -166,13 +201,14 @@ impl Attacker {
             }
             23 => Operation::AdmitVmm { instance, user: JAILED, files: vec![name] },
             24 => {
-                let process =
-                    ProcessIdentity { pid: 1, start_time: self.random.u64(..), boot_id: String::new() };
-                match self.random.bool() {
-                    true => Operation::EndProcess { process, signal: EndSignal::Kill },
-                    false => Operation::MeasureDisk { instance },
+                let signal = [EndSignal::Terminate, EndSignal::Kill][self.random.usize(..2)];
+                match self.random.u32(..4) {
+                    0 | 1 => Operation::EndProcess { process: self.process(), signal },
+                    2 => Operation::MeasureMemory { instances: vec![instance, self.instance()] },
+                    _ => Operation::MeasureDisk { instance },
                 }
             }
+            25 => self.of_groups(),
             _ => {
                 let images = vec![self.path()];
                 let confine = Confinement { images, ..Confinement::qemu(JAILED, JAILED) };
@@ -182,11 +218,27 @@ impl Attacker {
                     program: self.program.clone(),
                     log: self.pick(&["vmm.log", "k", "firecracker"]),
                     tap: None,
-                    group: None,
+                    group: (self.random.u32(..4) == 0).then(|| self.group()),
                     confine: self.random.bool().then_some(confine),
                 })
             }
         }
+    }
+}
+
+/// A process that is no VMM, ended with the test.
+struct Bystander(std::process::Child);
+
+impl Bystander {
+    fn start() -> Self {
+        Self(std::process::Command::new("sleep").arg("infinity").spawn().unwrap())
+    }
+}
+
+impl Drop for Bystander {
+    fn drop(&mut self) {
+        // It is gone already if the test has failed.
+        let _ = self.0.kill().and_then(|()| self.0.wait());
     }
 }
 
@@ -410,7 +462,17 @@ async fn ask(host: &RemoteHost, attacker: &mut Attacker, canaries: &Canaries, ta
             }
         }
         2 => tally.count(&host.connect(&instance, &name).await),
-        3 => match attacker.random.u32(..4) {
+        3 => match attacker.random.u32(..5) {
+            4 => {
+                let process = attacker.process();
+                let vmm = VmmProcess { instance, process };
+                // One that is not waited for any more is to be forgotten, which is a request as well.
+                let patience = if attacker.random.bool() { Duration::ZERO } else { PATIENCE };
+                if let Ok(ended) = tokio::time::timeout(patience, host.wait_end(&vmm)).await {
+                    assert!(ended.is_err() || vmm.process != attacker.stranger, "{ended:?}");
+                    tally.count(&ended);
+                }
+            }
             0 => tally.count(&host.names(&instance).await),
             1 => tally.count(&host.jail_root(&instance).await),
             2 => tally.count(&host.run_dirs().await),
@@ -445,7 +507,18 @@ async fn whatever_a_hostile_agent_asks_for_in_whatever_order_nothing_outside_is_
     let before = scene.kept();
     let canaries = Arc::new(Canaries::new(&scene.outside()));
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let policy = scene.policy();
+    let groups = scene.dir.path().join("groups");
+    for dir in [groups.clone(), groups.join("mvm")] {
+        pretended::group(&dir, "cpu memory pids").unwrap();
+    }
+    let listed = || {
+        let names = fs::read_dir(&groups).unwrap().map(|entry| entry.unwrap().file_name());
+        names.collect::<BTreeSet<_>>()
+    };
+    let listed_before = listed();
+    let settings =
+        CgroupSettings { mode: Mode::BestEffort, mount: Some(groups.clone()), ..CgroupSettings::default() };
+    let policy = mvm_host::Policy { groups: Some(settings), ..scene.policy() };
     let serving = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -455,6 +528,8 @@ async fn whatever_a_hostile_agent_asks_for_in_whatever_order_nothing_outside_is_
         runtime.block_on(serve_helper(OwnedFd::from(theirs), policy))
     });
     let host = Arc::new(RemoteHost::new(ours.into(), &scene.data_dir()).unwrap());
+    let mut bystander = Bystander::start();
+    let stranger = crate::identity(bystander.0.id());
     let swappers = Swappers::start(&scene, seed);
     let tally = Arc::new(Tally::default());
     let deadline = Instant::now() + AT_MOST;
@@ -469,6 +544,7 @@ async fn whatever_a_hostile_agent_asks_for_in_whatever_order_nothing_outside_is_
                     data_dir: scene.data_dir(),
                     outside: scene.outside(),
                     program: scene.program("qemu"),
+                    stranger: stranger.clone(),
                 };
                 tokio::spawn(async move {
                     for _ in 0..SEQUENCE {
@@ -489,12 +565,15 @@ async fn whatever_a_hostile_agent_asks_for_in_whatever_order_nothing_outside_is_
         }
     }
     let swaps = swappers.stop();
+    host.perform(&Operation::LookAtGroups).await.unwrap();
     drop(host);
+    assert_eq!(bystander.0.try_wait().unwrap(), None, "a process that is no VMM was ended");
     serving.join().unwrap().unwrap();
     // The second names that the swappers made go with the store; then all is as it was.
     fs::remove_dir_all(scene.data_dir()).unwrap();
     assert_eq!(canaries.touched(), Vec::<String>::new());
     assert_eq!(scene.kept(), before);
+    assert_eq!(listed(), listed_before, "a group was made beside ours");
     assert_eq!(fs::read_dir(&canaries.outside).unwrap().count(), before.len());
     let (done, refused) = (tally.done.load(Ordering::Relaxed), tally.refused.load(Ordering::Relaxed));
     println!(

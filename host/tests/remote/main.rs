@@ -5,6 +5,11 @@
 mod escape;
 mod held_up;
 mod hostile;
+#[path = "../support/netns.rs"]
+#[cfg(feature = "network")]
+mod netns;
+#[cfg(feature = "network")]
+mod networks;
 mod suite;
 
 use std::io::{Read as _, Write as _};
@@ -15,8 +20,8 @@ use std::sync::Arc;
 
 use mvm_host::sandbox::Demand;
 use mvm_host::{
-    Access, EndSignal, HelperError, Host as _, HostError, LocalHost, Operation, Policy, ProcessIdentity,
-    RemoteHost, VmmProcess, VmmProgram, serve_helper,
+    Access, EndSignal, HelperError, Host as _, HostError, LocalHost, Operation, Outcome, Policy,
+    ProcessIdentity, RemoteHost, VmmProcess, VmmProgram, serve_helper,
 };
 use mvm_proto::InstanceId;
 use suite::{PATIENCE, Site, end, id, patient};
@@ -68,6 +73,13 @@ fn remote(site: &Site) -> (RemoteHost, Serving) {
     (RemoteHost::new(ours.into(), site.data_dir()).unwrap(), helper(site, theirs))
 }
 
+/// A process that lives.
+fn identity(pid: u32) -> ProcessIdentity {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let start_time = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap();
+    ProcessIdentity { pid, start_time, boot_id: mvm_host::boot_id().unwrap().to_owned() }
+}
+
 #[tokio::test]
 async fn this_process_is_a_host_as_promised() {
     let site = Site::new();
@@ -96,10 +108,7 @@ async fn a_process_that_is_no_vmm_of_the_data_directory_is_neither_ended_nor_awa
     let refused = host.wait_end(&foreign).await.unwrap_err();
     assert!(matches!(refused, HostError::Refused(_)), "{refused:?}");
     // This very process, too.
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-    let start_time = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap();
-    let boot_id = mvm_host::boot_id().unwrap().to_owned();
-    let process = ProcessIdentity { pid: std::process::id(), start_time, boot_id };
+    let process = identity(std::process::id());
     let end_us = Operation::EndProcess { process, signal: EndSignal::Kill };
     assert!(matches!(host.perform(&end_us).await.unwrap_err(), HostError::Refused(_)));
     assert_eq!(foreign_host.vmms().await.unwrap(), std::slice::from_ref(&foreign));
@@ -136,6 +145,25 @@ async fn what_the_policy_does_not_allow_is_refused_over_the_wire_and_nothing_is_
     let long = Operation::WriteFile { instance: id(), name: "a".to_owned(), text };
     assert!(matches!(host.perform(&long).await.unwrap_err(), HostError::Refused(_)));
     assert_eq!(host.run_dirs().await.unwrap(), [id()]);
+}
+
+#[tokio::test]
+async fn groups_that_are_there_are_told_over_the_wire() {
+    use mvm_host::cgroup::{CgroupSettings, pretended};
+    let site = Site::new();
+    let mount = site.data_dir().join("groups");
+    for below in ["", "mvm", "mvm/acme", "mvm/acme/web", "mvm/acme/web/i-00000007"] {
+        pretended::group(&mount.join(below), "cpu memory pids").unwrap();
+    }
+    let settings = CgroupSettings { mount: Some(mount), ..CgroupSettings::default() };
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let host = RemoteHost::new(ours.into(), site.data_dir()).unwrap();
+    let _serving = serving(theirs, Policy { groups: Some(settings.clone()), ..policy(&site) });
+    let Outcome::Groups(found) = host.perform(&Operation::LookAtGroups).await.unwrap() else { panic!() };
+    let names: Vec<_> = found.observed.groups.keys().map(ToString::to_string).collect();
+    assert_eq!(names, ["acme", "acme/web", "acme/web/i-00000007"]);
+    let here = LocalHost::with_groups(site.data_dir(), settings);
+    assert_eq!(here.perform(&Operation::LookAtGroups).await.unwrap(), Outcome::Groups(found));
 }
 
 /// The bytes of a frame that may say anything.

@@ -104,6 +104,7 @@ pub(crate) async fn run<H: Host>(host: H, other: H, site: &Site) {
     memory_is_measured_of_what_lives_and_was_asked_for(&host, site).await;
     how_a_vmm_ended_is_told_to_whoever_started_it(&host, site).await;
     a_stranger_with_a_used_pid_is_never_signalled(&host, site).await;
+    no_jail_is_made_or_removed_while_a_process_of_its_instance_lives(&host, site).await;
     what_is_started_is_private_leads_its_own_session_and_inherits_nothing(&host, site).await;
     names_that_lead_out_of_a_run_directory_are_refused(&host).await;
     a_disk_is_made_once_and_a_log_is_cut_at_its_beginning(&host).await;
@@ -178,6 +179,28 @@ async fn a_stranger_with_a_used_pid_is_never_signalled(host: &impl Host, site: &
     }
     assert_eq!(host.vmms().await.unwrap().len(), 1);
     end(host, &vmm(&stranger)).await;
+}
+
+async fn no_jail_is_made_or_removed_while_a_process_of_its_instance_lives(host: &impl Host, site: &Site) {
+    let root = host.run_dir(&id()).join("firecracker").join(id().as_str()).join("root");
+    let jail = Jail { instance: id(), root: root.clone(), uid: JAILED, gid: JAILED };
+    let make = Operation::MakeJail { jail: jail.clone(), files: Vec::new() };
+    let remove = Operation::RemoveJail { jail };
+    host.perform(&Operation::MakeRunDir { instance: id() }).await.unwrap();
+    host.perform(&make).await.unwrap();
+    let lived_in = root.join("lived-in");
+    std::fs::write(&lived_in, "").unwrap();
+    let process = patient(site, host, &id()).await;
+    for operation in [&make, &remove] {
+        let refused = host.perform(operation).await.unwrap_err();
+        assert!(matches!(refused, HostError::Refused(_)), "{refused:?}");
+        assert!(lived_in.exists(), "{operation:?}");
+    }
+    end(host, &vmm(&process)).await;
+    host.perform(&make).await.unwrap();
+    assert!(!lived_in.exists());
+    host.perform(&remove).await.unwrap();
+    assert!(!root.exists());
 }
 
 async fn what_is_started_is_private_leads_its_own_session_and_inherits_nothing(

@@ -97,13 +97,6 @@ pub struct JailerSettings {
     /// Absent: each instance's jail lies in its run directory. Must be on the data directory's filesystem, for the
     /// instance's own disk is linked into the jail.
     pub chroot_base: Option<PathBuf>,
-    pub netns: Option<PathBuf>,
-    pub cgroup_version: CgroupVersion,
-    pub parent_cgroup: Option<String>,
-    /// `file=value`, each.
-    pub cgroups: Vec<String>,
-    /// `fsize=bytes` or `no-file=count`, each.
-    pub resource_limits: Vec<String>,
     pub new_pid_ns: bool,
     pub daemonize: bool,
 }
@@ -111,41 +104,13 @@ pub struct JailerSettings {
 impl JailerSettings {
     #[must_use]
     pub fn new(program: PathBuf, uid: u32, gid: u32) -> Self {
-        Self {
-            program,
-            uid,
-            gid,
-            chroot_base: None,
-            netns: None,
-            cgroup_version: CgroupVersion::V2,
-            parent_cgroup: None,
-            cgroups: Vec::new(),
-            resource_limits: Vec::new(),
-            new_pid_ns: false,
-            daemonize: false,
-        }
+        Self { program, uid, gid, chroot_base: None, new_pid_ns: false, daemonize: false }
     }
 
     /// Whether the process that is started ends at once and leaves another behind.
     #[must_use]
     pub fn forks(&self) -> bool {
         self.new_pid_ns || self.daemonize
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CgroupVersion {
-    V1,
-    V2,
-}
-
-impl CgroupVersion {
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            CgroupVersion::V1 => "1",
-            CgroupVersion::V2 => "2",
-        }
     }
 }
 
