@@ -174,7 +174,7 @@ impl Server {
             let Some(incoming) = incoming else { break };
             match admission.decide(incoming.remote_address().ip(), incoming.remote_address_validated()) {
                 Decision::Admit(permit) => {
-                    tasks.spawn(connection_task(incoming, permit, Arc::clone(&services)));
+                    tasks.spawn(connection_task(incoming, *permit, Arc::clone(&services)));
                 }
                 // Only an attempt that is validated already can't be asked again, and that is never decided.
                 Decision::Retry => drop(incoming.retry()),

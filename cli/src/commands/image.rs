@@ -1,15 +1,17 @@
 //! `mvm image`: what guests boot from, made and looked after on a node.
 
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand};
 use mvm_agent::image::{
     self, Built, Collected, ImageRef, ImageSettings, KeepRules, Manifest, NixSettings, Store, Work,
 };
 use mvm_proto::{Digest, ProfileId, Timestamp};
+use nix::unistd::{User, geteuid};
 use serde::Serialize;
 
 use crate::args::Global;
@@ -49,8 +51,21 @@ pub(crate) struct StoreArgs {
 impl StoreArgs {
     fn open(&self) -> anyhow::Result<Store> {
         let folder = self.images_dir.clone().unwrap_or_else(|| self.data_dir.join("images"));
+        refuse_anothers(&folder)?;
         Store::open(&folder).context("could not open the image store")
     }
+}
+
+/// Root works in no store of another user: who owns it could lead root to any file by a link.
+fn refuse_anothers(folder: &Path) -> anyhow::Result<()> {
+    let owner = folder.symlink_metadata().map(|found| found.uid());
+    let Some(owner) = owner.ok().filter(|owner| *owner != 0 && geteuid().is_root()) else { return Ok(()) };
+    let name =
+        User::from_uid(owner.into()).ok().flatten().map_or_else(|| format!("#{owner}"), |user| user.name);
+    bail!(
+        "the image store {} belongs to {name}, and root does not work in it\nrun this as its owner: sudo -u {name} mvm image ...",
+        folder.display()
+    )
 }
 
 /// How images are made on this machine.
@@ -412,5 +427,24 @@ fn find(store: &Store, text: &str) -> Result<Digest, Outcome> {
         [digest] => Ok(digest),
         [] => Err(Outcome::Failed(anyhow!("there is no image {text} on this node"))),
         _ => Err(Outcome::Failed(anyhow!("{text} may mean {} images; name one by its digest", found.len()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_works_in_no_store_of_another_user() {
+        let dir = tempfile::tempdir().unwrap();
+        refuse_anothers(&dir.path().join("none")).unwrap();
+        refuse_anothers(dir.path()).unwrap();
+        if !geteuid().is_root() {
+            assert!(std::env::var_os("CI").is_none(), "must run in CI: needs root");
+            return;
+        }
+        std::os::unix::fs::chown(dir.path(), Some(65_534), None).unwrap();
+        let refused = refuse_anothers(dir.path()).unwrap_err().to_string();
+        assert!(refused.contains("sudo -u nobody mvm image"), "{refused}");
     }
 }

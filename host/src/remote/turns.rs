@@ -145,12 +145,12 @@ pub(super) fn is_slow(call: &Call) -> bool {
         | Operation::MeasureMemory { .. }
         | Operation::SpawnVmm(_)
         | Operation::EnsureGroup { .. }
-        | Operation::RemoveGroup { .. } => true,
+        | Operation::RemoveGroup { .. }
+        | Operation::ShareMemory { .. }
+        | Operation::TrimLog { .. } => true,
         Operation::MakeRunDir { .. }
         | Operation::WriteFile { .. }
-        | Operation::TrimLog { .. }
         | Operation::LinkFile { .. }
-        | Operation::ShareMemory { .. }
         | Operation::AdmitVmm { .. }
         | Operation::EndProcess { .. }
         | Operation::EnsureTenantGroup { .. }

@@ -17,7 +17,7 @@ use crate::places::{Activity, Displaced, Full, Place, Places, Rules, network_of}
 #[derive(Debug)]
 pub(super) enum Decision {
     /// Begin the handshake.
-    Admit(Permit),
+    Admit(Box<Permit>),
     /// Let it prove its address first; nothing is kept about it.
     Retry,
     /// Say no.
@@ -93,7 +93,7 @@ impl Admission {
         };
         self.publish();
         let admitted = Admitted(Arc::clone(self));
-        Decision::Admit(Permit { network, stage: handshake, _address: address, admitted })
+        Decision::Admit(Box::new(Permit { network, stage: handshake, _address: address, admitted }))
     }
 
     fn publish(&self) {
@@ -159,7 +159,7 @@ mod tests {
 
     fn admit(admission: &Arc<Admission>, ip: IpAddr) -> Option<Permit> {
         match admission.decide(ip, true) {
-            Decision::Admit(permit) => Some(permit),
+            Decision::Admit(permit) => Some(*permit),
             _ => None,
         }
     }
