@@ -58,7 +58,9 @@ pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
             Err(shortage) => short.push((instance, shortage)),
         }
     }
+    // One that serves for what is lacking is not spare.
     if let (Some((_, shortage)), true) = (short.first(), short.len() == free.len())
+        && up(view) > view.wanted().running
         && let Some(stand_in) = view.stand_ins.pop()
     {
         dismiss(draft, view, stand_in, &format!("its room is needed for a replacement: {shortage}"));
