@@ -7,8 +7,10 @@ use std::time::SystemTime;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use mvm_planner::observation::MAX_OBSERVATION_BYTES;
-use mvm_planner::{NodePlan, Observation, plan_node};
-use mvm_proto::{DesiredState, InstanceId, Timestamp};
+use mvm_planner::{NodePlan, Observation, plan_node, revision_of};
+use mvm_proto::document::{Pool, Tenant};
+use mvm_proto::{DesiredState, Digest, InstanceId, PoolId, TenantId, Timestamp};
+use serde::Serialize;
 
 use crate::args::Global;
 use crate::commands::push::read_document;
@@ -55,7 +57,33 @@ pub(crate) fn run(global: &Global, command: PlanCommand) -> Run {
     if plan.steps.is_empty() && plan.deferred.is_empty() && plan.unmanaged.is_empty() {
         Progress::new(global.quiet).say("nothing to do: the node is as the document says");
     }
-    Ok(output::show(global.output, &plan, |_| table(&plan))?)
+    let shown = Shown { pools: revisions(&desired), plan };
+    Ok(output::show(global.output, &shown, |wide| table(&shown, wide))?)
+}
+
+/// A plan, and what its steps lead to.
+#[derive(Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    plan: NodePlan,
+    pools: Vec<PoolRevision>,
+}
+
+/// The revision that instances of a pool are brought to: what an observation names when they are.
+#[derive(Serialize)]
+struct PoolRevision {
+    tenant: TenantId,
+    pool: PoolId,
+    revision: Digest,
+}
+
+fn revisions(desired: &DesiredState) -> Vec<PoolRevision> {
+    let of = |(tenant, pool): (&Tenant, &Pool)| PoolRevision {
+        tenant: tenant.tenant_id.clone(),
+        pool: pool.pool_id.clone(),
+        revision: revision_of(tenant, pool),
+    };
+    desired.pools().map(of).collect()
 }
 
 fn read_observation(path: &Path) -> Result<Vec<u8>, Outcome> {
@@ -77,8 +105,9 @@ fn read_observation(path: &Path) -> Result<Vec<u8>, Outcome> {
     read().map_err(Outcome::Usage)
 }
 
-/// Steps, then what was not done, then what nobody asked for, then when time alone changes the plan.
-fn table(plan: &NodePlan) -> output::Table {
+/// Steps, then what was not done, then what nobody asked for, then when time alone changes the plan; wide, also the pools'
+/// revisions.
+fn table(Shown { plan, pools }: &Shown, wide: bool) -> output::Table {
     let mut table = output::table(["PLAN", "ACTION", "TENANT", "POOL", "INSTANCE", "REASON"]);
     let name = |id: Option<&InstanceId>, none: &str| id.map_or_else(|| none.to_owned(), ToString::to_string);
     for step in &plan.steps {
@@ -116,10 +145,61 @@ fn table(plan: &NodePlan) -> output::Table {
             format!("{}; the document does not name it", unmanaged.phase),
         ]);
     }
+    let dash = || "-".to_owned();
+    for pool in pools.iter().filter(|_| wide) {
+        let (tenant, name) = (pool.tenant.to_string(), pool.pool.to_string());
+        table.add_row([
+            "pool".to_owned(),
+            dash(),
+            tenant,
+            name,
+            dash(),
+            format!("revision {}", pool.revision),
+        ]);
+    }
     if let Some(at) = plan.next_deadline {
         let reason = format!("time alone changes the plan at {at}");
-        let dash = || "-".to_owned();
         table.add_row(["next".to_owned(), dash(), dash(), dash(), dash(), reason]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_observation_written_by_hand_with_the_shown_revision_is_as_the_document_says() {
+        let desired = json!({
+            "schema_version": 1, "node_id": "node",
+            "tenants": [{
+                "tenant_id": "acme",
+                "network": { "tenant_net_id": 3, "ipv4_subnet": "10.240.3.0/24" },
+                "quotas": {
+                    "max_vcpus": 4, "max_mem_mib": 1024, "max_running": 4, "max_warm": 4, "max_pools": 4,
+                    "max_instances_per_pool": 4, "max_disk_gib": 4,
+                },
+                "pools": [{
+                    "pool_id": "workers", "flake_ref": "builtin:busybox", "profile": "minimal",
+                    "instance_resources": { "vcpus": 1, "mem_mib": 64, "data_disk_mib": 0 },
+                    "desired_counts": { "running": 1, "warm": 0, "sleeping": 0 },
+                }],
+            }],
+        });
+        let desired = DesiredState::parse(desired.to_string().as_bytes()).unwrap();
+        let shown = serde_json::to_value(revisions(&desired)).unwrap();
+        let observed = json!({
+            "capacity": { "vcpus": 8, "mem_mib": 8192, "disk_mib": 8192, "max_instances": 8 },
+            "instances": [{
+                "tenant": shown[0]["tenant"], "pool": shown[0]["pool"], "id": "i-00000001", "phase": "running",
+                "since": "2026-01-31T09:30:00Z", "revision": shown[0]["revision"],
+                "resources": { "vcpus": 1, "mem_mib": 64, "data_disk_mib": 0 },
+            }],
+        });
+        let observed = Observation::parse(observed.to_string().as_bytes()).unwrap();
+        let plan = plan_node(&desired, &observed, "2026-01-31T10:30:00Z".parse().unwrap());
+        assert!(plan.is_empty(), "{plan:?}");
+    }
 }
