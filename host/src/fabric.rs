@@ -78,14 +78,10 @@ fn firewall_error(cause: FirewallError) -> HostError {
 }
 
 impl Fabric {
-    /// The guest's end of an instance's TAP, for its VMM.
-    pub(super) async fn attach(&self, tap: &str, instance: &InstanceId) -> Result<OwnedFd, HostError> {
+    /// The guest's end of a TAP of ours, for the VMM that it is for.
+    pub(super) async fn attach(&self, tap: &str) -> Result<OwnedFd, HostError> {
         let mut open = self.open.lock().await;
-        let links = &self.opened(&mut open)?.links;
-        links.attach_tap_of(instance, tap).await.map_err(|cause| match cause {
-            LinkError::Refused(reason) => HostError::Refused(reason),
-            other => link_error(other),
-        })
+        self.opened(&mut open)?.links.attach_tap(tap).await.map_err(link_error)
     }
 
     pub(super) async fn perform(&self, operation: &Operation) -> Result<Outcome, HostError> {

@@ -161,7 +161,7 @@ impl LocalHost {
             return Ok(None);
         }
         #[cfg(feature = "network")]
-        return self.fabric.attach(name, &vmm.instance).await.map(Some);
+        return self.fabric.attach(name).await.map(Some);
         #[cfg(not(feature = "network"))]
         Err(HostError::Refused(format!("this program was built without networks, and can't open {name}")))
     }

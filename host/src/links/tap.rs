@@ -3,7 +3,6 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use mvm_proto::InstanceId;
 use rtnetlink::{LinkBridgePort, LinkUnspec};
 
 use super::observed::{Kind, Link};
@@ -11,7 +10,7 @@ use super::repair::wanted_port;
 use super::{
     LinkError, Links, ObservedTap, ROUNDS, Repair, Stray, pause, settings, tap_mac, tap_repairs, tun,
 };
-use crate::network::{Port, TenantNet, owner_of, place_of_tap};
+use crate::network::{Port, TenantNet, place_of_tap};
 
 impl Links {
     /// Makes the instance's TAP what it should be, in the bridge of its tenant, which must be there. A new one is down,
@@ -82,16 +81,6 @@ impl Links {
         // Had it been removed in between, this would be a new one, which goes as its descriptor is closed.
         let after = self.named_tap(name).await?;
         if after.index == before.index { Ok(end) } else { Err(LinkError::Missing { name: name.to_owned() }) }
-    }
-
-    /// The same, if the TAP's alias says that it is this instance's.
-    pub async fn attach_tap_of(&self, instance: &InstanceId, name: &str) -> Result<OwnedFd, LinkError> {
-        let alias = self.named_tap(name).await?.alias.unwrap_or_default();
-        let owner = owner_of(&alias).split_once('/').map(|(_, instance)| instance);
-        if owner != Some(instance.as_str()) {
-            return Err(LinkError::Refused(format!("{name} is not the TAP of {instance}")));
-        }
-        self.attach_tap(name).await
     }
 
     /// Removes a TAP if it is ours, also from under a VMM that has it; whether there was one.
