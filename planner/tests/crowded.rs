@@ -98,19 +98,4 @@ proptest! {
             prop_assert!(taken != Some(&deferred.action), "{deferred} and {taken:?}");
         }
     }
-
-    #[test]
-    fn until_its_deadline_a_plan_stays_the_same((desired, seen) in one_pool(ANYTHING)) {
-        let plan = plan_node(&desired, &seen, now());
-        let end = plan.next_deadline.unwrap_or(now() + Duration::from_secs(86_400));
-        let span = end.since(now());
-        let kinds = |plan: &NodePlan| -> Vec<_> {
-            plan.steps.iter().map(|step| (step.instance.clone(), step.action, step.staging)).collect()
-        };
-        for part in [1, 10, 50, 90, 99] {
-            let at = now() + span / 100 * part;
-            let later = plan_node(&desired, &seen, at);
-            prop_assert_eq!(kinds(&later), kinds(&plan), "at {}: {:#?}", at, later);
-        }
-    }
 }

@@ -253,11 +253,9 @@ fn a_probe_that_waits_for_what_must_not_come_holds_up_no_other_instance() {
         let probing = tokio::spawn(async move { asked.perform(&probe).await });
         // From here on it waits more than a second in all for answers that must not come.
         wait_until("the probe has its TAP", || link_names().contains(&"tn7i3".to_owned())).await;
-        for number in 2..4 {
-            others_are_answered(&host, &site, number).await;
-        }
+        others_are_answered(&host, &site, 2).await;
         assert!(!probing.is_finished(), "it was answered before the others were");
-        let Outcome::Probed(probes) = timeout(PATIENCE, probing).await.unwrap().unwrap().unwrap() else {
+        let Outcome::Probed(probes) = timeout(6 * PATIENCE, probing).await.unwrap().unwrap().unwrap() else {
             panic!("no probes")
         };
         let broken: Vec<_> = probes.iter().filter(|probe| !probe.holds).collect();
