@@ -3,12 +3,11 @@
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::net::Ipv4Addr;
-use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::os::fd::AsFd as _;
+use std::time::{Duration, Instant};
 
 use mvm_proto::document::EgressMode;
-use tokio::io::unix::AsyncFd;
-use tokio::time::{Instant, timeout_at};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::frame::{self, Carries, Sender};
 use super::{Open, firewall_error, link_error};
@@ -22,8 +21,6 @@ const LONGEST_FRAME: usize = 2048;
 
 /// The host answers within microseconds; a busy one, within this.
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
-/// How often, meanwhile, it is asked for its hardware address.
-const ASKED: u32 = 10;
 /// How long nothing must come back from what must not pass.
 const SILENT_FOR: Duration = Duration::from_millis(50);
 
@@ -33,42 +30,33 @@ const METADATA: [Ipv4Addr; 2] = [Ipv4Addr::new(169, 254, 169, 254), Ipv4Addr::ne
 const WORLD: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 const SSH: u16 = 22;
 
-/// A TAP in our own hands. Who waits for a frame keeps the thread for others.
+/// A TAP in our own hands.
 struct Wire {
-    tap: AsyncFd<File>,
+    tap: File,
 }
 
 impl Wire {
-    #[allow(
-        deprecated,
-        reason = "what replaces it is unsafe for descriptors that are not owned, and this one is"
-    )]
-    fn new(tap: OwnedFd) -> io::Result<Self> {
-        AsyncFd::new(File::from(tap)).map(|tap| Self { tap })
+    fn send(&mut self, frame: &[u8]) -> io::Result<()> {
+        self.tap.write_all(&[&[0; VNET_HEADER][..], frame].concat())
     }
 
-    fn send(&self, frame: &[u8]) -> io::Result<()> {
-        self.tap.get_ref().write_all(&[&[0; VNET_HEADER][..], frame].concat())
-    }
-
-    /// The first frame of which `wanted` says something, within so long: however many others come meanwhile.
-    async fn receive<T>(
-        &self,
-        within: Duration,
-        wanted: impl Fn(&[u8]) -> Option<T>,
-    ) -> io::Result<Option<T>> {
+    /// The first frame of which `wanted` says something, within so long.
+    fn receive<T>(&mut self, within: Duration, wanted: impl Fn(&[u8]) -> Option<T>) -> io::Result<Option<T>> {
         let deadline = Instant::now() + within;
-        let mut buffer = vec![0; VNET_HEADER + LONGEST_FRAME];
-        while Instant::now() < deadline {
-            let Ok(ready) = timeout_at(deadline, self.tap.readable()).await else { break };
-            // It was ready, and is not any more.
-            let Ok(read) = ready?.try_io(|tap| tap.get_ref().read(&mut buffer)) else { continue };
-            if let Some(found) = buffer.get(VNET_HEADER..read?).and_then(&wanted) {
+        let mut buffer = [0; VNET_HEADER + LONGEST_FRAME];
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
+            let ready =
+                poll(&mut [PollFd::from_borrowed_fd(self.tap.as_fd(), PollFlags::IN)], Some(&timeout))?;
+            if ready == 0 {
+                return Ok(None);
+            }
+            let length = self.tap.read(&mut buffer)?;
+            if let Some(found) = buffer.get(VNET_HEADER..length).and_then(&wanted) {
                 return Ok(Some(found));
             }
-            tokio::task::yield_now().await;
         }
-        Ok(None)
     }
 }
 
@@ -94,28 +82,19 @@ impl Open {
         others: &[TenantNet],
     ) -> Result<Vec<Probe>, HostError> {
         let tap = self.links.attach_tap(&port.tap()).await.map_err(link_error)?;
+        let mut wire = Wire { tap: File::from(tap) };
         self.open_port(port).await?;
         let own = Sender { mac: port.mac(), address: port.address };
         let gateway = net.subnet.gateway();
         let io = |cause| HostError::Io { attempt: format!("probe {}", net.bridge()), cause };
 
-        let wire = Wire::new(tap).map_err(io)?;
-        let mut via = None;
-        for _ in 0..ASKED {
-            // The kernel takes a moment to switch a bridge on that had no port: until then its answers are lost.
-            wire.send(&frame::arp_request(own, gateway)).map_err(io)?;
-            let answer = |seen: &[u8]| frame::arp_answer(seen, gateway);
-            via = wire.receive(ANSWER_WITHIN / ASKED, answer).await.map_err(io)?;
-            if via.is_some() {
-                break;
-            }
-        }
+        wire.send(&frame::arp_request(own, gateway)).map_err(io)?;
+        let via = wire.receive(ANSWER_WITHIN, |seen| frame::arp_answer(seen, gateway)).map_err(io)?;
         let mut probes = vec![Probe::passing("the gateway answers ARP", via.is_some())];
         let via = via.unwrap_or_else(|| Mac::of(net.net_id, 1));
         wire.send(&frame::ipv4(own, via, gateway, Carries::Echo)).map_err(io)?;
         let answered = wire
             .receive(ANSWER_WITHIN, |seen| frame::is_from(seen, gateway).then_some(()))
-            .await
             .map_err(io)?
             .is_some();
         probes.push(Probe::passing("the gateway answers a ping", answered));
@@ -124,7 +103,7 @@ impl Open {
             let before = self.dropped(reason)?;
             wire.send(&frame).map_err(io)?;
             let answer = |seen: &[u8]| frame::is_answer(seen).then_some(());
-            let answered = wire.receive(SILENT_FOR, answer).await.map_err(io)?.is_some();
+            let answered = wire.receive(SILENT_FOR, answer).map_err(io)?.is_some();
             let counted = self.dropped(reason)? > before;
             let routed = matches!(reason, Reason::CrossTenant | Reason::DeniedRange | Reason::Egress);
             probes.push(Probe::forbidden(what, reason.name(), counted, answered, routed));

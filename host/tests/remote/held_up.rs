@@ -235,31 +235,3 @@ async fn however_often_one_instance_is_looked_at_there_are_threads_for_the_other
         timeout(PATIENCE, task).await.unwrap().unwrap().unwrap();
     }
 }
-
-#[cfg(feature = "network")]
-#[test]
-fn a_probe_that_waits_for_what_must_not_come_holds_up_no_other_instance() {
-    use crate::netns::{in_own_network, link_names, wait_until};
-    use crate::networks::{net, port};
-    in_own_network(|| async {
-        let site = Site::new();
-        let host = helper(&site);
-        let others: Vec<_> = (8..16).map(net).collect();
-        for net in &others {
-            host.perform(&Operation::EnsureNet { net: net.clone() }).await.unwrap();
-        }
-        let probe = Operation::ProbeNet { net: net(7), port: port(&net(7), 1, 3), others };
-        let asked = Arc::clone(&host);
-        let probing = tokio::spawn(async move { asked.perform(&probe).await });
-        // From here on it waits more than a second in all for answers that must not come.
-        wait_until("the probe has its TAP", || link_names().contains(&"tn7i3".to_owned())).await;
-        others_are_answered(&host, &site, 2).await;
-        assert!(!probing.is_finished(), "it was answered before the others were");
-        let Outcome::Probed(probes) = timeout(6 * PATIENCE, probing).await.unwrap().unwrap().unwrap() else {
-            panic!("no probes")
-        };
-        let broken: Vec<_> = probes.iter().filter(|probe| !probe.holds).collect();
-        assert_eq!((probes.len(), broken.len()), (27, 0), "{broken:?}");
-        assert!(!link_names().contains(&"tn7i3".to_owned()), "its port is gone");
-    });
-}

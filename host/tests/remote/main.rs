@@ -5,11 +5,6 @@
 mod escape;
 mod held_up;
 mod hostile;
-#[path = "../support/netns.rs"]
-#[cfg(feature = "network")]
-mod netns;
-#[cfg(feature = "network")]
-mod networks;
 mod suite;
 
 use std::io::{Read as _, Write as _};
