@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::files::Uploads;
+use crate::health::Health;
 use crate::limits;
 use crate::link::{Link, Next, frame};
 use crate::protocol::guest_frame::Body;
@@ -32,6 +33,8 @@ pub(crate) struct Shared {
     idle_thread: mpsc::SyncSender<Job>,
     /// Held while the machine is changed: who it is is one decision at a time.
     pub(crate) rebirth: Mutex<()>,
+    /// Held while the workload is started again.
+    pub(crate) restart: Mutex<()>,
     pub(crate) secrets: Incoming,
     state: Mutex<State>,
     /// Something in the state changed that a thread may wait for.
@@ -50,6 +53,7 @@ pub(crate) struct State {
     /// The image's configuration, or why it can't be used.
     pub(crate) config: Result<ImageConfig, String>,
     pub(crate) workload: Workload,
+    pub(crate) health: Health,
     /// `reborn` was carried out; its generation; what it said about the environment.
     pub(crate) configured: bool,
     pub(crate) generation: u64,
@@ -78,6 +82,7 @@ impl Guest {
             message: String::new(),
             config: ImageConfig::read(&settings.config),
             workload: Workload::default(),
+            health: Health::default(),
             configured: false,
             generation: 0,
             identity: None,
@@ -97,6 +102,7 @@ impl Guest {
             writes,
             idle_thread,
             rebirth: Mutex::new(()),
+            restart: Mutex::new(()),
             secrets: Incoming::default(),
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -179,6 +185,7 @@ impl Guest {
         }
     }
 
+    #[cfg(test)]
     pub(crate) fn set_readiness(&self, readiness: Readiness, message: impl Into<String>) {
         let message = message.into();
         self.update(|state| {
@@ -265,7 +272,7 @@ fn write_frames(mut writer: impl Write, guest: &Guest, epoch: u64) {
             }
             Next::Heartbeat { nonce } => {
                 state.link.writing = true;
-                let (readiness, open_work) = (state.readiness, state.requests.open_work());
+                let (readiness, open_work) = (state.told().0, state.requests.open_work());
                 drop(state);
                 frame(nonce, 0, Body::Heartbeat(vitals::heartbeat(readiness, open_work)))
             }

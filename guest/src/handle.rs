@@ -7,7 +7,10 @@ use crate::protocol::host_frame::Body as Asked;
 use crate::protocol::{self, Accepted, Done, GuestHello, HostFrame, HostHello};
 use crate::refusal::Refusal;
 use crate::requests::Request;
-use crate::{files, relay, shutdown, sleep, workload};
+use crate::{files, health, relay, shutdown, sleep, workload};
+
+/// What this guest can do beyond its version.
+const FEATURES: &[&str] = &[protocol::FEATURE_RESTART, protocol::FEATURE_HEALTH];
 
 impl Guest {
     /// Takes one frame of the connection of this epoch. Those of another than the one that said hello last are dropped.
@@ -101,6 +104,10 @@ impl Guest {
                     }
                 }
             }
+            Asked::RestartWorkload(request) => {
+                self.work(number, move |guest| workload::restart(guest, &request));
+            }
+            Asked::SetHealth(request) => self.work(number, move |guest| health::set(guest, request.health)),
             Asked::Secrets(piece) => self.work(number, move |guest| guest.take_secrets(&piece)),
             Asked::WipeSecrets(_) => self.work(number, Guest::wipe_secrets),
             Asked::Shutdown(request) => self.work(number, move |guest| {
@@ -116,13 +123,17 @@ impl Guest {
     fn greet(&self, nonce: u64, hello: &HostHello, epoch: u64) {
         let ours = (protocol::MIN_VERSION, self.0.settings.max_version);
         let version = protocol::negotiate((hello.min_version, hello.max_version), ours).unwrap_or(0);
+        // What has no version of its own is for those who know all that have one.
+        let features = if version == protocol::MAX_VERSION { FEATURES } else { &[] };
         let answer = |state: &State| GuestHello {
+            features: features.iter().map(|feature| (*feature).to_owned()).collect(),
+            workload: (!features.is_empty()).then(|| state.told().2),
             version,
             guest_min: ours.0,
             guest_max: ours.1,
             guest: env!("CARGO_PKG_VERSION").to_owned(),
             boot_id: self.0.boot_id.clone(),
-            readiness: state.readiness.into(),
+            readiness: state.told().0.into(),
             configured: state.configured,
         };
         let unconfigured = self.update(|state| {
@@ -247,7 +258,7 @@ impl Guest {
 fn since(body: &Asked) -> u32 {
     match body {
         Asked::Hello(_) | Asked::Shutdown(_) => 1,
-        Asked::EndWork(_) | Asked::SetEntry(_) => 3,
+        Asked::EndWork(_) | Asked::SetEntry(_) | Asked::RestartWorkload(_) | Asked::SetHealth(_) => 3,
         Asked::Exec(exec) => {
             if exec.stdin {
                 2

@@ -14,6 +14,7 @@ mod exec;
 mod files;
 mod guest;
 mod handle;
+mod health;
 pub mod limits;
 mod link;
 mod readiness;

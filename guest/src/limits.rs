@@ -54,6 +54,8 @@ pub const FIRST_HEARTBEAT: Duration = Duration::from_millis(200);
 pub const CONNECT: Duration = Duration::from_secs(5);
 /// For a disk that a request names, or the disk of the root, to appear.
 pub const DISK: Duration = Duration::from_secs(5);
+/// How long a workload that was killed may take to be gone.
+pub const KILLED: Duration = Duration::from_secs(5);
 /// How long a last answer may take to leave before the machine goes down.
 pub const FAREWELL: Duration = Duration::from_millis(500);
 

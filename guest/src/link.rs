@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::guest::State;
 use crate::limits;
 use crate::protocol::guest_frame::Body;
-use crate::protocol::{self, GuestFrame, GuestHello, OPENING, Readiness};
+use crate::protocol::{self, GuestFrame, GuestHello, OPENING, Readiness, Workload};
 use crate::requests::Request;
 
 /// The connection of the moment. `epoch` counts them, so that a thread of an older one knows that it is over.
@@ -20,8 +20,10 @@ pub(crate) struct Link {
     /// The answer to a hello that was not sent yet. It goes first.
     hello: Option<GuestHello>,
     replies: VecDeque<(u64, Body)>,
-    /// The readiness that this connection was told last, and its message: a hello has none.
-    told: Option<(Readiness, String)>,
+    /// What this connection was told last of the guest's readiness: a hello has no message.
+    told: Option<(Readiness, String, Workload)>,
+    /// It is told how the workload fares.
+    follows_workload: bool,
     next_heartbeat: Option<Instant>,
     /// The request that was served last: the others come first.
     turn: u64,
@@ -44,7 +46,8 @@ impl Link {
     /// An agent said hello. Replies to another one are void.
     pub(crate) fn open(&mut self, nonce: u64, hello: GuestHello) {
         let (epoch, turn, writing) = (self.epoch, self.turn, self.writing);
-        let told = Some((hello.readiness(), String::new()));
+        let follows_workload = hello.workload.is_some();
+        let told = Some((hello.readiness(), String::new(), hello.workload.unwrap_or_default()));
         let version = hello.version;
         let next_heartbeat = (version >= 2).then(|| Instant::now() + limits::FIRST_HEARTBEAT);
         *self = Self {
@@ -53,6 +56,7 @@ impl Link {
             version,
             hello: Some(hello),
             told,
+            follows_workload,
             next_heartbeat,
             turn,
             writing,
@@ -118,10 +122,15 @@ impl State {
         if self.link.version == 0 {
             return bytes;
         }
-        let current = (self.readiness, self.message.clone());
+        let mut current = self.told();
+        if !self.link.follows_workload {
+            current.2 = Workload::default();
+        }
         if self.link.told.as_ref() != Some(&current) {
+            let (readiness, message, workload) = current.clone();
             self.link.told = Some(current);
-            let body = protocol::State { readiness: self.readiness.into(), message: self.message.clone() };
+            let workload = self.link.follows_workload.then_some(workload);
+            let body = protocol::State { readiness: readiness.into(), message, workload };
             bytes.extend(frame(nonce, 0, Body::State(body)));
         }
         bytes
@@ -183,7 +192,11 @@ mod tests {
                 GuestHello { version: 1, readiness: Readiness::Failed.into(), ..GuestHello::default() };
             state.link.open(nonce, hello);
             let now = Instant::now();
-            let body = protocol::State { readiness: Readiness::Failed.into(), message: "exit code 7".into() };
+            let body = protocol::State {
+                readiness: Readiness::Failed.into(),
+                message: "exit code 7".into(),
+                workload: None,
+            };
             let told = frame(nonce, 0, Body::State(body));
             let Next::Bytes(bytes) = state.next(now) else { panic!("nothing to say") };
             assert!(bytes.starts_with(OPENING) && bytes.ends_with(&told), "{bytes:?}");

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::{Arc, Weak};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
@@ -92,6 +93,13 @@ fn take_back(guest: &Guest) {
     let waits = guest.lock().workload.said.take().is_some();
     if waits {
         look(guest);
+    }
+}
+
+/// Takes away what was said.
+pub(crate) fn forget(folder: &Path) {
+    for (file, _) in FILES {
+        let _ = fs::remove_file(folder.join(file));
     }
 }
 

@@ -19,7 +19,7 @@ use crate::guest::Guest;
 use crate::protocol::{Mount, Reborn};
 use crate::refusal::Refusal;
 use crate::settings::Machine;
-use crate::{sleep, workload};
+use crate::{health, sleep, workload};
 
 /// Less would leave copies of one snapshot with randomness that can be guessed.
 const ENTROPY_BYTES: usize = 32;
@@ -67,6 +67,9 @@ impl Guest {
                         .map_err(|error| Refusal::io("network", &error))?;
                 }
             }
+        }
+        if let Some(set) = &request.health {
+            health::set(self, set.health.clone())?;
         }
         let no_workload = {
             let mut state = self.lock();

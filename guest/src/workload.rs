@@ -1,15 +1,19 @@
-//! The program that the image is for: started once the guest knows who it is, and not started again when it ends.
-//! Whether a guest without its workload is of any use is for the agent to decide.
+//! The program that the image is for: started once the guest knows who it is, and started again when the agent says so.
+//! Whether a workload that ended is started again is for the agent to decide.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-use crate::guest::{Guest, spawn};
-use crate::protocol::Readiness;
-use crate::settings::{Machine, ReadyWhen};
+use crate::guest::{Guest, State, spawn};
+use crate::protocol::workload::State as Fares;
+use crate::protocol::{Readiness, RestartWorkload};
+use crate::refusal::Refusal;
+use crate::settings::{ImageConfig, Machine, ReadyWhen};
+use crate::{limits, readiness};
 
 #[derive(Debug, Default)]
 pub(crate) struct Workload {
@@ -19,6 +23,12 @@ pub(crate) struct Workload {
     pub(crate) group: Option<Pid>,
     /// What was said of it before it was started.
     pub(crate) said: Option<Readiness>,
+    /// How often it was started, when it was last, and what became of that. Whether it is healthy is told apart from this.
+    pub(crate) run: u32,
+    pub(crate) started_at: Option<Instant>,
+    pub(crate) fares: Fares,
+    /// It is being ended to be started again: its end is no news.
+    restarting: bool,
 }
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -48,10 +58,58 @@ pub(crate) fn start(guest: &Guest) {
         }
         state.config.clone()
     };
-    let config = match config {
-        Ok(config) => config,
-        Err(fault) => return guest.set_readiness(Readiness::Failed, fault),
+    match config {
+        Ok(config) => run(guest, &config),
+        Err(fault) => guest.update(|state| state.workload_failed(fault)),
+    }
+}
+
+/// Starts the workload again, after ending it if it still runs.
+pub(crate) fn restart(guest: &Guest, request: &RestartWorkload) -> Result<(), Refusal> {
+    let _one_at_a_time = guest.0.restart.lock();
+    let config = {
+        let mut state = guest.lock();
+        if state.going {
+            return Err(Refusal::new("busy", "it is shutting down"));
+        }
+        if state.workload.run > request.run {
+            return Ok(());
+        }
+        let config = state.config.clone().map_err(Refusal::invalid)?;
+        if config.workload.is_empty() || !state.workload.started {
+            return Err(Refusal::invalid("there is no workload that was started"));
+        }
+        state.workload.restarting = true;
+        config
     };
+    let ended = end(guest, Duration::from_secs(request.grace_seconds.into()));
+    guest.update(|state| state.workload.restarting = false);
+    if !ended {
+        return Err(Refusal::new("timed_out", "the workload does not end"));
+    }
+    // What the last one said does not count for the next one.
+    readiness::forget(&guest.0.settings.run_dir);
+    run(guest, &config);
+    Ok(())
+}
+
+/// Asks the workload to end, and kills it when the time is over. Whether it has ended.
+fn end(guest: &Guest, grace: Duration) -> bool {
+    for (kind, patience) in [(Signal::TERM, grace), (Signal::KILL, limits::KILLED)] {
+        signal(guest, kind);
+        let deadline = Instant::now() + patience;
+        let mut state = guest.lock();
+        while state.workload.fares == Fares::Running && Instant::now() < deadline {
+            state = guest.wait(state, Some(deadline.saturating_duration_since(Instant::now())));
+        }
+        if state.workload.fares != Fares::Running {
+            return true;
+        }
+    }
+    false
+}
+
+fn run(guest: &Guest, config: &ImageConfig) {
     let Some((program, arguments)) = config.workload.split_first() else { return };
     let mut command = Command::new(program);
     command.args(arguments).process_group(0).current_dir("/").stdin(Stdio::null());
@@ -59,32 +117,65 @@ pub(crate) fn start(guest: &Guest) {
     if guest.0.settings.machine == Machine::Borrowed {
         command.stdout(Stdio::null()).stderr(Stdio::null());
     }
-    let mut child = match command.spawn() {
-        Ok(child) => child,
-        Err(error) => {
-            return guest.set_readiness(Readiness::Failed, format!("could not start {program}: {error}"));
+    let spawned = command.spawn();
+    let begun = guest.update(|state| {
+        state.begin_run();
+        match spawned {
+            Ok(child) => {
+                state.workload.group = Some(Pid::from_child(&child));
+                state.hear_workload(config.ready == ReadyWhen::Start);
+                Some(child)
+            }
+            Err(error) => {
+                state.workload_failed(format!("could not start {program}: {error}"));
+                None
+            }
         }
+    });
+    let Some(child) = begun else { return };
+    let thread = guest.clone();
+    if let Err(error) = spawn("workload", move || watch(&thread, child)) {
+        guest.update(|state| state.workload_failed(format!("could not watch the workload: {error}")));
+    }
+}
+
+/// Waits for its end, and says how it ended.
+fn watch(guest: &Guest, mut child: Child) {
+    // Seen, but not reaped: its number is its own until nobody signals it any more.
+    let _ = waitid(WaitId::Pid(Pid::from_child(&child)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+    guest.update(|state| state.workload.group = None);
+    let (fares, ended) = match child.wait() {
+        Ok(status) if status.success() => (Fares::Completed, how_it_ended(status)),
+        Ok(status) => (Fares::Failed, how_it_ended(status)),
+        Err(error) => (Fares::Failed, error.to_string()),
     };
     guest.update(|state| {
-        state.workload.group = Some(Pid::from_child(&child));
-        state.hear_workload(config.ready == ReadyWhen::Start);
-    });
-    let thread = guest.clone();
-    let spawned = spawn("workload", move || {
-        // Seen, but not reaped: its number is its own until nobody signals it any more.
-        let _ = waitid(WaitId::Pid(Pid::from_child(&child)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
-        thread.update(|state| state.workload.group = None);
-        let ended = match child.wait() {
-            Ok(status) => how_it_ended(status),
-            Err(error) => error.to_string(),
-        };
-        thread.update(|state| {
+        state.workload.fares = fares;
+        if !state.workload.restarting {
             state.readiness = Readiness::Failed;
             state.message = format!("the workload ended: {ended}");
-        });
+        }
     });
-    if let Err(error) = spawned {
-        guest.set_readiness(Readiness::Failed, format!("could not watch the workload: {error}"));
+}
+
+impl State {
+    fn begin_run(&mut self) {
+        // The first one may have said something before it was known to run.
+        if self.workload.run > 0 {
+            self.readiness = Readiness::Starting;
+            self.workload.said = None;
+        }
+        self.message.clear();
+        self.workload.run += 1;
+        self.workload.started_at = Some(Instant::now());
+        self.workload.fares = Fares::Running;
+        self.health.begin_run();
+    }
+
+    fn workload_failed(&mut self, message: String) {
+        self.workload.fares = Fares::Failed;
+        self.readiness = Readiness::Failed;
+        self.message = message;
     }
 }
 

@@ -12,10 +12,10 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 use crate::document::{
-    DesiredCounts, DesiredState, Egress, EgressMode, IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND, IoLimits,
-    MAX_PREFIX, MAX_TENANT_NET_ID, MIN_PREFIX, Network, Persist, Pool, PoolRole, Provenance, Quotas,
-    Resources, RuntimePolicy, SCHEMA_VERSION, SeccompPolicy, SignedDocument, SleepPolicy,
-    SnapshotCompression, Subnet, Tenant, Warmup,
+    DesiredCounts, DesiredState, Egress, EgressMode, ExecCheck, Health, HealthCheck, HttpCheck,
+    IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND, IoLimits, MAX_PREFIX, MAX_TENANT_NET_ID, MIN_PREFIX, Network,
+    Persist, Pool, PoolRole, Provenance, Quotas, Resources, Restart, RuntimePolicy, SCHEMA_VERSION,
+    SeccompPolicy, SignedDocument, SleepPolicy, SnapshotCompression, Subnet, TcpCheck, Tenant, Warmup,
 };
 use crate::json::MAX_INTEGER;
 use crate::{Digest, Timestamp};
@@ -185,13 +185,19 @@ fn pool(at: usize, share: u32) -> impl Strategy<Value = Pool> {
         select(vec![SeccompPolicy::Baseline, SeccompPolicy::Strict]),
         select(vec![SnapshotCompression::None, SnapshotCompression::Lz4, SnapshotCompression::Zstd]),
     );
-    let kept = (option::of(persist()), option::of(warmup()), option::of(io_limits()));
+    let restart = select(vec![Restart::Always, Restart::OnFailure, Restart::Never]);
+    let kept = (
+        option::of(persist()),
+        option::of(warmup()),
+        option::of(io_limits()),
+        (restart, option::of(health())),
+    );
     let policies = (runtime_policy(), sleep_policy(), seconds(), kept);
     (what, resources(), counts, flags, snapshots, policies).prop_map(
         move |(what, instance_resources, desired_counts, flags, snapshots, policies)| {
             let (pool_id, flake_ref, profile, image_digest, role) = what;
             let (runtime_policy, sleep_policy, stopped_retention_seconds, kept) = policies;
-            let (persist, warmup, io_limits) = kept;
+            let (persist, warmup, io_limits, (restart, health)) = kept;
             Pool {
                 pool_id: parsed(&format!("p{at}-{pool_id}")),
                 flake_ref,
@@ -211,6 +217,8 @@ fn pool(at: usize, share: u32) -> impl Strategy<Value = Pool> {
                 persist: persist.map(Box::new),
                 warmup: warmup.map(Box::new),
                 io_limits: io_limits.map(Box::new),
+                restart,
+                health: health.map(Box::new),
             }
         },
     )
@@ -227,6 +235,23 @@ fn flake_ref() -> impl Strategy<Value = String> {
 fn warmup() -> impl Strategy<Value = Warmup> {
     (vec("[ -~]{1,20}", 1..5), 1..=3600_u64)
         .prop_map(|(command, timeout_seconds)| Warmup { command, timeout_seconds })
+}
+
+fn health() -> impl Strategy<Value = Health> {
+    let check = prop_oneof![
+        vec("[ -~]{1,20}", 1..5).prop_map(|command| HealthCheck::Exec(ExecCheck { command })),
+        (1..=u16::MAX, "/[!-~]{0,40}").prop_map(|(port, path)| HealthCheck::Http(HttpCheck { port, path })),
+        (1..=u16::MAX).prop_map(|port| HealthCheck::Tcp(TcpCheck { port })),
+    ];
+    (check, 0..=3600_u64, 1..=3600_u64, 1..=300_u64, 1..=100_u32).prop_map(
+        |(check, start_period_seconds, interval_seconds, timeout_seconds, failure_threshold)| Health {
+            check,
+            start_period_seconds,
+            interval_seconds,
+            timeout_seconds,
+            failure_threshold,
+        },
+    )
 }
 
 fn io_limits() -> impl Strategy<Value = IoLimits> {

@@ -8,6 +8,7 @@ mod io_limits;
 mod rules;
 pub mod schema;
 mod subnet;
+mod workload;
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -20,6 +21,7 @@ use crate::{ClusterId, Digest, FieldError, NodeId, PoolId, Problem, ProfileId, T
 
 pub use io_limits::{IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND, IoLimits};
 pub use subnet::{MAX_PREFIX, MIN_PREFIX, SubnetError};
+pub use workload::{ExecCheck, Health, HealthCheck, HttpCheck, Restart, TcpCheck};
 
 /// The version of the document's schema that this build reads and writes.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -208,6 +210,12 @@ pub struct Pool {
     /// What each instance may do to the node's disk. Boxed: most pools have none, and plans go over all of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io_limits: Option<Box<IoLimits>>,
+    /// What the end of a guest's program means. Left out where it is the default, for agents that do not know it.
+    #[serde(skip_serializing_if = "Restart::is_default")]
+    #[schemars(default)]
+    pub restart: Restart,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub health: Option<Box<Health>>,
 }
 
 /// The default of [`Pool::stopped_retention_seconds`].

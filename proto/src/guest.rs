@@ -21,6 +21,11 @@ pub use crate::wire::guest::v1::*;
 pub const MAX_VERSION: u32 = 3;
 pub const MIN_VERSION: u32 = 1;
 
+/// What a guest may name in its hello: it can start its workload again, and says how that fares.
+pub const FEATURE_RESTART: &str = "restart";
+/// It can check the workload's health.
+pub const FEATURE_HEALTH: &str = "health";
+
 /// What a side sends before its hello. Sixteen bytes that no text contains.
 pub const OPENING: &[u8; 16] = b"\x00\xffmvm guest 1\x0d\x0a\x00";
 

@@ -107,6 +107,8 @@ pub(crate) fn desired_with(images: &[Option<Digest>]) -> DesiredState {
         persist: None,
         warmup: None,
         io_limits: None,
+        restart: mvm_proto::document::Restart::default(),
+        health: None,
     };
     let tenant = Tenant {
         tenant_id: "t".parse().unwrap(),

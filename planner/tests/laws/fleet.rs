@@ -145,6 +145,8 @@ fn pool(kinds: Kinds) -> impl Strategy<Value = Pool> {
             persist: None,
             warmup: None,
             io_limits: None,
+            restart: mvm_proto::document::Restart::default(),
+            health: None,
         },
     )
 }

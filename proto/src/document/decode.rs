@@ -4,6 +4,10 @@
 //! be read, and last the value, if nothing was missing. Nothing is guessed, and `null` is not "absent".
 
 use super::rules::{self, Subnets, Unique};
+use super::workload::{
+    self, ExecCheck, FAILURE_THRESHOLD, HEALTH_INTERVAL_SECONDS, HEALTH_TIMEOUT_SECONDS, Health, HealthCheck,
+    HttpCheck, Restart, START_PERIOD_SECONDS, TcpCheck,
+};
 use super::{
     DesiredCounts, DesiredState, DocumentErrors, Egress, EgressMode, IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND,
     IoLimits, MAX_DOCUMENT_BYTES, MAX_FLAKE_REF_BYTES, MAX_GUEST_PATH_BYTES, MAX_STORE_BYTES,
@@ -58,6 +62,8 @@ const POOL: &[&str] = &[
     "persist",
     "warmup",
     "io_limits",
+    "restart",
+    "health",
 ];
 const RESOURCES: &[&str] = &["vcpus", "mem_mib", "data_disk_mib"];
 const COUNTS: &[&str] = &["running", "warm", "sleeping"];
@@ -66,6 +72,19 @@ const RUNTIME_POLICY: &[&str] =
 const SLEEP_POLICY: &[&str] = &["warm_after_seconds", "sleep_after_seconds", "cpu_idle_percent"];
 const PERSIST: &[&str] = &["path", "store", "every_seconds"];
 const WARMUP: &[&str] = &["command", "timeout_seconds"];
+const CHECKS: [&str; 3] = ["exec", "http", "tcp"];
+const HEALTH: &[&str] = &[
+    CHECKS[0],
+    CHECKS[1],
+    CHECKS[2],
+    "start_period_seconds",
+    "interval_seconds",
+    "timeout_seconds",
+    "failure_threshold",
+];
+const EXEC_CHECK: &[&str] = &["command"];
+const HTTP_CHECK: &[&str] = &["port", "path"];
+const TCP_CHECK: &[&str] = &["port"];
 const IO_LIMITS: &[&str] =
     &["read_bytes_per_second", "write_bytes_per_second", "read_ops_per_second", "write_ops_per_second"];
 
@@ -282,6 +301,8 @@ fn pool(
         ("lz4", SnapshotCompression::Lz4),
         ("zstd", SnapshotCompression::Zstd),
     ];
+    const RESTART: [(&str, Restart); 3] =
+        [("always", Restart::Always), ("on-failure", Restart::OnFailure), ("never", Restart::Never)];
 
     let fields = node.fields(POOL)?;
     let pool_id = fields.get("pool_id", |node| {
@@ -315,6 +336,8 @@ fn pool(
     let persist = fields.maybe("persist", |node| persist(&node).map(Box::new));
     let warmup = fields.maybe("warmup", |node| warmup(&node).map(Box::new));
     let io_limits = fields.maybe("io_limits", |node| io_limits(&node).map(Box::new));
+    let restart = fields.or("restart", Restart::default(), |node| node.choice(&RESTART));
+    let health = fields.maybe("health", |node| health(&node).map(Box::new));
     Some(Pool {
         pool_id: pool_id?,
         flake_ref: flake_ref?,
@@ -334,6 +357,8 @@ fn pool(
         persist: persist?,
         warmup: warmup?,
         io_limits: io_limits?,
+        restart: restart?,
+        health: health?,
     })
 }
 
@@ -419,6 +444,46 @@ fn io_limits(node: &Node<'_, '_>) -> Option<IoLimits> {
         read_ops_per_second: read_ops?,
         write_ops_per_second: write_ops?,
     })
+}
+
+fn health(node: &Node<'_, '_>) -> Option<Health> {
+    let fields = node.fields(HEALTH)?;
+    let exec = fields.maybe("exec", |node| {
+        let command = node.fields(EXEC_CHECK)?.get("command", |node| rules::command(&node));
+        Some(HealthCheck::Exec(ExecCheck { command: command? }))
+    });
+    let http = fields.maybe("http", |node| {
+        let fields = node.fields(HTTP_CHECK)?;
+        let port = fields.get("port", |node| port(&node));
+        let path = fields.or("path", workload::default_path(), |node| rules::url_path(&node));
+        Some(HealthCheck::Http(HttpCheck { port: port?, path: path? }))
+    });
+    let tcp = fields.maybe("tcp", |node| {
+        let port = node.fields(TCP_CHECK)?.get("port", |node| port(&node));
+        Some(HealthCheck::Tcp(TcpCheck { port: port? }))
+    });
+    let start_period = fields
+        .or("start_period_seconds", workload::default_start_period(), |n| n.integer(START_PERIOD_SECONDS));
+    let interval =
+        fields.or("interval_seconds", workload::default_interval(), |n| n.integer(HEALTH_INTERVAL_SECONDS));
+    let timeout =
+        fields.or("timeout_seconds", workload::default_timeout(), |n| n.integer(HEALTH_TIMEOUT_SECONDS));
+    let threshold =
+        fields.or("failure_threshold", workload::default_threshold(), |n| n.integer32(FAILURE_THRESHOLD));
+    if CHECKS.into_iter().filter(|name| fields.node(name).is_some()).count() != 1 {
+        return node.refuse(format_args!("must have exactly one of {}", CHECKS.join(", ")));
+    }
+    Some(Health {
+        check: exec?.or(http?).or(tcp?)?,
+        start_period_seconds: start_period?,
+        interval_seconds: interval?,
+        timeout_seconds: timeout?,
+        failure_threshold: threshold?,
+    })
+}
+
+fn port(node: &Node<'_, '_>) -> Option<u16> {
+    node.integer(1..=u64::from(u16::MAX)).and_then(|port| u16::try_from(port).ok())
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use super::workload::MAX_HEALTH_PATH_BYTES;
 use super::{DesiredCounts, DesiredState, MAX_COMMAND_WORD_BYTES, MAX_COMMAND_WORDS, Quotas, Subnet};
 use crate::FieldError;
 use crate::json::Node;
@@ -91,6 +92,12 @@ pub(super) fn guest_path(node: &Node<'_, '_>, max: usize) -> Option<String> {
         Some(steps) if is_plain(steps) => Some(text),
         _ => node.refuse("must be an absolute path below `/`, without `.`, `..` or empty steps"),
     }
+}
+
+/// What an HTTP check asks for.
+pub(super) fn url_path(node: &Node<'_, '_>) -> Option<String> {
+    let text = printable(node, MAX_HEALTH_PATH_BYTES)?;
+    if text.starts_with('/') { Some(text) } else { node.refuse("must begin with `/`") }
 }
 
 /// Where sessions are kept: on the node, in a folder that nodes share, or in a bucket.

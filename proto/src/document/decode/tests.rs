@@ -124,6 +124,30 @@ fn each_limit_on_the_disk_may_be_absent_and_is_then_not_written_either() {
 }
 
 #[test]
+fn a_health_check_is_read_with_its_defaults_and_written_as_it_is_read() {
+    let of = |health: Value| {
+        let document = with(minimal(), "/tenants/0/pools/0/health", health);
+        *local(document.to_string().as_bytes()).unwrap().tenants[0].pools[0].health.clone().unwrap()
+    };
+    let short = of(json!({ "http": { "port": 8080 } }));
+    let whole = json!({
+        "http": { "port": 8080, "path": "/" },
+        "start_period_seconds": 30, "interval_seconds": 10, "timeout_seconds": 5, "failure_threshold": 3,
+    });
+    assert_eq!(short, of(whole.clone()));
+    assert_eq!(serde_json::to_value(&short).unwrap(), whole);
+    assert_eq!(short.decided_within().as_secs(), 30 + 3 * 15);
+    let exec = of(json!({ "exec": { "command": ["/bin/true"] }, "failure_threshold": 1 }));
+    assert_eq!(exec.check, HealthCheck::Exec(ExecCheck { command: vec!["/bin/true".to_owned()] }));
+    // A document that says nothing of it is written as before: to the byte, for it may be signed.
+    let without = serde_json::to_string(&local(minimal().to_string().as_bytes()).unwrap()).unwrap();
+    assert!(!without.contains("health") && !without.contains("restart"), "{without}");
+    let never = with(minimal(), "/tenants/0/pools/0/restart", json!("on-failure"));
+    let never = local(never.to_string().as_bytes()).unwrap();
+    assert!(serde_json::to_string(&never).unwrap().contains("\"restart\":\"on-failure\""));
+}
+
+#[test]
 fn limits_on_the_disk_make_a_pool_no_larger_than_a_pointer_does() {
     assert_eq!(size_of::<Option<Box<IoLimits>>>(), size_of::<usize>());
 }
@@ -185,6 +209,7 @@ fn unknown_fields_are_refused_at_every_level() {
     let full = with(full, "/tenants/0/pools/0/persist", persist);
     let full = with(full, "/tenants/0/pools/0/warmup", json!({ "command": ["/app/warm", "all of it"] }));
     let full = with(full, "/tenants/0/pools/0/io_limits", json!({ "write_bytes_per_second": 1_048_576 }));
+    let full = with(full, "/tenants/0/pools/0/health", json!({ "http": { "port": 80 } }));
     assert_eq!(errors(&full), [""; 0]);
     for parent in [
         "",
@@ -200,6 +225,8 @@ fn unknown_fields_are_refused_at_every_level() {
         "/tenants/0/pools/0/persist",
         "/tenants/0/pools/0/warmup",
         "/tenants/0/pools/0/io_limits",
+        "/tenants/0/pools/0/health",
+        "/tenants/0/pools/0/health/http",
     ] {
         let found = errors(&with(full.clone(), &format!("{parent}/surprise"), json!(1)));
         assert_eq!(found.len(), 1, "{found:?}");
@@ -307,6 +334,37 @@ fn each_field_says_what_it_must_be_and_what_it_was() {
             "/tenants/0/pools/0/io_limits",
             json!({"write_ops_per_second": "max"}),
             "io_limits.write_ops_per_second: must be an integer, 10..=1000000000, found \"max\"",
+        ),
+        ("/tenants/0/pools/0/restart", json!("sometimes"), "pools[0].restart: must be "),
+        (
+            "/tenants/0/pools/0/health",
+            json!({"interval_seconds": 5}),
+            "health: must have exactly one of exec, http, tcp",
+        ),
+        (
+            "/tenants/0/pools/0/health",
+            json!({"tcp": {"port": 80}, "http": {"port": 80}}),
+            "health: must have exactly one of exec, http, tcp",
+        ),
+        (
+            "/tenants/0/pools/0/health",
+            json!({"tcp": {"port": 0}}),
+            "health.tcp.port: must be 1..=65535, found 0",
+        ),
+        (
+            "/tenants/0/pools/0/health",
+            json!({"http": {"port": 80, "path": "healthz"}}),
+            "health.http.path: must begin with `/`",
+        ),
+        (
+            "/tenants/0/pools/0/health",
+            json!({"exec": {"command": []}}),
+            "health.exec.command: must be 1 to 64 strings",
+        ),
+        (
+            "/tenants/0/pools/0/health",
+            json!({"tcp": {"port": 80}, "failure_threshold": 0}),
+            "health.failure_threshold: must be 1..=100, found 0",
         ),
     ];
     for (pointer, value, message) in cases {
