@@ -9,6 +9,7 @@
 //! come first everywhere, and all respect the same [`hold`]s. Past a document's expiry [`plan_expired`] does less: see [`keep`].
 
 mod budget;
+mod clock;
 mod draft;
 mod hold;
 mod index;
@@ -34,6 +35,7 @@ use mvm_proto::{DesiredState, InstanceId, Phase, Timestamp};
 use crate::observation::{Blocked, Observation, ObservedInstance};
 use crate::plan::{NodePlan, OverLimit};
 use budget::{Budget, Usage};
+use clock::Clock;
 use draft::{Draft, Freshness, Place};
 use members::{Members, pools, sort_in};
 use view::PoolView;
@@ -69,14 +71,16 @@ fn plan_pools(
     let quotas = desired.tenants.iter().map(|tenant| tenant.quotas);
     let budget = Budget::new(observed.capacity, quotas, pools.len());
     let under_pressure = observed.memory_pressure;
-    let mut draft = Draft { plan: NodePlan::default(), budget, now, under_pressure, freshness };
+    let mut draft =
+        Draft { plan: NodePlan::default(), budget, clock: Clock::new(now), under_pressure, freshness };
     let mut unnamed = sort_in(&mut draft.budget, desired, &mut pools, &observed.instances);
 
     report_passed_limits(&mut draft, desired, &pools);
 
     let busy = pools.iter().filter(|members| !skip(members));
-    let mut views: Vec<_> =
-        busy.map(|members| PoolView::new(members, no_start(members.place, &observed.blocked), now)).collect();
+    let mut views: Vec<_> = busy
+        .map(|members| PoolView::new(members, no_start(members.place, &observed.blocked), &draft.clock))
+        .collect();
     for view in &mut views {
         match freshness {
             Freshness::Current => raise::raise(&mut draft, view),

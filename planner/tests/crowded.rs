@@ -1,71 +1,53 @@
-//! Laws on one pool with many instances of it: some on their way, some held by hand for days, hardly room for any.
+//! Laws on one pool with many instances of it, hardly room for any, and much under way.
 
 #![allow(clippy::unwrap_used, reason = "a test that can not go on fails there")]
 
+#[path = "laws/crowd.rs"]
+mod crowd;
 #[path = "laws/fleet.rs"]
 mod fleet;
+#[path = "laws/limits.rs"]
+mod limits;
+#[path = "laws/model.rs"]
+#[allow(dead_code, reason = "limits are looked at elsewhere")]
+mod model;
+#[path = "laws/rest.rs"]
+mod rest;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use fleet::{Kinds, NOW_MS, cases, fleet};
-use mvm_planner::{Action, NodePlan, Observation, ObservedInstance, plan_node, revision_of};
-use mvm_proto::{DesiredState, InstanceId, Phase, Timestamp};
-use proptest::collection::vec;
+use crowd::{is_free, one_pool, secs, serves};
+use fleet::{Kinds, cases};
+use model::World;
+use mvm_planner::{Action, NodePlan, ObservedInstance, Step, plan_expired, plan_node, revision_of};
+use mvm_proto::{DesiredState, InstanceId, Phase};
 use proptest::prelude::*;
+use rest::{now, run_to_rest};
 
 const ANYTHING: Kinds = Kinds { tight: true, guards: true, pressure: true };
 const CALM: Kinds = Kinds { tight: true, guards: true, pressure: false };
-
-fn now() -> Timestamp {
-    Timestamp::from_unix_ms(NOW_MS)
-}
-
-/// The first pool of a fleet with all its instances.
-fn one_pool(kinds: Kinds) -> impl Strategy<Value = (DesiredState, Observation)> {
-    (fleet(kinds), vec((0..8_u8, 0..8_u8), 16)).prop_filter_map(
-        "a pool",
-        |((mut desired, mut seen), more)| {
-            desired.tenants.truncate(1);
-            let tenant = desired.tenants.first_mut()?;
-            tenant.pools.truncate(1);
-            let (tenant, pool) = (&desired.tenants[0], desired.tenants[0].pools.first()?);
-            seen.instances.truncate(7);
-            for (instance, (way, held)) in seen.instances.iter_mut().zip(more) {
-                if instance.revision != mvm_proto::Digest::of(b"an older revision") {
-                    instance.revision = revision_of(tenant, pool);
-                    instance.resources = pool.instance_resources;
-                }
-                (instance.tenant, instance.pool) = (tenant.tenant_id.clone(), pool.pool_id.clone());
-                let startable = matches!(instance.phase, Phase::Stopped | Phase::Failed | Phase::Created);
-                instance.moving_to = match way {
-                    0 if startable => Some(Phase::Running),
-                    // Being replaced.
-                    1 if instance.phase == Phase::Running && instance.staging.is_none() => {
-                        Some(Phase::Running)
-                    }
-                    2 if instance.phase == Phase::Running => Some(Phase::Stopped),
-                    _ => None,
-                };
-                // Nobody lends out what is only booted to rest.
-                instance.staging = instance.staging.filter(|_| !instance.claimed && !instance.on_demand);
-                if held == 0 {
-                    instance.override_until = Some(now() + Duration::from_secs(3 * 86_400));
-                }
-            }
-            Some((desired, seen))
-        },
-    )
-}
-
-fn serves(instance: &ObservedInstance) -> bool {
-    instance.phase == Phase::Running
-        && instance.moving_to.is_none()
-        && !matches!(instance.staging, Some(Phase::Warm | Phase::Sleeping))
-}
+const GUARDED: Kinds = Kinds { tight: false, guards: true, pressure: false };
+const FREE: Kinds = Kinds { tight: false, guards: false, pressure: false };
 
 fn by_instance(plan: &NodePlan) -> BTreeMap<InstanceId, Action> {
     plan.steps.iter().filter_map(|step| Some((step.instance.clone()?, step.action))).collect()
+}
+
+fn what(plan: &NodePlan) -> Vec<(Option<InstanceId>, Action, Option<Phase>)> {
+    plan.steps.iter().map(|step| (step.instance.clone(), step.action, step.staging)).collect()
+}
+
+fn wanted(desired: &DesiredState) -> [usize; 3] {
+    let counts = desired.tenants[0].pools[0].desired_counts;
+    [counts.running, counts.warm, counts.sleeping].map(|count| usize::try_from(count).unwrap())
+}
+
+fn is_startable(instance: &ObservedInstance) -> bool {
+    matches!(instance.phase, Phase::Created | Phase::Ready | Phase::Stopped | Phase::Failed)
+}
+
+fn starts_a_stand_in(step: &Step) -> bool {
+    matches!(step.action, Action::Create | Action::Start) && step.staging == Some(Phase::Running)
 }
 
 proptest! {
@@ -75,7 +57,7 @@ proptest! {
     fn what_serves_is_not_taken_below_the_count_unless_there_is_no_room_beside_it((desired, seen) in one_pool(CALM)) {
         let plan = plan_node(&desired, &seen, now());
         let steps = by_instance(&plan);
-        let wanted = usize::try_from(desired.tenants[0].pools[0].desired_counts.running).unwrap();
+        let [wanted, ..] = wanted(&desired);
         // What a request woke goes when it is idle; the counts do not rely on it.
         let counted = |i: &&ObservedInstance| serves(i) && !(i.on_demand && i.home.is_some_and(|home| home != Phase::Running));
         let before = seen.instances.iter().filter(counted).count();
@@ -97,5 +79,145 @@ proptest! {
             let taken = deferred.instance.as_ref().and_then(|id| steps.get(id));
             prop_assert!(taken != Some(&deferred.action), "{deferred} and {taken:?}");
         }
+    }
+
+    #[test]
+    fn until_its_deadline_a_plan_stays_the_same((desired, seen) in one_pool(ANYTHING)) {
+        for plans in [plan_node, plan_expired] {
+            let plan = plans(&desired, &seen, now());
+            let times = match plan.next_deadline {
+                Some(end) => [1, 10, 50, 90, 99].map(|part| now() + end.since(now()) / 100 * part).to_vec(),
+                None => [1, 24, 30 * 24].map(|hours| now() + secs(hours * 3600)).to_vec(),
+            };
+            for at in times {
+                let later = plans(&desired, &seen, at);
+                prop_assert_eq!(what(&later), what(&plan), "at {}: {:#?}", at, later);
+            }
+        }
+    }
+
+    #[test]
+    fn where_nothing_is_done_no_instance_of_an_older_revision_has_room_for_its_replacement(
+        (desired, seen) in one_pool(CALM)
+    ) {
+        let plan = plan_node(&desired, &seen, now());
+        let (tenant, pool) = (&desired.tenants[0], &desired.tenants[0].pools[0]);
+        let under_way = seen.instances.iter().any(|i| i.moving_to.is_some() || i.staging.is_some());
+        let backs_off = |i: &ObservedInstance| is_startable(i) && i.retry_not_before.is_some_and(|at| at > now());
+        if !plan.is_empty() || under_way || tenant.quotas.max_pools == 0 || seen.instances.iter().any(backs_off) {
+            return Ok(());
+        }
+        let revision = revision_of(tenant, pool);
+        for (index, instance) in seen.instances.iter().enumerate() {
+            let lent = instance.on_demand;
+            let up = matches!(instance.phase, Phase::Running | Phase::Warm | Phase::Sleeping);
+            if instance.revision == revision || lent || !up || !is_free(&desired, instance) {
+                continue;
+            }
+            let mut after = seen.clone();
+            after.instances[index].resources = pool.instance_resources;
+            after.instances[index].moving_to = Some(instance.phase);
+            prop_assert!(!limits::are_kept(&desired, &seen, &after), "{:?}: {:?}", instance, plan.deferred);
+        }
+    }
+
+    #[test]
+    fn nothing_that_runs_is_stopped_while_another_count_lacks_one((desired, seen) in one_pool(GUARDED)) {
+        if seen.instances.iter().any(|i| i.moving_to.is_some() || i.staging.is_some()) {
+            return Ok(());
+        }
+        let plan = plan_node(&desired, &seen, now());
+        let steps = by_instance(&plan);
+        let pool = &desired.tenants[0].pools[0];
+        let stops = |i: &ObservedInstance| i.phase == Phase::Running && steps.get(&i.id) == Some(&Action::Stop);
+        if !seen.instances.iter().any(stops) {
+            return Ok(());
+        }
+        // Spare ones that are only too young take a place soon.
+        let least = secs(pool.runtime_policy.min_running_seconds);
+        let soon = |i: &ObservedInstance| i.phase == Phase::Running && i.since + least > now();
+        let rests = |i: &ObservedInstance, phase, action| {
+            let goes = steps.get(&i.id);
+            let home = if i.claimed || i.on_demand { i.home.unwrap_or(Phase::Running) } else { i.phase };
+            goes == Some(&action) || (matches!(goes, None | Some(Action::Replace)) && home == phase)
+        };
+        let count = |phase, action| seen.instances.iter().filter(|i| rests(i, phase, action)).count();
+        let soon = seen.instances.iter().filter(|i| soon(i) && !steps.contains_key(&i.id)).count();
+        let [_, warm, sleeping] = wanted(&desired);
+        let lacking = warm.saturating_sub(count(Phase::Warm, Action::Warm));
+        let lacking = lacking + sleeping.saturating_sub(count(Phase::Sleeping, Action::Sleep));
+        prop_assert!(pool.pinned || lacking <= soon, "{lacking} are lacking: {:#?}", plan.steps);
+    }
+
+    #[test]
+    fn what_a_request_woke_is_put_back_past_t2_even_where_no_more_may_be_warm(
+        (mut desired, seen) in one_pool(GUARDED), max_warm in 0..3_u32
+    ) {
+        desired.tenants[0].quotas.max_warm = max_warm;
+        let plan = plan_node(&desired, &seen, now());
+        let steps = by_instance(&plan);
+        let t2 = secs(desired.tenants[0].pools[0].sleep_policy.sleep_after_seconds);
+        for i in &seen.instances {
+            let at_rest = i.home.is_some_and(|home| home != Phase::Running);
+            let idle = i.idle_since.is_some_and(|since| since + t2 <= now());
+            if !i.on_demand || !at_rest || !idle || i.phase != Phase::Running || !is_free(&desired, i) {
+                continue;
+            }
+            let serves = plan.deferred.iter().any(|d| d.reason.contains("the running count lacks"));
+            prop_assert!(serves || steps.contains_key(&i.id), "{:?}: {:?}", i, plan.deferred);
+        }
+    }
+
+    #[test]
+    fn no_stand_in_goes_before_another_one_is_made((desired, mut seen) in one_pool(FREE)) {
+        for instance in &mut seen.instances {
+            (instance.moving_to, instance.retry_not_before) = (None, None);
+        }
+        let revision = revision_of(&desired.tenants[0], &desired.tenants[0].pools[0]);
+        let mut dismissed = None;
+        run_to_rest(&desired, &mut World::new(seen, now()), |before, _, step| {
+            if starts_a_stand_in(step) {
+                assert_eq!(dismissed, None, "{step}");
+            }
+            let stood_in = before.observed.instances.iter().any(|i| {
+                Some(&i.id) == step.instance.as_ref() && i.staging == Some(Phase::Running) && i.revision == revision
+            });
+            if stood_in && step.action == Action::Stop {
+                dismissed = Some(step.clone());
+            }
+        });
+    }
+
+    #[test]
+    fn nothing_is_made_while_one_that_does_not_run_may_be_started((desired, seen) in one_pool(CALM)) {
+        let plan = plan_node(&desired, &seen, now());
+        let steps = by_instance(&plan);
+        if let Some(step) = plan.steps.iter().find(|step| step.action == Action::Create) {
+            let ahead = |at: Option<_>| at.is_some_and(|at| at > now());
+            let could_start = |i: &&ObservedInstance| {
+                let held = i.claimed || ahead(i.override_until) || ahead(i.retry_not_before);
+                is_startable(i) && i.moving_to.is_none() && !held && !steps.contains_key(&i.id)
+            };
+            let unused: Vec<_> = seen.instances.iter().filter(could_start).collect();
+            prop_assert!(unused.is_empty(), "{step} beside {unused:?}");
+        }
+    }
+
+    #[test]
+    fn one_that_is_being_destroyed_is_in_nobodys_way(
+        (mut desired, mut seen) in one_pool(ANYTHING), phase in 0..4_usize, stood_in in any::<bool>()
+    ) {
+        let plan = plan_node(&desired, &seen, now());
+        let (tenant, pool) = (&desired.tenants[0], &desired.tenants[0].pools[0]);
+        let phase = [Phase::Created, Phase::Ready, Phase::Stopped, Phase::Failed][phase];
+        let mut going = ObservedInstance::of(tenant, pool, InstanceId::from_bits(99), phase, now() - secs(9));
+        going.moving_to = Some(Phase::Destroyed);
+        going.staging = stood_in.then_some(Phase::Running);
+        going.resources.data_disk_mib = 0;
+        seen.instances.push(going);
+        // All that it uses is its own place.
+        seen.capacity.max_instances += 1;
+        desired.tenants[0].quotas.max_instances_per_pool += 1;
+        prop_assert_eq!(what(&plan_node(&desired, &seen, now())), what(&plan));
     }
 }

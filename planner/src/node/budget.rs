@@ -42,10 +42,14 @@ impl Usage {
         }
     }
 
-    /// What an instance uses now; one that is being moved, the most of where it was and where it goes.
+    /// What an instance uses now; one that is being moved, the most of where it was and where it goes. What is being
+    /// stopped or destroyed uses what it has until it is seen to be gone, and nothing more, whatever it was booted for.
     pub(crate) fn now(instance: &ObservedInstance) -> Self {
         let at = |phase| Self::of(phase, &instance.resources, instance.staging);
-        let Some(to) = instance.moving_to else { return at(instance.phase) };
+        let to = match instance.moving_to {
+            None | Some(Phase::Stopped | Phase::Destroyed) => return at(instance.phase),
+            Some(to) => to,
+        };
         let ends = at(instance.phase).most(at(to));
         if instance.is_undecided() {
             let kept = Self::of(Phase::Running, &instance.resources, None);

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use mvm_proto::document::{Pool, Tenant};
-use mvm_proto::{InstanceId, Phase, Timestamp};
+use mvm_proto::{InstanceId, Phase};
 
 use super::budget::{Budget, Shortage, Usage};
+use super::clock::Clock;
 use super::hold::Hold;
 use super::pressure::MEMORY_PRESSURE;
 use crate::observation::ObservedInstance;
@@ -16,7 +17,7 @@ use crate::plan::{Action, Deferred, NodePlan, Step};
 pub(crate) struct Draft {
     pub(crate) plan: NodePlan,
     pub(crate) budget: Budget,
-    pub(crate) now: Timestamp,
+    pub(crate) clock: Clock,
     /// The node is short of memory: no pass may start anything.
     pub(crate) under_pressure: bool,
     pub(crate) freshness: Freshness,
@@ -42,12 +43,6 @@ pub(crate) struct Place<'a> {
 }
 
 impl Draft {
-    /// Remembers that the plan changes by itself at this time.
-    pub(crate) fn wake_at(&mut self, at: Timestamp) {
-        let next = &mut self.plan.next_deadline;
-        *next = Some(next.map_or(at, |earlier| earlier.min(at)));
-    }
-
     /// Why nothing of any pool may be started now.
     pub(crate) fn no_growth(&self) -> Option<String> {
         self.under_pressure.then(|| MEMORY_PRESSURE.to_owned())
@@ -95,6 +90,7 @@ impl Draft {
 
     /// The plan. What one pass could not do another may have done since: that is no longer deferred.
     pub(crate) fn finish(mut self) -> NodePlan {
+        self.plan.next_deadline = self.clock.next_deadline();
         let NodePlan { steps, deferred, .. } = &mut self.plan;
         if !steps.is_empty() && !deferred.is_empty() {
             let taken: BTreeSet<_> =
@@ -106,7 +102,7 @@ impl Draft {
         self.plan
     }
 
-    /// A step that a hold forbids; planned again when the hold ends.
+    /// A step that a hold forbids.
     pub(crate) fn held(
         &mut self,
         place: Place<'_>,
@@ -115,15 +111,7 @@ impl Draft {
         why: &str,
         hold: Hold,
     ) {
-        self.lifts(hold);
-        let reason = format!("{}; {why}", hold.describe(self.now));
+        let reason = format!("{}; {why}", hold.describe(&self.clock));
         self.defer(place, Some(&instance.id), action, 1, reason);
-    }
-
-    /// Plans again when the hold ends.
-    pub(crate) fn lifts(&mut self, hold: Hold) {
-        if let Some(until) = hold.until() {
-            self.wake_at(until);
-        }
     }
 }

@@ -3,6 +3,7 @@
 use mvm_proto::document::{Pool, Tenant};
 use mvm_proto::{Phase, Timestamp};
 
+use super::clock::Clock;
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
 
@@ -29,7 +30,7 @@ pub(crate) enum Hold {
 }
 
 impl Hold {
-    pub(crate) fn until(self) -> Option<Timestamp> {
+    fn until(self) -> Option<Timestamp> {
         match self {
             Hold::Critical | Hold::Claimed | Hold::OnDemand | Hold::PinnedTenant | Hold::PinnedPool => None,
             Hold::Override(until) | Hold::Backoff(until) | Hold::MinRunning(until) | Hold::MinWarm(until) => {
@@ -43,7 +44,7 @@ impl Hold {
         matches!(self, Hold::MinRunning(_) | Hold::MinWarm(_) | Hold::Override(_))
     }
 
-    pub(crate) fn describe(self, now: Timestamp) -> String {
+    pub(crate) fn describe(self, clock: &Clock) -> String {
         let word = match self {
             Hold::Critical => "the pool is critical",
             Hold::Claimed => "it is claimed",
@@ -56,20 +57,20 @@ impl Hold {
             Hold::MinWarm(_) => "min_warm_seconds",
         };
         match self.until() {
-            Some(until) => format!("{word}, {} s left", until.since(now).as_millis().div_ceil(1000)),
+            Some(until) => format!("{word}, {} s left", clock.left(until).as_millis().div_ceil(1000)),
             None => word.to_owned(),
         }
     }
 }
 
 /// What keeps anyone but its owner from this instance, whatever the step.
-pub(crate) fn hands_off(instance: &ObservedInstance, now: Timestamp) -> Option<Hold> {
+pub(crate) fn hands_off(instance: &ObservedInstance, clock: &Clock) -> Option<Hold> {
     if instance.claimed {
         return Some(Hold::Claimed);
     }
     match (instance.override_until, instance.retry_not_before) {
-        (Some(until), _) if until > now && until.since(now) <= MAX_OVERRIDE => Some(Hold::Override(until)),
-        (_, Some(until)) if until > now && until.since(now) <= MAX_BACKOFF => Some(Hold::Backoff(until)),
+        (Some(until), _) if clock.is_held_until(until, MAX_OVERRIDE) => Some(Hold::Override(until)),
+        (_, Some(until)) if clock.is_held_until(until, MAX_BACKOFF) => Some(Hold::Backoff(until)),
         _ => None,
     }
 }
@@ -80,18 +81,18 @@ pub(crate) fn hold(
     pool: &Pool,
     instance: &ObservedInstance,
     action: Action,
-    now: Timestamp,
+    clock: &Clock,
 ) -> Option<Hold> {
     if pool.critical && !is_unfinished(instance, action) {
         return Some(Hold::Critical);
     }
-    if let Some(hold) = hands_off(instance, now) {
+    if let Some(hold) = hands_off(instance, clock) {
         return Some(hold);
     }
     match action {
         Action::Stop | Action::Destroy | Action::Replace if tenant.pinned => Some(Hold::PinnedTenant),
         Action::Sleep if pool.pinned => Some(Hold::PinnedPool),
-        Action::Warm | Action::Sleep | Action::Stop | Action::Replace => too_young(pool, instance, now),
+        Action::Warm | Action::Sleep | Action::Stop | Action::Replace => too_young(pool, instance, clock),
         _ => None,
     }
 }
@@ -103,7 +104,7 @@ fn is_unfinished(instance: &ObservedInstance, action: Action) -> bool {
 }
 
 /// No minimum applies to what was booted only to be put to rest.
-fn too_young(pool: &Pool, instance: &ObservedInstance, now: Timestamp) -> Option<Hold> {
+fn too_young(pool: &Pool, instance: &ObservedInstance, clock: &Clock) -> Option<Hold> {
     if instance.staging.is_some() {
         return None;
     }
@@ -116,6 +117,5 @@ fn too_young(pool: &Pool, instance: &ObservedInstance, now: Timestamp) -> Option
     let least = Duration::from_secs(seconds);
     let until = instance.since + least;
     // A clock that was set back may put `since` far ahead; that holds nobody for longer than twice the minimum.
-    let is_sane = until.since(now) <= 2 * least;
-    (until > now && is_sane).then(|| hold(until))
+    clock.is_held_until(until, 2 * least).then(|| hold(until))
 }

@@ -59,7 +59,7 @@ pub(crate) fn restart(draft: &mut Draft, view: &mut PoolView<'_>) {
     view.missing.running = left;
     if left > 0 {
         let action = if obstacle.is_some() { Action::Start } else { Action::Create };
-        let reason = obstacle.map_or_else(|| EXPIRED.to_owned(), |obstacle| obstacle.describe(draft.now));
+        let reason = obstacle.map_or_else(|| EXPIRED.to_owned(), |obstacle| obstacle.describe(&draft.clock));
         draft.defer(view.place, None, action, left, format!("{reason}; {why}"));
     }
 }

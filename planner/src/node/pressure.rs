@@ -78,7 +78,7 @@ fn candidates<'a>(draft: &mut Draft, views: &[PoolView<'a>]) -> (Vec<Candidate<'
                 kept += 1;
                 continue;
             }
-            let short_of = match hold(tenant, spec, instance, Action::Sleep, draft.now) {
+            let short_of = match hold(tenant, spec, instance, Action::Sleep, &draft.clock) {
                 hold @ (None | Some(Hold::MinRunning(_) | Hold::MinWarm(_))) => hold,
                 Some(hold) => {
                     draft.held(view.place, instance, Action::Sleep, MEMORY_PRESSURE, hold);
@@ -88,7 +88,7 @@ fn candidates<'a>(draft: &mut Draft, views: &[PoolView<'a>]) -> (Vec<Candidate<'
             found.push(Candidate { pool, instance, idle_from, short_of });
         }
         if let (Some(hold), true) = (whole_pool, kept > 0) {
-            let reason = format!("{}; {MEMORY_PRESSURE}", hold.describe(draft.now));
+            let reason = format!("{}; {MEMORY_PRESSURE}", hold.describe(&draft.clock));
             draft.defer(view.place, None, Action::Sleep, kept, reason);
         }
     }
@@ -104,9 +104,9 @@ fn candidates<'a>(draft: &mut Draft, views: &[PoolView<'a>]) -> (Vec<Candidate<'
 /// Plans the step if there is room on disk for what it leaves there; false when there is none.
 fn put_to_sleep(draft: &mut Draft, view: &mut PoolView<'_>, candidate: &Candidate<'_>) -> bool {
     let Candidate { instance, idle_from, short_of, .. } = candidate;
-    let mut why = format!("{MEMORY_PRESSURE}, idle for {} s", draft.now.since(*idle_from).as_secs());
+    let mut why = format!("{MEMORY_PRESSURE}, idle for {} s", draft.clock.age(*idle_from).as_secs());
     if let Some(hold) = short_of {
-        why = format!("{why}; nothing else can be put to sleep ({})", hold.describe(draft.now));
+        why = format!("{why}; nothing else can be put to sleep ({})", hold.describe(&draft.clock));
     }
     let more = Usage::of(Phase::Sleeping, &instance.resources, None).beyond(Usage::now(instance));
     if let Err(shortage) = draft.spend(view.place, more) {

@@ -57,28 +57,19 @@ pub(crate) fn prune(
     }
 }
 
-fn held(draft: &mut Draft, tenant: Option<&Tenant>, instance: &ObservedInstance) -> Option<String> {
+fn held(draft: &Draft, tenant: Option<&Tenant>, instance: &ObservedInstance) -> Option<String> {
     if draft.freshness == Freshness::Expired {
         return Some(EXPIRED.to_owned());
     }
     let pinned = tenant.is_some_and(|tenant| tenant.pinned).then_some(Hold::PinnedTenant);
-    if let Some(hold) = pinned.or_else(|| hands_off(instance, draft.now)) {
-        draft.lifts(hold);
-        return Some(hold.describe(draft.now));
+    if let Some(hold) = pinned.or_else(|| hands_off(instance, &draft.clock)) {
+        return Some(hold.describe(&draft.clock));
     }
     if !instance.on_demand || !matches!(instance.phase, Phase::Running | Phase::Warm) {
         return None;
     }
     // The pool's own policy went with the pool; the default one says when a woken instance is done.
-    let idle_at = instance
-        .idle_since
-        .map(|since| since + Duration::from_secs(SleepPolicy::default().warm_after_seconds));
-    match idle_at {
-        Some(at) if at <= draft.now => None,
-        Some(at) => {
-            draft.wake_at(at);
-            Some(Hold::OnDemand.describe(draft.now))
-        }
-        None => Some(Hold::OnDemand.describe(draft.now)),
-    }
+    let after = Duration::from_secs(SleepPolicy::default().warm_after_seconds);
+    let is_idle = instance.idle_since.is_some_and(|since| draft.clock.is_past(since + after));
+    (!is_idle).then(|| Hold::OnDemand.describe(&draft.clock))
 }

@@ -1,8 +1,9 @@
 //! Steps 1 to 4: brings the running count up by waking, resuming, starting, and only then by creating.
 
-use mvm_proto::{Phase, Timestamp};
+use mvm_proto::Phase;
 
 use super::budget::{Shortage, Usage};
+use super::clock::Clock;
 use super::draft::Draft;
 use super::hold::{Hold, hands_off, hold};
 use super::pressure::MEMORY_PRESSURE;
@@ -24,9 +25,9 @@ pub(crate) enum Obstacle {
 }
 
 impl Obstacle {
-    pub(crate) fn describe(&self, now: Timestamp) -> String {
+    pub(crate) fn describe(&self, clock: &Clock) -> String {
         match self {
-            Obstacle::Hold(hold) => hold.describe(now),
+            Obstacle::Hold(hold) => hold.describe(clock),
             Obstacle::Shortage(shortage) => shortage.to_string(),
             Obstacle::Pressure => MEMORY_PRESSURE.to_owned(),
             Obstacle::Arriving => "one that is being put to rest will be brought back".to_owned(),
@@ -70,7 +71,7 @@ pub(crate) fn raise(draft: &mut Draft, view: &mut PoolView<'_>) {
     view.have.running += need - left;
     view.missing.running = left;
     if left > 0 {
-        let reason = obstacle.describe(draft.now);
+        let reason = obstacle.describe(&draft.clock);
         draft.defer(view.place, None, next_step(view), left, format!("{reason}; {why}"));
     }
 }
@@ -133,11 +134,10 @@ fn bring_up(
 }
 
 /// Instances that failed to start keep their place: making another at once would fail the same way.
-pub(crate) fn backing_off(draft: &mut Draft, view: &PoolView<'_>) -> usize {
+pub(crate) fn backing_off(draft: &Draft, view: &PoolView<'_>) -> usize {
     let mut count = 0;
     for instance in &view.startable {
-        if let Some(hold @ Hold::Backoff(_)) = hands_off(instance, draft.now) {
-            draft.lifts(hold);
+        if let Some(Hold::Backoff(_)) = hands_off(instance, &draft.clock) {
             count += 1;
         }
     }
@@ -153,13 +153,12 @@ fn arriving(view: &PoolView<'_>) -> usize {
 
 /// A sleeper or warm one that failed to come back has its memory to lose: it is tried again a few times before another
 /// takes its place.
-fn resting_and_retried(draft: &mut Draft, view: &PoolView<'_>) -> usize {
+fn resting_and_retried(draft: &Draft, view: &PoolView<'_>) -> usize {
     let mut count = 0;
     for instance in view.sleeping.iter().chain(&view.warm) {
-        if let Some(hold @ Hold::Backoff(_)) = hands_off(instance, draft.now)
+        if let Some(Hold::Backoff(_)) = hands_off(instance, &draft.clock)
             && instance.failures < RETRIES
         {
-            draft.lifts(hold);
             count += 1;
         }
     }
@@ -181,8 +180,7 @@ pub(crate) fn take<'a>(
         if *left == 0 {
             break;
         }
-        if let Some(hold) = hold(tenant, pool, instance, action, draft.now) {
-            draft.lifts(hold);
+        if let Some(hold) = hold(tenant, pool, instance, action, &draft.clock) {
             obstacle.get_or_insert(Obstacle::Hold(hold));
             continue;
         }

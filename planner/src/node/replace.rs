@@ -100,7 +100,7 @@ fn stand_in(draft: &mut Draft, view: &mut PoolView<'_>, then: Usage) -> Result<(
     let size = &view.place.pool.instance_resources;
     let full = Usage::of(Phase::Running, size, None);
     let is_free = |i: &&ObservedInstance| {
-        hold(view.place.tenant, view.place.pool, i, Action::Start, draft.now).is_none()
+        hold(view.place.tenant, view.place.pool, i, Action::Start, &draft.clock).is_none()
     };
     let Place { tenant_index, pool_index, .. } = view.place;
     readiest_first(&mut view.startable);
@@ -136,7 +136,7 @@ fn find_due<'a>(draft: &mut Draft, view: &PoolView<'a>) -> Due<'a> {
         let mut outdated: Vec<_> = list.iter().copied().filter(|i| view.is_outdated(i)).collect();
         coldest_first(view, &mut outdated);
         for instance in outdated {
-            match hold(view.place.tenant, view.place.pool, instance, Action::Replace, draft.now) {
+            match hold(view.place.tenant, view.place.pool, instance, Action::Replace, &draft.clock) {
                 None => free.push(instance),
                 Some(hold) => {
                     soon |= matches!(hold, Hold::MinRunning(_));
@@ -167,7 +167,7 @@ fn dismiss_stand_ins(draft: &mut Draft, view: &mut PoolView<'_>, needed: bool) {
 }
 
 fn dismiss(draft: &mut Draft, view: &PoolView<'_>, stand_in: &ObservedInstance, why: &str) {
-    match hold(view.place.tenant, view.place.pool, stand_in, Action::Stop, draft.now) {
+    match hold(view.place.tenant, view.place.pool, stand_in, Action::Stop, &draft.clock) {
         None => draft.step(view.place, Some(stand_in), Action::Stop, None, why.to_owned()),
         Some(hold) => draft.held(view.place, stand_in, Action::Stop, why, hold),
     }

@@ -24,12 +24,11 @@ pub(crate) fn retain(draft: &mut Draft, view: &mut PoolView<'_>) {
             break;
         }
         let until = ends_at(view, instance);
-        if until > draft.now {
-            draft.wake_at(until);
+        if !draft.clock.is_past(until) {
             break;
         }
         let why = format!("{} and no count wants it", instance.phase);
-        match hold(view.place.tenant, view.place.pool, instance, Action::Destroy, draft.now) {
+        match hold(view.place.tenant, view.place.pool, instance, Action::Destroy, &draft.clock) {
             None => {
                 spare -= 1;
                 draft.step(view.place, Some(instance), Action::Destroy, None, why);

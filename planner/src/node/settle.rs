@@ -51,12 +51,12 @@ fn spare_up(draft: &Draft, view: &PoolView<'_>) -> usize {
 fn can_replace_one(draft: &Draft, view: &PoolView<'_>) -> bool {
     let Place { tenant, pool, tenant_index, pool_index, .. } = view.place;
     let is_free = view.no_start.is_none() && !draft.under_pressure && !view.staging_busy;
-    let backs_off = |i: &&ObservedInstance| matches!(hands_off(i, draft.now), Some(Hold::Backoff(_)));
+    let backs_off = |i: &&ObservedInstance| matches!(hands_off(i, &draft.clock), Some(Hold::Backoff(_)));
     is_free
         && !view.startable.iter().any(backs_off)
         && view.running.iter().filter(|i| view.is_outdated(i)).any(|instance| {
             let more = Usage::boot(&pool.instance_resources, None).beyond(Usage::now(instance));
-            hold(tenant, pool, instance, Action::Replace, draft.now).is_none()
+            hold(tenant, pool, instance, Action::Replace, &draft.clock).is_none()
                 && draft.budget.fits(tenant_index, pool_index, more).is_ok()
         })
 }
@@ -67,7 +67,7 @@ pub(crate) fn count_missing(draft: &mut Draft, view: &mut PoolView<'_>) {
     view.missing.warm = wanted.warm.saturating_sub(view.have.warm + view.undecided.warm);
     view.missing.sleeping = wanted.sleeping.saturating_sub(view.have.sleeping + view.undecided.sleeping);
     if view.missing.sleeping > 0 && view.place.pool.pinned {
-        let why = Hold::PinnedPool.describe(draft.now);
+        let why = Hold::PinnedPool.describe(&draft.clock);
         draft.defer(view.place, None, Action::Sleep, view.missing.sleeping, why);
         view.missing.sleeping = 0;
     }
@@ -97,7 +97,7 @@ pub(crate) fn settle_staged(draft: &mut Draft, view: &mut PoolView<'_>) {
             .into_iter()
             .find_map(|to| rest(draft, view, instance, to).ok())
             .unwrap_or_else(|| (Action::Stop, "staged, and no count wants it".to_owned()));
-        if let Some(hold) = hold(view.place.tenant, view.place.pool, instance, action.0, draft.now) {
+        if let Some(hold) = hold(view.place.tenant, view.place.pool, instance, action.0, &draft.clock) {
             draft.held(view.place, instance, action.0, &action.1, hold);
         } else if action.0 == Action::Stop && draft.freshness == Freshness::Expired {
             draft.defer(view.place, Some(&instance.id), action.0, 1, format!("{EXPIRED}; {}", action.1));
@@ -161,7 +161,7 @@ fn put_to_use<'a>(
     let others: Vec<_> =
         list.iter().copied().filter(|i| by_hand.iter().all(|(other, ..)| other.id != i.id)).collect();
     let is_free = |i: &&&ObservedInstance| {
-        hold(view.place.tenant, view.place.pool, i, Action::Warm, draft.now).is_none()
+        hold(view.place.tenant, view.place.pool, i, Action::Warm, &draft.clock).is_none()
     };
     // Those that can go now do. Only as many of the others are spare too, and keep a place for when they may.
     let mut may_wait = left.saturating_sub(others.iter().filter(is_free).count());
@@ -171,8 +171,7 @@ fn put_to_use<'a>(
         }
         let to = use_for(view, instance.phase, kept + waiting);
         let action = toward(to);
-        if let Some(hold) = hold(view.place.tenant, view.place.pool, instance, action, draft.now) {
-            draft.lifts(hold);
+        if let Some(hold) = hold(view.place.tenant, view.place.pool, instance, action, &draft.clock) {
             if hold.is_short() && may_wait > 0 {
                 may_wait -= 1;
                 waiting += usize::from(to.is_some());
@@ -243,7 +242,7 @@ fn overridden<'a>(
     for instance in list {
         let spoken_for = found.iter().filter(|(_, action, _)| *action != Action::Stop).count();
         let action = toward(use_for(view, instance.phase, spoken_for));
-        let hold = hold(view.place.tenant, view.place.pool, instance, action, draft.now);
+        let hold = hold(view.place.tenant, view.place.pool, instance, action, &draft.clock);
         if let Some(hold @ Hold::Override(_)) = hold
             && found.len() < spare
         {

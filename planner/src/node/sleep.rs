@@ -34,7 +34,7 @@ pub(crate) fn put_back_idle(draft: &mut Draft, view: &mut PoolView<'_>) {
         let why = format!("woken on demand, idle for {} s", idle.as_secs());
         let (tenant, pool) = (view.place.tenant, view.place.pool);
         let pinned = pool.pinned.then_some(Hold::PinnedPool);
-        if let Some(hold) = pinned.or_else(|| hold(tenant, pool, instance, action, draft.now)) {
+        if let Some(hold) = pinned.or_else(|| hold(tenant, pool, instance, action, &draft.clock)) {
             draft.held(view.place, instance, action, &why, hold);
             view.on_demand.push(instance);
             continue;
@@ -77,12 +77,11 @@ fn sleeps_instead(
 ) -> Result<Action, Shortage> {
     let after = Duration::from_secs(view.place.pool.sleep_policy.sleep_after_seconds);
     let Some(at) = idle_from(instance).map(|since| since + after) else { return Err(shortage) };
-    if at > draft.now {
-        draft.wake_at(at);
+    if !draft.clock.is_past(at) {
         return Err(shortage);
     }
     let more = Usage::of(Phase::Sleeping, &instance.resources, None).beyond(Usage::now(instance));
-    let held = hold(view.place.tenant, view.place.pool, instance, Action::Sleep, draft.now);
+    let held = hold(view.place.tenant, view.place.pool, instance, Action::Sleep, &draft.clock);
     if held.is_some() || draft.spend(view.place, more).is_err() {
         return Err(shortage);
     }
@@ -101,24 +100,17 @@ fn home(instance: &ObservedInstance) -> Phase {
     instance.home.unwrap_or(Phase::Running)
 }
 
-/// The step that its idle time asks for now; a later one is noted as a deadline.
-fn due(draft: &mut Draft, view: &PoolView<'_>, instance: &ObservedInstance) -> Option<(Action, Duration)> {
+/// The step that its idle time asks for now.
+fn due(draft: &Draft, view: &PoolView<'_>, instance: &ObservedInstance) -> Option<(Action, Duration)> {
     let since = idle_from(instance)?;
     let policy = &view.place.pool.sleep_policy;
     let at = |seconds: u64| -> Timestamp { since + Duration::from_secs(seconds) };
     let (warm_at, sleep_at) = (at(policy.warm_after_seconds), at(policy.sleep_after_seconds));
     let home = home(instance);
-    let sleeps = home == Phase::Sleeping;
-    let warms = instance.phase == Phase::Running;
-    if sleeps && sleep_at <= draft.now {
-        return Some((Action::Sleep, draft.now.since(since)));
+    let idle = draft.clock.age(since);
+    if home == Phase::Sleeping && draft.clock.is_past(sleep_at) {
+        return Some((Action::Sleep, idle));
     }
-    if sleeps {
-        draft.wake_at(sleep_at);
-    }
-    if (warms || home == Phase::Running) && warm_at > draft.now {
-        draft.wake_at(warm_at);
-    }
-    let warm_now = warms && home != Phase::Running && warm_at <= draft.now;
-    warm_now.then(|| (Action::Warm, draft.now.since(since)))
+    let warms = instance.phase == Phase::Running && home != Phase::Running && draft.clock.is_past(warm_at);
+    warms.then_some((Action::Warm, idle))
 }

@@ -90,8 +90,7 @@ pub(crate) fn start(
 ) -> Result<Option<usize>, Shortage> {
     let mut short = None;
     for (index, instance) in list.iter().enumerate() {
-        if let Some(hold) = hold(view.place.tenant, view.place.pool, instance, action, draft.now) {
-            draft.lifts(hold);
+        if hold(view.place.tenant, view.place.pool, instance, action, &draft.clock).is_some() {
             continue;
         }
         let size =

@@ -6,6 +6,7 @@ use std::time::Duration;
 use mvm_proto::document::Pool;
 use mvm_proto::{Digest, InstanceId, Phase, Timestamp};
 
+use super::clock::Clock;
 use super::draft::Place;
 use super::members::Members;
 use crate::observation::ObservedInstance;
@@ -72,7 +73,7 @@ pub(crate) struct PoolView<'a> {
 }
 
 impl<'a> PoolView<'a> {
-    pub(crate) fn new(members: &Members<'a>, no_start: Option<String>, now: Timestamp) -> Self {
+    pub(crate) fn new(members: &Members<'a>, no_start: Option<String>, clock: &Clock) -> Self {
         let mut view = Self {
             place: members.place,
             revision: members.revision(),
@@ -94,7 +95,7 @@ impl<'a> PoolView<'a> {
             missing: Places::default(),
             waiting: Places::default(),
         };
-        members.instances().for_each(|instance| view.add(instance, now));
+        members.instances().for_each(|instance| view.add(instance, clock));
         // No plan, nor what it says, depends on the order of an observation.
         for list in view.lists() {
             list.sort_by(|a, b| a.id.cmp(&b.id));
@@ -124,10 +125,11 @@ impl<'a> PoolView<'a> {
     }
 
     /// Sorts one instance in, and gives it its place in a count.
-    fn add(&mut self, instance: &'a ObservedInstance, now: Timestamp) {
-        let lent = (instance.claimed || instance.on_demand) && !self.is_released(instance, now);
+    fn add(&mut self, instance: &'a ObservedInstance, clock: &Clock) {
+        let lent = (instance.claimed || instance.on_demand) && !self.is_released(instance, clock);
         if let Some(to) = instance.moving_to {
-            self.staging_busy |= instance.staging.is_some() || instance.is_being_replaced();
+            let is_staged = instance.staging.is_some() && to != Phase::Destroyed;
+            self.staging_busy |= is_staged || instance.is_being_replaced();
             self.is_starting |= to == Phase::Running;
             let toward = if to == Phase::Running { instance.staging.unwrap_or(to) } else { to };
             let stands_in = instance.staging == Some(Phase::Running);
@@ -181,20 +183,17 @@ impl<'a> PoolView<'a> {
     }
 
     /// A request's hold on an instance ends by itself where the counts then decide: back at home, or idle.
-    fn is_released(&self, instance: &ObservedInstance, now: Timestamp) -> bool {
+    fn is_released(&self, instance: &ObservedInstance, clock: &Clock) -> bool {
         if instance.claimed {
             return false;
         }
         match instance.home.unwrap_or(Phase::Running) {
             Phase::Running => {
-                self.is_idle_for(instance, self.place.pool.sleep_policy.warm_after_seconds, now)
+                let after = Duration::from_secs(self.place.pool.sleep_policy.warm_after_seconds);
+                instance.idle_since.is_some_and(|since| clock.is_past(since + after))
             }
             home => instance.phase == home && instance.moving_to.is_none(),
         }
-    }
-
-    pub(crate) fn is_idle_for(&self, instance: &ObservedInstance, seconds: u64, now: Timestamp) -> bool {
-        instance.idle_since.is_some_and(|since| since + Duration::from_secs(seconds) <= now)
     }
 }
 

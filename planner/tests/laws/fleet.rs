@@ -166,7 +166,9 @@ fn instance(desired: DesiredState, kinds: Kinds) -> impl Strategy<Value = Observ
         1 => Just(Phase::Ready),
         1 => Just(Phase::Failed),
     ];
-    let ages = (0..3600_i64, option::of(0..3600_i64), option::of(0..3600_i64), option::of(-600..600_i64));
+    // Often young, and often as old as another one.
+    let age = || prop_oneof![2 => 0..3600_i64, 1 => 0..90_i64, 1 => (0..6_i64).prop_map(|n| n * 300)];
+    let ages = (age(), option::of(age()), option::of(age()), option::of(-600..600_i64));
     let staging = prop_oneof![
         6 => Just(None),
         1 => Just(Some(Phase::Warm)),
