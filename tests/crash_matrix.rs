@@ -66,6 +66,7 @@ fn case(point: &str) -> (Counts, Counts, Before) {
             Some("resume") => (WARM, UP, Nothing),
             Some("sleep") => (WARM, ASLEEP, Nothing),
             Some("wake") => (ASLEEP, UP, Nothing),
+            Some("restart") => (UP, UP, Nothing),
             Some("stop" | "destroy") => (UP, NONE, Nothing),
             Some("call_off") => (WARM, ASLEEP, Nothing),
             Some("export" | "import") => (ASLEEP, ASLEEP, Nothing),

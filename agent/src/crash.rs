@@ -47,6 +47,8 @@ pub const ALL: &[&str] = &[
     "wake.ready",
     "wake.concluded",
     "wake.discarded",
+    "restart.counted",
+    "restart.restarted",
     "stop.intended",
     "stop.asked",
     "stop.stopped",

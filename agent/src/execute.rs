@@ -16,6 +16,7 @@ mod reclaim;
 pub mod recover;
 mod rest;
 mod rest_called_off;
+mod restart;
 pub mod runner;
 mod secrets;
 mod settle;
@@ -30,7 +31,7 @@ use std::time::Duration;
 use mvm_host::HostError;
 use mvm_planner::Action;
 use mvm_proto::document::{
-    IoLimits, Persist, Pool, Resources, RuntimePolicy, SeccompPolicy, Subnet, Tenant, Warmup,
+    Health, IoLimits, Persist, Pool, Resources, Restart, RuntimePolicy, SeccompPolicy, Subnet, Tenant, Warmup,
 };
 use mvm_proto::instance::IllegalMove;
 use mvm_proto::status::Event;
@@ -139,6 +140,9 @@ pub struct PoolSpec {
     pub persist: Option<Persist>,
     pub warmup: Option<Warmup>,
     pub io_limits: Option<Box<IoLimits>>,
+    /// What the end of its instances' program means, and how its health is checked.
+    pub restart: Restart,
+    pub health: Option<Box<Health>>,
 }
 
 impl PoolSpec {
@@ -161,6 +165,8 @@ impl PoolSpec {
             persist: pool.persist.as_deref().cloned(),
             warmup: pool.warmup.as_deref().cloned(),
             io_limits: pool.io_limits.clone(),
+            restart: pool.restart,
+            health: pool.health.clone(),
         }
     }
 
@@ -195,6 +201,8 @@ struct Patience {
     drain: Duration,
     /// For what is run in its pool's template, if that is made first.
     warmup: Duration,
+    /// For its program to be found healthy.
+    health: Duration,
 }
 
 impl Patience {
@@ -204,6 +212,7 @@ impl Patience {
             grace: spec.map_or(Duration::from_secs(policy.graceful_shutdown_seconds), |spec| spec.grace),
             drain: spec.map_or(Duration::from_secs(policy.drain_timeout_seconds), |spec| spec.drain),
             warmup: spec.and_then(|spec| spec.warmup.as_ref()).map_or(Duration::ZERO, warmup::longest),
+            health: spec.and_then(|spec| spec.health.as_ref()).map_or(Duration::ZERO, |h| h.decided_within()),
         }
     }
 }
@@ -332,11 +341,17 @@ impl<D: Driver> Executor<D> {
     ) -> Result<Phase, StepError> {
         let record = self.records.get(id);
         let sessions = self.sessions.patience(action, record.as_ref());
+        let health = record.as_ref().map_or(Duration::ZERO, Self::health_within);
         let own = record.and_then(|record| record.warmup.as_ref().map(warmup::longest)).unwrap_or_default();
         // The pool's template boots first, if there is none yet.
         let template = self.boot_deadline + patience.warmup.max(own);
-        let deadline =
-            STEP_DEADLINE + template + self.boot_deadline + patience.grace + patience.drain + sessions;
+        let deadline = STEP_DEADLINE
+            + template
+            + self.boot_deadline
+            + patience.grace
+            + patience.drain
+            + sessions
+            + health.max(patience.health);
         let result = match tokio::time::timeout(deadline, work).await {
             Ok(result) => result,
             Err(_) => Err(StepError::TimedOut(deadline)),
@@ -362,6 +377,7 @@ impl<D: Driver> Executor<D> {
         let reason = order.reason.as_str();
         match order.action {
             Action::Create | Action::Start => {
+                let record = Record { workload: None, ..record };
                 let spec = order.spec.as_ref().ok_or_else(|| StepError::NoSpec(id.clone()))?;
                 self.start(record, spec, order.staging, reason, watch).await?;
             }
@@ -378,6 +394,7 @@ impl<D: Driver> Executor<D> {
                 let spec = order.spec.as_ref().ok_or_else(|| StepError::NoSpec(id.clone()))?;
                 self.replace(record, spec, patience, reason).await?;
             }
+            Action::Restart => self.restart(record, patience.grace, reason).await?,
         }
         Ok(self.phase_of(id))
     }

@@ -152,6 +152,8 @@ fn new_pool(pool_id: &PoolId, profile: ProfileId, record: &Record, desired_count
         persist: None,
         warmup: record.warmup.clone().map(Box::new),
         io_limits: record.io_limits.clone(),
+        restart: record.restart,
+        health: record.health.clone(),
     }
 }
 

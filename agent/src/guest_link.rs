@@ -30,7 +30,10 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use mvm_proto::InstanceId;
-use mvm_proto::guest::{CancelSleep, EndWork, Ping, PrepareSleep, Readiness, Reborn, Shutdown, host_frame};
+use mvm_proto::guest::{
+    CancelSleep, EndWork, FEATURE_HEALTH, FEATURE_RESTART, Ping, PrepareSleep, Readiness, Reborn,
+    RestartWorkload, SetHealth, Shutdown, host_frame,
+};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -232,18 +235,33 @@ impl GuestLinks {
         }
     }
 
-    /// Waits until the guest says that it is ready.
-    pub async fn ready(&self, instance: &InstanceId, deadline: Instant) -> Result<GuestView, LinkError> {
+    /// Waits until the guest says that its workload is ready, or that it is not going to be.
+    pub async fn decided(&self, instance: &InstanceId, deadline: Instant) -> Result<GuestView, LinkError> {
+        self.decided_after(instance, 0, deadline).await
+    }
+
+    /// The same of a run of the workload later than this one.
+    async fn decided_after(
+        &self,
+        instance: &InstanceId,
+        run: u32,
+        deadline: Instant,
+    ) -> Result<GuestView, LinkError> {
         let link = self.link(instance)?;
         let begun = Instant::now();
-        let decided = |view: &GuestView| view.is_ready() || view.readiness == Readiness::Failed;
-        let view = match self.until(&link, deadline, decided).await {
+        let decided = |view: &GuestView| view.is_decided() && (run == 0 || view.run > run);
+        match self.until(&link, deadline, decided).await {
             Err(LinkError::Silent(_)) => {
                 let (waited, readiness) = (begun.elapsed(), link.view().readiness);
-                return Err(LinkError::NotReady { waited, readiness });
+                Err(LinkError::NotReady { waited, readiness })
             }
-            other => other?,
-        };
+            other => other,
+        }
+    }
+
+    /// Waits until the guest says that it is ready.
+    pub async fn ready(&self, instance: &InstanceId, deadline: Instant) -> Result<GuestView, LinkError> {
+        let view = self.decided(instance, deadline).await?;
         if view.readiness == Readiness::Failed {
             let said = if view.message.is_empty() { "it did not say why".to_owned() } else { view.message };
             return Err(LinkError::WorkloadFailed(said));
@@ -398,6 +416,35 @@ impl GuestLinks {
         let grace_seconds = u32::try_from(grace.as_secs()).unwrap_or(u32::MAX);
         let body = host_frame::Body::EndWork(EndWork { grace_seconds });
         self.ask_since(3, instance, "an end of work", grace + DRAIN_MARGIN, body).await
+    }
+
+    /// Has the guest start its workload again, and waits until that is ready, or has failed.
+    pub async fn restart_workload(
+        &self,
+        instance: &InstanceId,
+        grace: Duration,
+        deadline: Instant,
+    ) -> Result<GuestView, LinkError> {
+        let link = self.link(instance)?;
+        let view = self.until(&link, Instant::now() + ANSWER_WITHIN, |view| view.connected).await?;
+        if !view.can_restart {
+            return Err(LinkError::Lacks(FEATURE_RESTART));
+        }
+        let grace_seconds = u32::try_from(grace.as_secs()).unwrap_or(u32::MAX);
+        let body = host_frame::Body::RestartWorkload(RestartWorkload { run: view.run, grace_seconds });
+        self.ask_since(3, instance, "a restart", grace + ANSWER_WITHIN, body).await?;
+        self.decided_after(instance, view.run, deadline).await
+    }
+
+    /// Has the guest check its workload like this from now on.
+    pub async fn set_health(&self, instance: &InstanceId, health: SetHealth) -> Result<(), LinkError> {
+        let link = self.link(instance)?;
+        let view = self.until(&link, Instant::now() + ANSWER_WITHIN, |view| view.connected).await?;
+        if !view.can_check_health {
+            return Err(LinkError::Lacks(FEATURE_HEALTH));
+        }
+        self.ask_since(3, instance, "a health check", ANSWER_WITHIN, host_frame::Body::SetHealth(health))
+            .await
     }
 
     /// Asks the guest to shut down and waits for the word that it understood, or for the end of the stream.

@@ -244,6 +244,8 @@ impl<D: Driver> Actor<D> {
         arriving.at_rest = spec.at_rest;
         arriving.persist.clone_from(&spec.persist);
         arriving.io_limits.clone_from(&spec.io_limits);
+        arriving.restart = spec.restart;
+        arriving.health.clone_from(&spec.health);
         Ok((arriving, spec))
     }
 

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use mvm_planner::{Capacity, Observation};
+use mvm_planner::{Capacity, Observation, WorkloadState};
 use mvm_proto::{InstanceId, Phase, Timestamp};
 
 use crate::crash;
@@ -22,6 +22,8 @@ pub struct Seen {
     pub observation: Observation,
     /// Instances whose VM ended by itself since the last look, and how.
     pub died: Vec<(InstanceId, String)>,
+    /// Instances whose program fares otherwise than at the last look: the kind of event, and what is to be told.
+    pub workloads: Vec<(InstanceId, &'static str, String)>,
     /// VMs that no record owns.
     pub strangers: Vec<InstanceId>,
     /// Instances that sleep, and whose VM is there all the same.
@@ -55,8 +57,11 @@ pub async fn observe<D: Driver>(
             seen.beside_snapshot.push(record.id.clone());
         }
         let differs = differs(record, vm);
-        if differs.is_some() || record.is_ahead(now) {
-            changed.push((record.id.clone(), differs));
+        let view = links.filter(|_| vm == Some(VmState::Running)).and_then(|links| links.view(&record.id));
+        let news = view.and_then(|view| Some((view.workload()?, view.run, view.message)));
+        let news = news.filter(|(state, run, _)| record.is_news(*state, *run));
+        if differs.is_some() || news.is_some() || record.is_ahead(now) {
+            changed.push((record.id.clone(), differs, news));
         }
         if let Some(links) = links {
             follow(links, &record.id, vm);
@@ -70,7 +75,7 @@ pub async fn observe<D: Driver>(
     for (id, said) in idle {
         records.set_idle(&id, said);
     }
-    for (id, phase) in changed {
+    for (id, phase, news) in changed {
         let Some(lease) = records.lease(&id, phase.unwrap_or(Phase::Running)) else { continue };
         // Writing down what was seen of another took time, in which somebody may have acted on this one.
         if records.acted_since(&id, before) {
@@ -88,6 +93,11 @@ pub async fn observe<D: Driver>(
             Some(phase) => record.enter(phase, now, "observed"),
             None => {}
         }
+        if let Some((state, run, message)) = news.filter(|_| record.phase == Phase::Running)
+            && record.hear_workload(state, run, now)
+        {
+            tell_workload(&record, &message, now, &mut seen);
+        }
         record.rectify(now);
         if let Err(error) = records.save(&record).await {
             tracing::warn!(%id, error = %crate::text::chain(&error), "could not record what was observed");
@@ -100,6 +110,24 @@ pub async fn observe<D: Driver>(
     observation.capacity = capacity;
     observation.instances = records.observed();
     Ok(seen)
+}
+
+/// What is to be told of a program that fares otherwise than before.
+fn tell_workload(record: &Record, message: &str, now: Timestamp, seen: &mut Seen) {
+    let Some(workload) = &record.workload else { return };
+    let kind = match workload.state {
+        WorkloadState::Running => "WorkloadRecovered",
+        WorkloadState::Completed | WorkloadState::Failed => "WorkloadEnded",
+        WorkloadState::Unhealthy => "WorkloadUnhealthy",
+    };
+    let message = if message.is_empty() { "its program works again" } else { message };
+    let then = if record.is_brought_back() || !workload.is_down() { "" } else { "; it is not started again" };
+    seen.workloads.push((record.id.clone(), kind, format!("{message}{then}")));
+    if workload.is_down() && workload.is_in_a_crash_loop(now) {
+        let wait = workload.due_at().since(now).as_secs();
+        let message = format!("started {} times in a row; the next start is in {wait} s", workload.restarts);
+        seen.workloads.push((record.id.clone(), "WorkloadCrashLoop", message));
+    }
 }
 
 /// Keeps a link to what runs, and to nothing else. A VM that is paused when it is found gets one when it is resumed.

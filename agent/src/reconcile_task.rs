@@ -487,10 +487,12 @@ fn tell<D: Driver>(
     };
     node.handle.shared.blocked.send_replace(engine.blocked().to_vec());
     let records = engine.records.all();
-    for (id, reason) in &found.died {
+    let died = found.died.iter().map(|(id, reason)| (id, "InstanceFailed", reason));
+    let workloads = found.workloads.iter().map(|(id, kind, message)| (id, *kind, message));
+    for (id, kind, message) in died.chain(workloads) {
         let record = records.iter().find(|record| record.id == *id);
         let subject = record.map_or_else(|| id.to_string(), |r| format!("{}/{}/{id}", r.tenant, r.pool));
-        node.handle.publish("InstanceFailed", &subject, reason);
+        node.handle.publish(kind, &subject, message);
     }
     let facts = Facts {
         now: engine.clock.now(),

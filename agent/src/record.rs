@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use mvm_planner::{Action, ObservedInstance};
-use mvm_proto::document::{IoLimits, Persist, Resources, SeccompPolicy, Subnet, Warmup};
+use mvm_planner::{Action, ObservedInstance, Workload, WorkloadState};
+use mvm_proto::document::{Health, IoLimits, Persist, Resources, Restart, SeccompPolicy, Subnet, Warmup};
 use mvm_proto::instance::IllegalMove;
 use mvm_proto::status::InstanceStatus;
 use mvm_proto::{Digest, InstanceId, NodeId, Phase, PoolId, TenantId, Timestamp};
@@ -90,6 +90,16 @@ pub struct Record {
     /// the pool any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_limits: Option<Box<IoLimits>>,
+    /// What its pool said of its program when it last started, or since.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub restart: Restart,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<Box<Health>>,
+    /// How its program fares, and in which of its runs since the boot; absent: it works, and was not started again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workload: Option<Box<Workload>>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub run: u32,
     #[serde(default)]
     pub session: Option<SessionMark>,
     /// The node that it came from, whose name its session may still bear.
@@ -203,7 +213,32 @@ impl Record {
             moving_to,
             retry_not_before: self.retry_not_before,
             failures: self.failures,
+            workload: self.workload.clone(),
         }
+    }
+
+    /// Takes what its guest says of its program, and says whether that is news.
+    pub fn hear_workload(&mut self, state: WorkloadState, run: u32, now: Timestamp) -> bool {
+        if !self.is_news(state, run) {
+            return false;
+        }
+        self.workload = Workload::seen(self.workload.as_deref().copied(), state, now).map(Box::new);
+        self.run = run;
+        true
+    }
+
+    /// A program that is down in another run ended again, however it was before.
+    #[must_use]
+    pub fn is_news(&self, state: WorkloadState, run: u32) -> bool {
+        let before = self.workload.as_ref().map_or(WorkloadState::Running, |workload| workload.state);
+        state != before || (state != WorkloadState::Running && run != self.run)
+    }
+
+    /// Its program is down and is started again by its pool's policy.
+    #[must_use]
+    pub fn is_brought_back(&self) -> bool {
+        let state = self.workload.as_ref().map(|workload| workload.state);
+        self.phase == Phase::Running && state.is_some_and(|state| state.is_restarted(self.restart))
     }
 
     /// A guest that runs is idle where it was seen to be; one that rests has nothing to do. A request that was let in
@@ -262,7 +297,8 @@ impl Record {
     /// Whether its times lie ahead of a clock that was set back.
     #[must_use]
     pub fn is_ahead(&self, now: Timestamp) -> bool {
-        let passed = [Some(self.since), self.last_used_at, self.idle_since];
+        let fares_since = self.workload.as_ref().map(|workload| workload.since);
+        let passed = [Some(self.since), self.last_used_at, self.idle_since, fares_since];
         passed.into_iter().flatten().any(|at| at > now)
             || self.retry_not_before.is_some_and(|at| at > now + LONGEST_RETRY)
             || self.override_until.is_some_and(|at| at > now + MAX_OVERRIDE)
@@ -273,6 +309,9 @@ impl Record {
         self.since = self.since.min(now);
         self.last_used_at = self.last_used_at.map(|at| at.min(now));
         self.idle_since = self.idle_since.map(|at| at.min(now));
+        if let Some(workload) = &mut self.workload {
+            workload.since = workload.since.min(now);
+        }
         self.override_until = self.override_until.map(|at| at.min(now + MAX_OVERRIDE));
         self.retry_not_before = self.retry_not_before.map(|at| at.min(now + LONGEST_RETRY));
     }
@@ -300,9 +339,15 @@ impl Record {
             claimed: self.claimed,
             disk_used_bytes: self.disk_used_bytes,
             memory_used_bytes: self.memory_used(),
+            workload: self.workload.as_ref().map_or_else(String::new, |w| w.state.as_str().to_owned()),
+            restarts: self.workload.as_ref().map_or(0, |workload| workload.restarts),
             ..InstanceStatus::default()
         }
     }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// How long to wait after this many failures in a row: doubling, with half of it left to chance.

@@ -11,7 +11,7 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mvm_planner::ObservedInstance;
-use mvm_proto::document::Subnet;
+use mvm_proto::document::{Restart, Subnet};
 use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
 use mvm_store::{SledStore, Store, StoreError, Transaction};
 use serde::de::DeserializeOwned;
@@ -358,6 +358,10 @@ impl Records {
             persist: spec.persist.clone(),
             warmup: spec.warmup.clone(),
             io_limits: spec.io_limits.clone(),
+            restart: spec.restart,
+            health: spec.health.clone(),
+            workload: None,
+            run: 0,
             session: Some(SessionMark::Fresh),
             came_from: None,
             came_through: Vec::new(),
@@ -426,6 +430,13 @@ impl Records {
     pub fn set_idle(&self, id: &InstanceId, idle_since: Option<Timestamp>) {
         if let Some(record) = self.lock().records.get_mut(id) {
             record.idle_since = idle_since;
+        }
+    }
+
+    /// What its pool says of its program now. On disk with its record's next write.
+    pub fn set_restart(&self, id: &InstanceId, restart: Restart) {
+        if let Some(record) = self.lock().records.get_mut(id) {
+            record.restart = restart;
         }
     }
 

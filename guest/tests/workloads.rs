@@ -18,7 +18,7 @@ use mvm_guest::protocol::{
 
 /// Says that it is up by a file of its run's number, and ends as the file `end` says.
 const WORKLOAD: &str = r#"{"workload": ["sh", "-c",
-    "n=$(cat RUN/runs 2>/dev/null || echo 0); echo $((n+1)) > RUN/runs.new; mv RUN/runs.new RUN/runs; trap 'exit 0' TERM; until [ -e RUN/end ]; do sleep 0.01; done; code=$(cat RUN/end); rm RUN/end; exit $code"]}"#;
+    "n=$(cat RUN/runs 2>/dev/null || echo 0); echo $((n+1)) > RUN/runs.new; mv RUN/runs.new RUN/runs; trap 'exit 0' TERM; until [ -e RUN/end ] || [ ! -d RUN ]; do sleep 0.01; done; code=$(cat RUN/end || echo 0); rm RUN/end; exit $code"]}"#;
 
 fn end(machine: &Machine, code: &str) {
     let new = machine.path("run/end.new");

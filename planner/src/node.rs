@@ -3,7 +3,7 @@
 //! [`plan_node`] sorts the observed instances into the document's pools and leaves those alone that are as they should
 //! be (see [`members`]). Over a [`view`] of each other pool it makes its passes: [`raise`] fills the running counts,
 //! pools in the order of their roles; [`sleep`] puts back what a request woke and [`settle`] what is spare, in the
-//! reverse order; [`pressure`] puts to sleep what is idle when the node is short of memory; [`stage`], [`replace`] and
+//! reverse order, after [`mend`] brought back programs that do not work; [`pressure`] puts to sleep what is idle when the node is short of memory; [`stage`], [`replace`] and
 //! [`retain`] make what the other counts lack, renew what is outdated and clear away what was kept long enough;
 //! [`prune`] deals with what the document does not name. All passes spend from one [`budget`], so that running counts
 //! come first everywhere, and all respect the same [`hold`]s. Past a document's expiry [`plan_expired`] does less: see [`keep`].
@@ -15,6 +15,7 @@ mod hold;
 mod index;
 mod keep;
 mod members;
+mod mend;
 mod pressure;
 mod prune;
 mod raise;
@@ -89,6 +90,7 @@ fn plan_pools(
     }
     for view in views.iter_mut().rev() {
         sleep::put_back_idle(&mut draft, view);
+        mend::mend(&mut draft, view);
         match freshness {
             Freshness::Current => settle::settle(&mut draft, view),
             Freshness::Expired => keep::settle(&mut draft, view),

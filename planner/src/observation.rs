@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::revision::revision_of;
+use crate::workload::Workload;
 
 pub use decode::{MAX_OBSERVATION_BYTES, ObservationErrors};
 
@@ -91,6 +92,10 @@ pub struct ObservedInstance {
     /// How many steps on it failed in a row.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failures: u32,
+    /// The program in its guest; absent: it works, and was not started again since the guest was booted. Boxed: most
+    /// instances have none, and plans go over all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workload: Option<Box<Workload>>,
 }
 
 impl ObservedInstance {
@@ -115,6 +120,7 @@ impl ObservedInstance {
             moving_to: None,
             retry_not_before: None,
             failures: 0,
+            workload: None,
         }
     }
 
@@ -138,6 +144,11 @@ impl ObservedInstance {
     /// that it should not run.
     pub(crate) fn has_failed(&self) -> bool {
         self.phase == Phase::Failed || (self.is_startable() && self.retry_not_before.is_some())
+    }
+
+    /// Its guest runs and its program does not work.
+    pub(crate) fn is_down(&self) -> bool {
+        self.phase == Phase::Running && self.workload.as_ref().is_some_and(|workload| workload.is_down())
     }
 
     /// Stopped, failed or never booted: a start boots it anew.

@@ -102,6 +102,8 @@ pub enum Action {
     Destroy,
     /// Boots the pool's current revision under the same id, and goes back to the phase it came from.
     Replace,
+    /// Running -> running: the program in its guest is started again.
+    Restart,
 }
 
 impl Action {
@@ -117,6 +119,7 @@ impl Action {
             Action::Stop => "stop",
             Action::Destroy => "destroy",
             Action::Replace => "replace",
+            Action::Restart => "restart",
         }
     }
 
@@ -124,7 +127,9 @@ impl Action {
     #[must_use]
     pub fn leads_to(self, from: Option<Phase>) -> Phase {
         match self {
-            Action::Create | Action::Start | Action::Wake | Action::Resume => Phase::Running,
+            Action::Create | Action::Start | Action::Wake | Action::Resume | Action::Restart => {
+                Phase::Running
+            }
             Action::Warm => Phase::Warm,
             Action::Sleep => Phase::Sleeping,
             Action::Stop => Phase::Stopped,

@@ -17,7 +17,7 @@ mod rest;
 use std::collections::BTreeMap;
 
 use crowd::{is_free, one_pool, secs, serves};
-use fleet::{Kinds, cases};
+use fleet::{Kinds, cases, is_brought_back};
 use model::World;
 use mvm_planner::{Action, NodePlan, ObservedInstance, Step, plan_expired, plan_node, revision_of};
 use mvm_proto::{DesiredState, InstanceId, Phase};
@@ -59,7 +59,7 @@ proptest! {
         let steps = by_instance(&plan);
         let [wanted, ..] = wanted(&desired);
         // What a request woke goes when it is idle; the counts do not rely on it.
-        let counted = |i: &&ObservedInstance| serves(i) && !(i.on_demand && i.home.is_some_and(|home| home != Phase::Running));
+        let counted = |i: &&ObservedInstance| serves(i) && !is_brought_back(&desired, i) && !(i.on_demand && i.home.is_some_and(|home| home != Phase::Running));
         let before = seen.instances.iter().filter(counted).count();
         let goes = |i: &&ObservedInstance| {
             let step = steps.get(&i.id);
@@ -129,7 +129,8 @@ proptest! {
         let plan = plan_node(&desired, &seen, now());
         let steps = by_instance(&plan);
         let pool = &desired.tenants[0].pools[0];
-        let stops = |i: &ObservedInstance| i.phase == Phase::Running && steps.get(&i.id) == Some(&Action::Stop);
+        let works = |i: &ObservedInstance| i.phase == Phase::Running && !is_brought_back(&desired, i);
+        let stops = |i: &ObservedInstance| works(i) && steps.get(&i.id) == Some(&Action::Stop);
         if !seen.instances.iter().any(stops) {
             return Ok(());
         }

@@ -151,6 +151,7 @@ fn keeps(desired: &DesiredState, observed: &Observation, step: &Step) {
             let by_pressure = observed.memory_pressure && step.reason.starts_with("memory pressure");
             assert!(instance.staging.is_some() || instance.on_demand || by_pressure, "{step}");
         }
+        Action::Restart => {}
         Action::Create | Action::Stop | Action::Destroy | Action::Replace => panic!("{step}"),
     }
 }

@@ -11,9 +11,9 @@ mod rest;
 
 use std::time::Duration;
 
-use fleet::{Kinds, cases, fleet};
+use fleet::{Kinds, cases, fleet, is_brought_back};
 use model::World;
-use mvm_planner::{Action, NodePlan, Observation, plan_node};
+use mvm_planner::{Action, NodePlan, Observation, ObservedInstance, plan_node};
 use mvm_proto::{DesiredState, InstanceId, Phase};
 use proptest::prelude::*;
 use rest::{now, run_to_rest};
@@ -84,7 +84,7 @@ proptest! {
                 prop_assert!(!matches!(step.action, Action::Stop | Action::Destroy | Action::Replace), "{step}");
             }
             if pool.is_some_and(|p| p.critical) {
-                prop_assert!(instance.staging.is_some() || step.action == Action::Start, "{step}");
+                prop_assert!(instance.staging.is_some() || matches!(step.action, Action::Start | Action::Restart), "{step}");
             }
             if pool.is_some_and(|p| p.pinned) {
                 prop_assert!(step.action != Action::Sleep, "{step}");
@@ -92,6 +92,9 @@ proptest! {
             // Only memory pressure takes what is short of its minimum.
             let puts_down = matches!(step.action, Action::Warm | Action::Sleep | Action::Stop | Action::Replace)
                 && !(observed.memory_pressure && step.reason.starts_with("memory pressure"));
+            // Nothing works in one whose program is down: it may be replaced at any age.
+            let is_down = is_brought_back(&desired, instance);
+            let puts_down = puts_down && !(is_down && step.action == Action::Replace);
             if let (Some(pool), true, None) = (pool, puts_down, instance.staging) {
                 let least = match instance.phase {
                     Phase::Running => pool.runtime_policy.min_running_seconds,
@@ -128,7 +131,9 @@ proptest! {
                 .collect();
             let stopped = steps.iter().any(|s| {
                 let from = observed.instances.iter().find(|i| Some(&i.id) == s.instance.as_ref());
-                s.action == Action::Stop && from.is_some_and(|i| i.staging.is_none() && i.phase != Phase::Sleeping)
+                let works = |i: &ObservedInstance| !is_brought_back(&desired, i);
+                let is_of_use = |i: &ObservedInstance| i.staging.is_none() && i.phase != Phase::Sleeping && works(i);
+                s.action == Action::Stop && from.is_some_and(is_of_use)
             });
             let made_anew = steps.iter().any(|s| {
                 matches!(s.action, Action::Create | Action::Start) && s.staging != Some(Phase::Running)

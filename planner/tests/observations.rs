@@ -17,7 +17,8 @@ fn full() -> Value {
             "last_used_at": "2026-01-31T09:31:00Z", "idle_since": "2026-01-31T09:32:00Z",
             "override_until": "2026-01-31T09:40:00Z", "claimed": true, "on_demand": true,
             "home": "sleeping", "staging": "warm", "moving_to": "stopped",
-            "retry_not_before": "2026-01-31T09:33:00Z", "failures": 2
+            "retry_not_before": "2026-01-31T09:33:00Z", "failures": 2,
+            "workload": { "state": "failed", "since": "2026-01-31T09:33:00Z", "restarts": 4 }
         }],
         "blocked": [{ "tenant": "acme", "pool": "web", "reason": "no image" }],
         "memory_pressure": true

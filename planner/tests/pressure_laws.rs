@@ -10,7 +10,7 @@ mod model;
 #[path = "laws/rest.rs"]
 mod rest;
 
-use fleet::{Kinds, cases, fleet};
+use fleet::{Kinds, cases, fleet, is_brought_back};
 use model::World;
 use mvm_planner::{Action, Observation, ObservedInstance, Step, plan_node};
 use mvm_proto::document::Pool;
@@ -40,7 +40,10 @@ fn sleepable_from(desired: &DesiredState, i: &ObservedInstance, now: Timestamp) 
         pool.pinned || pool.critical || i.claimed || ahead(i.override_until) || ahead(i.retry_not_before);
     let paused = (i.phase == Phase::Warm).then_some(i.since);
     let up = matches!(i.phase, Phase::Running | Phase::Warm);
-    (up && !held).then(|| i.idle_since.or(paused)).flatten()
+    // A program that is over has nothing to do either.
+    let over = i.workload.as_ref().filter(|w| i.phase == Phase::Running && w.is_down()).map(|w| w.since);
+    let held = held || is_brought_back(desired, i);
+    (up && !held).then(|| i.idle_since.or(paused).or(over)).flatten()
 }
 
 /// What goes first is lowest: whether it is short of its minimum runtime, and since when it is idle.
@@ -210,7 +213,9 @@ proptest! {
         let mut world = World::new(observed, now());
         world.observed.memory_pressure = true;
         run_to_rest(&desired, &mut world, |before, after, step| {
-            if step.action != Action::Stop || find(&before.observed.instances, step).staging.is_some() {
+            let instance = find(&before.observed.instances, step);
+            let is_down = is_brought_back(&desired, instance);
+            if step.action != Action::Stop || instance.staging.is_some() || is_down {
                 return;
             }
             let Some(pool) = pool_of(&desired, find(&before.observed.instances, step)) else { return };

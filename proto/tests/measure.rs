@@ -102,7 +102,7 @@ fn the_largest_honest_frames_pass() {
     let pool = |at: usize| PoolStatus {
         tenant_id: format!("{at:063}"),
         pool_id: format!("{at:063}"),
-        desired: Some(Counts { running: 1, warm: 1, sleeping: 1 }),
+        desired: Some(Counts { running: 1, warm: 1, sleeping: 1, down: 1 }),
         revision: "x".repeat(71),
         deferred: vec!["waits for its image".to_owned(); 4],
         ..PoolStatus::default()

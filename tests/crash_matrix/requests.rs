@@ -19,6 +19,8 @@ pub(crate) enum Asked {
     Export,
     /// Of what was exported and removed before.
     Import,
+    /// Has the guest's program end.
+    End,
 }
 
 impl Asked {
@@ -27,6 +29,7 @@ impl Asked {
             "call_off" => Some(Self::Wake),
             "export" => Some(Self::Export),
             "import" => Some(Self::Import),
+            "restart" => Some(Self::End),
             _ => None,
         }
     }
@@ -63,7 +66,7 @@ impl Matrix {
         self.agent.launch(&environment);
         wait_until("the agent to be where it is asked", PATIENCE, || match asked {
             Asked::Wake => self.vms().values().all(|entry| !entry["snapshot"].is_null()),
-            Asked::Export | Asked::Import => self.instances().is_some(),
+            Asked::Export | Asked::Import | Asked::End => self.instances().is_some(),
         });
         // Whoever ends it gets no answer, and nobody after that.
         for id in ids.keys() {
@@ -75,6 +78,9 @@ impl Matrix {
                 }
                 Asked::Export => {
                     self.agent.mvm(&["instance", "export", id, archive]);
+                }
+                Asked::End => {
+                    self.agent.mvm(&["instance", "exec", id, "--", "exit"]);
                 }
                 Asked::Import => {
                     self.agent.mvm(&["instance", "import", archive, "--override", "0s"]);

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mvm_proto::document::SnapshotCompression;
-use mvm_proto::guest::Readiness;
+use mvm_proto::guest::{Health, Readiness};
 use mvm_proto::{Digest, InstanceId};
 
 use tokio::sync::broadcast;
@@ -115,6 +115,12 @@ impl FakeDriver {
             Ok(())
         });
         debug_assert!(damaged.is_ok());
+    }
+
+    /// How often the guest's program was started again, and how it is checked.
+    #[must_use]
+    pub fn workload(&self, instance: &InstanceId) -> (u32, Option<Health>) {
+        self.host.workload(instance)
     }
 
     /// Makes a guest say that it is idle, busy or has failed.

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use mvm_host::network::Mac;
-use mvm_proto::guest::{Mount, Reborn};
+use mvm_planner::WorkloadState;
+use mvm_proto::guest::{FEATURE_HEALTH, Mount, Reborn, SetHealth};
 use mvm_proto::{Digest, InstanceId, Phase};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
@@ -43,6 +44,11 @@ pub(super) struct Life {
     pub(super) understands: bool,
     /// Passed when it knows who it is, and when it is ready.
     pub(super) points: [&'static str; 2],
+}
+
+/// How the guest is to check its program.
+pub(super) fn health_of(record: &Record) -> SetHealth {
+    SetHealth { health: record.health.as_deref().map(Into::into) }
 }
 
 /// What an instance was booted from last.
@@ -90,6 +96,7 @@ impl<D: Driver> Executor<D> {
             start_workload,
             mounts: if record.resources.data_disk_mib > 0 { vec![disk] } else { Vec::new() },
             generation: record.next_generation(now),
+            health: Some(health_of(record)),
         }
     }
 
@@ -104,6 +111,8 @@ impl<D: Driver> Executor<D> {
         let Life { bundle, start_workload, understands, points } = life;
         let id = record.id.clone();
         let deadline = Instant::now() + self.boot_deadline;
+        let restart = record.restart;
+        let healthy_by = deadline + Self::health_within(record);
         self.links.open(&id);
         let holds_back = start_workload && self.sessions.holds_back(record);
         let life = async {
@@ -146,7 +155,16 @@ impl<D: Driver> Executor<D> {
             watch.lap(Stage::Reborn);
             self.isolation.open(record).await?;
             watch.lap(Stage::Opened);
-            self.links.ready(&id, deadline.max(Instant::now() + ANSWER_WITHIN)).await?;
+            let view = self.links.decided(&id, healthy_by.max(Instant::now() + ANSWER_WITHIN)).await?;
+            // One that came up with a program that failed did not start. Where the program is over as its pool would have
+            // it, or was before its guest slept, the guest is up all the same.
+            let starts_again = |state: WorkloadState| state.is_restarted(restart);
+            if start_workload && view.workload().is_some_and(starts_again) {
+                return Err(LinkError::WorkloadFailed(view.message).into());
+            }
+            if record.health.is_some() && !view.can_check_health {
+                self.note("GuestOutdated", record, &LinkError::Lacks(FEATURE_HEALTH).to_string());
+            }
             crash::point(points[1]);
             watch.lap(Stage::Ready);
             Ok(())

@@ -27,6 +27,10 @@ impl<D: Driver> Executor<D> {
             return Err(Self::wrong_phase(&record, Action::Wake));
         }
         record.staging = order.staging;
+        if let Some(spec) = &order.spec {
+            record.restart = spec.restart;
+            record.health.clone_from(&spec.health);
+        }
         if order.on_demand {
             self.lend(&mut record, Phase::Sleeping);
         }

@@ -95,6 +95,9 @@ impl<D: Driver> Executor<D> {
         record.persist.clone_from(&spec.persist);
         record.warmup.clone_from(&spec.warmup);
         record.io_limits.clone_from(&spec.io_limits);
+        record.restart = spec.restart;
+        record.health.clone_from(&spec.health);
+        record.run = 0;
         record.snapshot = None;
         let is_new = record.phase == Phase::Created;
         self.intend(&mut record, if is_new { Action::Create } else { Action::Start }).await?;
@@ -193,11 +196,15 @@ impl<D: Driver> Executor<D> {
 
     pub(super) async fn replace(
         &self,
-        record: Record,
+        mut record: Record,
         spec: &PoolSpec,
         patience: Patience,
         reason: &str,
     ) -> Result<(), StepError> {
+        // A new guest for a program that was down is one more of its restarts.
+        let restarts = record.is_brought_back();
+        record.workload =
+            record.workload.filter(|_| restarts).map(|w| Box::new(w.restarted(self.clock.now())));
         // Nothing is stopped for what could not start then.
         self.resolve_image(spec)?;
         let (id, back_to) = (record.id.clone(), record.phase);

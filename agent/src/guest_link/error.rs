@@ -21,6 +21,8 @@ pub enum LinkError {
     Refused { code: String, message: String },
     #[error("the guest speaks version {version} of the protocol, and {what} needs version {needs}")]
     Unsupported { what: &'static str, needs: u32, version: u32 },
+    #[error("the guest is too old to know `{0}`: build its image with the guest program of this version")]
+    Lacks(&'static str),
     #[error(
         "the guest speaks versions {min} to {max} of the protocol, this agent {MIN_VERSION} to {MAX_VERSION}"
     )]

@@ -411,6 +411,9 @@ fn ill_will(random: &mut fastrand::Rng, nonce: u64, request: u64) -> Vec<u8> {
             3 => Body::State(mvm_proto::guest::State {
                 readiness: random.i32(-1..9),
                 message: "x".repeat(random.usize(..2000)),
+                workload: random
+                    .bool()
+                    .then(|| mvm_proto::guest::Workload { state: random.i32(-1..9), run: random.u32(..) }),
             }),
             4 => Body::Heartbeat(mvm_proto::guest::Heartbeat {
                 uptime_ms: random.u64(..),

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use mvm_planner::WorkloadState;
 use mvm_proto::Timestamp;
-use mvm_proto::guest::{GuestHello, Heartbeat, Readiness, State};
+use mvm_proto::guest::workload::State as Fares;
+use mvm_proto::guest::{FEATURE_HEALTH, FEATURE_RESTART, GuestHello, Heartbeat, Readiness, State, Workload};
 use mvm_proto::text::one_line;
 use tokio::time::Instant;
 
@@ -30,6 +32,12 @@ pub struct GuestView {
     pub boot_id: String,
     /// It was told who it is since it booted.
     pub configured: bool,
+    /// It can start its workload again, and tells how that fares; it can check its health.
+    pub can_restart: bool,
+    pub can_check_health: bool,
+    /// How its workload fares, where it tells, and how often it was started since the boot.
+    fares: Fares,
+    pub run: u32,
     pub last_heartbeat: Option<Timestamp>,
     /// Since when it has nothing to do; absent: it has, or it is not known.
     pub idle_since: Option<Timestamp>,
@@ -60,6 +68,10 @@ impl Default for GuestView {
             guest: String::new(),
             boot_id: String::new(),
             configured: false,
+            can_restart: false,
+            can_check_health: false,
+            fares: Fares::None,
+            run: 0,
             last_heartbeat: None,
             idle_since: None,
             load_milli: 0,
@@ -79,6 +91,24 @@ impl GuestView {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.signs().is_ready()
+    }
+
+    /// How its workload fares; absent: it is not known, or not decided yet.
+    #[must_use]
+    pub fn workload(&self) -> Option<WorkloadState> {
+        match (self.readiness, self.fares) {
+            _ if !self.connected => None,
+            (Readiness::Failed, Fares::Completed) => Some(WorkloadState::Completed),
+            (Readiness::Failed, Fares::Unhealthy) => Some(WorkloadState::Unhealthy),
+            (Readiness::Failed, _) => Some(WorkloadState::Failed),
+            (Readiness::Ready | Readiness::Idle | Readiness::Busy, _) => Some(WorkloadState::Running),
+            (Readiness::Starting | Readiness::Unspecified, _) => None,
+        }
+    }
+
+    /// Its workload is ready, or has failed to be.
+    pub(super) fn is_decided(&self) -> bool {
+        self.is_ready() || self.readiness == Readiness::Failed
     }
 
     /// Whether it works: it says so, something was asked of it, or the host sees it work.
@@ -136,6 +166,9 @@ impl GuestView {
         self.boot_id = shortened(&hello.boot_id);
         self.configured = hello.configured;
         self.readiness = hello.readiness();
+        let names = |feature: &str| hello.features.iter().any(|name| name == feature);
+        (self.can_restart, self.can_check_health) = (names(FEATURE_RESTART), names(FEATURE_HEALTH));
+        self.hear_workload(hello.workload.as_ref());
         self.message.clear();
         self.settle(now);
     }
@@ -143,7 +176,12 @@ impl GuestView {
     pub(super) fn hear_state(&mut self, state: &State, now: Timestamp) {
         self.readiness = state.readiness();
         self.message = shortened(&state.message);
+        self.hear_workload(state.workload.as_ref());
         self.settle(now);
+    }
+
+    fn hear_workload(&mut self, workload: Option<&Workload>) {
+        (self.fares, self.run) = workload.map_or((Fares::None, 0), |told| (told.state(), told.run));
     }
 
     pub(super) fn hear_heartbeat(&mut self, beat: &Heartbeat, now: Timestamp) {
@@ -170,8 +208,8 @@ impl GuestView {
     }
 
     /// What a planner would decide by; anything else is only for people.
-    pub(super) fn matters(&self) -> (bool, Readiness, bool, Option<Timestamp>) {
-        (self.connected, self.readiness, self.is_busy(), self.idle_since)
+    pub(super) fn matters(&self) -> impl PartialEq + use<> {
+        (self.connected, self.readiness, self.is_busy(), self.idle_since, self.fares, self.run)
     }
 }
 
@@ -202,10 +240,19 @@ mod tests {
     fn a_guest_is_idle_from_when_it_last_had_something_to_do() {
         let mut view = ready();
         assert_eq!(view.idle_at(at(5)), Some(at(0)));
-        view.hear_state(&State { readiness: Readiness::Busy.into(), message: String::new() }, at(10));
+        view.hear_state(
+            &State { readiness: Readiness::Busy.into(), message: String::new(), workload: None },
+            at(10),
+        );
         assert_eq!((view.is_busy(), view.idle_at(at(11))), (true, None));
-        view.hear_state(&State { readiness: Readiness::Idle.into(), message: String::new() }, at(20));
-        view.hear_state(&State { readiness: Readiness::Ready.into(), message: String::new() }, at(25));
+        view.hear_state(
+            &State { readiness: Readiness::Idle.into(), message: String::new(), workload: None },
+            at(20),
+        );
+        view.hear_state(
+            &State { readiness: Readiness::Ready.into(), message: String::new(), workload: None },
+            at(25),
+        );
         assert_eq!(view.idle_at(at(30)), Some(at(20)));
     }
 
@@ -239,7 +286,10 @@ mod tests {
         let hello =
             GuestHello { guest: hostile.to_owned(), boot_id: "é".repeat(1000), ..GuestHello::default() };
         view.greet(&hello, at(0));
-        view.hear_state(&State { readiness: Readiness::Ready.into(), message: hostile.to_owned() }, at(0));
+        view.hear_state(
+            &State { readiness: Readiness::Ready.into(), message: hostile.to_owned(), workload: None },
+            at(0),
+        );
         assert_eq!((view.guest.as_str(), view.message.as_str()), (shown, shown));
         assert!(view.boot_id.len() <= MAX_TEXT_BYTES && view.boot_id.ends_with("é..."));
         let refused = LinkError::from(Failure { code: hostile.to_owned(), message: hostile.to_owned() });

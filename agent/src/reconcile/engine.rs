@@ -21,6 +21,7 @@ use crate::execute::{Executor, was_called_off};
 use crate::isolation::{GroupKeeper, Keeper};
 use crate::ledger::InForce;
 use crate::observe::observe;
+use crate::record::Record;
 use crate::state::{Lease, Records};
 use crate::sweep::Sweeper;
 use crate::template::Template;
@@ -93,6 +94,7 @@ struct Last {
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     pub(crate) died: Vec<(InstanceId, String)>,
+    pub(crate) workloads: Vec<(InstanceId, &'static str, String)>,
     pub(crate) strangers: Vec<InstanceId>,
 }
 
@@ -202,7 +204,7 @@ impl<D: Driver> Engine<D> {
         if let Err(error) = self.executor.images.set_in_use(&self.records.images()) {
             tracing::warn!(error = %chain(&error), "could not note which images are in use");
         }
-        Ok(Found { died: seen.died, strangers })
+        Ok(Found { died: seen.died, workloads: seen.workloads, strangers })
     }
 
     /// Plans, if there is anything to plan for, and begins with it. The records are read here: requests may have been let
@@ -318,19 +320,34 @@ impl<D: Driver> Engine<D> {
         Ok(found.into_iter().collect())
     }
 
-    /// Tells the links from which share of its processors on a guest works.
+    /// Tells the links from which share of its processors on a guest works, and guests how to check their program.
     fn follow_policies(&self, in_force: &InForce) {
         let pools = in_force.desired.pools();
-        let policies: BTreeMap<_, _> = pools
-            .map(|(tenant, pool)| ((&tenant.tenant_id, &pool.pool_id), pool.sleep_policy.cpu_idle_percent))
-            .collect();
-        self.records.for_each(|record, _| {
-            if record.phase == Phase::Running
-                && let Some(percent) = policies.get(&(&record.tenant, &record.pool))
-            {
-                self.executor.links.set_cpu_idle_percent(&record.id, *percent);
+        let pools: BTreeMap<_, _> =
+            pools.map(|(tenant, pool)| ((&tenant.tenant_id, &pool.pool_id), pool)).collect();
+        let (mut restart, mut health) = (Vec::new(), Vec::new());
+        self.records.for_each(|record, acted_on| {
+            let Some(pool) = pools.get(&(&record.tenant, &record.pool)) else { return };
+            if record.phase != Phase::Running {
+                return;
+            }
+            self.executor.links.set_cpu_idle_percent(&record.id, pool.sleep_policy.cpu_idle_percent);
+            if record.restart != pool.restart {
+                restart.push((record.id.clone(), pool.restart));
+            }
+            if record.health != pool.health && acted_on.is_none() {
+                health.push((record.id.clone(), pool.health.clone()));
             }
         });
+        for (id, restart) in restart {
+            self.records.set_restart(&id, restart);
+        }
+        for (id, health) in health {
+            let Some(lease) = self.records.lease(&id, Phase::Running) else { continue };
+            let Some(record) = self.records.get(&id) else { continue };
+            let executor = Arc::clone(&self.executor);
+            tokio::spawn(async move { executor.follow_health(&lease, Record { health, ..record }).await });
+        }
     }
 
     /// Whether the last plan still says everything.
@@ -413,5 +430,6 @@ fn kind_of(action: Action) -> &'static str {
         Action::Stop => "InstanceStopped",
         Action::Destroy => "InstanceDestroyed",
         Action::Replace => "InstanceReplaced",
+        Action::Restart => "WorkloadRestarted",
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mvm_planner::{NodePlan, revision_of};
+use mvm_planner::{NodePlan, WorkloadState, revision_of};
 use mvm_proto::status::{Condition, Counts, NodeStatus, PoolStatus, Usage, set_condition};
 use mvm_proto::{InstanceId, Phase, Timestamp};
 
@@ -45,8 +45,16 @@ pub(crate) fn update(status: &mut NodeStatus, facts: &Facts<'_>) {
         status.converged.clone_from(&status.accepted);
     }
     let (images, sessions) = (facts.images.clone(), facts.sessions.clone());
-    let own =
-        [converged(facts), current(facts), disk(facts), driver(facts), accounted(facts), images, sessions];
+    let own = [
+        converged(facts),
+        current(facts),
+        disk(facts),
+        driver(facts),
+        accounted(facts),
+        workloads(facts),
+        images,
+        sessions,
+    ];
     for condition in own.into_iter().chain(facts.needs.clone()).chain(facts.bounds.clone()) {
         set_condition(&mut status.conditions, condition);
     }
@@ -117,6 +125,32 @@ fn accounted(facts: &Facts<'_>) -> Condition {
     }
 }
 
+/// Programs that do not work and should, those that are started again and again first.
+fn workloads(facts: &Facts<'_>) -> Condition {
+    let mut found: Vec<(&'static str, String)> = Vec::new();
+    for record in facts.records.iter().filter(|record| record.phase == Phase::Running) {
+        let Some(workload) = record.workload.as_deref() else { continue };
+        let reason = match workload.state {
+            _ if workload.is_in_a_crash_loop(facts.now) => "CrashLoop",
+            WorkloadState::Failed => "Failed",
+            WorkloadState::Unhealthy => "Unhealthy",
+            WorkloadState::Completed if record.is_brought_back() => "Ended",
+            WorkloadState::Completed | WorkloadState::Running => continue,
+        };
+        let (state, restarts) = (workload.state.as_str(), workload.restarts);
+        let subject = format!("{}/{}/{}", record.tenant, record.pool, record.id);
+        found.push((reason, format!("{subject} {state}, started again {restarts} times in a row")));
+    }
+    found.sort();
+    let Some((reason, _)) = found.first() else {
+        return Condition::new("WorkloadsRunning", true, "AllRunning", "", facts.now);
+    };
+    let more = found.len().saturating_sub(DEFERRED_SHOWN);
+    let rest = if more > 0 { format!(" (and {more} more)") } else { String::new() };
+    let shown: Vec<_> = found.iter().take(DEFERRED_SHOWN).map(|(_, text)| text.as_str()).collect();
+    Condition::new("WorkloadsRunning", false, *reason, format!("{}{rest}", shown.join("; ")), facts.now)
+}
+
 fn usage(records: &[Record]) -> Usage {
     let mut usage = Usage::default();
     let used_bytes = records.iter().fold(0_u64, |sum, record| sum.saturating_add(record.disk_used_bytes));
@@ -158,7 +192,10 @@ fn pools(facts: &Facts<'_>) -> Vec<PoolStatus> {
             });
         let actual = pool.actual.get_or_insert_default();
         match record.phase {
-            Phase::Running => actual.running += 1,
+            Phase::Running => {
+                actual.running += 1;
+                actual.down += u32::from(record.workload.as_ref().is_some_and(|workload| workload.is_down()));
+            }
             Phase::Warm => actual.warm += 1,
             Phase::Sleeping => actual.sleeping += 1,
             Phase::Failed => pool.failed += 1,
@@ -178,7 +215,12 @@ fn pools(facts: &Facts<'_>) -> Vec<PoolStatus> {
         pools.push(PoolStatus {
             tenant_id: tenant.tenant_id.to_string(),
             pool_id: pool.pool_id.to_string(),
-            desired: Some(Counts { running: counts.running, warm: counts.warm, sleeping: counts.sleeping }),
+            desired: Some(Counts {
+                running: counts.running,
+                warm: counts.warm,
+                sleeping: counts.sleeping,
+                down: 0,
+            }),
             actual: Some(seen.actual.unwrap_or_default()),
             managed: true,
             revision: revision_of(tenant, pool).to_string(),

@@ -24,3 +24,4 @@ mod test_node;
 mod wake;
 mod wake_timing;
 mod warmup;
+mod workloads;

@@ -217,7 +217,7 @@ pub(crate) fn table(found: &[Found], wide: bool) -> output::Table {
             instance.instance_id.clone(),
             instance.tenant_id.clone(),
             instance.pool_id.clone(),
-            instance.phase.clone(),
+            phase_of(instance),
             or_dash(&instance.since),
             or_dash(&instance.address),
             or_dash(&instance.reason),
@@ -236,6 +236,14 @@ pub(crate) fn table(found: &[Found], wide: bool) -> output::Table {
         table.add_row(row);
     }
     table
+}
+
+/// The phase, and how the program fares where that is not told by it.
+fn phase_of(instance: &InstanceStatus) -> String {
+    match (instance.phase.as_str(), instance.workload.as_str()) {
+        (phase, "" | "running") => phase.to_owned(),
+        (phase, workload) => format!("{phase} ({workload})"),
+    }
 }
 
 fn in_memory(bytes: u64) -> String {
@@ -264,6 +272,8 @@ pub(crate) fn details(found: &Found) -> output::Table {
         persisted_at,
         loss_window_seconds,
         persist_error,
+        workload,
+        restarts,
     } = &found.instance;
     let mut rows = vec![("instance", instance_id.clone())];
     if !found.node_id.is_empty() {
@@ -274,6 +284,14 @@ pub(crate) fn details(found: &Found) -> output::Table {
         ("pool", pool_id.clone()),
         ("phase", phase.clone()),
         ("since", or_dash(since)),
+        (
+            "program",
+            if workload.is_empty() {
+                "-".to_owned()
+            } else {
+                format!("{workload}, restarted {restarts} times in a row")
+            },
+        ),
         ("reason", or_dash(reason)),
         ("address", or_dash(address)),
         ("revision", or_dash(revision)),

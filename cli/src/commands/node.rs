@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use mvm_proto::NodeId;
 use mvm_proto::status::fit::STATUS_COMPLETE;
-use mvm_proto::status::{Condition, Mark, NodeInfo, NodeStatus};
+use mvm_proto::status::{Condition, Counts, Mark, NodeInfo, NodeStatus};
 use mvm_proto::wire::control::v1::{GetNodeRequest, Node, RemoveNodeRequest};
 
 use crate::args::Global;
@@ -186,7 +186,7 @@ pub(crate) fn nodes(nodes: &[Node], wide: bool) -> output::Table {
             generation(node.assigned.as_ref()),
             generation(status.accepted.as_ref()),
             generation(status.converged.as_ref()),
-            format!("{}/{}", actual.running, desired.running),
+            running(&actual, &desired),
             format!("{}/{}", actual.warm, desired.warm),
             format!("{}/{}", actual.sleeping, desired.sleeping),
         ];
@@ -276,6 +276,13 @@ pub(crate) fn status_rows(node: &Node) -> Vec<(&'static str, String)> {
     rows
 }
 
+/// Those that run and work, of those that are wanted; and those that run and do not work.
+pub(crate) fn running(have: &Counts, want: &Counts) -> String {
+    let works = have.running.saturating_sub(have.down);
+    let down = if have.down > 0 { format!(" ({} down)", have.down) } else { String::new() };
+    format!("{works}/{}{down}", want.running)
+}
+
 fn pool_rows(status: &NodeStatus) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     for pool in &status.pools {
@@ -283,11 +290,10 @@ fn pool_rows(status: &NodeStatus) -> Vec<(&'static str, String)> {
         rows.push((
             "pool",
             format!(
-                "{}/{}: running {}/{}, warm {}/{}, sleeping {}/{}{}",
+                "{}/{}: running {}, warm {}/{}, sleeping {}/{}{}",
                 pool.tenant_id,
                 pool.pool_id,
-                have.running,
-                want.running,
+                running(&have, &want),
                 have.warm,
                 want.warm,
                 have.sleeping,

@@ -230,7 +230,7 @@ pub(crate) fn pool_table(pools: &[Placed]) -> output::Table {
 fn counts(pool: &PoolStatus) -> Vec<String> {
     let (want, have) = (pool.desired.unwrap_or_default(), pool.actual.unwrap_or_default());
     vec![
-        format!("{}/{}", have.running, want.running),
+        super::node::running(&have, &want),
         format!("{}/{}", have.warm, want.warm),
         format!("{}/{}", have.sleeping, want.sleeping),
         pool.stopped.to_string(),

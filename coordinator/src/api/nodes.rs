@@ -129,5 +129,6 @@ fn sum(counts: impl Iterator<Item = Counts>) -> Counts {
         running: sum.running.saturating_add(one.running),
         warm: sum.warm.saturating_add(one.warm),
         sleeping: sum.sleeping.saturating_add(one.sleeping),
+        down: sum.down.saturating_add(one.down),
     })
 }

@@ -38,7 +38,7 @@ async fn plant(report: &InitReport, nodes: impl Iterator<Item = (String, NodeSta
 }
 
 fn honest_status(name: &str) -> NodeStatus {
-    let counts = Some(Counts { running: 1, warm: 2, sleeping: 3 });
+    let counts = Some(Counts { running: 1, warm: 2, sleeping: 3, down: 0 });
     let pool = |at: usize| PoolStatus {
         tenant_id: format!("tenant-{at}"),
         pool_id: format!("pool-{at}"),
@@ -54,7 +54,7 @@ fn honest_status(name: &str) -> NodeStatus {
 fn hostile_status(name: &str) -> NodeStatus {
     let pool = PoolStatus {
         tenant_id: "x".repeat(10_000),
-        actual: Some(Counts { running: u32::MAX, warm: 0, sleeping: 0 }),
+        actual: Some(Counts { running: u32::MAX, warm: 0, sleeping: 0, down: 0 }),
         ..PoolStatus::default()
     };
     NodeStatus { node_id: name.to_owned(), pools: vec![pool; 500], ..NodeStatus::default() }
@@ -72,7 +72,7 @@ async fn a_thousand_nodes_with_a_hundred_pools_each_are_listed_whole_beside_host
     let all = soon("all nodes", list_all_nodes(&mut operator, false)).await.unwrap();
     let (good, bad): (Vec<_>, Vec<_>) = all.iter().partition(|node| node.node_id.starts_with("n-"));
     assert_eq!((good.len(), bad.len()), (NODES, 3));
-    let expected = Some(Counts { running: 100, warm: 200, sleeping: 300 });
+    let expected = Some(Counts { running: 100, warm: 200, sleeping: 300, down: 0 });
     for node in good {
         assert_eq!((node.status.as_ref().unwrap().pools.len(), node.actual), (POOLS, expected));
         assert_eq!(node.status.as_ref().unwrap().conditions, []);

@@ -100,7 +100,7 @@ pub(crate) fn stage(draft: &mut Draft, view: &mut PoolView<'_>) {
 
 /// Instances that a document in time would replace or stop.
 fn say_what_waits(draft: &mut Draft, view: &PoolView<'_>) {
-    let lists = [&view.running, &view.warm, &view.sleeping];
+    let lists = [&view.running, &view.down, &view.warm, &view.sleeping];
     let outdated = lists.into_iter().flatten().filter(|instance| view.is_outdated(instance)).count();
     let outdated = outdated + view.lent_outdated.len();
     let (have, wanted) = (view.have, view.wanted());

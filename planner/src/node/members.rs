@@ -149,5 +149,5 @@ fn is_settled(instance: &ObservedInstance, revision: &Digest) -> bool {
     let has_a_count = matches!(instance.phase, Phase::Running | Phase::Warm | Phase::Sleeping);
     let is_lent = instance.claimed || instance.on_demand;
     let is_under_way = instance.moving_to.is_some() || instance.staging.is_some();
-    has_a_count && !is_lent && !is_under_way && instance.revision == *revision
+    has_a_count && !is_lent && !is_under_way && !instance.is_down() && instance.revision == *revision
 }

@@ -12,7 +12,6 @@ use mvm_proto::{Phase, Timestamp};
 use super::budget::Usage;
 use super::draft::Draft;
 use super::hold::{Hold, hold};
-use super::sleep::idle_from;
 use super::view::{PoolView, remove};
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
@@ -73,7 +72,7 @@ fn candidates<'a>(draft: &mut Draft, views: &[PoolView<'a>]) -> (Vec<Candidate<'
         };
         let mut kept = 0;
         for &instance in [&view.running, &view.warm, &view.on_demand].into_iter().flatten() {
-            let Some(idle_from) = idle_from(instance) else { continue };
+            let Some(idle_from) = view.idle_from(instance) else { continue };
             if whole_pool.is_some() {
                 kept += 1;
                 continue;

@@ -71,5 +71,6 @@ fn held(draft: &Draft, tenant: Option<&Tenant>, instance: &ObservedInstance) -> 
     // The pool's own policy went with the pool; the default one says when a woken instance is done.
     let after = Duration::from_secs(SleepPolicy::default().warm_after_seconds);
     let is_idle = instance.idle_since.is_some_and(|since| draft.clock.is_past(since + after));
-    (!is_idle).then(|| Hold::OnDemand.describe(&draft.clock))
+    // Nor does anyone use a program that does not work.
+    (!is_idle && !instance.is_down()).then(|| Hold::OnDemand.describe(&draft.clock))
 }

@@ -31,6 +31,9 @@ pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
     } else if backing_off(draft, view) > 0 {
         // A revision that does not start must not take the next instance with it.
         Some("another instance is backing off after a failure".to_owned())
+    } else if view.down.iter().any(|i| !view.is_outdated(i)) {
+        // Nor one whose program does not work.
+        Some("the program of an instance of this revision does not work".to_owned())
     } else if too_few_up && view.is_starting {
         Some("waits until what is being started runs".to_owned())
     } else {
@@ -78,7 +81,7 @@ fn at_rest(instance: &ObservedInstance) -> Option<Phase> {
 }
 
 /// What its replacement takes beyond what the instance has.
-fn more_for(view: &PoolView<'_>, instance: &ObservedInstance) -> Usage {
+pub(crate) fn more_for(view: &PoolView<'_>, instance: &ObservedInstance) -> Usage {
     Usage::boot(&view.place.pool.instance_resources, at_rest(instance)).beyond(Usage::now(instance))
 }
 

@@ -76,7 +76,7 @@ fn sleeps_instead(
     shortage: Shortage,
 ) -> Result<Action, Shortage> {
     let after = Duration::from_secs(view.place.pool.sleep_policy.sleep_after_seconds);
-    let Some(at) = idle_from(instance).map(|since| since + after) else { return Err(shortage) };
+    let Some(at) = view.idle_from(instance).map(|since| since + after) else { return Err(shortage) };
     if !draft.clock.is_past(at) {
         return Err(shortage);
     }
@@ -88,13 +88,6 @@ fn sleeps_instead(
     Ok(Action::Sleep)
 }
 
-/// Since when it has nothing to do; none: it is busy, or nobody knows.
-pub(crate) fn idle_from(instance: &ObservedInstance) -> Option<Timestamp> {
-    // What is paused has nothing to do, whatever was known of it before.
-    let paused = (instance.phase == Phase::Warm).then_some(instance.since);
-    instance.idle_since.or(paused)
-}
-
 /// The count that it has its place in.
 fn home(instance: &ObservedInstance) -> Phase {
     instance.home.unwrap_or(Phase::Running)
@@ -102,7 +95,7 @@ fn home(instance: &ObservedInstance) -> Phase {
 
 /// The step that its idle time asks for now.
 fn due(draft: &Draft, view: &PoolView<'_>, instance: &ObservedInstance) -> Option<(Action, Duration)> {
-    let since = idle_from(instance)?;
+    let since = view.idle_from(instance)?;
     let policy = &view.place.pool.sleep_policy;
     let at = |seconds: u64| -> Timestamp { since + Duration::from_secs(seconds) };
     let (warm_at, sleep_at) = (at(policy.warm_after_seconds), at(policy.sleep_after_seconds));

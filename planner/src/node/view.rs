@@ -46,6 +46,8 @@ pub(crate) struct PoolView<'a> {
     pub(crate) running: Vec<&'a ObservedInstance>,
     pub(crate) warm: Vec<&'a ObservedInstance>,
     pub(crate) sleeping: Vec<&'a ObservedInstance>,
+    /// Running, and their program does not work and is started again. One that is over for good is as good as idle.
+    pub(crate) down: Vec<&'a ObservedInstance>,
     /// Stopped, failed or never booted: they can be started.
     pub(crate) startable: Vec<&'a ObservedInstance>,
     /// Booted on the way to warm or sleeping.
@@ -81,6 +83,7 @@ impl<'a> PoolView<'a> {
             running: Vec::new(),
             warm: Vec::new(),
             sleeping: Vec::new(),
+            down: Vec::new(),
             startable: Vec::new(),
             staged: Vec::new(),
             stand_ins: Vec::new(),
@@ -103,11 +106,12 @@ impl<'a> PoolView<'a> {
         view
     }
 
-    fn lists(&mut self) -> [&mut Vec<&'a ObservedInstance>; 8] {
+    fn lists(&mut self) -> [&mut Vec<&'a ObservedInstance>; 9] {
         [
             &mut self.running,
             &mut self.warm,
             &mut self.sleeping,
+            &mut self.down,
             &mut self.startable,
             &mut self.staged,
             &mut self.stand_ins,
@@ -153,6 +157,10 @@ impl<'a> PoolView<'a> {
             Phase::Running | Phase::Warm if lent => {
                 let home = instance.home.unwrap_or(Phase::Running);
                 self.have.count(home);
+                if self.is_brought_back(instance) {
+                    self.down.push(instance);
+                    return;
+                }
                 self.lent_running += usize::from(home == Phase::Running && instance.phase == Phase::Running);
                 if !instance.claimed {
                     self.on_demand.push(instance);
@@ -162,7 +170,13 @@ impl<'a> PoolView<'a> {
                 }
             }
             Phase::Running => match instance.staging {
+                // Its program is brought back when it is woken.
                 Some(Phase::Warm | Phase::Sleeping) => self.staged.push(instance),
+                staging if self.is_brought_back(instance) => {
+                    self.staging_busy |= staging.is_some();
+                    self.have.running += usize::from(staging.is_none());
+                    self.down.push(instance);
+                }
                 Some(_) => self.stand_ins.push(instance),
                 None => {
                     self.have.running += 1;
@@ -182,6 +196,23 @@ impl<'a> PoolView<'a> {
         }
     }
 
+    /// Since when it has nothing to do; none: it is busy, or nobody knows.
+    pub(crate) fn idle_from(&self, instance: &ObservedInstance) -> Option<Timestamp> {
+        // What is paused has nothing to do, whatever was known of it before; nor has a program that is over for good.
+        let paused = (instance.phase == Phase::Warm).then_some(instance.since);
+        if self.is_brought_back(instance) {
+            return None;
+        }
+        let ended = instance.workload.as_ref().filter(|_| instance.is_down()).map(|workload| workload.since);
+        instance.idle_since.or(paused).or(ended)
+    }
+
+    /// Its program does not work and is started again.
+    pub(crate) fn is_brought_back(&self, instance: &ObservedInstance) -> bool {
+        let state = instance.workload.as_ref().map(|workload| workload.state);
+        instance.is_down() && state.is_some_and(|state| state.is_restarted(self.place.pool.restart))
+    }
+
     /// A request's hold on an instance ends by itself where the counts then decide: back at home, or idle.
     fn is_released(&self, instance: &ObservedInstance, clock: &Clock) -> bool {
         if instance.claimed {
@@ -190,7 +221,7 @@ impl<'a> PoolView<'a> {
         match instance.home.unwrap_or(Phase::Running) {
             Phase::Running => {
                 let after = Duration::from_secs(self.place.pool.sleep_policy.warm_after_seconds);
-                instance.idle_since.is_some_and(|since| clock.is_past(since + after))
+                self.idle_from(instance).is_some_and(|since| clock.is_past(since + after))
             }
             home => instance.phase == home && instance.moving_to.is_none(),
         }

@@ -6,6 +6,8 @@ use mvm_proto::document::Resources;
 use mvm_proto::json::{Fields, Json, MAX_INTEGER, Node, Report};
 use mvm_proto::{FieldError, Phase};
 
+use crate::workload::{Workload, WorkloadState};
+
 use super::{Blocked, Capacity, Observation, ObservedInstance};
 
 /// Room for all instances that a node can have, many times over.
@@ -33,7 +35,9 @@ const INSTANCE: &[&str] = &[
     "moving_to",
     "retry_not_before",
     "failures",
+    "workload",
 ];
+const WORKLOAD: &[&str] = &["state", "since", "restarts"];
 
 /// Everything wrong with an observation, in the order of its text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,6 +135,7 @@ fn instance(node: &Node<'_, '_>) -> Option<ObservedInstance> {
     let moving_to = fields.maybe("moving_to", |node| phase_of(&node));
     let retry_not_before = fields.maybe("retry_not_before", |node| node.parse());
     let failures = fields.or("failures", 0, |node| node.integer32(0..=u32::MAX));
+    let workload = fields.maybe("workload", |node| workload(&node).map(Box::new));
     Some(ObservedInstance {
         tenant: tenant?,
         pool: pool?,
@@ -149,7 +154,17 @@ fn instance(node: &Node<'_, '_>) -> Option<ObservedInstance> {
         moving_to: moving_to?,
         retry_not_before: retry_not_before?,
         failures: failures?,
+        workload: workload?,
     })
+}
+
+fn workload(node: &Node<'_, '_>) -> Option<Workload> {
+    let fields = node.fields(WORKLOAD)?;
+    let states = WorkloadState::ALL.map(|state| (state.as_str(), state));
+    let state = fields.get("state", |node| node.choice(&states));
+    let since = fields.get("since", |node| node.parse());
+    let restarts = fields.or("restarts", 0, |node| node.integer32(0..=u32::MAX));
+    Some(Workload { state: state?, since: since?, restarts: restarts? })
 }
 
 fn flag(fields: &Fields<'_, '_>, name: &'static str) -> Option<bool> {

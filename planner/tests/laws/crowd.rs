@@ -69,7 +69,7 @@ fn keep_off(instance: &mut ObservedInstance, held: u8) {
         2 => instance.retry_not_before = Some(now() + secs(2 * 3600)),
         3 => instance.since = now() + secs(100),
         4 => instance.since = now() + secs(20),
-        5 => instance.idle_since = Some(now() - secs(1000)),
+        5 if instance.workload.is_none() => instance.idle_since = Some(now() - secs(1000)),
         _ => {}
     }
 }

@@ -1,13 +1,15 @@
 //! Random documents and random worlds.
 
-use mvm_planner::{Capacity, Observation, ObservedInstance, revision_of};
+use mvm_planner::{Capacity, Observation, ObservedInstance, Workload, WorkloadState, revision_of};
 use mvm_proto::document::{
-    DesiredCounts, Egress, Network, Pool, PoolRole, Quotas, Resources, RuntimePolicy, SleepPolicy, Tenant,
+    DesiredCounts, Egress, Network, Pool, PoolRole, Quotas, Resources, Restart, RuntimePolicy, SleepPolicy,
+    Tenant,
 };
 use mvm_proto::{DesiredState, Digest, InstanceId, Phase, Timestamp};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
+use proptest::sample::select;
 
 /// When the random worlds are seen; instances date from the hour before.
 pub(crate) const NOW_MS: i64 = 1_800_000_000_000;
@@ -121,8 +123,9 @@ fn pool(kinds: Kinds) -> impl Strategy<Value = Pool> {
     let role = prop_oneof![Just(PoolRole::Gateway), Just(PoolRole::Builder), Just(PoolRole::Worker)];
     let counts = (0..4_u32, 0..4_u32, 0..4_u32);
     let times = (prop_oneof![Just(0_u64), Just(60)], prop_oneof![Just(0_u64), Just(30)], 0..3600_u64);
-    (role, counts, size(), times, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
-        move |(role, counts, size, times, pinned, critical, new)| Pool {
+    let restart = prop_oneof![Just(Restart::Always), Just(Restart::OnFailure), Just(Restart::Never)];
+    (role, counts, size(), times, any::<[bool; 3]>(), restart).prop_map(
+        move |(role, counts, size, times, [pinned, critical, new], restart)| Pool {
             pool_id: "p".parse().unwrap(),
             flake_ref: if new { "builtin:new" } else { "builtin:old" }.to_owned(),
             profile: "minimal".parse().unwrap(),
@@ -145,10 +148,19 @@ fn pool(kinds: Kinds) -> impl Strategy<Value = Pool> {
             persist: None,
             warmup: None,
             io_limits: None,
-            restart: mvm_proto::document::Restart::default(),
+            restart,
             health: None,
         },
     )
+}
+
+/// Its program does not work, and its pool has it started again.
+#[allow(dead_code, reason = "not every file of laws looks at programs")]
+pub(crate) fn is_brought_back(desired: &DesiredState, instance: &ObservedInstance) -> bool {
+    let is_its = |(t, p): &(&Tenant, &Pool)| t.tenant_id == instance.tenant && p.pool_id == instance.pool;
+    let state = instance.workload.as_ref().map_or(WorkloadState::Running, |workload| workload.state);
+    instance.phase == Phase::Running
+        && desired.pools().find(is_its).is_some_and(|(_, pool)| state.is_restarted(pool.restart))
 }
 
 fn size() -> impl Strategy<Value = Resources> {
@@ -178,8 +190,13 @@ fn instance(desired: DesiredState, kinds: Kinds) -> impl Strategy<Value = Observ
     let lent = (any::<bool>(), any::<bool>(), any::<bool>());
     let home = option::of(prop_oneof![Just(Phase::Running), Just(Phase::Warm), Just(Phase::Sleeping)]);
     let of = (0..5_usize, 0..4_usize, any::<bool>());
-    (of, phase, ages, staging, lent, home, size(), option::of(-60..600_i64)).prop_map(
-        move |((tenant, pool, current), phase, ages, staging, lent, home, resources, retry)| {
+    let workload = prop_oneof![
+        3 => Just(None),
+        1 => (select(&WorkloadState::ALL), 0..700_i64, 0..6_u32).prop_map(Some),
+    ];
+    let retry = (option::of(-60..600_i64), workload);
+    (of, phase, ages, staging, lent, home, size(), retry).prop_map(
+        move |((tenant, pool, current), phase, ages, staging, lent, home, resources, (retry, workload))| {
             let at = |seconds: i64| Timestamp::from_unix_ms(NOW_MS - seconds * 1000);
             let named = desired.tenants.get(tenant).and_then(|t| t.pools.get(pool).map(|p| (t, p)));
             let (revision, resources) = match named {
@@ -187,6 +204,9 @@ fn instance(desired: DesiredState, kinds: Kinds) -> impl Strategy<Value = Observ
                 _ => (Digest::of(b"an older revision"), resources),
             };
             let guarded = kinds.guards;
+            // A guest whose program is down says nothing of being idle.
+            let is_up =
+                phase != Phase::Running || workload.is_none_or(|(state, ..)| state == WorkloadState::Running);
             ObservedInstance {
                 tenant: format!("t{tenant}").parse().unwrap(),
                 pool: format!("p{pool}").parse().unwrap(),
@@ -196,7 +216,7 @@ fn instance(desired: DesiredState, kinds: Kinds) -> impl Strategy<Value = Observ
                 revision,
                 resources,
                 last_used_at: ages.1.map(at),
-                idle_since: ages.2.map(at),
+                idle_since: ages.2.filter(|_| is_up).map(at),
                 override_until: ages.3.filter(|_| guarded).map(at),
                 claimed: guarded && lent.0 && lent.1,
                 on_demand: guarded && lent.2,
@@ -205,6 +225,8 @@ fn instance(desired: DesiredState, kinds: Kinds) -> impl Strategy<Value = Observ
                 moving_to: None,
                 retry_not_before: retry.map(at),
                 failures: u32::from(retry.is_some()),
+                workload: workload
+                    .map(|(state, age, restarts)| Box::new(Workload { state, since: at(age), restarts })),
             }
         },
     )

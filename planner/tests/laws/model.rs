@@ -54,9 +54,16 @@ impl World {
             Action::Stop => &[Phase::Running, Phase::Warm, Phase::Sleeping],
             Action::Destroy => &[Phase::Stopped, Phase::Failed, Phase::Created, Phase::Ready],
             Action::Replace => &[Phase::Running, Phase::Warm, Phase::Sleeping],
+            Action::Restart => &[Phase::Running],
         };
         assert!(legal.contains(&from), "{step:?} on a {from} instance");
         match step.action {
+            Action::Restart => {
+                let workload = instance.workload.as_deref_mut().expect("a program that is down");
+                assert!(workload.is_down(), "{step:?}");
+                *workload = workload.restarted(self.now);
+                return;
+            }
             Action::Destroy => {
                 self.observed.instances.remove(index);
                 return;
@@ -65,6 +72,7 @@ impl World {
                 let (tenant, pool) = named.expect("only a named pool's instances are booted");
                 instance.revision = revision_of(tenant, pool);
                 instance.resources = pool.instance_resources;
+                instance.workload = None;
             }
             _ => {}
         }

@@ -148,6 +148,15 @@ impl SlowWorld {
             instance.revision = revision_of(tenant, pool);
             instance.resources = pool.instance_resources;
         }
+        match step.action {
+            Action::Restart => {
+                instance.workload = instance.workload.as_deref().map(|w| Box::new(w.restarted(now)));
+                (instance.retry_not_before, instance.failures) = (None, 0);
+                return;
+            }
+            _ if boots && step.action != Action::Wake => instance.workload = None,
+            _ => {}
+        }
         let stood_in = instance.staging == Some(Phase::Running) && step.action == Action::Stop;
         instance.phase = to;
         instance.since = now;

@@ -192,8 +192,8 @@ mod tests {
         PoolStatus {
             tenant_id: format!("{at:063}"),
             pool_id: format!("{at:063}"),
-            desired: Some(Counts { running: 1000, warm: 1000, sleeping: 1000 }),
-            actual: Some(Counts { running: 1000, warm: 1000, sleeping: 1000 }),
+            desired: Some(Counts { running: 1000, warm: 1000, sleeping: 1000, down: 1 }),
+            actual: Some(Counts { running: 1000, warm: 1000, sleeping: 1000, down: 1 }),
             stopped: 100,
             failed: 100,
             managed: true,

@@ -45,7 +45,7 @@ impl Latencies {
             Action::Create | Action::Start | Action::Replace => self.boot,
             Action::Wake => self.wake,
             Action::Resume => self.resume,
-            Action::Warm | Action::Stop | Action::Destroy => self.pause,
+            Action::Warm | Action::Stop | Action::Destroy | Action::Restart => self.pause,
             Action::Sleep => self.sleep,
         }
     }

@@ -6,9 +6,9 @@ use std::sync::{Arc, PoisonError};
 
 use mvm_proto::InstanceId;
 use mvm_proto::guest::{
-    Accepted, Chunk, Deframer, Directory, Done, Entry, Exec, Exit, Failure, Found, GuestFrame, GuestHello,
-    HostFrame, HostHello, MAX_VERSION, MIN_VERSION, OPENING, Output, Readiness, Reborn, State, Window,
-    guest_frame, host_frame, negotiate, put_frame,
+    Accepted, Chunk, Deframer, Directory, Done, Entry, Exec, Exit, FEATURE_HEALTH, FEATURE_RESTART, Failure,
+    Found, GuestFrame, GuestHello, HostFrame, HostHello, MAX_VERSION, MIN_VERSION, OPENING, Output,
+    Readiness, Reborn, State, Window, Workload, guest_frame, host_frame, negotiate, put_frame,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::time::Instant;
@@ -150,12 +150,25 @@ impl Guest {
         }
     }
 
+    /// How its workload fares, unless it is of a version that does not tell.
+    fn workload(&self, readiness: Readiness) -> Option<Workload> {
+        use mvm_proto::guest::workload::State as Fares;
+        let state = match readiness {
+            Readiness::Failed => Fares::Failed,
+            Readiness::Starting | Readiness::Unspecified => Fares::None,
+            Readiness::Ready | Readiness::Idle | Readiness::Busy => Fares::Running,
+        };
+        let old = matches!(self.faults.manner(&self.instance), Manner::Old | Manner::WithoutSecrets);
+        (!old).then(|| Workload { state: state.into(), run: 1 + self.memory().restarts })
+    }
+
     fn say_readiness(&mut self) {
         let readiness = self.readiness();
         if self.greeted && readiness != self.told {
             self.told = readiness;
             let message = if readiness == Readiness::Failed { "the workload exited with 1" } else { "" };
-            let state = State { readiness: readiness.into(), message: message.to_owned() };
+            let workload = self.workload(readiness);
+            let state = State { readiness: readiness.into(), message: message.to_owned(), workload };
             self.put(0, Answer::State(state));
         }
     }
@@ -180,6 +193,12 @@ impl Guest {
             boot_id: self.instance.to_string(),
             readiness: self.told.into(),
             configured: self.told != Readiness::Starting,
+            features: if newest == MAX_VERSION {
+                vec![FEATURE_RESTART.to_owned(), FEATURE_HEALTH.to_owned()]
+            } else {
+                Vec::new()
+            },
+            workload: self.workload(self.told),
         };
         self.put(0, Answer::Hello(hello));
     }
@@ -193,6 +212,19 @@ impl Guest {
             Body::PrepareSleep(_) => done(),
             Body::Reborn(_) if manner == Manner::RefusesIdentity => refusal("denied", "was told to refuse"),
             Body::Reborn(reborn) => self.take_identity(&reborn),
+            Body::RestartWorkload(asked) => {
+                if self.memory().restarts < asked.run {
+                    self.memory().restarts = asked.run;
+                    // It is told as news, also where it is as it was.
+                    self.told = Readiness::Unspecified;
+                    self.life.outside.send_modify(|outside| outside.says = None);
+                }
+                done()
+            }
+            Body::SetHealth(set) => {
+                self.memory().health = set.health;
+                done()
+            }
             Body::Shutdown(_) if manner == Manner::IgnoresShutdown => vec![Answer::Accepted(Accepted {})],
             Body::Shutdown(_) => {
                 self.host.end(&self.instance, "shut down");
@@ -270,6 +302,9 @@ impl Guest {
         match told {
             Ok(first) => {
                 self.memory().hostname.clone_from(&reborn.hostname);
+                if let Some(set) = &reborn.health {
+                    self.memory().health.clone_from(&set.health);
+                }
                 let delay = self.faults.ready_after();
                 if first && !delay.is_zero() {
                     self.ready_at = Some(Instant::now() + delay);
@@ -289,6 +324,11 @@ impl Guest {
             Some("uname") => said(format!("Linux {} 0.0.0-fake x86_64 GNU/Linux\n", self.memory().hostname)),
             Some("true") => vec![accepted, exit(0, 0)],
             Some("false") => vec![accepted, exit(1, 0)],
+            // Ends the guest's own program.
+            Some("exit") => {
+                self.life.outside.send_modify(|outside| outside.says = Some(Readiness::Failed));
+                vec![accepted, exit(0, 0)]
+            }
             // They go on until input or a signal ends them.
             Some("cat" | "sleep") => vec![accepted],
             other => refusal("not_found", other.unwrap_or("no program was named")),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mvm_proto::InstanceId;
-use mvm_proto::guest::{Readiness, guest_frame};
+use mvm_proto::guest::{Health, Readiness, guest_frame};
 use tokio::sync::{broadcast, watch};
 
 use super::super::{DriverError, VmExit, VmState};
@@ -40,6 +40,9 @@ pub(super) struct Life {
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     pub(super) hostname: String,
+    /// How often its workload was started again, and how that is checked.
+    pub(super) restarts: u32,
+    pub(super) health: Option<Health>,
     pub(super) files: BTreeMap<String, Vec<u8>>,
     /// Answers that the agent has not yet let go.
     pub(super) answers: BTreeMap<u64, Vec<guest_frame::Body>>,
@@ -79,6 +82,13 @@ impl Host {
             memory: Arc::default(),
         };
         Some(self.lives().entry(instance.clone()).or_insert_with(new).clone())
+    }
+
+    pub(super) fn workload(&self, instance: &InstanceId) -> (u32, Option<Health>) {
+        self.life(instance).map_or((0, None), |life| {
+            let memory = life.memory.lock().unwrap_or_else(PoisonError::into_inner);
+            (memory.restarts, memory.health.clone())
+        })
     }
 
     pub(super) fn signal(&self, instance: &InstanceId, readiness: Readiness) {
