@@ -69,8 +69,7 @@ fn plan_pools(
     skip: fn(&Members<'_>) -> bool,
 ) -> NodePlan {
     let mut pools = pools(desired);
-    let quotas = desired.tenants.iter().map(|tenant| tenant.quotas);
-    let budget = Budget::new(observed.capacity, quotas, pools.len());
+    let budget = Budget::new(observed.capacity, &desired.tenants, pools.len());
     let under_pressure = observed.memory_pressure;
     let mut draft =
         Draft { plan: NodePlan::default(), budget, clock: Clock::new(now), under_pressure, freshness };
@@ -146,8 +145,7 @@ pub fn check_move(
     let mut found = observed.instances[at].clone();
     found.moving_to = None;
     let mut pools = pools(desired);
-    let quotas = desired.tenants.iter().map(|tenant| tenant.quotas);
-    let mut budget = Budget::new(observed.capacity, quotas, pools.len());
+    let mut budget = Budget::new(observed.capacity, &desired.tenants, pools.len());
     for others in [&observed.instances[..at], &observed.instances[at + 1..]] {
         sort_in(&mut budget, desired, &mut pools, others);
     }
@@ -183,8 +181,7 @@ pub fn check_arrival(
 ) -> Result<(), String> {
     let others: Vec<_> = observed.instances.iter().filter(|other| other.id != newcomer.id).cloned().collect();
     let mut pools = pools(desired);
-    let quotas = desired.tenants.iter().map(|tenant| tenant.quotas);
-    let mut budget = Budget::new(observed.capacity, quotas, pools.len());
+    let mut budget = Budget::new(observed.capacity, &desired.tenants, pools.len());
     sort_in(&mut budget, desired, &mut pools, &others);
     let place = pools
         .iter()
@@ -218,10 +215,11 @@ fn report_passed_limits(draft: &mut Draft, desired: &DesiredState, pools: &[Memb
 fn no_start(place: Place<'_>, blocked: &[Blocked]) -> Option<String> {
     let Place { tenant, pool, position, .. } = place;
     let limit = tenant.quotas.max_pools;
-    if position >= usize::try_from(limit).unwrap_or(usize::MAX) {
-        return Some(format!("max_pools is {limit}, this is the tenant's pool number {}", position + 1));
-    }
+    let is_beyond = position >= usize::try_from(limit).unwrap_or(usize::MAX);
+    let beyond = || format!("max_pools is {limit}, this is the tenant's pool number {}", position + 1);
     let names =
         |b: &&Blocked| b.tenant == tenant.tenant_id && b.pool.as_ref().is_none_or(|id| *id == pool.pool_id);
-    blocked.iter().find(names).map(|b| b.reason.clone())
+    let reasons = blocked.iter().filter(names).map(|b| b.reason.clone());
+    let reasons: Vec<_> = is_beyond.then(beyond).into_iter().chain(reasons).collect();
+    (!reasons.is_empty()).then(|| reasons.join("; "))
 }

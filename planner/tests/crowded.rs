@@ -19,7 +19,9 @@ use std::collections::BTreeMap;
 use crowd::{is_free, one_pool, secs, serves};
 use fleet::{Kinds, cases, is_brought_back};
 use model::World;
-use mvm_planner::{Action, NodePlan, ObservedInstance, Step, plan_expired, plan_node, revision_of};
+use mvm_planner::{
+    Action, NodePlan, Observation, ObservedInstance, Step, plan_expired, plan_node, revision_of,
+};
 use mvm_proto::{DesiredState, InstanceId, Phase};
 use proptest::prelude::*;
 use rest::{now, run_to_rest};
@@ -50,8 +52,89 @@ fn starts_a_stand_in(step: &Step) -> bool {
     matches!(step.action, Action::Create | Action::Start) && step.staging == Some(Phase::Running)
 }
 
+/// The limit that a reason names, and how much would be enough.
+fn named_limit(reason: &str) -> Option<(&'static str, u64)> {
+    let name = LIMITS.into_iter().find(|name| reason.contains(&format!("{name} is ")))?;
+    let numbers = reason.split_once(&format!("{name} is "))?.1.split_once(": ")?.1;
+    let (used, more) = numbers.split_once(" in use, ")?;
+    let (more, _) = more.split_once(" more needed")?;
+    Some((name, used.parse::<u64>().ok()? + more.parse::<u64>().ok()?))
+}
+
+const LIMITS: [&str; 10] = [
+    "max_vcpus",
+    "max_mem_mib",
+    "max_running",
+    "max_warm",
+    "max_disk_gib (in MiB)",
+    "max_instances_per_pool",
+    "the node's vcpus",
+    "the node's mem_mib",
+    "the node's disk_mib",
+    "the node's max_instances",
+];
+
+fn set_limit(desired: &mut DesiredState, seen: &mut Observation, name: &str, enough: u64) {
+    let small = u32::try_from(enough).unwrap();
+    let (quotas, capacity) = (&mut desired.tenants[0].quotas, &mut seen.capacity);
+    match name {
+        "max_vcpus" => quotas.max_vcpus = small,
+        "max_mem_mib" => quotas.max_mem_mib = enough,
+        "max_running" => quotas.max_running = small,
+        "max_warm" => quotas.max_warm = small,
+        "max_disk_gib (in MiB)" => quotas.max_disk_gib = enough.div_ceil(1024),
+        "max_instances_per_pool" => quotas.max_instances_per_pool = small,
+        "the node's vcpus" => capacity.vcpus = small,
+        "the node's mem_mib" => capacity.mem_mib = enough,
+        "the node's disk_mib" => capacity.disk_mib = enough,
+        "the node's max_instances" => capacity.max_instances = small,
+        other => panic!("{other} is no limit"),
+    }
+}
+
+/// What is said of each step, taken or not.
+fn reasons(plan: &NodePlan) -> Vec<(Option<&InstanceId>, Action, &str)> {
+    let steps = plan.steps.iter().map(|step| (step.instance.as_ref(), step.action, step.reason.as_str()));
+    let deferred = plan.deferred.iter().map(|d| (d.instance.as_ref(), d.action, d.reason.as_str()));
+    steps.chain(deferred).collect()
+}
+
 proptest! {
     #![proptest_config(cases())]
+
+    #[test]
+    fn a_limit_that_a_reason_names_is_in_the_way((desired, seen) in one_pool(ANYTHING)) {
+        let plan = plan_node(&desired, &seen, now());
+        for (instance, action, reason) in reasons(&plan) {
+            let Some((name, enough)) = named_limit(reason) else { continue };
+            let (mut desired, mut seen, mut enough) = (desired.clone(), seen.clone(), Some(enough));
+            // What may not go yet keeps its place before this one: each has to have its own.
+            for _ in 0..=seen.instances.len() {
+                let Some(next) = enough else { break };
+                set_limit(&mut desired, &mut seen, name, next);
+                let raised = plan_node(&desired, &seen, now());
+                let again = reasons(&raised).into_iter().find(|other| (other.0, other.1) == (instance, action));
+                let again = again.and_then(|(.., reason)| named_limit(reason)).filter(|(limit, _)| *limit == name);
+                enough = again.filter(|_| what(&raised) == what(&plan)).map(|(_, enough)| enough);
+            }
+            prop_assert_eq!(enough, None, "however much {} is raised: {}", name, reason);
+        }
+    }
+
+    #[test]
+    fn a_hold_that_a_reason_names_ends_when_it_says((desired, seen) in one_pool(ANYTHING)) {
+        let plan = plan_node(&desired, &seen, now());
+        for deferred in plan.deferred.iter().filter(|deferred| deferred.instance.is_some()) {
+            let Some((word, rest)) = deferred.reason.split_once(", ") else { continue };
+            let Some((left, _)) = rest.split_once(" s left") else { continue };
+            let Ok(left) = left.parse() else { continue };
+            let later = plan_node(&desired, &seen, now() + secs(left));
+            let held = later.deferred.iter().find(|d| {
+                (&d.instance, d.action) == (&deferred.instance, deferred.action) && d.reason.starts_with(word)
+            });
+            prop_assert!(held.is_none(), "{deferred}, and then {held:?}");
+        }
+    }
 
     #[test]
     fn what_serves_is_not_taken_below_the_count_unless_there_is_no_room_beside_it((desired, seen) in one_pool(CALM)) {
@@ -139,7 +222,8 @@ proptest! {
         let soon = |i: &ObservedInstance| i.phase == Phase::Running && i.since + least > now();
         let rests = |i: &ObservedInstance, phase, action| {
             let goes = steps.get(&i.id);
-            let home = if i.claimed || i.on_demand { i.home.unwrap_or(Phase::Running) } else { i.phase };
+            let lent = (i.claimed || i.on_demand) && matches!(i.phase, Phase::Running | Phase::Warm);
+            let home = if lent { i.home.unwrap_or(Phase::Running) } else { i.phase };
             goes == Some(&action) || (matches!(goes, None | Some(Action::Replace)) && home == phase)
         };
         let count = |phase, action| seen.instances.iter().filter(|i| rests(i, phase, action)).count();

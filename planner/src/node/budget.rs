@@ -6,7 +6,7 @@
 use std::fmt;
 
 use mvm_proto::Phase;
-use mvm_proto::document::{Quotas, Resources};
+use mvm_proto::document::{Quotas, Resources, Tenant};
 
 use crate::observation::{Capacity, ObservedInstance};
 
@@ -132,13 +132,24 @@ impl fmt::Display for Shortage {
 pub(crate) struct Budget {
     capacity: Capacity,
     node: Usage,
-    tenants: Vec<(Usage, Quotas)>,
+    tenants: Vec<(Usage, Limits)>,
     pools: Vec<u64>,
 }
 
+/// What a tenant may use: its quotas, and as many instances as its subnet has addresses for.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    quotas: Quotas,
+    addresses: u32,
+}
+
 impl Budget {
-    pub(crate) fn new(capacity: Capacity, quotas: impl Iterator<Item = Quotas>, pools: usize) -> Self {
-        let tenants = quotas.map(|quotas| (Usage::default(), quotas)).collect();
+    pub(crate) fn new(capacity: Capacity, tenants: &[Tenant], pools: usize) -> Self {
+        let limits = |tenant: &Tenant| {
+            let addresses = tenant.network.ipv4_subnet.instance_capacity();
+            (Usage::default(), Limits { quotas: tenant.quotas, addresses })
+        };
+        let tenants = tenants.iter().map(limits).collect();
         Self { capacity, node: Usage::default(), tenants, pools: vec![0; pools] }
     }
 
@@ -163,15 +174,15 @@ impl Budget {
     /// Whether there is room for `more`, or which limit forbids it. A limit that is not touched never does.
     pub(crate) fn fits(&self, tenant: usize, pool: usize, more: Usage) -> Result<(), Shortage> {
         self.fits_tenant(tenant, more)?;
-        let per_pool = u64::from(self.tenants[tenant].1.max_instances_per_pool);
+        let per_pool = u64::from(self.tenants[tenant].1.quotas.max_instances_per_pool);
         first_passed(&[(PER_POOL, per_pool, self.pools[pool], more.instances)])?;
         self.fits_node(more)
     }
 
     /// Whether the tenant's quotas have room for `more` of what exists.
     pub(crate) fn fits_tenant(&self, tenant: usize, more: Usage) -> Result<(), Shortage> {
-        let (used, quotas) = &self.tenants[tenant];
-        first_passed(&tenant_limits(quotas, used, &more))
+        let (used, limits) = &self.tenants[tenant];
+        first_passed(&tenant_limits(limits, used, &more))
     }
 
     /// Whether the node itself has room for `more`.
@@ -184,8 +195,8 @@ impl Budget {
         let none = Usage::default();
         let node = node_limits(&self.capacity, &self.node, &none);
         let of_node = node.into_iter().map(|limit| (None, None, limit));
-        let of_tenants = self.tenants.iter().enumerate().flat_map(move |(tenant, (used, quotas))| {
-            tenant_limits(quotas, used, &none).into_iter().map(move |limit| (Some(tenant), None, limit))
+        let of_tenants = self.tenants.iter().enumerate().flat_map(move |(tenant, (used, limits))| {
+            tenant_limits(limits, used, &none).into_iter().map(move |limit| (Some(tenant), None, limit))
         });
         of_node.chain(of_tenants).filter_map(|(tenant, pool, (limit, allowed, used, _))| {
             (used > allowed).then_some(Passed { tenant, pool, limit, allowed, used })
@@ -194,7 +205,7 @@ impl Budget {
 
     /// The same for how many instances a pool may have.
     pub(crate) fn passed_by_pool(&self, tenant: usize, pool: usize) -> Option<Passed> {
-        let allowed = u64::from(self.tenants[tenant].1.max_instances_per_pool);
+        let allowed = u64::from(self.tenants[tenant].1.quotas.max_instances_per_pool);
         let used = self.pools[pool];
         let passed = Passed { tenant: Some(tenant), pool: Some(pool), limit: PER_POOL, allowed, used };
         (used > allowed).then_some(passed)
@@ -216,7 +227,8 @@ const PER_POOL: &str = "max_instances_per_pool";
 /// A limit by name: what it allows, what is used, how much more is asked for.
 type Limit = (&'static str, u64, u64, u64);
 
-fn tenant_limits(quotas: &Quotas, used: &Usage, more: &Usage) -> [Limit; 5] {
+fn tenant_limits(limits: &Limits, used: &Usage, more: &Usage) -> [Limit; 6] {
+    let Limits { quotas, addresses } = limits;
     let max_disk_mib = quotas.max_disk_gib.saturating_mul(MIB_PER_GIB);
     [
         ("max_vcpus", u64::from(quotas.max_vcpus), used.vcpus, more.vcpus),
@@ -224,6 +236,7 @@ fn tenant_limits(quotas: &Quotas, used: &Usage, more: &Usage) -> [Limit; 5] {
         ("max_running", u64::from(quotas.max_running), used.running, more.running),
         ("max_warm", u64::from(quotas.max_warm), used.warm, more.warm),
         ("max_disk_gib (in MiB)", max_disk_mib, used.disk_mib, more.disk_mib),
+        ("the subnet's addresses", u64::from(*addresses), used.instances, more.instances),
     ]
 }
 

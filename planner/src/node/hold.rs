@@ -48,7 +48,7 @@ impl Hold {
         let word = match self {
             Hold::Critical => "the pool is critical",
             Hold::Claimed => "it is claimed",
-            Hold::OnDemand => "woken on demand and not idle",
+            Hold::OnDemand => "woken on demand and not put back yet",
             Hold::PinnedTenant => "the tenant is pinned",
             Hold::PinnedPool => "the pool is pinned",
             Hold::Override(_) => "manual override",

@@ -10,11 +10,11 @@ use super::budget::{Shortage, Usage};
 use super::draft::{Draft, Place};
 use super::hold::{Hold, hold};
 use super::raise::backing_off;
+use super::stage::ONE_AT_A_TIME;
 use super::view::{PoolView, coldest_first, readiest_first};
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
 
-const ONE_AT_A_TIME: &str = "one at a time per pool";
 const WHY: &str = "the pool's revision changed";
 const DONE: &str = "stood in during a replacement that is done";
 

@@ -93,10 +93,20 @@ pub(crate) fn settle_staged(draft: &mut Draft, view: &mut PoolView<'_>) {
         if instance.staging == Some(Phase::Sleeping) {
             uses.reverse();
         }
-        let action = uses
-            .into_iter()
-            .find_map(|to| rest(draft, view, instance, to).ok())
-            .unwrap_or_else(|| (Action::Stop, "staged, and no count wants it".to_owned()));
+        let mut why = "staged, and no count wants it".to_owned();
+        if view.place.pool.pinned && instance.staging == Some(Phase::Sleeping) {
+            why = format!("staged, and may not sleep: {}", Hold::PinnedPool.describe(&draft.clock));
+        }
+        let mut action = None;
+        for to in uses {
+            if action.is_none() && missing_at(view, to) > 0 {
+                match rest(draft, view, instance, to) {
+                    Ok(found) => action = Some(found),
+                    Err(shortage) => why = format!("staged, and may not rest: {shortage}"),
+                }
+            }
+        }
+        let action = action.unwrap_or((Action::Stop, why));
         if let Some(hold) = hold(view.place.tenant, view.place.pool, instance, action.0, &draft.clock) {
             draft.held(view.place, instance, action.0, &action.1, hold);
         } else if action.0 == Action::Stop && draft.freshness == Freshness::Expired {
@@ -109,6 +119,10 @@ pub(crate) fn settle_staged(draft: &mut Draft, view: &mut PoolView<'_>) {
         view.staging_busy = true;
     }
     remove(&mut view.staged, &gone);
+}
+
+fn missing_at(view: &PoolView<'_>, phase: Phase) -> usize {
+    if phase == Phase::Warm { view.missing.warm } else { view.missing.sleeping }
 }
 
 /// The step that puts `instance` to `to`, if a place is free there and may be taken; the place is then filled.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use mvm_proto::{Phase, Timestamp};
 
 use super::budget::{Shortage, Usage};
-use super::draft::Draft;
+use super::draft::{Draft, Freshness};
 use super::hold::{Hold, hold};
 use super::view::{PoolView, coldest_first};
 use crate::observation::ObservedInstance;
@@ -60,6 +60,12 @@ pub(crate) fn put_back_idle(draft: &mut Draft, view: &mut PoolView<'_>) {
                 may_go -= usize::from(instance.phase == Phase::Running);
                 draft.step(view.place, Some(instance), action, None, why);
             }
+            Err(shortage) if stops_instead(draft, view, instance, action) => {
+                may_go -= usize::from(instance.phase == Phase::Running);
+                view.have.sleeping -= 1;
+                let why = format!("{why}; no count wants it, and it can't sleep: {shortage}");
+                draft.step(view.place, Some(instance), Action::Stop, None, why);
+            }
             Err(shortage) => {
                 draft.defer(view.place, Some(&instance.id), action, 1, format!("{shortage}; {why}"));
                 view.on_demand.push(instance);
@@ -86,6 +92,14 @@ fn sleeps_instead(
         return Err(shortage);
     }
     Ok(Action::Sleep)
+}
+
+/// A stop in place of a sleep for which there is no room, if the sleeping count does not want it: asleep it would be stopped.
+fn stops_instead(draft: &Draft, view: &PoolView<'_>, instance: &ObservedInstance, action: Action) -> bool {
+    action == Action::Sleep
+        && draft.freshness == Freshness::Current
+        && view.have.sleeping > view.wanted().sleeping
+        && hold(view.place.tenant, view.place.pool, instance, Action::Stop, &draft.clock).is_none()
 }
 
 /// The count that it has its place in.

@@ -11,6 +11,8 @@ use super::view::{PoolView, best_first, readiest_first};
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
 
+pub(crate) const ONE_AT_A_TIME: &str = "one at a time per pool";
+
 pub(crate) fn stage(draft: &mut Draft, view: &mut PoolView<'_>) {
     let warm = view.missing.warm.saturating_sub(view.waiting.warm);
     let sleeping = view.missing.sleeping.saturating_sub(view.waiting.sleeping);
@@ -20,25 +22,30 @@ pub(crate) fn stage(draft: &mut Draft, view: &mut PoolView<'_>) {
     if let Some(reason) = view.no_start.clone().or_else(|| draft.no_growth()) {
         return draft.defer(view.place, None, Action::Create, warm + sleeping, reason);
     }
-    let mut rest = "one at a time per pool".to_owned();
-    let mut left = warm + sleeping;
+    // How many of each count wait, and for what.
+    let mut waiting: Vec<(usize, String)> = Vec::new();
     for (target, missing) in [(Phase::Warm, warm), (Phase::Sleeping, sleeping)] {
-        if missing == 0 || view.staging_busy {
-            continue;
-        }
         let wanted = if target == Phase::Warm { view.wanted().warm } else { view.wanted().sleeping };
         let why = format!("{target} {} of {wanted}, nothing can be spared", wanted - missing);
-        match stage_one(draft, view, target, why) {
-            Ok(true) => {
-                view.staging_busy = true;
-                left -= 1;
+        let (left, reason) = if missing == 0 || view.staging_busy {
+            (missing, ONE_AT_A_TIME.to_owned())
+        } else {
+            match stage_one(draft, view, target, why) {
+                Ok(true) => {
+                    view.staging_busy = true;
+                    (missing - 1, ONE_AT_A_TIME.to_owned())
+                }
+                Ok(false) => (missing, "backing off after a failure".to_owned()),
+                Err(shortage) => (missing, shortage.to_string()),
             }
-            Ok(false) => "backing off after a failure".clone_into(&mut rest),
-            Err(shortage) => rest = shortage.to_string(),
+        };
+        match waiting.last_mut() {
+            Some((count, same)) if *same == reason => *count += left,
+            _ => waiting.push((left, reason)),
         }
     }
-    if left > 0 {
-        draft.defer(view.place, None, Action::Create, left, rest);
+    for (count, reason) in waiting.into_iter().filter(|(count, _)| *count > 0) {
+        draft.defer(view.place, None, Action::Create, count, reason);
     }
 }
 
@@ -55,7 +62,8 @@ fn stage_one(
         best_first(view, &mut sleeping);
         let found = start(draft, view, &sleeping, Action::Wake, target, &why);
         view.sleeping = sleeping;
-        if let Some(index) = found? {
+        // One of an older and larger size keeps no other from being made.
+        if let Ok(Some(index)) = found {
             view.sleeping.remove(index);
             view.have.sleeping -= 1;
             return Ok(true);
