@@ -91,7 +91,10 @@ fn plan_pools(
         sleep::put_back_idle(&mut draft, view);
         mend::mend(&mut draft, view);
         match freshness {
-            Freshness::Current => settle::settle(&mut draft, view),
+            Freshness::Current => {
+                settle::settle(&mut draft, view);
+                replace::dismiss_stand_ins(&mut draft, view);
+            }
             Freshness::Expired => keep::settle(&mut draft, view),
         }
     }

@@ -19,9 +19,11 @@ const WHY: &str = "the pool's revision changed";
 const DONE: &str = "stood in during a replacement that is done";
 
 pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
-    let Due { free, soon } = find_due(draft, view);
-    let replacing_running = matches!(free.first(), Some(instance) if instance.phase == Phase::Running);
-    dismiss_stand_ins(draft, view, replacing_running || soon);
+    let Due { free, held } = find_due(draft, view);
+    for (instance, hold) in held {
+        draft.held(view.place, instance, Action::Replace, WHY, hold);
+    }
+    let replacing_running = is_running(free.first());
     let Some(first) = free.first() else { return };
     let too_few_up = replacing_running && up(view) <= view.wanted().running;
     let obstacle = if let Some(reason) = view.no_start.clone().or_else(|| draft.no_growth()) {
@@ -125,34 +127,39 @@ fn stand_in(draft: &mut Draft, view: &mut PoolView<'_>, then: Usage) -> Result<(
 struct Due<'a> {
     /// Those that may be replaced now, running ones first, for they are the ones that work.
     free: Vec<&'a ObservedInstance>,
-    /// A running one may be soon.
-    soon: bool,
+    held: Vec<(&'a ObservedInstance, Hold)>,
 }
 
-fn find_due<'a>(draft: &mut Draft, view: &PoolView<'a>) -> Due<'a> {
-    for instance in &view.lent_outdated {
-        let hold = if instance.claimed { Hold::Claimed } else { Hold::OnDemand };
-        draft.held(view.place, instance, Action::Replace, WHY, hold);
-    }
-    let (mut free, mut soon) = (Vec::new(), false);
+fn is_running(instance: Option<&&ObservedInstance>) -> bool {
+    instance.is_some_and(|instance| instance.phase == Phase::Running)
+}
+
+fn find_due<'a>(draft: &Draft, view: &PoolView<'a>) -> Due<'a> {
+    let lent = |instance: &&'a ObservedInstance| {
+        (*instance, if instance.claimed { Hold::Claimed } else { Hold::OnDemand })
+    };
+    let (mut free, mut held) = (Vec::new(), view.lent_outdated.iter().map(lent).collect::<Vec<_>>());
     for list in [&view.running, &view.warm, &view.sleeping] {
         let mut outdated: Vec<_> = list.iter().copied().filter(|i| view.is_outdated(i)).collect();
         coldest_first(view, &mut outdated);
         for instance in outdated {
             match hold(view.place.tenant, view.place.pool, instance, Action::Replace, &draft.clock) {
                 None => free.push(instance),
-                Some(hold) => {
-                    soon |= matches!(hold, Hold::MinRunning(_));
-                    draft.held(view.place, instance, Action::Replace, WHY, hold);
-                }
+                Some(hold) => held.push((instance, hold)),
             }
         }
     }
-    Due { free, soon }
+    Due { free, held }
 }
 
-/// Stops stand-ins that nobody needs, or that are themselves of an older revision.
-fn dismiss_stand_ins(draft: &mut Draft, view: &mut PoolView<'_>, needed: bool) {
+/// Stops stand-ins that no replacement needs now or soon, or that are themselves of an older revision. Done before memory is
+/// looked for: they give some back.
+pub(crate) fn dismiss_stand_ins(draft: &mut Draft, view: &mut PoolView<'_>) {
+    if view.stand_ins.is_empty() {
+        return;
+    }
+    let Due { free, held } = find_due(draft, view);
+    let needed = is_running(free.first()) || held.iter().any(|(_, hold)| matches!(hold, Hold::MinRunning(_)));
     let busy = view.staging_busy;
     // What is replaced is stopped on its way: until it is up again its stand-in works for it, however old.
     let lacking = view.wanted().running.saturating_sub(view.running.len() + view.lent_running);

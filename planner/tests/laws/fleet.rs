@@ -29,7 +29,7 @@ pub(crate) const AMPLE_CAPACITY: Capacity =
 
 /// A build with `MVM_PLANNER_CASES` set runs as many instead.
 pub(crate) fn cases() -> ProptestConfig {
-    let cases = option_env!("MVM_PLANNER_CASES").and_then(|n| n.parse().ok()).unwrap_or(10_000);
+    let cases = option_env!("MVM_PLANNER_CASES").and_then(|n| n.parse().ok()).unwrap_or(10_000_u32);
     // Some laws want fleets with a pool in them: as many without one are passed over.
     let max_local_rejects = cases.saturating_mul(8);
     ProptestConfig { cases, failure_persistence: None, max_local_rejects, ..ProptestConfig::default() }
