@@ -274,7 +274,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_is_made_while_one_that_does_not_run_may_be_started((desired, seen) in one_pool(CALM)) {
+    fn nothing_is_made_while_one_that_does_not_run_may_be_started((desired, seen) in one_pool(FREE)) {
         let plan = plan_node(&desired, &seen, now());
         let steps = by_instance(&plan);
         if let Some(step) = plan.steps.iter().find(|step| step.action == Action::Create) {
