@@ -8,6 +8,7 @@
 //! All calls block, mostly for microseconds; lowering a limit and removing a group can take longer. Version 1 of the
 //! interface is not used: with it a group of processes can neither be killed nor joined at birth.
 
+mod confirm;
 mod disk;
 mod ensure;
 mod error;

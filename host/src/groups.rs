@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::{CgroupError, CgroupSettings, Cgroups, InstanceGroup, Observed};
-use super::{HostError, Operation, Outcome};
+use super::{HostError, Operation, Outcome, process};
 
 /// For the kernel to end what is left in a group: it frees a guest's memory, and may wait for a disk.
 const GONE_WITHIN: Duration = Duration::from_secs(30);
@@ -77,6 +77,19 @@ impl Groups {
                 let found = groups.usage(&group.clone().into()).map(|usage| usage.io);
                 let disk_limited = limits.io.is_some() && found.is_some_and(|io| io.is(limits.io.as_ref()));
                 return Ok(Outcome::Grouped { disk_limited });
+            }
+            Operation::ConfirmGroup { group, process } => {
+                let elsewhere = |cause: CgroupError| HostError::Refused(super::chain(&cause));
+                groups.confirm(group, process.pid).map_err(elsewhere)?;
+                // Only now is it sure that this was said of that process, and not of a later one with its pid.
+                let lives = process::lives(process).map_err(|cause| {
+                    let attempt = format!("look at process {}", process.pid);
+                    HostError::Io { attempt, cause }
+                })?;
+                if !lives {
+                    let why = format!("process {} of {} has ended", process.pid, group.instance);
+                    return Err(HostError::Refused(why));
+                }
             }
             Operation::LimitIo { group, limits } => {
                 groups.ensure_io(group, limits.as_ref()).map_err(failed)?;

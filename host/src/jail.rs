@@ -27,9 +27,6 @@ const WAY_MODE: u32 = 0o755;
 const ROOT_MODE: u32 = 0o700;
 const ROOT: &str = "root";
 
-const CGROUP_ROOT: &str = "/sys/fs/cgroup";
-/// A jailer makes its groups below a parent, and that below each controller where there are several.
-const CGROUP_DEPTH: usize = 4;
 const READABLE_BY_ALL: u32 = 0o004;
 
 /// A jail: `<base>/<program>/<instance>/root`, by the jailer's rule.
@@ -234,7 +231,7 @@ fn own_by(file: impl std::os::fd::AsFd, jail: &Jail, path: &Path) -> Result<(), 
     }
 }
 
-/// The jail and the control groups that its jailer made; it leaves both behind.
+/// The jail, which its jailer leaves behind. Control groups it makes none: it is told to leave them alone.
 pub(super) fn remove(jail: &Jail, data: &DataDir) -> Result<(), HostError> {
     way_to(jail)?;
     // The settings may name another place by now than where it was made.
@@ -245,30 +242,7 @@ pub(super) fn remove(jail: &Jail, data: &DataDir) -> Result<(), HostError> {
             way => way?.remove_tree(jail.instance.as_str())?,
         }
     }
-    forget(jail, data)?;
-    for group in groups_of(&jail.instance, Path::new(CGROUP_ROOT), CGROUP_DEPTH) {
-        match fs::remove_dir(&group) {
-            Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
-                return Err(failed("remove", &group)(cause));
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// Control groups that bear the instance's name. Its id is random, so nobody else's do.
-fn groups_of(instance: &InstanceId, dir: &Path, depth: usize) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let Ok(entries) = fs::read_dir(dir) else { return found };
-    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-        if entry.file_name() == instance.as_str() {
-            found.push(entry.path());
-        } else if depth > 1 {
-            found.extend(groups_of(instance, &entry.path(), depth - 1));
-        }
-    }
-    found
+    forget(jail, data)
 }
 
 fn forget(jail: &Jail, data: &DataDir) -> Result<(), HostError> {

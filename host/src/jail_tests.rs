@@ -137,3 +137,27 @@ fn what_is_not_a_jail_of_the_instance_is_never_removed() {
     }
     assert!(dir.path().exists());
 }
+
+#[test]
+fn a_jail_leaves_the_control_group_of_its_instance_alone() {
+    use nix::mount::{MsFlags, mount};
+
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "must run in CI: needs root");
+        return;
+    }
+    // Mounts of this thread's own, so that what lies where control groups are is the test's.
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+    mount(Some("none"), "/sys/fs/cgroup", Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+    let group = Path::new("/sys/fs/cgroup/mvm/acme/web/i-00000007");
+    fs::create_dir_all(group).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let run_dir = dir.path().join("vms").join("i-00000007");
+    fs::create_dir_all(&run_dir).unwrap();
+    let (jail, data) = (jail(&run_dir), DataDir::named(dir.path()));
+    make(&jail, &data, &Images::Named, &[]).unwrap();
+    assert!(group.exists(), "it was made before the jail, and the VMM is to be born in it");
+    remove(&jail, &data).unwrap();
+    assert!(group.exists());
+}

@@ -160,7 +160,7 @@ pub enum Operation {
         jail: Jail,
         names: Vec<String>,
     },
-    /// A jail with all in it, and the control groups that its jailer left. Never while a process of the instance lives.
+    /// A jail with all in it. Never while a process of the instance lives.
     RemoveJail {
         jail: Jail,
     },
@@ -224,6 +224,12 @@ pub enum Operation {
     LimitIo {
         group: InstanceGroup,
         limits: Option<IoLimits>,
+    },
+    /// Fails unless this process is in the instance's control group, or in one below it. Where there are no control
+    /// groups there is nothing to confirm.
+    ConfirmGroup {
+        group: InstanceGroup,
+        process: ProcessIdentity,
     },
     /// Ends whatever is left in it, and removes it; its pool's too if that was the last.
     RemoveGroup {

@@ -392,6 +392,7 @@ impl Host for LocalHost {
             | Operation::RemoveTenantGroup { .. }
             | Operation::EnsureGroup { .. }
             | Operation::LimitIo { .. }
+            | Operation::ConfirmGroup { .. }
             | Operation::RemoveGroup { .. }
             | Operation::LookAtGroups => {
                 let operation = operation.clone();

@@ -6,6 +6,7 @@ use mvm_agent::driver::firecracker::{
     FirecrackerDriver, FirecrackerSettings, FirecrackerUnavailable, JailerSettings,
 };
 use mvm_agent::driver::{Driver, Keeping, VmState, conformance};
+use mvm_tests::stand_in::jailer::CGROUP2;
 
 use crate::site::{JAILER, STAND_IN, Site, names};
 
@@ -117,4 +118,33 @@ async fn a_jailer_that_fails_says_why_and_leaves_no_jail() {
     assert!(error.to_string().contains("exited with code 1"), "{error}");
     assert!(!site.run_dir(&spec).join("jail").exists());
     site.comes_to_rest();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_jailer_stays_in_the_group_that_it_was_started_in_with_and_without_cgroup_v2() {
+    let site = Site::new();
+    // A group as the jailer would move itself into, and a machine where nothing is mounted.
+    let mount = site.path("cgroup2");
+    let group = mount.join("firecracker-stand-in");
+    std::fs::create_dir_all(&group).unwrap();
+    for (number, mounted) in [(1, mount.to_str().unwrap()), (2, "")] {
+        let line = format!("{CGROUP2}='{mounted}' exec '{JAILER}' \"$@\"");
+        let program = site.script(&format!("jailer-{number}"), &line);
+        let driver = site.open(settings(JailerSettings { program, ..jailer() }));
+        let spec = site.spec(number);
+        driver.boot(&spec).await.unwrap();
+        assert_eq!(names(&group), Vec::<String>::new(), "it moved itself");
+        driver.remove(&spec.instance).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vmm_that_is_not_in_its_control_group_is_ended() {
+    let site = Site::new();
+    let away = || conformance::AwayHost::new(&site.path("data"));
+    for settings in [site.settings(&[]), settings(jailer())] {
+        let driver = FirecrackerDriver::with_host(away(), settings).unwrap();
+        conformance::a_vmm_outside_its_group_is_ended(&driver, &site.subject()).await.unwrap();
+        site.comes_to_rest();
+    }
 }

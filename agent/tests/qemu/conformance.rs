@@ -50,3 +50,12 @@ async fn a_kernel_that_is_missing_or_none_is_refused() {
     std::fs::write(&text, "not a kernel\n".repeat(100)).unwrap();
     conformance::refusals(&driver(dir.path()), &subject, &text).await.unwrap();
 }
+
+#[tokio::test]
+async fn a_qemu_that_is_not_in_its_control_group_is_ended() {
+    let Some(subject) = subject("a_qemu_that_is_not_in_its_control_group") else { return };
+    let dir = DataDir::new();
+    let away = conformance::AwayHost::new(dir.path());
+    let driver = mvm_agent::driver::QemuDriver::on(away, dir.path(), super::settings());
+    conformance::a_vmm_outside_its_group_is_ended(&driver, &subject).await.unwrap();
+}

@@ -43,12 +43,13 @@ pub(crate) type Checked = Result<String, String>;
 
 type Check = fn(&Bench) -> Checked;
 
-const CHECKS: [(&str, Check); 15] = [
+const CHECKS: [(&str, Check); 16] = [
     ("controllers are handed down to our groups", place::delegation),
     ("a parent that holds processes is refused with a reason", place::busy_parent),
     ("limits are kept, and drift is put right and told", place::drift),
     ("a child is born in its group", place::born),
     ("without clone3 a child is in its group before it runs", place::entered),
+    ("a process that leaves its group is found out", place::left),
     ("a fork bomb stops at pids.max and is told", limits::fork_bomb),
     ("a whole instance is killed at memory.max and is told", limits::out_of_memory),
     ("a guest within its memory lives", limits::within_memory),

@@ -101,3 +101,22 @@ pub(crate) fn entered(bench: &Bench) -> Checked {
     reap();
     expect(code == 0 && place == "0::/mvm/entered/pool/i-00000003", format!("{place} (exit {code})"))
 }
+
+/// As a jailer that moves itself into a group of its own.
+pub(crate) fn left(bench: &Bench) -> Checked {
+    bench.tenant("left", &wide());
+    let group = bench.instance("left", 4, &usual());
+    let born = bench.start(&group, &["wait"]);
+    let pid = born.pid.as_raw_nonzero().get().unsigned_abs();
+    let at_home = bench.cgroups.confirm(&group, pid);
+    let other = Path::new("/sys/fs/cgroup/firecracker");
+    fs::create_dir(other).unwrap();
+    fs::write(other.join("cgroup.procs"), pid.to_string()).unwrap();
+    let away = bench.cgroups.confirm(&group, pid);
+    fs::write(other.join("cgroup.kill"), "1").unwrap();
+    ending(&born);
+    wait_until("the other group to be empty", || fs::remove_dir(other).is_ok() || !other.exists())?;
+    bench.clear(&[group]);
+    let found_out = matches!(&away, Err(CgroupError::Elsewhere { found, .. }) if found == "/firecracker");
+    expect(at_home.is_ok() && found_out, format!("{at_home:?}, then {away:?}"))
+}

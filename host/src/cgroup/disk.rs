@@ -44,12 +44,19 @@ pub struct Machine {
     pub sys: PathBuf,
     /// The list of mounts as this process sees them.
     pub mounts: PathBuf,
+    /// Where each process says which groups it is in.
+    #[serde(default = "proc")]
+    pub proc: PathBuf,
 }
 
 impl Default for Machine {
     fn default() -> Self {
-        Self { sys: "/sys".into(), mounts: "/proc/self/mountinfo".into() }
+        Self { sys: "/sys".into(), mounts: "/proc/self/mountinfo".into(), proc: proc() }
     }
+}
+
+fn proc() -> PathBuf {
+    "/proc".into()
 }
 
 /// What a directory is mounted from.
@@ -193,7 +200,7 @@ mod tests {
                 symlink(&device, folder.join(device.file_name().unwrap())).unwrap();
             }
         }
-        let machine = Machine { sys, mounts: root.join("mountinfo") };
+        let machine = Machine { sys, mounts: root.join("mountinfo"), ..Machine::default() };
         Fake { dir, machine }
     }
 

@@ -50,6 +50,12 @@ pub enum CgroupError {
         directory.display()
     )]
     NoDisk { directory: PathBuf, reason: String },
+    #[error(
+        "the VMM of {instance}, process {pid}, is in the control group {} and not in {}: no limit holds for it there",
+        if found.as_os_str().is_empty() { "of no v2 hierarchy".into() } else { found.display().to_string() },
+        wanted.display()
+    )]
+    Elsewhere { instance: String, pid: u32, wanted: PathBuf, found: PathBuf },
     #[error("{0} still holds groups or processes")]
     InUse(String),
     #[error("{group} was not {what} within {waited:?}")]

@@ -46,5 +46,5 @@ pub fn machine(directory: &Path, file_system: &str) -> io::Result<Machine> {
         symlink(&partition, link)?;
     }
     fs::write(&mounts, format!("1 0 8:17 / / rw - {file_system} /dev/sdb1 rw\n"))?;
-    Ok(Machine { sys, mounts })
+    Ok(Machine { sys, mounts, proc: directory.join("proc") })
 }

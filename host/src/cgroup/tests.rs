@@ -107,7 +107,7 @@ fn machine(root: &Path, kind: &str) -> Machine {
     fs::write(partition.join("partition"), "1\n").unwrap();
     std::os::unix::fs::symlink(&partition, sys.join("dev/block/8:17")).unwrap();
     fs::write(&mounts, format!("1 0 8:17 / / rw - {kind} /dev/sdb1 rw\n")).unwrap();
-    Machine { sys, mounts }
+    Machine { sys, mounts, ..Machine::default() }
 }
 
 fn writes(bytes: u64) -> IoLimits {

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::programs;
 use super::vmm_args::{self, Line};
-use crate::cgroup::{CgroupSettings, Group, InstanceGroup};
+use crate::cgroup::CgroupSettings;
 use crate::data_dir::VMS_DIR;
 use crate::jail::JAILERS_OWN;
 use crate::network::{MAX_NET_ID, Port, place_of_tap};
@@ -115,13 +115,6 @@ pub(super) fn is_straight(path: &Path) -> bool {
 impl Policy {
     pub(super) fn run_dir(&self, instance: &InstanceId) -> PathBuf {
         self.data_dir.join(VMS_DIR).join(instance.as_str())
-    }
-
-    /// Where an instance's control group is below the mount, if there are any.
-    pub(super) fn group_path(&self, group: &InstanceGroup) -> Option<PathBuf> {
-        let settings = self.groups.as_ref()?;
-        let above = settings.parent.as_deref().unwrap_or(Path::new("")).join(&settings.name);
-        Some(above.join(Group::from(group.clone()).path()))
     }
 
     /// A name in a run directory, or in the directory of a snapshot in it; never a part of a jail.
@@ -225,6 +218,8 @@ impl Policy {
             Operation::EnsureTenantGroup { .. }
             | Operation::RemoveTenantGroup { .. }
             | Operation::RemoveGroup { .. }
+            // Where a process is, anyone on this machine may read.
+            | Operation::ConfirmGroup { .. }
             | Operation::LookAtGroups => Ok(()),
             // What is whose in it is checked where it is put into the firewall.
             Operation::EnsureNet { net } | Operation::RemoveNet { net } => net_id(net.net_id),
@@ -358,11 +353,11 @@ impl Policy {
         if long || spawn.args.len() > MAX_ARGS {
             return refused("no VMM has such a command line");
         }
-        let (instance, group) = (&spawn.instance, spawn.group.as_ref());
-        if group.is_some_and(|group| group.instance != *instance) {
+        let instance = &spawn.instance;
+        if spawn.group.as_ref().is_some_and(|group| group.instance != *instance) {
             return refused(format!("{instance} is started in no other instance's control group"));
         }
-        vmm_args::check(*kind, &Line { policy: self, instance, group, args: &spawn.args })
+        vmm_args::check(*kind, &Line { policy: self, instance, args: &spawn.args })
     }
 }
 

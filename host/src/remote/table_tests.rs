@@ -61,6 +61,7 @@ parts! {
         RemoveTenantGroup { tenant }
         EnsureGroup { group, limits }
         LimitIo { group, limits }
+        ConfirmGroup { group, process }
         RemoveGroup { group }
         LookAtGroups { }
         EnsureNet { net }

@@ -114,6 +114,7 @@ fn changed(operation: &Operation) -> Vec<&InstanceId> {
         | Operation::MeasureMemory { .. }
         | Operation::EnsureTenantGroup { .. }
         | Operation::RemoveTenantGroup { .. }
+        | Operation::ConfirmGroup { .. }
         | Operation::LookAtGroups
         | Operation::EnsureNet { .. }
         | Operation::RemoveNet { .. }
@@ -156,6 +157,7 @@ pub(super) fn is_slow(call: &Call) -> bool {
         | Operation::EnsureTenantGroup { .. }
         | Operation::RemoveTenantGroup { .. }
         | Operation::LimitIo { .. }
+        | Operation::ConfirmGroup { .. }
         | Operation::LookAtGroups
         | Operation::EnsureNet { .. }
         | Operation::RemoveNet { .. }

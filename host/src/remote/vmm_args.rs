@@ -10,15 +10,12 @@ use mvm_proto::InstanceId;
 use serde::Deserialize;
 
 use super::policy::{Policy, VmmProgram, is_plain, refused};
-use crate::cgroup::InstanceGroup;
 use crate::{HostError, TAP_FD};
 
 /// A command line, and what it is measured by.
 pub(super) struct Line<'a> {
     pub(super) policy: &'a Policy,
     pub(super) instance: &'a InstanceId,
-    /// The control group that it is started in.
-    pub(super) group: Option<&'a InstanceGroup>,
     pub(super) args: &'a [String],
 }
 
@@ -277,12 +274,9 @@ fn jailer(line: &Line<'_>) -> Result<(), HostError> {
                 base.is_some_and(|base| base.as_os_str() == value)
                     || line.policy.run_dir(line.instance).as_os_str() == value
             }
-            "--cgroup-version" => value == "2",
-            // The group that its VMM is to be in; it can't be given limits here, nor be any other.
-            "--parent-cgroup" => {
-                let own = line.group.and_then(|group| line.policy.group_path(group));
-                own.is_some_and(|own| own.as_os_str() == value)
-            }
+            // It is started in its instance's control group. Told 2 it would leave that for one of its own; told 1, and of no
+            // group, it stays.
+            "--cgroup-version" => value == "1",
             _ => false,
         };
         if !fits {

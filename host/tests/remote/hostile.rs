@@ -167,12 +167,13 @@ impl Attacker {
     fn of_groups(&mut self) -> Operation {
         let (group, cost) = (self.group(), VmmCost { mem_mib: 1, pids: 1 });
         let tenant = group.tenant.clone();
-        match self.random.u32(..6) {
+        match self.random.u32(..7) {
             0 => Operation::EnsureTenantGroup { tenant, limits: TenantLimits::new(1, 64, 1, cost) },
             1 => Operation::RemoveTenantGroup { tenant },
             2 => Operation::EnsureGroup { group, limits: InstanceLimits::new(1, 64, cost) },
             3 => Operation::LimitIo { group, limits: None },
             4 => Operation::RemoveGroup { group },
+            5 => Operation::ConfirmGroup { group, process: self.process() },
             _ => Operation::LookAtGroups,
         }
     }

@@ -20,6 +20,8 @@ struct Arguments {
     uid: u32,
     gid: u32,
     base: PathBuf,
+    cgroup_version: u32,
+    parent_cgroup: Option<PathBuf>,
     forks: bool,
     rest: Vec<String>,
 }
@@ -36,7 +38,7 @@ pub fn run() -> ExitCode {
 }
 
 fn parse(words: &[String]) -> Result<Arguments, String> {
-    let mut arguments = Arguments { base: "/srv/jailer".into(), ..Arguments::default() };
+    let mut arguments = Arguments { base: "/srv/jailer".into(), cgroup_version: 1, ..Arguments::default() };
     let mut words = words.iter();
     while let Some(word) = words.next() {
         let mut value = || words.next().cloned().ok_or_else(|| format!("the argument {word} needs a value"));
@@ -47,11 +49,13 @@ fn parse(words: &[String]) -> Result<Arguments, String> {
             "--uid" => arguments.uid = number(value()?)?,
             "--gid" => arguments.gid = number(value()?)?,
             "--chroot-base-dir" => arguments.base = value()?.into(),
-            "--cgroup-version" => match value()?.as_str() {
-                "1" | "2" => {}
+            "--cgroup-version" => match number(value()?)? {
+                version @ (1 | 2) => arguments.cgroup_version = version,
                 other => return Err(format!("{other} is no cgroup version")),
             },
-            "--netns" | "--cgroup" | "--parent-cgroup" | "--resource-limit" => drop(value()?),
+            "--parent-cgroup" => arguments.parent_cgroup = Some(value()?.into()),
+            "--netns" | "--resource-limit" => drop(value()?),
+            "--cgroup" => return Err("the stand-in gives no group a limit".to_owned()),
             "--daemonize" | "--new-pid-ns" => arguments.forks = true,
             "--" => {
                 arguments.rest = words.cloned().collect();
@@ -82,6 +86,7 @@ fn jail(arguments: &Arguments) -> io::Result<()> {
     let name = arguments.exec_file.file_name().unwrap_or_default().to_owned();
     let root = arguments.base.join(&name).join(&arguments.id).join("root");
     let is_root = nix::unistd::geteuid().is_root();
+    leave_group(arguments, Path::new(&name))?;
     fs::create_dir_all(root.join("run"))?;
     fs::copy(&arguments.exec_file, root.join(&name))?;
     // A device that is there already is an error: whoever starts a jail anew must have removed the old one.
@@ -111,6 +116,35 @@ fn jail(arguments: &Arguments) -> io::Result<()> {
     pid_file.push(".pid");
     let place = Path::new(if is_root { "/" } else { "." });
     fs::File::create(place.join(pid_file))?.write_all(child.id().to_string().as_bytes())
+}
+
+/// Where the stand-in believes that cgroup v2 is mounted; empty: nowhere. Absent: it looks.
+pub const CGROUP2: &str = "STAND_IN_CGROUP2";
+
+/// What the real one does that is told version 2 and no group to make: it moves itself into one that is there, by default
+/// one with its program's name, and ends where no such hierarchy is mounted.
+fn leave_group(arguments: &Arguments, program: &Path) -> io::Result<()> {
+    if arguments.cgroup_version != 2 {
+        return Ok(());
+    }
+    let mount = match std::env::var_os(CGROUP2) {
+        Some(mount) => Some(PathBuf::from(mount)).filter(|mount| !mount.as_os_str().is_empty()),
+        None => cgroup2_mount(&fs::read_to_string("/proc/mounts")?),
+    };
+    let mount = mount.ok_or_else(|| io::Error::other("CgroupHierarchyMissing(\"unified\")"))?;
+    let group = mount.join(arguments.parent_cgroup.as_deref().unwrap_or(program));
+    if !group.is_dir() {
+        return Ok(());
+    }
+    fs::write(group.join("cgroup.procs"), std::process::id().to_string())
+}
+
+fn cgroup2_mount(mounts: &str) -> Option<PathBuf> {
+    mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let (path, kind) = (fields.next()?, fields.next()?);
+        (kind == "cgroup2").then(|| path.into())
+    })
 }
 
 /// The files that this very process is made of, at the same paths.

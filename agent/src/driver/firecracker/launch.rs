@@ -204,6 +204,11 @@ impl<H: Host> Vmms<H> {
             }
         };
         let described = self.describe(&mut client, instance, action).await?;
+        if let Some(group) = spec.bounds.group.clone() {
+            // A jailer may have moved itself before it became the VMM.
+            let process = live.vmm.process.clone();
+            self.perform(instance, action, Operation::ConfirmGroup { group, process }).await?;
+        }
         if described.version < OLDEST {
             let reason = format!("Firecracker {} is too old; install {OLDEST} or newer", described.version);
             return Err(DriverError::Vmm { instance: instance.clone(), reason });

@@ -96,8 +96,9 @@ pub(super) fn jailer_args(
     option("--uid", user.unwrap_or(jailer.uid).to_string());
     option("--gid", user.unwrap_or(jailer.gid).to_string());
     option("--chroot-base-dir", text(base));
-    // Its own default is the first.
-    option("--cgroup-version", "2".to_owned());
+    // It is started in its instance's control group. Told 2 it would move itself into one of its own, if there is one, and fail
+    // where no v2 is mounted; told 1, and of no group, it leaves them alone.
+    option("--cgroup-version", "1".to_owned());
     if jailer.new_pid_ns {
         args.push("--new-pid-ns".into());
     }
@@ -123,7 +124,7 @@ mod tests {
         assert_eq!(
             said,
             "--id i-0000002a --exec-file /usr/bin/firecracker --uid 1000 --gid 1001 --chroot-base-dir \
-             /data/vms/i-0000002a --cgroup-version 2 -- --api-sock api.sock"
+             /data/vms/i-0000002a --cgroup-version 1 -- --api-sock api.sock"
         );
         let full = JailerSettings {
             chroot_base: Some("/srv/jailer".into()),
@@ -136,7 +137,7 @@ mod tests {
             Path::new("/srv/jailer/firecracker/i-0000002a/root")
         );
         let said = jailer_args(&id, run_dir, program, &full, None).join(" ");
-        let rest = "--chroot-base-dir /srv/jailer --cgroup-version 2 --new-pid-ns --daemonize -- --api-sock api.sock";
+        let rest = "--chroot-base-dir /srv/jailer --cgroup-version 1 --new-pid-ns --daemonize -- --api-sock api.sock";
         assert!(said.ends_with(rest), "{said}");
     }
 }

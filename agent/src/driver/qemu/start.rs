@@ -288,7 +288,17 @@ impl<H: Host> QemuDriver<H> {
         let live = self.register(&VmmProcess { instance: instance.clone(), process }).await;
         live.set_short(if short { Short::Yes } else { Short::No });
         match self.first_answer(&live, begin).await {
-            Ok(qmp) => Ok((live, qmp)),
+            Ok(qmp) => {
+                if let Some(group) = spec.bounds.group.clone() {
+                    let process = live.vmm.process.clone();
+                    let confirm = Operation::ConfirmGroup { group, process };
+                    if let Err(error) = self.perform(instance, action, confirm).await {
+                        self.end_processes(instance, action).await?;
+                        return Err(error);
+                    }
+                }
+                Ok((live, qmp))
+            }
             Err(cause) => {
                 let cause = live.explain(action, cause).await;
                 let said = live.end_detail();
