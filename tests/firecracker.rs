@@ -16,3 +16,5 @@ mod real;
 mod rules;
 #[path = "firecracker/site.rs"]
 mod site;
+#[path = "firecracker/written.rs"]
+mod written;

@@ -68,6 +68,19 @@ pub(super) fn open(
     }
 }
 
+/// Leaves only the end of a log on the disk. One that is not there takes no space.
+pub(super) fn punch_log(
+    data: &DataDir,
+    instance: &InstanceId,
+    name: &str,
+    max_bytes: u64,
+) -> Result<(), HostError> {
+    match place(data, instance, name).and_then(|(dir, name)| dir.punch_log(name, max_bytes)) {
+        Err(error) if error.is_not_found() => Ok(()),
+        punched => punched,
+    }
+}
+
 /// A connection to a socket in a run directory or its jail. Never waits: a VMM that has no time is
 /// [`WouldBlock`](std::io::ErrorKind::WouldBlock).
 pub(super) fn dial(data: &DataDir, instance: &InstanceId, name: &str) -> Result<UnixStream, HostError> {

@@ -28,6 +28,9 @@ const ROOT_MODE: u32 = 0o700;
 const ROOT: &str = "root";
 
 const READABLE_BY_ALL: u32 = 0o004;
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+/// What a file of a snapshot has once it was taken from its VMM.
+const KEPT_MODE: u32 = 0o444;
 
 /// A jail: `<base>/<program>/<instance>/root`, by the jailer's rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -189,8 +192,9 @@ fn open_to_lend(jail: &Jail, data: &DataDir, images: &Images, source: &Path) -> 
         .ok_or_else(|| refused(source, "lies in a run directory that is not the instance's own"))?;
     let file = data.run(&instance)?.sub(directory)?.open_file(name, OpenHow::ReadShared)?;
     let meta = file.metadata().map_err(failed("look at", source))?;
-    // The jail of the VMM that wrote it may have a name for it, and then it is that VMM's.
-    if meta.nlink() > 1 && meta.uid() == 0 && jail.uid != 0 {
+    // One that was taken from its VMM has names in the jails of those that were made from it. Any other of root's that has
+    // a second name may be anything.
+    if meta.nlink() > 1 && meta.uid() == 0 && jail.uid != 0 && meta.mode() & 0o7777 != KEPT_MODE {
         return Err(refused(source, "is root's and has a second name elsewhere"));
     }
     Ok(file)
@@ -207,12 +211,15 @@ fn of_a_snapshot(below: &Path) -> Option<(InstanceId, &str, &str)> {
     }
 }
 
-/// A second name for a file if its mode lets the VMM read it, else a copy of its own. The owner of a shared file is
-/// never changed.
+/// A second name for a file if the VMM may read and not change it, else a copy of its own. The owner of a shared file is
+/// never changed. It is looked at and linked by one descriptor.
 fn lend(jail: &Jail, file: &File, source: &Path, root: &Dir, name: &str) -> Result<(), HostError> {
     let meta = file.metadata().map_err(failed("read", source))?;
-    let readable = meta.mode() & READABLE_BY_ALL != 0 || meta.uid() == jail.uid;
-    if readable && root.link_shared(file, name).is_ok() {
+    // A VMM that runs as this very user may do to it what this process may.
+    let is_own = jail.uid == rustix::process::geteuid().as_raw();
+    let readable = meta.mode() & READABLE_BY_ALL != 0 || is_own;
+    let changeable = !is_own && (meta.uid() == jail.uid || meta.mode() & WRITABLE_BY_OTHERS != 0);
+    if readable && !changeable && root.link_shared(file, name).is_ok() {
         return Ok(());
     }
     let target = root.create_new(name, 0o400)?;

@@ -161,3 +161,45 @@ fn a_jail_leaves_the_control_group_of_its_instance_alone() {
     remove(&jail, &data).unwrap();
     assert!(group.exists());
 }
+
+#[test]
+fn a_template_s_file_is_lent_by_name_only_once_it_was_taken_from_its_vmm() {
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "must run in CI: needs root");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (run_dir, template) = (dir.path().join("vms/i-00000007"), dir.path().join("vms/i-00000008"));
+    fs::create_dir_all(&run_dir).unwrap();
+    fs::create_dir_all(template.join("snapshot-1")).unwrap();
+    let memory = template.join("snapshot-1/mem");
+    fs::write(&memory, b"memory").unwrap();
+    fs::set_permissions(&memory, fs::Permissions::from_mode(0o600)).unwrap();
+    std::os::unix::fs::chown(&memory, Some(61_000), Some(61_000)).unwrap();
+    let data = DataDir::named(dir.path());
+    let lent = |uid: u32| {
+        let jail = Jail { uid, gid: uid, ..jail(&run_dir) };
+        let file = JailFile { source: memory.clone(), name: "mem".into(), writable: false };
+        make(&jail, &data, &Images::Named, &[file]).map(|()| fs::metadata(jail.root.join("mem")).unwrap())
+    };
+    let kept = || fs::metadata(&memory).unwrap();
+    for user in [61_000, 61_001] {
+        let copy = lent(user).unwrap();
+        assert!(copy.ino() != kept().ino() && copy.uid() == user, "one that its VMM could write is copied");
+    }
+    let template = data.run(&InstanceId::from_bits(8)).unwrap();
+    let take = |is_vmm: fn(u32) -> bool| files::run::make_read_only(&template, "snapshot-1/mem", is_vmm);
+    take(|_| false).unwrap_err();
+    assert_eq!((kept().uid(), kept().mode() & 0o7777), (61_000, 0o600), "another's is left alone");
+    for _ in 0..2 {
+        take(|user| user == 61_000).unwrap();
+    }
+    assert_eq!((kept().uid(), kept().mode() & 0o7777), (0, 0o444));
+    for user in [61_000, 61_001] {
+        assert_eq!(lent(user).unwrap().ino(), kept().ino());
+    }
+    // A second name of root's that is not as such a file is may be that of anything.
+    fs::hard_link(&memory, dir.path().join("elsewhere")).unwrap();
+    fs::set_permissions(&memory, fs::Permissions::from_mode(0o600)).unwrap();
+    lent(61_000).unwrap_err();
+}

@@ -139,6 +139,19 @@ pub enum Operation {
         name: String,
         max_bytes: u64,
     },
+    /// Gives back to the disk all but the end of a log, in it or in its jail, whose writer keeps its own place in it: once
+    /// more than `max_bytes` of it are on the disk. It stays as long as it is.
+    PunchLog {
+        instance: InstanceId,
+        name: String,
+        max_bytes: u64,
+    },
+    /// Takes a file of a snapshot from the VMM that wrote it: root's from here on, where root does this, and nobody's to
+    /// write.
+    MakeReadOnly {
+        instance: InstanceId,
+        name: String,
+    },
     /// A symbolic link in it to a shared file; one that is there is replaced.
     LinkFile {
         instance: InstanceId,

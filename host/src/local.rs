@@ -322,6 +322,19 @@ impl Host for LocalHost {
                 let (name, max_bytes) = (name.clone(), *max_bytes);
                 self.in_run_dir(instance, move |dir| files::run::trim_log(dir, &name, max_bytes)).await?;
             }
+            Operation::PunchLog { instance, name, max_bytes } => {
+                let (instance, name, max_bytes) = (instance.clone(), name.clone(), *max_bytes);
+                let punch = move |inner: &Inner| access::punch_log(&inner.data, &instance, &name, max_bytes);
+                self.blocking(punch).await?;
+            }
+            Operation::MakeReadOnly { instance, name } => {
+                let (instance, name) = (instance.clone(), name.clone());
+                let take = move |inner: &Inner| {
+                    let dir = inner.data.run(&instance)?;
+                    files::run::make_read_only(&dir, &name, |user| inner.is_vmm_user(user))
+                };
+                self.blocking(take).await?;
+            }
             Operation::LinkFile { instance, source, name } => {
                 let (instance, source, name) = (instance.clone(), source.clone(), name.clone());
                 let link = move |inner: &Inner| {

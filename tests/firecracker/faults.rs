@@ -119,6 +119,12 @@ fn snapshot_dir(run_dir: &Path) -> std::path::PathBuf {
     run_dir.join(name)
 }
 
+/// In the place of a file that nobody may write to.
+fn put(path: &Path, bytes: &[u8]) {
+    std::fs::remove_file(path).unwrap();
+    std::fs::write(path, bytes).unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_snapshot_is_refused_with_what_is_wrong_and_no_vmm_is_left() {
     for (file, damage, said) in [
@@ -135,9 +141,9 @@ async fn a_damaged_snapshot_is_refused_with_what_is_wrong_and_no_vmm_is_left() {
             let mut bytes = std::fs::read(&path).unwrap();
             let middle = bytes.len() / 2;
             bytes[middle] ^= 1;
-            std::fs::write(&path, bytes).unwrap();
+            put(&path, &bytes);
         } else {
-            std::fs::write(&path, damage).unwrap();
+            put(&path, damage);
         }
         let driver = site.driver(&[]);
         let error = driver.restore(&spec, &snapshot, &Keeping::plain()).await.unwrap_err();

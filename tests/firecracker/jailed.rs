@@ -11,7 +11,7 @@ use mvm_tests::stand_in::jailer::CGROUP2;
 use crate::site::{JAILER, STAND_IN, Site, names};
 
 /// The jailer copies the program into the jail, so that it can't be a script.
-fn settings(jailer: JailerSettings) -> FirecrackerSettings {
+pub(crate) fn settings(jailer: JailerSettings) -> FirecrackerSettings {
     FirecrackerSettings {
         program: Some(PathBuf::from(STAND_IN)),
         jailer: Some(jailer),
@@ -19,7 +19,7 @@ fn settings(jailer: JailerSettings) -> FirecrackerSettings {
     }
 }
 
-fn jailer() -> JailerSettings {
+pub(crate) fn jailer() -> JailerSettings {
     let own = || (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
     let (uid, gid) = if nix::unistd::geteuid().is_root() { (61_000, 61_000) } else { own() };
     JailerSettings::new(JAILER.into(), uid, gid)

@@ -13,6 +13,7 @@ pub mod machine;
 pub mod rules;
 pub mod snapshot;
 pub mod vsock;
+pub mod written;
 
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
@@ -50,7 +51,13 @@ fn serve(arguments: Arguments) -> ExitCode {
     }
     let socket = arguments.api_sock.clone();
     let (start_guest, guest_wanted) = mpsc::channel();
-    let machine = Arc::new(Machine::new(arguments, start_guest));
+    let machine = match Machine::new(arguments, start_guest) {
+        Ok(machine) => Arc::new(machine),
+        Err(cause) => {
+            say(&format!("Could not initialize logger: {cause}"));
+            return ExitCode::FAILURE;
+        }
+    };
     if let Err(cause) = api::listen(&socket, &machine) {
         say(&format!(
             "Failed to open the API socket at: {socket}. Check that it is not already used. {cause}"

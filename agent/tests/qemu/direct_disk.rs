@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use mvm_agent::driver::conformance::Client;
 use mvm_agent::driver::{Driver as _, Keeping, VmState};
 use mvm_proto::InstanceId;
 use mvm_proto::document::Resources;
@@ -51,4 +52,24 @@ async fn a_limited_data_disk_is_used_past_the_page_cache_and_a_sleeper_wakes_wit
         assert_eq!(driver.adopt(instance).await.unwrap().unwrap().state, VmState::Running);
     }
     driver.remove(instance).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_guest_is_told_of_the_cache_that_it_has_to_flush() {
+    let Some(mut subject) = subject("a_guest_is_told_of_the_cache") else { return };
+    subject.resources = Resources { data_disk_mib: 16, ..subject.resources };
+    let dir = DataDir::new();
+    let driver = driver(dir.path());
+    for (number, direct) in [(31, false), (32, true)] {
+        let mut spec = spec(&subject, number);
+        spec.bounds.direct_disk = direct;
+        driver.boot(&spec).await.unwrap();
+        let mut guest = Client::greet(driver.guest(&spec.instance).await.unwrap()).await.unwrap();
+        let caches =
+            "for disk in /sys/block/vd*; do echo $(cat $disk/serial) $(cat $disk/queue/write_cache); done";
+        let said = guest.run(&["sh", "-c", caches]).await.unwrap();
+        // Through it, its fsync would reach no disk: nothing is flushed that says it has no cache.
+        assert!(said.lines().any(|line| line == "data write back"), "direct {direct}: {said}");
+        driver.remove(&spec.instance).await.unwrap();
+    }
 }

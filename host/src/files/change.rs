@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 
-use rustix::fs::{self, AtFlags, FileType, RawMode};
+use rustix::fs::{self, AtFlags, FallocateFlags, FileType, RawMode};
 use rustix::io::Errno;
 
 use super::dir::{Dir, OpenHow};
@@ -17,6 +17,10 @@ use crate::HostError;
 
 /// How much of a log's end is kept when it is cut.
 const KEPT_LOG_BYTES: u64 = 256 * 1024;
+
+/// What the kernel counts a file's blocks in, and what file systems give back no part of.
+const BLOCK_BYTES: u64 = 512;
+const PAGE_BYTES: u64 = 4096;
 
 /// How many directories are held open on the way down, each with two descriptors. What lies deeper is moved up first.
 const MAX_OPEN: usize = 16;
@@ -244,6 +248,30 @@ impl Dir {
         old.push(".old");
         self.replace(&old, &end, mode)
     }
+
+    /// Gives all but the end of a log back to the disk once more than `max_bytes` of it are there. Its writer keeps its own
+    /// place in it: cut, it would be as long again with the next line, so that its length is left alone.
+    pub fn punch_log(&self, name: impl AsRef<OsStr>, max_bytes: u64) -> Result<(), HostError> {
+        let name = plain(name.as_ref())?;
+        let path = self.path().join(name);
+        let is_short =
+            |blocks: u64| blocks.saturating_mul(BLOCK_BYTES) <= max_bytes.max(KEPT_LOG_BYTES + PAGE_BYTES);
+        if self.look(name)?.is_none_or(|stat| u64::try_from(stat.st_blocks).is_ok_and(is_short)) {
+            return Ok(());
+        }
+        let log = self.open_file(name, OpenHow::Write)?;
+        let length = log.metadata().map_err(failed("look at", &path))?.len();
+        let end = length.saturating_sub(KEPT_LOG_BYTES) / PAGE_BYTES * PAGE_BYTES;
+        if end == 0 {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match fs::fallocate(&log, flags, 0, end) {
+            // Without its end it is as short.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => log.set_len(0).map_err(failed("cut", &path)),
+            punched => punched.map_err(|cause| self.fault("cut", name, cause)),
+        }
+    }
 }
 
 /// What a look-up says when a name is no directory any more.
@@ -252,6 +280,39 @@ const CHANGED: [Errno; 3] = [Errno::NOENT, Errno::NOTDIR, Errno::LOOP];
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_whose_writer_keeps_its_place_loses_all_but_its_end_and_goes_on() {
+        use std::os::unix::fs::MetadataExt as _;
+
+        let place = tempfile::tempdir().unwrap();
+        let dir = Dir::open_root(place.path()).unwrap();
+        let mut writer = dir.create_new("log", 0o600).unwrap();
+        let mut written = 0;
+        let mut most = 0;
+        for number in 0..40_u32 {
+            let line = format!("{number:0>65535}\n");
+            writer.write_all(line.as_bytes()).unwrap();
+            written += line.len() as u64;
+            dir.punch_log("log", 1 << 20).unwrap();
+            let meta = writer.metadata().unwrap();
+            assert_eq!(meta.len(), written);
+            most = most.max(meta.blocks() * BLOCK_BYTES);
+        }
+        assert!(most <= (1 << 20) + 65_536 && written > 2 * most, "{most} of {written}");
+        let end = dir.tail("log", 0, 100_000).unwrap();
+        assert!(end.ends_with(b"39\n") && !end.contains(&0), "its end is whole");
+        dir.punch_log("none", 1 << 20).unwrap();
+        std::os::unix::fs::symlink("log", place.path().join("led")).unwrap();
+        std::fs::hard_link(place.path().join("log"), place.path().join("second")).unwrap();
+        writer.write_all(&vec![b'x'; 2 << 20]).unwrap();
+        dir.punch_log("second", 1 << 20).unwrap_err();
+        assert!(
+            writer.metadata().unwrap().blocks() * BLOCK_BYTES > 2 << 20,
+            "what has two names is left alone"
+        );
+        dir.punch_log("led", 0).unwrap();
+    }
 
     #[test]
     fn a_removal_ends_after_so_many_names_and_the_next_one_goes_on_from_there() {

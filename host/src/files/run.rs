@@ -140,6 +140,33 @@ pub(crate) fn share_memory(
     dir.link_shared(&file, name)
 }
 
+/// Any VMM may be lent it, and none may write to it.
+const KEPT_MODE: u32 = 0o444;
+
+/// Takes a file from the VMM that wrote it. It is looked up once, and must have no name elsewhere.
+pub(crate) fn make_read_only(
+    run_dir: &Dir,
+    name: &str,
+    is_vmm: impl Fn(u32) -> bool,
+) -> Result<(), HostError> {
+    let (dir, name) = run_dir.place(name)?;
+    let path = dir.path().join(name);
+    let file = dir.open_file(name, OpenHow::Read)?;
+    let owner = file.metadata().map_err(failed("look at", &path))?.uid();
+    let user = rustix::process::geteuid();
+    if owner != user.as_raw() && !is_vmm(owner) {
+        return Err(refused(&path, "is no file of a VMM"));
+    }
+    let take = || {
+        // In this order: its owner could give it another mode.
+        if user.is_root() {
+            super::dir::give(&file, (0, 0))?;
+        }
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(KEPT_MODE))
+    };
+    take().map_err(|errno| failed("take back", &path)(errno.into()))
+}
+
 pub(crate) fn dig_holes(run_dir: &Dir, name: &str) -> Result<(), HostError> {
     let (dir, name) = run_dir.place(name)?;
     let file = dir.open_file(name, OpenHow::Write)?;

@@ -162,6 +162,11 @@ impl Policy {
                 self.name(to)
             }
             Operation::TrimLog { instance: _, name, max_bytes: _ } => self.name(name),
+            Operation::PunchLog { instance: _, name, max_bytes: _ } => self.opened(name, Some(Access::Read)),
+            Operation::MakeReadOnly { instance: _, name } => match name.split_once('/') {
+                Some((dir, file)) if is_snapshot(dir) && is_own(file) => Ok(()),
+                _ => refused(format!("{name:?} is no file of a snapshot")),
+            },
             Operation::LinkFile { instance: _, source, name } => {
                 self.name(name)?;
                 if self.demand.is_some() {

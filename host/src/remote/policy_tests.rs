@@ -354,7 +354,12 @@ fn qemu_is_told_what_our_driver_tells_it_and_nothing_else() {
 fn firecracker_and_its_jailer_are_told_what_our_driver_tells_them() {
     let site = site();
     let instance = id();
-    let plain = ["--id", instance.as_str(), "--api-sock", "api.sock"];
+    let logs = ["--log-path", "vmm.log", "--level", "Warning", "--show-level"];
+    let named = |instance: &str, socket: &str, logs: &[&str]| {
+        let words = ["--id", instance, "--api-sock", socket];
+        site.spawn("firecracker", &[&words[..], logs].concat())
+    };
+    let plain = [&["--id", instance.as_str(), "--api-sock", "api.sock"], &logs[..]].concat();
     // Unjailed only where the operator wants no VMM confined; confined by this helper never, for QEMU alone is.
     site.admits(&site.spawn("firecracker", &plain));
     for demand in [Demand::All, Demand::BestEffort] {
@@ -364,9 +369,17 @@ fn firecracker_and_its_jailer_are_told_what_our_driver_tells_them() {
     let Operation::SpawnVmm(spawn) = site.spawn("firecracker", &plain) else { unreachable!() };
     let confine = Some(Confinement::qemu(61_000, 61_000));
     site.refuses(&Operation::SpawnVmm(SpawnVmm { confine, ..spawn }));
-    site.refuses(&site.spawn("firecracker", &["--id", "i-0000002b", "--api-sock", "api.sock"]));
-    site.refuses(&site.spawn("firecracker", &["--id", instance.as_str(), "--api-sock", "/run/x"]));
-    site.refuses(&site.spawn("firecracker", &["--api-sock", "api.sock"]));
+    site.refuses(&named("i-0000002b", "api.sock", &logs));
+    site.refuses(&named(instance.as_str(), "/run/x", &logs));
+    for logs in [
+        &["--log-path", "/etc/cron.d/x", "--level", "Warning", "--show-level"][..],
+        &["--log-path", "vmm.log", "--level", "Trace", "--show-level"],
+        &["--log-path", "vmm.log", "--level", "Warning", "--no-seccomp"],
+        &[],
+    ] {
+        site.refuses(&named(instance.as_str(), "api.sock", logs));
+    }
+    site.refuses(&site.spawn("firecracker", &plain[2..]));
     site.refuses(&site.spawn("firecracker", &[&plain[..], &["--config-file", "x"]].concat()));
     let program = site.dir.path().join("firecracker").display().to_string();
     let base = site.policy.run_dir(&instance).display().to_string();
@@ -381,7 +394,7 @@ fn firecracker_and_its_jailer_are_told_what_our_driver_tells_them() {
         } else if !option.is_empty() {
             words.extend([option.to_owned(), value.to_owned()]);
         }
-        words.extend(["--", "--api-sock", "api.sock"].map(str::to_owned));
+        words.extend(["--", "--api-sock", "api.sock"].iter().chain(&logs).map(|word| (*word).to_owned()));
         words
     };
     let jailer =
@@ -437,7 +450,8 @@ fn a_vmm_is_started_in_its_instances_group_and_no_other() {
     let spawn = |parent: Option<&str>, group: &Option<InstanceGroup>| {
         let words = ["--id", instance.as_str(), "--exec-file", &program, "--uid", "61000", "--gid", "61000"];
         let parent = parent.map(|parent| ["--parent-cgroup", parent]);
-        let args = words.into_iter().chain(parent.into_iter().flatten()).chain(["--", "--api-sock", "a"]);
+        let vmm = ["--", "--api-sock", "a", "--log-path", "l", "--level", "Warning", "--show-level"];
+        let args = words.into_iter().chain(parent.into_iter().flatten()).chain(vmm);
         let Operation::SpawnVmm(spawn) = site.spawn("jailer", &args.collect::<Vec<_>>()) else {
             unreachable!()
         };
@@ -453,6 +467,25 @@ fn a_vmm_is_started_in_its_instances_group_and_no_other() {
     ] {
         let asked = policy.admit(&spawn(parent, group));
         assert_eq!(asked.is_ok(), admitted, "{parent:?} {group:?}: {asked:?}");
+    }
+}
+
+#[test]
+fn only_files_of_snapshots_are_taken_from_vmms_and_logs_are_cut_where_they_lie() {
+    let site = site();
+    let take = |name: &str| Operation::MakeReadOnly { instance: id(), name: name.to_owned() };
+    let punch = |name: &str| Operation::PunchLog { instance: id(), name: name.to_owned(), max_bytes: 1 };
+    site.admits(&take("snapshot.new/mem"));
+    for name in
+        ["data.img", "snapshot.new", "other/mem", "jail/mem", "snapshot.new/../mem", "snapshot.new/a/b", "/x"]
+    {
+        site.refuses(&take(name));
+    }
+    for name in ["metrics.json", "jail/metrics.json", "jail/vmm.log"] {
+        site.admits(&punch(name));
+    }
+    for name in ["/etc/passwd", "jail/../x", "jail/a/b", "firecracker/x", ".x"] {
+        site.refuses(&punch(name));
     }
 }
 

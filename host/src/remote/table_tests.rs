@@ -44,6 +44,8 @@ parts! {
         MakeDir { instance, name }
         Rename { instance, from, to }
         TrimLog { instance, name, max_bytes }
+        PunchLog { instance, name, max_bytes }
+        MakeReadOnly { instance, name }
         LinkFile { instance, source, name }
         MakeJail { jail, files }
         ShareWithJail { jail, files }

@@ -95,6 +95,8 @@ fn changed(operation: &Operation) -> Vec<&InstanceId> {
         | Operation::MakeDir { instance, .. }
         | Operation::Rename { instance, .. }
         | Operation::TrimLog { instance, .. }
+        | Operation::PunchLog { instance, .. }
+        | Operation::MakeReadOnly { instance, .. }
         | Operation::LinkFile { instance, .. }
         | Operation::MakeDisk { instance, .. }
         | Operation::DigHoles { instance, .. }
@@ -148,10 +150,12 @@ pub(super) fn is_slow(call: &Call) -> bool {
         | Operation::EnsureGroup { .. }
         | Operation::RemoveGroup { .. }
         | Operation::ShareMemory { .. }
-        | Operation::TrimLog { .. } => true,
+        | Operation::TrimLog { .. }
+        | Operation::PunchLog { .. } => true,
         Operation::MakeRunDir { .. }
         | Operation::WriteFile { .. }
         | Operation::LinkFile { .. }
+        | Operation::MakeReadOnly { .. }
         | Operation::AdmitVmm { .. }
         | Operation::EndProcess { .. }
         | Operation::EnsureTenantGroup { .. }

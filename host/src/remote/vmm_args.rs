@@ -234,7 +234,11 @@ fn take_id<'a>(line: &Line<'a>) -> Result<(bool, Vec<&'a str>), HostError> {
 
 fn firecracker(args: &[&str]) -> Result<(), HostError> {
     match args {
-        ["--api-sock", socket] if is_plain(socket) => Ok(()),
+        ["--api-sock", socket, "--log-path", log, "--level", "Warning", "--show-level"]
+            if is_plain(socket) && is_plain(log) =>
+        {
+            Ok(())
+        }
         _ => refused(format!("Firecracker is not told {}", args.join(" "))),
     }
 }

@@ -312,7 +312,18 @@ async fn what_a_vmm_left_in_its_jail_under_the_program_s_name_is_not_written_to_
         let (program, base) = (program.to_str().unwrap(), base.to_str().unwrap());
         let user = JAILED.to_string();
         let line = ["--id", instance.as_str(), "--exec-file", program, "--uid", &user, "--gid", &user];
-        let rest = ["--chroot-base-dir", base, "--", "--api-sock", "api.sock"];
+        let rest = [
+            "--chroot-base-dir",
+            base,
+            "--",
+            "--api-sock",
+            "api.sock",
+            "--log-path",
+            "l",
+            "--level",
+            "Warning",
+            "--show-level",
+        ];
         Operation::SpawnVmm(mvm_host::SpawnVmm {
             instance: instance.clone(),
             program: scene.program("jailer"),

@@ -164,16 +164,18 @@ impl Attacker {
         InstanceGroup { tenant, pool, instance: self.instance() }
     }
 
-    fn of_groups(&mut self) -> Operation {
+    fn of_groups_and_logs(&mut self) -> Operation {
         let (group, cost) = (self.group(), VmmCost { mem_mib: 1, pids: 1 });
         let tenant = group.tenant.clone();
-        match self.random.u32(..7) {
+        match self.random.u32(..9) {
             0 => Operation::EnsureTenantGroup { tenant, limits: TenantLimits::new(1, 64, 1, cost) },
             1 => Operation::RemoveTenantGroup { tenant },
             2 => Operation::EnsureGroup { group, limits: InstanceLimits::new(1, 64, cost) },
             3 => Operation::LimitIo { group, limits: None },
             4 => Operation::RemoveGroup { group },
             5 => Operation::ConfirmGroup { group, process: self.process() },
+            6 => Operation::PunchLog { instance: self.instance(), name: self.name(), max_bytes: 0 },
+            7 => Operation::MakeReadOnly { instance: self.instance(), name: self.name() },
             _ => Operation::LookAtGroups,
         }
     }
@@ -209,7 +211,7 @@ impl Attacker {
                     _ => Operation::MeasureDisk { instance },
                 }
             }
-            25 => self.of_groups(),
+            25 => self.of_groups_and_logs(),
             _ => {
                 let images = vec![self.path()];
                 let confine = Confinement { images, ..Confinement::qemu(JAILED, JAILED) };

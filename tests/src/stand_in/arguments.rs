@@ -1,11 +1,19 @@
 //! Firecracker's command line, and what a test asks of the stand-in by its environment.
 
+use std::time::Duration;
+
+use super::written::Level;
+
 /// What the real one prints for `--snapshot-version`.
 pub const SNAPSHOT_VERSION: &str = "v10.0.0";
 
 const DEFAULT_VERSION: &str = "1.16.1";
 pub(super) const NO_GUEST: &str = "no-guest";
 const DEFAULT_PAYLOAD: usize = 51_200;
+
+/// How often the real one flushes its metrics, and what a test that can't wait says instead.
+const METRICS_EVERY: Duration = Duration::from_secs(60);
+pub const METRICS_MS: &str = "STAND_IN_METRICS_MS";
 
 /// The stand-in's own argument: be the guest of the stand-in that started this.
 pub const BE_THE_GUEST: &str = "--be-the-guest";
@@ -38,6 +46,10 @@ pub struct Arguments {
     pub fault: Option<Fault>,
     /// TAPs that another process holds.
     pub busy_taps: Vec<String>,
+    pub log_path: Option<String>,
+    pub level: Option<Level>,
+    /// Between two lines of metrics that nobody asked for.
+    pub metrics_every: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +75,11 @@ fn parse_with(words: &[String], variable: &dyn Fn(&str) -> Option<String>) -> Re
         busy_taps: variable("STAND_IN_BUSY_TAPS")
             .map(|list| list.split(',').map(str::to_owned).collect())
             .unwrap_or_default(),
+        log_path: None,
+        level: None,
+        metrics_every: variable(METRICS_MS)
+            .and_then(|ms| ms.parse().ok())
+            .map_or(METRICS_EVERY, Duration::from_millis),
         says: variable("STAND_IN_SAYS").unwrap_or_else(|| version.clone()),
         version,
     };
@@ -89,9 +106,9 @@ fn parse_with(words: &[String], variable: &dyn Fn(&str) -> Option<String>) -> Re
                     "--http-api-max-payload-size" => {
                         arguments.max_payload = value.parse().map_err(|_| "payload size must be a number")?;
                     }
-                    "--log-path"
-                    | "--level"
-                    | "--module"
+                    "--log-path" => arguments.log_path = Some(value),
+                    "--level" => arguments.level = Some(Level::parse(&value)?),
+                    "--module"
                     | "--metrics-path"
                     | "--seccomp-filter"
                     | "--start-time-us"

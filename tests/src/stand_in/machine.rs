@@ -1,8 +1,7 @@
 //! The machine: what it was told, what it does, and every request's effect.
 
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 
@@ -13,6 +12,7 @@ use super::arguments::{Arguments, Fault};
 use super::guest::{self, SOCKET};
 use super::rules::{self, Answer, MAX_VCPUS, Phase, body, same_id, text};
 use super::vsock::{self, Connections};
+use super::written::{Level, Log, MetricsFile};
 use super::{say, snapshot};
 
 /// The guest's folder, where the machine was started.
@@ -51,8 +51,8 @@ struct State {
     /// From a snapshot, and not resumed yet: the guest's process begins with the resume.
     asleep: bool,
     guest: Option<u32>,
-    log: Option<String>,
-    metrics: Option<String>,
+    log: Log,
+    metrics: MetricsFile,
 }
 
 type Said = Result<Answer, Refusal>;
@@ -72,7 +72,9 @@ fn fatal(message: impl Into<String>) -> Refusal {
 }
 
 impl Machine {
-    pub fn new(arguments: Arguments, start_guest: mpsc::Sender<PathBuf>) -> Self {
+    pub fn new(arguments: Arguments, start_guest: mpsc::Sender<PathBuf>) -> std::io::Result<Self> {
+        let mut log = Log::new(arguments.log_path.as_deref(), arguments.level)?;
+        log.line(Level::Info, &format!("Running Firecracker v{}", arguments.version));
         let state = State {
             phase: Phase::NotStarted,
             configured: false,
@@ -81,16 +83,16 @@ impl Machine {
             wedged: false,
             asleep: false,
             guest: None,
-            log: None,
-            metrics: None,
+            log,
+            metrics: MetricsFile::default(),
         };
-        Self {
+        Ok(Self {
             arguments,
             state: Mutex::new(state),
             changed: Condvar::new(),
             start_guest: Mutex::new(start_guest),
             connections: Arc::default(),
-        }
+        })
     }
 
     pub fn max_payload(&self) -> usize {
@@ -104,12 +106,22 @@ impl Machine {
     /// One request, under the lock: Firecracker does one thing at a time as well.
     pub fn handle(self: &Arc<Self>, method: &str, path: &str, bytes: &[u8]) -> (Answer, After) {
         let mut state = self.lock();
+        state.log.line(Level::Info, &format!("The API server received a {method} request on \"{path}\"."));
         let timing = rules::timing(method, path, state.phase, state.configured);
         let said = timing.map_err(Refusal::from).and_then(|()| self.answer(&mut state, method, path, bytes));
         self.changed.notify_all();
         match said {
-            Ok(answer) => (answer, After::GoOn),
-            Err(Refusal(message, after)) => (Answer::refused(&message), after),
+            Ok(answer) => {
+                let done = format!("The request was executed successfully. Status code: {}.", answer.status);
+                state.log.line(Level::Info, &done);
+                (answer, After::GoOn)
+            }
+            Err(Refusal(message, after)) => {
+                state
+                    .log
+                    .line(Level::Error, &format!("Received Error. Status code: 400. Message: {message}"));
+                (Answer::refused(&message), after)
+            }
         }
     }
 
@@ -132,12 +144,15 @@ impl Machine {
             ("PUT", "/logger") => {
                 let fields = ["log_path", "level", "show_level", "show_log_origin", "module"];
                 let value = body(bytes, &[], &fields)?;
-                state.log = value.get("log_path").and_then(Value::as_str).map(str::to_owned);
-                drop_line(state.log.as_deref(), &format!("Running Firecracker v{}", self.arguments.version));
+                let level = value.get("level").and_then(Value::as_str).map(Level::parse).transpose()?;
+                let path = value.get("log_path").and_then(Value::as_str);
+                state.log.update(path, level).map_err(|cause| cause.to_string())?;
                 Ok(Answer::done())
             }
             ("PUT", "/metrics") => {
-                state.metrics = Some(text(&body(bytes, &["metrics_path"], &[])?, "metrics_path"));
+                let path = text(&body(bytes, &["metrics_path"], &[])?, "metrics_path");
+                state.metrics.name(&path).map_err(|cause| cause.to_string())?;
+                self.flush_now_and_then();
                 Ok(Answer::done())
             }
             ("PUT", _) => {
@@ -256,7 +271,7 @@ impl Machine {
             }
             ("InstanceStart", _) => Err(rules::AFTER_START.to_owned().into()),
             ("FlushMetrics", _) => {
-                write_metrics(state);
+                state.metrics.flush();
                 Ok(Answer::done())
             }
             ("SendCtrlAltDel", Phase::NotStarted) => Err(rules::BEFORE_START.to_owned().into()),
@@ -274,7 +289,7 @@ impl Machine {
 
     fn start(&self, state: &mut State, folder: &Path) {
         state.asleep = false;
-        drop_line(state.log.as_deref(), "Artificially kick devices.");
+        state.log.line(Level::Info, "Artificially kick devices.");
         let sender = self.start_guest.lock().unwrap_or_else(PoisonError::into_inner);
         // The other end is the main thread, which waits for this.
         let _ = sender.send(folder.to_owned());
@@ -421,11 +436,22 @@ impl Machine {
     }
 
     pub(super) fn log(&self, line: &str) {
-        drop_line(self.lock().log.as_deref(), line);
+        self.lock().log.line(Level::Info, line);
     }
 
     pub(super) fn flush_metrics(&self) {
-        write_metrics(&self.lock());
+        self.lock().metrics.flush();
+    }
+
+    /// Whether anyone wants them or not.
+    fn flush_now_and_then(self: &Arc<Self>) {
+        let (machine, every) = (Arc::clone(self), self.arguments.metrics_every);
+        std::thread::spawn(move || {
+            loop {
+                std::thread::park_timeout(every);
+                machine.flush_metrics();
+            }
+        });
     }
 }
 
@@ -452,17 +478,4 @@ fn fresh_folder() -> Result<PathBuf, Refusal> {
     let _ = fs::remove_dir_all(FOLDER);
     fs::create_dir(FOLDER).map_err(|cause| Refusal::from(cause.to_string()))?;
     Ok(PathBuf::from(FOLDER))
-}
-
-fn write_metrics(state: &State) {
-    let line = json!({"utc_timestamp_ms": 1, "vmm": {"panic_count": 0}, "vcpu": {"failures": 0}, "vsock": {"conns_added": 1}});
-    drop_line(state.metrics.as_deref(), &line.to_string());
-}
-
-/// Appends a line to a file that was named, if one was.
-fn drop_line(path: Option<&str>, line: &str) {
-    let Some(path) = path else { return };
-    if let Ok(mut file) = OpenOptions::new().create(true).append(true).open(path) {
-        let _ = writeln!(file, "{line}");
-    }
 }

@@ -197,7 +197,12 @@ impl<H: Host> Vmms<H> {
         let instance = &live.vmm.instance;
         let fault = |cause| io_error(instance, ACTION, cause);
         let measured = async |name: &str| {
-            let file = run_files::open(&*self.host, instance, &format!("{NEW_DIR}/{name}")).await?;
+            // Its VMM writes to it no more, nor does another that runs as the same user one day: the forks of a template have
+            // their memory from this very file.
+            let name = format!("{NEW_DIR}/{name}");
+            let take = Operation::MakeReadOnly { instance: instance.clone(), name: name.clone() };
+            self.host.perform(&take).await.map_err(run_files::io_cause)?;
+            let file = run_files::open(&*self.host, instance, &name).await?;
             measure(file.ok_or(std::io::ErrorKind::NotFound)?, true).await
         };
         let memory = measured(MEMORY).await.map_err(fault)?;

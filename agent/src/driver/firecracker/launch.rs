@@ -16,8 +16,8 @@ use super::place::{
     vmm_args,
 };
 use super::request::{
-    Action, BadRequest, BootSource, Drive, LogLevel, Logger, MachineConfig, NIC, NetworkInterface,
-    NetworkOverride, Request, SnapshotLoad, Vsock, entropy, metrics, serial,
+    Action, BadRequest, BootSource, CacheType, Drive, MachineConfig, NIC, NetworkInterface, NetworkOverride,
+    Request, SnapshotLoad, Vsock, entropy, metrics, serial,
 };
 use super::snapshot_file::{MEMORY, Manifest, STATE};
 use super::version::{OLDEST, Version};
@@ -229,8 +229,8 @@ impl<H: Host> Vmms<H> {
                 if let Some(reason) = self.unlike(manifest, described.version, instance)? {
                     return Err(DriverError::Unusable { instance: manifest.instance.clone(), reason });
                 }
-                // A snapshot carries neither log nor metrics; they are the only calls allowed before a load. The
-                // console is this process's own output either way.
+                // A snapshot carries no metrics; that is the only call allowed before a load. The console is this process's own
+                // output either way.
                 for call in &observing(false).map_err(bad)? {
                     client.send(call, limits.call).await.map_err(fault)?;
                 }
@@ -309,15 +309,9 @@ fn jail_files(
     files
 }
 
-/// Log and metrics; and the console, where the process has no output of its own.
+/// Metrics; and the console, where the process has no output of its own.
 fn observing(daemon: bool) -> Result<Vec<Request>, BadRequest> {
-    let logger = Logger {
-        log_path: VMM_LOG.to_owned(),
-        level: LogLevel::Info,
-        show_level: true,
-        show_log_origin: false,
-    };
-    let mut calls = vec![logger.request()?, metrics(METRICS)?];
+    let mut calls = vec![metrics(METRICS)?];
     if daemon {
         calls.push(serial(CONSOLE)?);
     }
@@ -351,6 +345,8 @@ fn configuring(spec: &VmSpec, version: Version, jailed: bool) -> Result<Vec<Requ
         path_on_host: file.to_owned(),
         is_root_device: root,
         is_read_only: root,
+        // What is only read has nothing to flush.
+        cache_type: if root { CacheType::Unsafe } else { CacheType::Writeback },
     };
     let mut calls = vec![machine.request()?, source.request()?];
     if image.rootfs.is_some() {

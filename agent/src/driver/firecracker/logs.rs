@@ -1,7 +1,5 @@
 //! What a VMM and its guest wrote: read for people, and kept short.
 
-use std::time::Duration;
-
 use mvm_proto::text::one_line;
 
 use super::metrics::Metrics;
@@ -23,19 +21,20 @@ const PANIC: &str = "Kernel panic";
 
 /// A console is cut when it is longer; a guest can't fill the host's disk by talking.
 const MAX_CONSOLE_BYTES: u64 = 4 * 1024 * 1024;
-const TRIM_EVERY: Duration = Duration::from_secs(10);
+/// How much of what the VMM writes itself may be on the disk. Its metrics alone are 9.5 MB a day.
+const MAX_WRITTEN_BYTES: u64 = 1024 * 1024;
 
 impl<H: Host> Vmms<H> {
-    /// Waits for the end of a VMM, and keeps its console short meanwhile.
+    /// Waits for the end of a VMM, and keeps its logs short meanwhile.
     pub(super) async fn end_of(&self, live: &Live) -> ProcessEnd {
-        let mut trim = tokio::time::interval(TRIM_EVERY);
+        let mut trim = tokio::time::interval(self.settings.limits.trim);
         loop {
             let waiting = self.host.wait_end(&live.vmm);
             tokio::pin!(waiting);
             let end = loop {
                 tokio::select! {
                     end = &mut waiting => break end,
-                    _ = trim.tick() => self.trim_console(live).await,
+                    _ = trim.tick() => self.trim_logs(live).await,
                 }
             };
             match end {
@@ -49,11 +48,21 @@ impl<H: Host> Vmms<H> {
         }
     }
 
-    async fn trim_console(&self, live: &Live) {
-        let (instance, name) = (live.vmm.instance.clone(), CONSOLE.to_owned());
-        let trim = Operation::TrimLog { instance, name, max_bytes: MAX_CONSOLE_BYTES };
-        if let Err(error) = self.host.perform(&trim).await {
-            tracing::warn!(error = %crate::text::chain(&error), "could not cut a console");
+    async fn trim_logs(&self, live: &Live) {
+        let instance = || live.vmm.instance.clone();
+        let (name, max_bytes) = (CONSOLE.to_owned(), MAX_CONSOLE_BYTES);
+        let mut trims = vec![Operation::TrimLog { instance: instance(), name, max_bytes }];
+        // Firecracker opens none of its files to append: what is cut off one is a hole in it. Behind a jailer that leaves a
+        // daemon, the console is such a file, too.
+        let own = [VMM_LOG, METRICS].into_iter().chain(live.place.jail.is_some().then_some(CONSOLE));
+        trims.extend(own.map(|name| {
+            let (name, max_bytes) = (live.place.inside(name), MAX_WRITTEN_BYTES);
+            Operation::PunchLog { instance: instance(), name, max_bytes }
+        }));
+        for trim in &trims {
+            if let Err(error) = self.host.perform(trim).await {
+                tracing::warn!(error = %crate::text::chain(&error), "could not cut a log");
+            }
         }
     }
 }

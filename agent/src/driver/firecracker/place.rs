@@ -77,8 +77,14 @@ fn jail_root(instance: &InstanceId, run_dir: &Path, program: &Path, jailer: &Jai
 
 /// The command line of a Firecracker that is its own master.
 pub(super) fn vmm_args(instance: &InstanceId) -> Vec<String> {
-    ["--id", instance.as_str(), "--api-sock", API_SOCKET].map(str::to_owned).to_vec()
+    let named = ["--id", instance.as_str()].into_iter().chain(VMM_ARGS);
+    named.map(str::to_owned).collect()
 }
+
+/// What Firecracker itself is told. Its log from the first line on: what is written before a request names one lands on the
+/// console. Warnings only: each request is two lines of `Info`, which would bury the cause of an end.
+const VMM_ARGS: [&str; 7] =
+    ["--api-sock", API_SOCKET, "--log-path", VMM_LOG, "--level", "Warning", "--show-level"];
 
 /// The command line of the jailer, which adds `--id` itself.
 pub(super) fn jailer_args(
@@ -105,7 +111,7 @@ pub(super) fn jailer_args(
     if jailer.daemonize {
         args.push("--daemonize".into());
     }
-    args.extend(["--", "--api-sock", API_SOCKET].map(str::to_owned));
+    args.extend(["--"].into_iter().chain(VMM_ARGS).map(str::to_owned));
     args
 }
 
@@ -124,7 +130,8 @@ mod tests {
         assert_eq!(
             said,
             "--id i-0000002a --exec-file /usr/bin/firecracker --uid 1000 --gid 1001 --chroot-base-dir \
-             /data/vms/i-0000002a --cgroup-version 1 -- --api-sock api.sock"
+             /data/vms/i-0000002a --cgroup-version 1 -- --api-sock api.sock \
+             --log-path vmm.log --level Warning --show-level"
         );
         let full = JailerSettings {
             chroot_base: Some("/srv/jailer".into()),
@@ -137,7 +144,7 @@ mod tests {
             Path::new("/srv/jailer/firecracker/i-0000002a/root")
         );
         let said = jailer_args(&id, run_dir, program, &full, None).join(" ");
-        let rest = "--chroot-base-dir /srv/jailer --cgroup-version 1 --new-pid-ns --daemonize -- --api-sock api.sock";
-        assert!(said.ends_with(rest), "{said}");
+        let rest = "--chroot-base-dir /srv/jailer --cgroup-version 1 --new-pid-ns --daemonize -- --api-sock api.sock ";
+        assert!(said.contains(rest), "{said}");
     }
 }

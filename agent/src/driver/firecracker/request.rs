@@ -108,6 +108,15 @@ impl BootSource {
     }
 }
 
+/// What a guest's flush does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum CacheType {
+    /// Nothing: the guest is told that there is no cache, and never flushes.
+    Unsafe,
+    /// Waits until the host's disk has it.
+    Writeback,
+}
+
 /// `PUT /drives/{id}`; the file is opened at once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Drive {
@@ -115,6 +124,8 @@ pub struct Drive {
     pub path_on_host: String,
     pub is_root_device: bool,
     pub is_read_only: bool,
+    /// Said always: the default is the first.
+    pub cache_type: CacheType,
 }
 
 impl Drive {
@@ -188,29 +199,7 @@ impl Balloon {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum LogLevel {
-    Error,
-    Warning,
-    Info,
-}
-
-/// `PUT /logger`, once per process: a snapshot does not carry it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Logger {
-    pub log_path: String,
-    pub level: LogLevel,
-    pub show_level: bool,
-    pub show_log_origin: bool,
-}
-
-impl Logger {
-    pub fn request(&self) -> Result<Request, BadRequest> {
-        Request::with(Method::Put, "/logger", self)
-    }
-}
-
-/// `PUT /metrics`, once per process as well.
+/// `PUT /metrics`, once per process: a snapshot does not carry it. From then on a line is written each minute, too.
 pub fn metrics(metrics_path: &str) -> Result<Request, BadRequest> {
     Request::with(Method::Put, "/metrics", &serde_json::json!({ "metrics_path": metrics_path }))
 }

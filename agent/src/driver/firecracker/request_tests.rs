@@ -38,14 +38,17 @@ fn what_configures_a_machine_is_spelled_as_the_api_spells_it() {
         path_on_host: "rootfs.img".into(),
         is_root_device: true,
         is_read_only: true,
+        cache_type: CacheType::Unsafe,
     };
     assert_eq!(
         sent(drive.request()),
         call(
             "PUT /drives/rootfs",
-            json!({"drive_id": "rootfs", "path_on_host": "rootfs.img", "is_root_device": true, "is_read_only": true})
+            json!({"drive_id": "rootfs", "path_on_host": "rootfs.img", "is_root_device": true, "is_read_only": true, "cache_type": "Unsafe"})
         )
     );
+    let data = Drive { cache_type: CacheType::Writeback, ..drive };
+    assert_eq!(sent(data.request()).1["cache_type"], "Writeback");
     assert_eq!(sent(vsock(3).request()), call("PUT /vsock", json!({"guest_cid": 3, "uds_path": "v.sock"})));
     assert_eq!(sent(entropy()), call("PUT /entropy", json!({})));
     let balloon = Balloon { amount_mib: 0, deflate_on_oom: true, stats_polling_interval_s: 1 };
@@ -54,19 +57,6 @@ fn what_configures_a_machine_is_spelled_as_the_api_spells_it() {
         call("PUT /balloon", json!({"amount_mib": 0, "deflate_on_oom": true, "stats_polling_interval_s": 1}))
     );
     assert_eq!(sent(Balloon::resize(8)), call("PATCH /balloon", json!({"amount_mib": 8})));
-    let logger = Logger {
-        log_path: "vmm.log".into(),
-        level: LogLevel::Info,
-        show_level: true,
-        show_log_origin: false,
-    };
-    assert_eq!(
-        sent(logger.request()),
-        call(
-            "PUT /logger",
-            json!({"log_path": "vmm.log", "level": "Info", "show_level": true, "show_log_origin": false})
-        )
-    );
     assert_eq!(sent(metrics("m")), call("PUT /metrics", json!({"metrics_path": "m"})));
     assert_eq!(sent(serial("c")), call("PUT /serial", json!({"serial_out_path": "c"})));
 }
@@ -143,6 +133,7 @@ fn what_firecracker_would_refuse_or_regret_is_never_sent() {
         path_on_host: "x".into(),
         is_root_device: false,
         is_read_only: false,
+        cache_type: CacheType::Unsafe,
     };
     assert_eq!(drive("a/b").request(), Err(BadRequest::Id("a/b".into())));
     assert_eq!(drive("").request(), Err(BadRequest::Id(String::new())));

@@ -50,7 +50,7 @@ impl FirecrackerSettings {
     }
 }
 
-/// How long each kind of call may take before the VMM counts as stuck.
+/// How long each kind of call may take before the VMM counts as stuck, and how often it is looked after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// From the spawn to the first connection: 6 to 33 ms where there is nothing else to do.
@@ -63,6 +63,8 @@ pub struct Limits {
     pub snapshot: Duration,
     /// From a resume to an answer over vsock.
     pub vsock: Duration,
+    /// Between two looks at how long its logs are.
+    pub trim: Duration,
 }
 
 impl Default for Limits {
@@ -73,6 +75,7 @@ impl Default for Limits {
             start: Duration::from_secs(30),
             snapshot: Duration::from_secs(30),
             vsock: Duration::from_secs(5),
+            trim: Duration::from_secs(10),
         }
     }
 }
