@@ -228,7 +228,8 @@ pub enum DriverError {
 pub trait Driver: Send + Sync + 'static {
     fn kind(&self) -> DriverKind;
 
-    /// Every VM of this driver that lives on this host, whoever started it.
+    /// Every VM of this driver that lives on this host, whoever started it. One that it knew and that has ended is told by
+    /// [`Self::exits`] before it is missing here.
     fn list(&self) -> impl Future<Output = Result<Vec<Vm>, DriverError>> + Send;
 
     /// Every instance of which this driver keeps anything on this host, with a VM or without.

@@ -4,14 +4,15 @@
 //! and for whom is the record's. A VM that is gone without having been stopped is a failure. A VM without a record
 //! is reported and left alone here: see [`crate::sweep`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use mvm_planner::{Capacity, Observation, WorkloadState};
 use mvm_proto::{InstanceId, Phase, Timestamp};
+use tokio::sync::broadcast;
 
 use crate::crash;
-use crate::driver::{Driver, DriverError, Vm, VmState};
+use crate::driver::{Driver, DriverError, Vm, VmExit, VmState};
 use crate::guest_link::GuestLinks;
 use crate::record::Record;
 use crate::state::Records;
@@ -30,27 +31,57 @@ pub struct Seen {
     pub beside_snapshot: Vec<InstanceId>,
 }
 
-/// Looks at the node, and brings the records of idle hands in line with it. `ends`: how VMs ended, as far as heard.
+/// How VMs ended, as the driver tells it. Kept from one look to the next, for an end may be told before or after the look
+/// that finds the VM gone.
+#[derive(Debug)]
+pub struct Ends {
+    exits: broadcast::Receiver<VmExit>,
+    heard: BTreeMap<InstanceId, String>,
+}
+
+impl Ends {
+    #[must_use]
+    pub fn of(driver: &impl Driver) -> Self {
+        Self { exits: driver.exits(), heard: BTreeMap::new() }
+    }
+
+    /// Takes in all that was told until now.
+    fn hear(&mut self) {
+        loop {
+            match self.exits.try_recv() {
+                Ok(exit) => drop(self.heard.insert(exit.instance, exit.detail)),
+                Err(broadcast::error::TryRecvError::Lagged(_)) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// Looks at the node, and brings the records of idle hands in line with it. A driver tells the end of a VM
+/// before it lists it no more, so that `ends` has the reason of each that is found gone.
 pub async fn observe<D: Driver>(
     driver: &D,
     records: &Arc<Records>,
     links: Option<&GuestLinks>,
     capacity: Capacity,
-    ends: &mut BTreeMap<InstanceId, String>,
+    ends: &mut Ends,
     clock: impl Fn() -> Timestamp,
 ) -> Result<Seen, DriverError> {
     // In this order: what was done until then is in the past of `now`.
     let before = records.releases();
     let now = clock();
     let listed = driver.list().await?;
+    ends.hear();
     let mut vms: BTreeMap<&InstanceId, &Vm> = listed.iter().map(|vm| (&vm.instance, vm)).collect();
     let mut seen = Seen::default();
     let mut changed = Vec::new();
     let mut idle = Vec::new();
+    let mut acted = BTreeSet::new();
     records.for_each_since(before, |record, acted_on| {
         let vm = vms.remove(&record.id).map(|vm| vm.state);
         // Whoever acts or acted on it knows better than this look, which may be older than the act.
         if acted_on {
+            acted.insert(record.id.clone());
             return;
         }
         if record.is_asleep() && record.intent.is_none() && vm.is_some() {
@@ -76,15 +107,19 @@ pub async fn observe<D: Driver>(
         records.set_idle(&id, said);
     }
     for (id, phase, news) in changed {
-        let Some(lease) = records.lease(&id, phase.unwrap_or(Phase::Running)) else { continue };
+        let Some(lease) = records.lease(&id, phase.unwrap_or(Phase::Running)) else {
+            acted.insert(id);
+            continue;
+        };
         // Writing down what was seen of another took time, in which somebody may have acted on this one.
         if records.acted_since(&id, before) {
+            acted.insert(id);
             continue;
         }
         let Some(mut record) = records.get(lease.id()) else { continue };
         match phase {
             Some(Phase::Failed) => {
-                let detail = ends.remove(&id).map_or_else(String::new, |detail| format!(": {detail}"));
+                let detail = ends.heard.remove(&id).map_or_else(String::new, |detail| format!(": {detail}"));
                 let reason = format!("its VM ended by itself{detail}");
                 record.fail(Phase::Failed, now, &reason, fastrand::f64());
                 record.idle_since = None;
@@ -105,7 +140,8 @@ pub async fn observe<D: Driver>(
         }
         crash::point("observe.recorded");
     }
-    ends.clear();
+    // Of one that somebody acted on the next look decides.
+    ends.heard.retain(|id, _| acted.contains(id));
     let observation = &mut seen.observation;
     observation.capacity = capacity;
     observation.instances = records.observed();

@@ -5,7 +5,7 @@
 //! made in `mvm_planner::node`. A missed event costs at most one interval, for every pass looks at everything.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_host::AnyHost;
@@ -362,7 +362,6 @@ pub async fn reconcile_task<D: Driver>(
     let mut images = node.engine.executor.images.changed();
     let mut vouched = node.engine.executor.images.vouched();
     let mut guests = shared.guests.changed();
-    let ends = Arc::clone(&node.engine.ends);
     loop {
         let in_force = desired.borrow_and_update().clone();
         show(&shared.in_force, in_force.clone());
@@ -398,11 +397,8 @@ pub async fn reconcile_task<D: Driver>(
                     exit = exits.recv() => match exit {
                         // Whoever acts on it ended it, or sees that it ended.
                         Ok(exit) if shared.records.is_moving(&exit.instance) => {}
-                        Ok(exit) => {
-                            let mut ends = ends.lock().unwrap_or_else(PoisonError::into_inner);
-                            ends.insert(exit.instance, exit.detail);
-                            return true;
-                        }
+                        // How it ended the pass hears itself, whatever it was woken by.
+                        Ok(_) => return true,
                         Err(broadcast::error::RecvError::Lagged(_)) => return true,
                         // The driver never goes before this task.
                         Err(broadcast::error::RecvError::Closed) => return true,

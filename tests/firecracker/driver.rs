@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mvm_agent::driver::conformance;
+use mvm_agent::driver::firecracker::FirecrackerDriver;
 use mvm_agent::driver::{AtRest, Driver, DriverError, Keeping, VmState};
 use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -47,6 +48,19 @@ async fn sudden_ends_are_told() {
         site.signal(&spec, Signal::SIGKILL);
     };
     conformance::sudden_ends(&driver, &site.subject(), end).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_is_told_before_the_vm_is_missed() {
+    let site = Site::new();
+    let host = conformance::ContraryHost::late(&site.path("data"));
+    let driver = FirecrackerDriver::with_host(host, site.settings(&[])).unwrap();
+    let end = async |instance: &mvm_proto::InstanceId| {
+        let spec = mvm_agent::driver::VmSpec { instance: instance.clone(), ..site.spec(0) };
+        site.signal(&spec, Signal::SIGKILL);
+        mvm_tests::wait_until("the VMM's end", mvm_tests::PATIENCE, || site.vmm(&spec).is_none());
+    };
+    conformance::an_end_is_told_before_the_vm_is_missed(&driver, &site.subject(), end).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -141,9 +141,9 @@ async fn the_jailer_stays_in_the_group_that_it_was_started_in_with_and_without_c
 #[tokio::test(flavor = "multi_thread")]
 async fn a_vmm_that_is_not_in_its_control_group_is_ended() {
     let site = Site::new();
-    let away = || conformance::AwayHost::new(&site.path("data"));
+    let host = || conformance::ContraryHost::new(&site.path("data"));
     for settings in [site.settings(&[]), settings(jailer())] {
-        let driver = FirecrackerDriver::with_host(away(), settings).unwrap();
+        let driver = FirecrackerDriver::with_host(host(), settings).unwrap();
         conformance::a_vmm_outside_its_group_is_ended(&driver, &site.subject()).await.unwrap();
         site.comes_to_rest();
     }

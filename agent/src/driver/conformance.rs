@@ -2,11 +2,12 @@
 //! it calls [`outlives_its_owner`] too; one whose guests answer calls [`guest_suite`]; one whose VMs can be ended from
 //! outside calls [`sudden_ends`]; one that reads files calls [`refusals`]; one that compresses and encrypts calls
 //! [`at_rest_suite`], and [`kept_guests`] if its guests answer; one whose sleepers can be carried elsewhere calls [`moves`],
-//! and every other is held to refusing it; one that starts processes calls [`a_vmm_outside_its_group_is_ended`]. Each law is one function, named by what it holds.
+//! and every other is held to refusing it; one that starts processes calls
+//! [`a_vmm_outside_its_group_is_ended`] and [`an_end_is_told_before_the_vm_is_missed`]. Each law is one function, named by what it holds.
 
 mod at_rest;
 mod client;
-mod groups;
+mod contrary;
 mod guests;
 mod moves;
 
@@ -20,7 +21,7 @@ use super::{BootImage, Driver, DriverError, Keeping, Purpose, SnapshotRef, Vm, V
 
 pub use at_rest::{at_rest_suite, kept_guests};
 pub use client::Client;
-pub use groups::{AwayHost, a_vmm_outside_its_group_is_ended};
+pub use contrary::{ContraryHost, a_vmm_outside_its_group_is_ended, an_end_is_told_before_the_vm_is_missed};
 pub use guests::{guest_suite, refusals, sudden_ends};
 pub use moves::moves;
 

@@ -53,6 +53,9 @@ const EXITS_KEPT: usize = 1024;
 /// For those who only look: a VMM that is stuck must not hold up the others.
 const LOOK_WITHIN: Duration = Duration::from_secs(1);
 
+/// From the end of a VMM until it is told how it ended.
+const TELL_WITHIN: Duration = Duration::from_secs(5);
+
 /// Between SIGTERM, at which QEMU flushes its disks and ends, and SIGKILL.
 const TERMINATE_WITHIN: Duration = Duration::from_secs(2);
 
@@ -228,6 +231,25 @@ impl<H: Host> QemuDriver<H> {
         live
     }
 
+    /// Waits until the end of each VMM was told that this driver follows and that is not among those that were found.
+    async fn until_told(&self, found: &[VmmProcess]) -> Result<(), DriverError> {
+        let lives: Vec<Arc<Live>> = lock(&self.inner.lives).values().cloned().collect();
+        let mut ended: Vec<Arc<Live>> =
+            lives.into_iter().filter(|live| !live.has_ended() && !found.contains(&live.vmm)).collect();
+        if ended.is_empty() {
+            return Ok(());
+        }
+        // One that was started since that look is not gone.
+        let again = self.inner.host.vmms().await.map_err(|cause| DriverError::List { cause })?;
+        ended.retain(|live| !again.contains(&live.vmm));
+        for live in ended {
+            if self.gone(&live, TELL_WITHIN, "list").await.is_err() {
+                tracing::warn!(instance = %live.instance(), "how a VMM ended is not known yet");
+            }
+        }
+        Ok(())
+    }
+
     fn known(&self, vmm: &VmmProcess) -> Option<Arc<Live>> {
         lock(&self.inner.lives).get(&vmm.instance).filter(|known| known.vmm == *vmm).cloned()
     }
@@ -301,6 +323,7 @@ impl<H: Host> Driver for QemuDriver<H> {
 
     async fn list(&self) -> Result<Vec<Vm>, DriverError> {
         let vmms = self.inner.host.vmms().await.map_err(|cause| DriverError::List { cause })?;
+        self.until_told(&vmms).await?;
         let lives = join_all(vmms.iter().map(|vmm| self.register(vmm))).await;
         let runs = join_all(lives.iter().map(|live| live.run(LOOK_WITHIN))).await;
         let mut found = Vec::with_capacity(lives.len());

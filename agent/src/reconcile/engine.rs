@@ -1,7 +1,7 @@
 //! One pass: observe, plan, hand the steps to the runner. And what comes of the steps: events, and pools that wait.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_planner::{Action, Blocked, Capacity, NodePlan, Observation, plan_expired, plan_node};
@@ -20,7 +20,7 @@ use crate::execute::runner::{Done, Runner};
 use crate::execute::{Executor, was_called_off};
 use crate::isolation::{GroupKeeper, Keeper};
 use crate::ledger::InForce;
-use crate::observe::observe;
+use crate::observe::{Ends, observe};
 use crate::record::Record;
 use crate::state::{Lease, Records};
 use crate::sweep::Sweeper;
@@ -37,9 +37,6 @@ const MEASURE_EVERY: Duration = Duration::from_secs(60);
 /// their 128 MiB take the kernel 0.3 s.
 const MEASURE_MEMORY_EVERY: Duration = Duration::from_secs(600);
 
-/// How VMs ended, as far as the driver told since the last look.
-pub(crate) type Ends = Arc<Mutex<BTreeMap<InstanceId, String>>>;
-
 #[derive(Debug)]
 pub(crate) struct Engine<D> {
     pub(crate) driver: Arc<D>,
@@ -49,7 +46,7 @@ pub(crate) struct Engine<D> {
     pub(crate) clock: Clock,
     pub(crate) capacity: Capacity,
     pub(crate) gate: Arc<Gate>,
-    pub(crate) ends: Ends,
+    ends: Ends,
     pub(crate) needs: Needs,
     pub(crate) revoked: Revoked,
     pub(crate) keeper: Keeper,
@@ -129,7 +126,7 @@ impl<D: Driver> Engine<D> {
             runner,
             capacity: settings.capacity,
             gate,
-            ends: Ends::default(),
+            ends: Ends::of(&*executor.driver),
             needs: Needs::new(executor.images.clone(), Arc::clone(&executor.secrets)),
             revoked: Revoked::default(),
             work: WorkWatch::new(keeper.found.subscribe()),
@@ -165,10 +162,9 @@ impl<D: Driver> Engine<D> {
         self.runner.finish(std::mem::take(&mut self.unfinished));
         let links = &self.executor.links;
         self.work.look_at_processors(&*self.driver, &self.records, links);
-        let mut ends = std::mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner));
         let (driver, records) = (&*self.driver, &self.records);
         let seen =
-            observe(driver, records, Some(links), self.capacity, &mut ends, || self.clock.now()).await?;
+            observe(driver, records, Some(links), self.capacity, &mut self.ends, || self.clock.now()).await?;
         let now = self.clock.now();
         self.end_leftovers(&seen.beside_snapshot);
         self.give_secrets_back();

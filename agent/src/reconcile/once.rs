@@ -152,7 +152,7 @@ pub async fn peek(settings: &OnceSettings, now: Timestamp) -> Result<Observation
         None => Records::empty(),
     };
     adopt(&*driver, &records, Hands::Off, now).await;
-    let mut ends = std::collections::BTreeMap::new();
+    let mut ends = crate::observe::Ends::of(&*driver);
     let seen = crate::observe::observe(&*driver, &records, None, capacity, &mut ends, || now).await;
     records.close().await;
     Ok(seen.map_err(|cause| NodeError::Recover(cause.into()))?.observation)

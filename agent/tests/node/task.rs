@@ -81,6 +81,21 @@ async fn a_vm_that_dies_is_started_again_under_its_own_id() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn why_a_vm_ended_is_told_by_a_pass_that_something_else_began() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = TestNode::start(dir.path()).await;
+    node.want(simple(1, 0, 0));
+    node.until_counts(1, 0, 0).await;
+    let id = node.ids("running").remove(0);
+    // The pass is under way before anyone waits for the end again.
+    node.handle.trigger();
+    node.driver.crash(&id);
+    node.until(|status| status.pools[0].failed == 1).await;
+    let reasons: Vec<_> = node.handle.instances(None).into_iter().map(|instance| instance.reason).collect();
+    assert_eq!(reasons, ["its VM ended by itself: crashed"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_failing_boot_is_tried_again_later_and_later_without_making_more_instances() {
     let dir = tempfile::tempdir().unwrap();
     let node = TestNode::start(dir.path()).await;

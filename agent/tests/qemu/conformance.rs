@@ -55,7 +55,22 @@ async fn a_kernel_that_is_missing_or_none_is_refused() {
 async fn a_qemu_that_is_not_in_its_control_group_is_ended() {
     let Some(subject) = subject("a_qemu_that_is_not_in_its_control_group") else { return };
     let dir = DataDir::new();
-    let away = conformance::AwayHost::new(dir.path());
-    let driver = mvm_agent::driver::QemuDriver::on(away, dir.path(), super::settings());
+    let host = conformance::ContraryHost::new(dir.path());
+    let driver = mvm_agent::driver::QemuDriver::on(host, dir.path(), super::settings());
     conformance::a_vmm_outside_its_group_is_ended(&driver, &subject).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_qemu_is_told_before_it_is_missed() {
+    let Some(subject) = subject("the_end_of_a_qemu_is_told") else { return };
+    let dir = DataDir::new();
+    let host = conformance::ContraryHost::late(dir.path());
+    let driver = mvm_agent::driver::QemuDriver::on(host, dir.path(), super::settings());
+    let kill = async |instance: &_| {
+        signal(dir.path(), instance, Signal::SIGKILL).await;
+        while !super::pids(dir.path(), instance).await.is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    conformance::an_end_is_told_before_the_vm_is_missed(&driver, &subject, kill).await.unwrap();
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mvm_proto::{Digest, InstanceId};
 use serde::Deserialize;
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 use tokio::time::timeout;
 
 use super::http::{ApiClient, ApiError};
@@ -25,6 +25,9 @@ use mvm_host::{EndSignal, Host, HostError, Operation, ProcessIdentity, VmmProces
 /// A killed process is gone within milliseconds, unless the kernel waits for a disk.
 const DEATH_LIMIT: Duration = Duration::from_secs(30);
 
+/// From the end of a VMM until it is told how it ended: a few small files are read.
+const TELL_LIMIT: Duration = Duration::from_secs(5);
+
 /// What this driver holds for its caller.
 #[derive(Debug)]
 pub(super) struct Vmms<H> {
@@ -33,12 +36,16 @@ pub(super) struct Vmms<H> {
     pub(super) program: PathBuf,
     pub(super) exits: broadcast::Sender<VmExit>,
     known: Mutex<HashMap<InstanceId, Known>>,
+    /// Changes with each end that was told.
+    told: watch::Sender<()>,
 }
 
 /// What is remembered of a live VMM, and lost without harm when the agent restarts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Known {
     process: ProcessIdentity,
+    /// Its end is waited for.
+    followed: bool,
     /// What it was last told or seen to do; absent: it was never seen to run anything.
     pub(super) state: Option<VmState>,
     /// It writes a snapshot: it is paused, and answers nobody until that is over.
@@ -55,6 +62,7 @@ impl Known {
     fn nothing_of(process: &ProcessIdentity) -> Self {
         Self {
             process: process.clone(),
+            followed: false,
             state: None,
             writing: false,
             frozen: None,
@@ -107,7 +115,14 @@ impl<H: Host> Vmms<H> {
         program: PathBuf,
         exits: broadcast::Sender<VmExit>,
     ) -> Self {
-        Self { host: Arc::new(host), settings, program, exits, known: Mutex::default() }
+        Self {
+            host: Arc::new(host),
+            settings,
+            program,
+            exits,
+            known: Mutex::default(),
+            told: watch::Sender::new(()),
+        }
     }
 
     pub(super) async fn place(&self, instance: &InstanceId) -> Result<Place, HostError> {
@@ -175,6 +190,7 @@ impl<H: Host> Vmms<H> {
     /// Every live VMM of this driver.
     pub(super) async fn all(self: &Arc<Self>) -> Result<Vec<Live>, HostError> {
         let found = self.host.vmms().await?;
+        self.until_told(&found).await?;
         let mut all = Vec::new();
         for vmm in found {
             // Left out it would pass for one that ended.
@@ -184,6 +200,38 @@ impl<H: Host> Vmms<H> {
             self.follow(live);
         }
         Ok(all)
+    }
+
+    /// Waits until the end of each VMM was told that is followed and not among those that were found.
+    async fn until_told(&self, found: &[VmmProcess]) -> Result<(), HostError> {
+        let missing = |found: &[VmmProcess], (instance, known): (&InstanceId, &Known)| {
+            known.followed
+                && !found.iter().any(|vmm| vmm.instance == *instance && vmm.process == known.process)
+        };
+        let gone = |found: &[VmmProcess]| -> Vec<VmmProcess> {
+            let known = self.known();
+            let gone = known.iter().filter(|entry| missing(found, *entry));
+            gone.map(|(id, known)| VmmProcess { instance: id.clone(), process: known.process.clone() })
+                .collect()
+        };
+        let mut ended = gone(found);
+        if ended.is_empty() {
+            return Ok(());
+        }
+        // One that was started since that look is not gone.
+        let again = self.host.vmms().await?;
+        ended.retain(|vmm| !again.contains(vmm));
+        let is_told = || {
+            let known = self.known();
+            let followed =
+                |vmm: &VmmProcess| known.get(&vmm.instance).is_some_and(|it| it.process == vmm.process);
+            !ended.iter().any(followed)
+        };
+        let mut told = self.told.subscribe();
+        if timeout(TELL_LIMIT, told.wait_for(|()| is_told())).await.is_err() {
+            tracing::warn!("how a VMM ended is not known yet");
+        }
+        Ok(())
     }
 
     async fn ours(&self, vmm: VmmProcess) -> Result<Option<Live>, HostError> {
@@ -267,23 +315,29 @@ impl<H: Host> Vmms<H> {
     pub(super) fn follow(self: &Arc<Self>, live: &Live) {
         {
             let mut known = self.known();
-            if known.get(&live.vmm.instance).is_some_and(|known| known.process == live.vmm.process) {
+            let entry = known.entry(live.vmm.instance.clone());
+            let known = entry.or_insert_with(|| Known::nothing_of(&live.vmm.process));
+            if known.process != live.vmm.process {
+                *known = Known::nothing_of(&live.vmm.process);
+            }
+            if std::mem::replace(&mut known.followed, true) {
                 return;
             }
-            known.insert(live.vmm.instance.clone(), Known::nothing_of(&live.vmm.process));
         }
         let (vmms, live) = (Arc::clone(self), live.clone());
         tokio::spawn(async move {
             let end = vmms.end_of(&live).await;
+            let detail = explain(&*vmms.host, &end, &live).await;
             {
+                // Told before it is forgotten: whoever lists VMs waits for those that are known.
                 let mut known = vmms.known();
+                // Nobody may be listening, and then it shows in the list.
+                let _ = vmms.exits.send(VmExit { instance: live.vmm.instance.clone(), detail });
                 if known.get(&live.vmm.instance).is_some_and(|known| known.process == live.vmm.process) {
                     known.remove(&live.vmm.instance);
                 }
             }
-            let detail = explain(&*vmms.host, &end, &live).await;
-            // Nobody may be listening, and then it shows in the list.
-            let _ = vmms.exits.send(VmExit { instance: live.vmm.instance, detail });
+            vmms.told.send_replace(());
         });
     }
 
