@@ -34,7 +34,7 @@ fn answer(path: &str) -> (u16, Value) {
         (
             "/v1/node/info",
             json!({ "node_id": h, "cluster": h, "version": h, "conditions": [condition],
-            "passed_over": [{ "what": h, "reason": h }] }),
+            "passed_over": [{ "what": h, "reason": h }], "capabilities": [{ "name": h, "lacking": h }] }),
         ),
         ("/v1/node/stats", json!({ "node_id": h, "conditions": [condition], "pools": [pool] })),
         ("/v1/node/events", json!({ "at": h, "kind": h, "subject": h, "message": h })),

@@ -5,6 +5,7 @@
 //! Every implementation passes [`conformance::suite`].
 
 pub mod at_rest;
+mod capability;
 pub mod conformance;
 pub mod fake;
 pub mod firecracker;
@@ -33,6 +34,7 @@ use mvm_host::sandbox::{Demand, Filter};
 use mvm_host::{AnyHost, HostError};
 
 pub use at_rest::{AtRest, Keeping};
+pub use capability::Capability;
 pub use fake::FakeDriver;
 pub use firecracker::{FirecrackerDriver, FirecrackerSettings, FirecrackerUnavailable};
 pub use qemu::{QemuDriver, QemuSettings};
@@ -259,7 +261,9 @@ pub trait Driver: Send + Sync + 'static {
     }
 
     /// Whether memory can be kept encrypted. Then none of it is ever on a disk in clear.
-    fn can_encrypt(&self) -> bool;
+    fn can_encrypt(&self) -> bool {
+        self.kind().lacks(Capability::Encryption).is_none()
+    }
 
     /// Writes a paused guest's memory and device state, encrypted if that is asked for. The VM lives on, paused, until
     /// it is killed.
@@ -306,7 +310,9 @@ pub trait Driver: Send + Sync + 'static {
     -> impl Future<Output = Result<(), DriverError>> + Send;
 
     /// Why what sleeps can't be carried to another node; absent: it can.
-    fn immovable(&self) -> Option<&'static str>;
+    fn immovable(&self) -> Option<&'static str> {
+        self.kind().lacks(Capability::Moves)
+    }
 
     /// All files that a sleeping instance is made of, its data disk included: what another node needs to restore it.
     /// A snapshot that could not be restored here is not handed out.
@@ -562,10 +568,6 @@ impl Driver for AnyDriver {
 
     async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
         each!(self, driver => driver.discard_snapshot(instance).await)
-    }
-
-    fn immovable(&self) -> Option<&'static str> {
-        each!(self, driver => driver.immovable())
     }
 
     async fn export(&self, snapshot: &SnapshotRef) -> Result<Vec<Part>, DriverError> {

@@ -7,9 +7,9 @@ use std::path::Path;
 
 use mvm_proto::Timestamp;
 use mvm_proto::document::SCHEMA_VERSION;
-use mvm_proto::status::{Capacity, NodeInfo};
+use mvm_proto::status::{self, Capacity, NodeInfo};
 
-use crate::driver::DriverKind;
+use crate::driver::{Capability, DriverKind};
 use crate::settings::CapacityCaps;
 
 /// Memory kept back for the host itself: the kernel, this agent and the VMMs' own needs.
@@ -53,8 +53,14 @@ pub fn measure(data_dir: &Path, driver: DriverKind, caps: &CapacityCaps, started
         accelerator: if driver.uses_host_resources() { "" } else { "none" }.to_owned(),
         capacity: Some(capped(offered(data_dir, driver), caps)),
         schema_versions: vec![SCHEMA_VERSION],
+        capabilities: Capability::ALL.into_iter().map(|capability| told(driver, capability)).collect(),
         ..NodeInfo::default()
     }
+}
+
+fn told(driver: DriverKind, capability: Capability) -> status::Capability {
+    let lacking = driver.lacks(capability).unwrap_or_default().to_owned();
+    status::Capability { name: capability.as_str().to_owned(), lacking }
 }
 
 /// What instances may use of this machine. Those of a driver that runs no guest use nothing of it.

@@ -2,7 +2,7 @@
 
 use mvm_agent::isolation::NetworkReport;
 use mvm_proto::status::{
-    Capacity, Condition, Event, InstanceStatus, NodeInfo, NodeStatus, PassedOver, PoolStatus,
+    Capability, Capacity, Condition, Event, InstanceStatus, NodeInfo, NodeStatus, PassedOver, PoolStatus,
 };
 use mvm_proto::wire::control::v1::{Node, Operator, Token, TrustState};
 use serde::de::DeserializeOwned;
@@ -75,6 +75,7 @@ fn renderers(text: &str) -> Vec<(&'static str, String)> {
         &NodeInfo {
             capacity: Some(Capacity::default()),
             passed_over: vec![PassedOver::default()],
+            capabilities: vec![Capability::default()],
             conditions: vec![condition.clone()],
             ..NodeInfo::default()
         },

@@ -1,8 +1,8 @@
 //! What a node says of itself: the messages of [`crate::wire::node`] with what code needs to build them.
 
 pub use crate::wire::node::v1::{
-    Capacity, Condition, Counts, Event, InstanceStatus, Mark, NodeInfo, NodeStatus, PassedOver, PoolStatus,
-    Usage, WakeTiming,
+    Capability, Capacity, Condition, Counts, Event, InstanceStatus, Mark, NodeInfo, NodeStatus, PassedOver,
+    PoolStatus, Usage, WakeTiming,
 };
 
 pub mod fit;

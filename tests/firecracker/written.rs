@@ -120,3 +120,29 @@ async fn the_forks_of_a_template_share_its_memory_and_can_not_change_it() {
         driver.resume(&fork.instance).await.unwrap();
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_gives_memory_back_and_has_it_again_when_it_goes_on() {
+    let site = Site::new();
+    let (spec, driver) = (site.spec(1), site.driver(&[]));
+    driver.boot(&spec).await.unwrap();
+    let asked = async || driver.reclaim(&spec.instance, 1, Duration::from_secs(5)).await.unwrap();
+    // Until its driver is up it has none to give.
+    let deadline = std::time::Instant::now() + mvm_tests::PATIENCE;
+    let left = loop {
+        if let Some(left) = asked().await {
+            break left;
+        }
+        assert!(std::time::Instant::now() < deadline, "no guest came up");
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(left, 1, "of 4 MiB");
+    let holds = async || call(&site, &spec, "GET", "/balloon", "").await;
+    assert!(holds().await.contains(r#""amount_mib":3"#));
+    driver.pause(&spec.instance).await.unwrap();
+    let snapshot = driver.snapshot(&spec.instance, &Keeping::plain()).await.unwrap();
+    driver.kill(&spec.instance).await.unwrap();
+    driver.restore(&spec, &snapshot, &Keeping::plain()).await.unwrap();
+    driver.resume(&spec.instance).await.unwrap();
+    assert!(driver.adopt(&spec.instance).await.unwrap().is_some());
+}

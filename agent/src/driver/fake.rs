@@ -373,10 +373,6 @@ impl Driver for FakeDriver {
         .await
     }
 
-    fn immovable(&self) -> Option<&'static str> {
-        None
-    }
-
     async fn export(&self, snapshot: &SnapshotRef) -> Result<Vec<Part>, DriverError> {
         self.carry_out(snapshot).await
     }

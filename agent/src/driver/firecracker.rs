@@ -6,6 +6,7 @@
 //! pause is kept in memory. What may be lost with the process is in [`vmm`], starting in [`launch`], pausing and
 //! snapshots in [`freeze`], the way to the guest in [`vsock`], what was written in [`logs`].
 
+mod balloon;
 mod freeze;
 pub mod http;
 mod launch;
@@ -41,17 +42,13 @@ use self::vmm::{Live, Vmms, api_error, bad_request, host_error, io_error, same_r
 use self::vsock::GuestConnection;
 use super::at_rest::Form;
 use super::{
-    Driver, DriverError, DriverKind, GuestStream, Keeping, Part, SnapshotRef, Vm, VmExit, VmSpec, VmState,
-    run_files,
+    Capability, Driver, DriverError, DriverKind, GuestStream, Keeping, Part, SnapshotRef, Vm, VmExit, VmSpec,
+    VmState, run_files,
 };
 use mvm_host::{Host, JAIL, LocalHost, Operation};
 
 /// A follower that is further behind looks at the whole list anyway.
 const EXITS_KEPT: usize = 1024;
-
-/// Its state names disks and the TAP by where they were, and nobody has seen it go on elsewhere yet.
-const IMMOVABLE: &str =
-    "what Firecracker saved can be restored on its own node only; stop the instance, and start it elsewhere";
 
 /// Runs microVMs with Firecracker.
 #[derive(Debug)]
@@ -150,8 +147,17 @@ impl<H: Host> FirecrackerDriver<H> {
     }
 }
 
+fn lacking(instance: &InstanceId, capability: Capability) -> DriverError {
+    let (kind, name) = (DriverKind::Firecracker, capability.as_str());
+    let why = kind.lacks(capability).unwrap_or_default();
+    DriverError::Unusable {
+        instance: instance.clone(),
+        reason: format!("the {kind} driver lacks {name}: {why}"),
+    }
+}
+
 fn immovable(instance: &InstanceId) -> DriverError {
-    DriverError::Unusable { instance: instance.clone(), reason: IMMOVABLE.to_owned() }
+    lacking(instance, Capability::Moves)
 }
 
 fn running(live: &Live, state: VmState) -> Vm {
@@ -217,16 +223,18 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
         self.vmms.resume(instance).await
     }
 
-    fn can_encrypt(&self) -> bool {
-        // It writes memory to a file by itself and maps it from one: there is no stream to encrypt.
-        false
+    async fn reclaim(
+        &self,
+        instance: &InstanceId,
+        keep_mib: u64,
+        within: Duration,
+    ) -> Result<Option<u64>, DriverError> {
+        self.vmms.inflate(instance, keep_mib, within).await
     }
 
     async fn snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<SnapshotRef, DriverError> {
         if keeping.at_rest.encryption {
-            let reason =
-                "Firecracker writes memory in clear; it is not saved where it must be encrypted".to_owned();
-            return Err(DriverError::Vmm { instance: instance.clone(), reason });
+            return Err(lacking(instance, Capability::Encryption));
         }
         self.vmms.snapshot(instance).await
     }
@@ -264,10 +272,6 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
 
     async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
         self.vmms.discard(instance).await
-    }
-
-    fn immovable(&self) -> Option<&'static str> {
-        Some(IMMOVABLE)
     }
 
     async fn export(&self, snapshot: &SnapshotRef) -> Result<Vec<Part>, DriverError> {

@@ -380,10 +380,6 @@ impl<H: Host> Driver for QemuDriver<H> {
         self.deflate(instance, keep_mib, within).await
     }
 
-    fn can_encrypt(&self) -> bool {
-        true
-    }
-
     async fn snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<SnapshotRef, DriverError> {
         self.save(instance, keeping).await
     }
@@ -428,10 +424,6 @@ impl<H: Host> Driver for QemuDriver<H> {
             self.remove_file(instance, "discard the snapshot of", name).await?;
         }
         Ok(())
-    }
-
-    fn immovable(&self) -> Option<&'static str> {
-        None
     }
 
     async fn export(&self, snapshot: &SnapshotRef) -> Result<Vec<Part>, DriverError> {

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use mvm_proto::document::SnapshotCompression;
+
 use super::{Executor, PoolSpec, StepError};
-use crate::driver::{Driver, Keeping};
+use crate::driver::{Capability, Driver, Keeping};
 use crate::record::Record;
 use crate::text::chain;
 
@@ -28,6 +30,16 @@ impl<D: Driver> Executor<D> {
         }
         if record.at_rest.encryption && !self.driver.can_encrypt() {
             return Err(StepError::NoEncryption(self.driver.kind()));
+        }
+        let kind = self.driver.kind();
+        if record.at_rest.compression != SnapshotCompression::default()
+            && let Some(why) = kind.lacks(Capability::Compression)
+        {
+            self.note(
+                "NotCompressed",
+                record,
+                &format!("is saved as it is: the {kind} driver lacks compression: {why}"),
+            );
         }
         let keeping = self.keeping(record);
         keeping.check()?;

@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use mvm_proto::NodeId;
 use mvm_proto::status::fit::STATUS_COMPLETE;
-use mvm_proto::status::{Condition, Counts, Mark, NodeInfo, NodeStatus};
+use mvm_proto::status::{Capability, Condition, Counts, Mark, NodeInfo, NodeStatus};
 use mvm_proto::wire::control::v1::{GetNodeRequest, Node, RemoveNodeRequest};
 
 use crate::args::Global;
@@ -121,6 +121,19 @@ async fn info(global: &Global, args: InfoArgs) -> Run {
     }
 }
 
+/// What the driver can do, in one row, and each that it lacks with the reason.
+fn capability_rows(capabilities: &[Capability]) -> Vec<(&'static str, String)> {
+    let has: Vec<&str> =
+        capabilities.iter().filter(|it| it.lacking.is_empty()).map(|it| it.name.as_str()).collect();
+    let mut rows = Vec::new();
+    if !has.is_empty() {
+        rows.push(("driver has", has.join(", ")));
+    }
+    let lacking = capabilities.iter().filter(|it| !it.lacking.is_empty());
+    rows.extend(lacking.map(|it| ("driver lacks", format!("{}: {}", it.name, it.lacking))));
+    rows
+}
+
 pub(crate) fn info_rows(info: &NodeInfo) -> Vec<(&'static str, String)> {
     let capacity = info.capacity.unwrap_or_default();
     let mut rows = vec![
@@ -138,6 +151,7 @@ pub(crate) fn info_rows(info: &NodeInfo) -> Vec<(&'static str, String)> {
             ),
         ),
     ];
+    rows.extend(capability_rows(&info.capabilities));
     rows.extend(info.passed_over.iter().map(|over| ("not used", format!("{}: {}", over.what, over.reason))));
     rows.extend(conditions(&info.conditions));
     rows
@@ -235,6 +249,7 @@ pub(crate) fn details(node: &Node, wide: bool) -> output::Table {
         ),
         ("agent", format!("{} on {} {}", or_dash(&info.version), or_dash(&info.kernel), or_dash(&info.arch))),
     ];
+    rows.extend(capability_rows(&info.capabilities));
     rows.extend(info.passed_over.iter().map(|over| ("not used", format!("{}: {}", over.what, over.reason))));
     rows.extend(pool_rows(&status));
     rows.extend(conditions(&info.conditions));
@@ -304,4 +319,29 @@ fn pool_rows(status: &NodeStatus) -> Vec<(&'static str, String)> {
         rows.extend(pool.deferred.iter().map(|why| ("", format!("  {why}"))));
     }
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_driver_has_is_one_row_and_each_that_it_lacks_has_its_reason() {
+        let told = |name: &str, lacking: &str| Capability { name: name.into(), lacking: lacking.into() };
+        let capabilities = [told("forks", ""), told("moves", "not tried"), told("balloon", "")];
+        let info = NodeInfo { capabilities: capabilities.to_vec(), ..NodeInfo::default() };
+        let rows = info_rows(&info);
+        let of = |name: &str| -> Vec<&str> {
+            rows.iter().filter(|(row, _)| *row == name).map(|(_, text)| text.as_str()).collect()
+        };
+        assert_eq!(
+            (of("driver has"), of("driver lacks")),
+            (vec!["forks, balloon"], vec!["moves: not tried"])
+        );
+        // An agent that does not tell is shown as before.
+        assert_eq!(
+            info_rows(&NodeInfo::default()).iter().filter(|(row, _)| row.starts_with("driver ")).count(),
+            0
+        );
+    }
 }

@@ -58,6 +58,7 @@ fn summarise(node: &mut Node) {
     if let Some(info) = &mut node.info {
         info.conditions = Vec::new();
         info.passed_over = Vec::new();
+        info.capabilities = Vec::new();
     }
 }
 

@@ -79,6 +79,8 @@ pub fn fit_info(info: &mut NodeInfo, now: Timestamp) {
     cuts.list("schema versions", &mut info.schema_versions, MAX_CONDITIONS);
     cuts.list("drivers that are not used", &mut info.passed_over, MAX_CONDITIONS);
     cuts.texts(info.passed_over.iter_mut().flat_map(|over| [&mut over.what, &mut over.reason]));
+    cuts.list("capabilities", &mut info.capabilities, MAX_CONDITIONS);
+    cuts.texts(info.capabilities.iter_mut().flat_map(|it| [&mut it.name, &mut it.lacking]));
     cuts.conditions(&mut info.conditions);
     cuts.tell(INFO_COMPLETE, &mut info.conditions, now);
 }
@@ -175,7 +177,7 @@ impl Cuts {
 mod tests {
     use super::*;
     use crate::Digest;
-    use crate::status::{Counts, Mark, PassedOver, PoolStatus};
+    use crate::status::{Capability, Counts, Mark, PassedOver, PoolStatus};
 
     fn now() -> Timestamp {
         Timestamp::from_unix_ms(0)
@@ -249,12 +251,14 @@ mod tests {
     fn descriptions_and_instances_are_cut_too() {
         let mut info = NodeInfo {
             passed_over: vec![PassedOver::default(); 1000],
+            capabilities: vec![Capability::default(); 1000],
             schema_versions: vec![1; 1000],
             driver: "x".repeat(5000),
             ..NodeInfo::default()
         };
         fit_info(&mut info, now());
         assert_eq!((info.passed_over.len(), info.driver.len()), (MAX_CONDITIONS, MAX_WORD_BYTES));
+        assert_eq!(info.capabilities.len(), MAX_CONDITIONS);
         assert!(told(&info.conditions, INFO_COMPLETE).is_some());
         let mut instance = InstanceStatus { reason: "x".repeat(5000), ..InstanceStatus::default() };
         assert!(fit_instance(&mut instance) && instance.reason.len() == MAX_TEXT_BYTES);

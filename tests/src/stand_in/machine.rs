@@ -161,9 +161,25 @@ impl Machine {
                 Ok(Answer::done())
             }
             ("PATCH", "/balloon") => {
-                body(bytes, &["amount_mib"], &[])?;
-                let up = state.guest.is_some() && Path::new(FOLDER).join(SOCKET).exists();
-                if up { Ok(Answer::done()) } else { Err("Device not activated yet".to_owned().into()) }
+                let value = body(bytes, &["amount_mib"], &[])?;
+                let Some(part) = state.parts.get_mut(path) else {
+                    return Err("Invalid device ID".to_owned().into());
+                };
+                if state.guest.is_none() || !Path::new(FOLDER).join(SOCKET).exists() {
+                    return Err("Device not activated yet".to_owned().into());
+                }
+                // Its guest has no memory to speak of, and gives all that it is asked for at once.
+                part["amount_mib"] = value["amount_mib"].clone();
+                Ok(Answer::done())
+            }
+            ("GET", "/balloon/statistics") => {
+                let amount = state.parts.get("/balloon").map(|part| part["amount_mib"].clone());
+                let amount = amount.ok_or_else(|| "Invalid device ID".to_owned())?;
+                Ok(Answer::value(&json!({ "target_mib": amount, "actual_mib": amount })))
+            }
+            ("GET", "/balloon") => {
+                let part = state.parts.get(path).ok_or_else(|| "Invalid device ID".to_owned())?;
+                Ok(Answer::value(part))
             }
             ("PATCH", _) => Ok(Answer::done()),
             _ => Err(format!("Invalid request method and/or path: {method} {path}.").into()),

@@ -76,6 +76,7 @@ impl<H: Host> Vmms<H> {
         self.remember(&live.vmm, |known| (known.frozen, known.resumes_safely) = (None, false));
         self.set_state(&mut client, instance, TargetState::Resumed, "resume").await?;
         self.note(&live.vmm, |known| known.state = Some(VmState::Running));
+        self.deflate(&mut client, instance).await;
         let limit = self.settings.limits.vsock;
         if wedges && known.answered && !self.reaches_guest(&live, limit).await {
             return Err(stuck(instance, "a vsock connection after its resume", limit));

@@ -16,8 +16,8 @@ use super::place::{
     vmm_args,
 };
 use super::request::{
-    Action, BadRequest, BootSource, CacheType, Drive, MachineConfig, NIC, NetworkInterface, NetworkOverride,
-    Request, SnapshotLoad, Vsock, entropy, metrics, serial,
+    Action, BadRequest, Balloon, BootSource, CacheType, Drive, MachineConfig, NIC, NetworkInterface,
+    NetworkOverride, Request, SnapshotLoad, Vsock, entropy, metrics, serial,
 };
 use super::snapshot_file::{MEMORY, Manifest, STATE};
 use super::version::{OLDEST, Version};
@@ -361,6 +361,9 @@ fn configuring(spec: &VmSpec, version: Version, jailed: bool) -> Result<Vec<Requ
     }
     calls.push(Vsock { guest_cid: GUEST_CID, uds_path: VSOCK_SOCKET.to_owned() }.request()?);
     calls.push(entropy()?);
+    // Empty until the guest is asked. What it gave back and needs after all it takes, before it ends a program.
+    let balloon = Balloon { amount_mib: 0, deflate_on_oom: true, stats_polling_interval_s: 1 };
+    calls.push(balloon.request()?);
     Ok(calls)
 }
 

@@ -70,6 +70,12 @@ impl Request {
         Self::get("/")
     }
 
+    /// Only where the balloon was given an interval.
+    #[must_use]
+    pub fn balloon_statistics() -> Self {
+        Self::get("/balloon/statistics")
+    }
+
     #[must_use]
     pub fn version() -> Self {
         Self::get("/version")
