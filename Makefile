@@ -15,7 +15,7 @@ image: setup
 demo: image
 	@scripts/demo
 
-# Every test. The suites that need root say so when they can't run.
+# Every test. Those that need root, programs or hardware say so when they can't run, and fail where CI is set.
 test: image
 	cargo nextest run --workspace --no-fail-fast
 

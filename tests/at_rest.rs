@@ -8,9 +8,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mvm_agent::crash;
-use mvm_tests::{
-    LoneAgent, microvms_or_say_so, nothing, path_text, put_snapshot_key, small_pool, wait_until,
-};
+use mvm_needs::{Need, can_run};
+use mvm_tests::{LoneAgent, nothing, path_text, put_snapshot_key, small_pool, wait_until};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -61,7 +60,7 @@ fn clear(agent: &LoneAgent, id: &str) {
 
 #[test]
 fn an_agent_killed_at_any_point_of_compressing_leaves_a_snapshot_that_wakes() {
-    if !microvms_or_say_so("an_agent_killed_at_any_point_of_compressing") {
+    if !can_run(&[Need::MicroVms]) {
         return;
     }
     let secrets = TempDir::new().expect("a temporary folder can be made");
@@ -94,7 +93,7 @@ fn an_agent_killed_at_any_point_of_compressing_leaves_a_snapshot_that_wakes() {
 
 #[test]
 fn a_lost_key_keeps_what_sleeps_asleep_and_what_runs_running_until_it_is_back() {
-    if !microvms_or_say_so("a_lost_key_keeps_what_sleeps") {
+    if !can_run(&[Need::MicroVms]) {
         return;
     }
     let secrets = TempDir::new().expect("a temporary folder can be made");

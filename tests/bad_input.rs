@@ -4,7 +4,6 @@
 //! accepted mark and the instances are what they were, and that the next good document is still accepted.
 
 #![allow(clippy::unwrap_used)] // A test may end at the first surprise.
-#![allow(clippy::print_stdout)] // A test that did not run says so.
 
 #[path = "bad_input/crowd.rs"]
 mod crowd;

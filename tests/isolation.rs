@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use mvm_tests::{LoneAgent, NetNs, Process, microvms_or_say_so, path_text, root_or_say_so, wait_until};
+use mvm_needs::{Need, can_run};
+use mvm_tests::{LoneAgent, NetNs, Process, path_text, wait_until};
 use serde_json::{Value, json};
 
 /// Four cold boots on two cores without KVM.
@@ -153,8 +154,7 @@ fn http_briefly(address: &str) -> String {
 
 #[test]
 fn tenants_reach_their_own_and_nothing_else() {
-    const NAME: &str = "tenants_reach_their_own_and_nothing_else";
-    if !root_or_say_so(NAME) || !microvms_or_say_so(NAME) {
+    if !can_run(&[Need::Root, Need::MicroVms]) {
         return;
     }
     let site = Site::start();
@@ -274,7 +274,7 @@ while True:
 
 #[test]
 fn a_guest_is_told_its_gateway_as_its_resolver_and_gets_names_from_it() {
-    if !root_or_say_so("a_guest_is_told_its_gateway") || !microvms_or_say_so("a_guest_is_told_its_gateway") {
+    if !can_run(&[Need::Root, Need::MicroVms]) {
         return;
     }
     let images = mvm_tests::test_images();

@@ -1,14 +1,14 @@
 //! The agent with real microVMs: counts made true and changed, guests that answer, agents and VMs killed at random.
 //!
-//! Needs QEMU and the test image (`make test` installs and builds both). Without them every test here says that it
-//! did not run, and CI, which sets `CI`, fails.
+//! Needs QEMU and the test image (`make test` installs and builds both).
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use mvm_needs::{Need, can_run};
 use mvm_proto::Digest;
-use mvm_tests::{LoneAgent, microvms_or_say_so, nothing, small_pool, wait_until};
+use mvm_tests::{LoneAgent, nothing, small_pool, wait_until};
 
 /// Cold boots on two cores without KVM take seconds each; a healthy change needs a fraction of this.
 const LONG: Duration = Duration::from_secs(120);
@@ -51,7 +51,7 @@ fn host_state(agent: &LoneAgent) -> (Vec<String>, Vec<String>, Vec<String>) {
 
 #[test]
 fn counts_are_reached_from_nothing_changed_five_times_exactly_and_pruned_without_a_trace() {
-    if !microvms_or_say_so("counts_are_reached") {
+    if !can_run(&[Need::MicroVms]) {
         return;
     }
     let mut agent = agent();
@@ -76,7 +76,7 @@ fn counts_are_reached_from_nothing_changed_five_times_exactly_and_pruned_without
 
 #[test]
 fn thirty_random_kills_of_the_agent_lose_double_and_leak_nothing() {
-    if !microvms_or_say_so("thirty_random_kills") {
+    if !can_run(&[Need::MicroVms]) {
         return;
     }
     let mut agent = agent();
@@ -104,7 +104,7 @@ fn thirty_random_kills_of_the_agent_lose_double_and_leak_nothing() {
 
 #[test]
 fn a_guest_answers_before_and_after_its_agent_was_killed_and_is_the_same_guest() {
-    if !microvms_or_say_so("a_guest_answers") {
+    if !can_run(&[Need::MicroVms]) {
         return;
     }
     let mut agent = agent();
@@ -145,7 +145,7 @@ fn a_guest_answers_before_and_after_its_agent_was_killed_and_is_the_same_guest()
 
 #[test]
 fn a_vmm_that_dies_is_noticed_told_and_started_again_under_the_same_name() {
-    if !microvms_or_say_so("a_vmm_that_dies") {
+    if !can_run(&[Need::MicroVms]) {
         return;
     }
     let mut agent = agent();
@@ -188,7 +188,7 @@ fn files_with(folder: &Path, bytes: &[u8]) -> Vec<PathBuf> {
 
 #[test]
 fn a_tenants_secrets_are_in_its_guests_memory_and_never_on_the_nodes_disk() {
-    if !microvms_or_say_so("a_tenants_secrets") {
+    if !can_run(&[Need::MicroVms]) {
         return;
     }
     let word = format!("hunter2-{:016x}", fastrand::u64(..));

@@ -9,7 +9,8 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
-use mvm_tests::{LoneAgent, PATIENCE, microvms_or_say_so, path_text, root_or_say_so, small_pool, wait_until};
+use mvm_needs::{Need, can_run};
+use mvm_tests::{LoneAgent, PATIENCE, path_text, small_pool, wait_until};
 
 const NOBODY: u32 = 65_534;
 const LONG: Duration = Duration::from_secs(120);
@@ -66,7 +67,7 @@ fn agent(driver: &str, flags: &[&str]) -> LoneAgent {
 
 #[test]
 fn an_agent_of_root_serves_without_privileges_and_goes_on_where_a_privileged_one_was() {
-    if !root_or_say_so("an_agent_of_root") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let mut agent = agent("fake", &[]);
@@ -108,7 +109,7 @@ fn an_agent_of_root_serves_without_privileges_and_goes_on_where_a_privileged_one
 
 #[test]
 fn users_that_are_not_there_are_refused_and_root_is_kept_only_by_name_or_for_want_of_a_user() {
-    if !root_or_say_so("users_that_are_not_there") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let mut agent = LoneAgent::new("fake", &["--user", "mvm-no-such-user"]);
@@ -128,7 +129,7 @@ fn users_that_are_not_there_are_refused_and_root_is_kept_only_by_name_or_for_wan
 
 #[test]
 fn microvms_of_an_agent_without_privileges_answer_sleep_wake_and_outlive_agent_and_helper() {
-    if !root_or_say_so("microvms_of_an_agent") || !microvms_or_say_so("microvms_of_an_agent") {
+    if !can_run(&[Need::Root, Need::MicroVms]) {
         return;
     }
     // A copy: the store is given to the agent's user.

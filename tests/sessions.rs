@@ -1,15 +1,13 @@
 //! Sessions that outlive their instance, their agent and their node, with real microVMs.
 //!
-//! Needs QEMU and the test image (`make test` installs and builds both). Without them the tests with microVMs say that
-//! they did not run, and CI, which sets `CI`, fails.
+//! Needs QEMU and the test image (`make test` installs and builds both).
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use mvm_agent::crash;
-use mvm_tests::{
-    LoneAgent, PATIENCE, microvms_or_say_so, nothing, path_text, small_pool, wait_for, wait_until,
-};
+use mvm_needs::{Need, can_run};
+use mvm_tests::{LoneAgent, PATIENCE, nothing, path_text, small_pool, wait_for, wait_until};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -72,7 +70,7 @@ const LOOK: &str = "cd /data/session && find . | sort | while read f; do stat -c
 
 #[test]
 fn a_session_goes_on_at_another_node_once_its_instance_is_gone() {
-    if !microvms_or_say_so("a_session_goes_on") {
+    if !can_run(&[Need::MicroVms]) {
         return;
     }
     let store = TempDir::new().expect("a temporary folder can be made");
@@ -120,7 +118,7 @@ fn a_session_goes_on_at_another_node_once_its_instance_is_gone() {
 
 #[test]
 fn an_agent_that_is_killed_in_the_middle_of_a_copy_leaves_the_old_session_whole() {
-    if !microvms_or_say_so("an_agent_that_is_killed_in_the_middle_of_a_copy") {
+    if !can_run(&[Need::MicroVms]) {
         return;
     }
     let store = TempDir::new().expect("a temporary folder can be made");
@@ -175,7 +173,7 @@ fn die_at(agent: &mut LoneAgent, point: &str, times: u32) {
 
 #[test]
 fn an_agent_that_is_killed_once_a_copy_counts_or_while_it_is_brought_back_loses_nothing() {
-    if !microvms_or_say_so("an_agent_that_is_killed_once_a_copy_counts") {
+    if !can_run(&[Need::MicroVms]) {
         return;
     }
     let store = TempDir::new().expect("a temporary folder can be made");

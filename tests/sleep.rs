@@ -7,9 +7,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use mvm_tests::{
-    LoneAgent, NetNs, Process, microvms_or_say_so, path_text, pss_mib, root_or_say_so, wait_until,
-};
+use mvm_needs::{Need, can_run};
+use mvm_tests::{LoneAgent, NetNs, Process, path_text, pss_mib, wait_until};
 use serde_json::{Value, json};
 
 const LONG: Duration = Duration::from_secs(180);
@@ -104,7 +103,7 @@ fn arrived(path: &Path) -> (u64, Vec<u64>) {
 
 #[test]
 fn a_hundred_sleeps_lose_no_count_no_connection_and_no_file() {
-    if !root_or_say_so("a_hundred_sleeps") || !microvms_or_say_so("a_hundred_sleeps") {
+    if !can_run(&[Need::Root, Need::MicroVms]) {
         return;
     }
     let site = Site::start(&document(0, 1, 16));
@@ -151,7 +150,7 @@ fn a_hundred_sleeps_lose_no_count_no_connection_and_no_file() {
 #[test]
 #[allow(clippy::print_stdout, reason = "the figure is worth more than that it was below a limit")]
 fn twenty_forks_share_their_memory_and_nothing_else() {
-    if !root_or_say_so("twenty_forks") || !microvms_or_say_so("twenty_forks") {
+    if !can_run(&[Need::Root, Need::MicroVms]) {
         return;
     }
     let site = Site::start(&document(FORKS, 0, 0));

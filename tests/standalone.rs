@@ -4,9 +4,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use mvm_tests::{
-    PATIENCE, Process, free_port, metric, mvm_binary, path_text, ready, root_or_say_so, wait_until,
-};
+use mvm_needs::{Need, can_run};
+use mvm_tests::{PATIENCE, Process, free_port, metric, mvm_binary, path_text, ready, wait_until};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -72,7 +71,7 @@ fn exit_codes_tell_errors_from_usage() {
 
 #[test]
 fn root_is_not_needed_with_the_fake_driver() {
-    if !root_or_say_so("root_is_not_needed_with_the_fake_driver") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let dir = TempDir::new().unwrap();

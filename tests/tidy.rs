@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used)] // A test may end at the first surprise.
 
+#[path = "tidy/leaving.rs"]
+mod leaving;
 #[path = "tidy/licence.rs"]
 mod licence;
 #[path = "tidy/sources.rs"]
@@ -17,7 +19,7 @@ use sources::Source;
 use tree::{DenyFile, Kind, Tree};
 
 /// Which of our crates each may import. A crate that is not listed here does not exist.
-const DIRECTION: [(&str, &[&str]); 13] = [
+const DIRECTION: [(&str, &[&str]); 14] = [
     ("mvm-proto", &[]),
     ("mvm-planner", &["mvm-proto"]),
     ("mvm-pki", &["mvm-proto"]),
@@ -34,6 +36,8 @@ const DIRECTION: [(&str, &[&str]); 13] = [
     ("mvm-tests", PARTS),
     ("mvm-benches", PARTS_AND_TESTS),
     ("mvm-examples", &[]),
+    // It decides whether tests run; all their crates import it, and it none of ours.
+    ("mvm-needs", &[]),
 ];
 
 const PARTS: &[&str] = &[
@@ -47,6 +51,7 @@ const PARTS: &[&str] = &[
     "mvm-agent",
     "mvm-coordinator",
     "mvm-examples",
+    "mvm-needs",
 ];
 
 const PARTS_AND_TESTS: &[&str] = &[
@@ -60,17 +65,21 @@ const PARTS_AND_TESTS: &[&str] = &[
     "mvm-agent",
     "mvm-coordinator",
     "mvm-examples",
+    "mvm-needs",
     "mvm-tests",
 ];
 
 /// For tests only: the documents to start from, and what their own test needs.
-const ALSO_IN_TESTS: [(&str, &str); 6] = [
+const ALSO_IN_TESTS: [(&str, &str); 9] = [
     ("mvm-proto", "mvm-proto"),
     ("mvm-proto", "mvm-examples"),
     ("mvm-planner", "mvm-examples"),
     ("mvm-agent", "mvm-examples"),
     ("mvm-coordinator", "mvm-examples"),
     ("mvm-examples", "mvm-proto"),
+    ("mvm-store", "mvm-needs"),
+    ("mvm-host", "mvm-needs"),
+    ("mvm-agent", "mvm-needs"),
 ];
 
 /// Libraries that only these may import, so that they can be replaced in one place.
@@ -286,6 +295,16 @@ fn tests_wait_for_conditions_and_never_just_sleep() {
         broken.extend(source.sleeping_tests().into_iter().map(|line| format!("{}:{line}", source.name)));
     }
     holds("sleeps in tests: use paused time, or poll in a `wait_until`", &broken);
+}
+
+#[test]
+fn only_one_function_decides_whether_a_test_runs() {
+    let mut broken = Vec::new();
+    for source in sources::ours() {
+        let left = source.left_tests().into_iter();
+        broken.extend(left.map(|(line, why)| format!("{}:{line}: {why}", source.name)));
+    }
+    holds("tests left without testing: ask `mvm_needs::can_run` and return", &broken);
 }
 
 #[test]

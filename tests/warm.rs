@@ -4,9 +4,8 @@
 
 use std::time::{Duration, Instant};
 
-use mvm_tests::{
-    LoneAgent, microvms_or_say_so, nothing, path_text, pss_mib, root_or_say_so, small_pool, wait_until,
-};
+use mvm_needs::{Need, can_run};
+use mvm_tests::{LoneAgent, nothing, path_text, pss_mib, small_pool, wait_until};
 use serde_json::{Value, json};
 
 const LONG: Duration = Duration::from_secs(120);
@@ -30,7 +29,7 @@ fn json_of(agent: &LoneAgent, args: &[&str]) -> Value {
 
 #[test]
 fn every_fork_has_what_the_warm_up_left_and_wakes_say_where_their_time_went() {
-    if !microvms_or_say_so("every_fork_has_what_the_warm_up_left") {
+    if !can_run(&[Need::MicroVms]) {
         return;
     }
     let mut agent = agent();
@@ -68,7 +67,7 @@ fn every_fork_has_what_the_warm_up_left_and_wakes_say_where_their_time_went() {
 
 #[test]
 fn where_the_warm_up_fails_instances_boot_and_an_event_says_why() {
-    if !microvms_or_say_so("where_the_warm_up_fails") {
+    if !can_run(&[Need::MicroVms]) {
         return;
     }
     let mut agent = agent();
@@ -96,7 +95,7 @@ fn template(agent: &LoneAgent) -> (String, u64) {
 #[test]
 #[allow(clippy::print_stdout, reason = "the figures are worth more than that they were within limits")]
 fn a_warm_instance_gives_back_what_its_guest_freed_and_others_keep_theirs() {
-    if !root_or_say_so("a_warm_instance_gives_back") || !microvms_or_say_so("a_warm_instance_gives_back") {
+    if !can_run(&[Need::Root, Need::MicroVms]) {
         return;
     }
     // What may be started without its jail gives nothing back.

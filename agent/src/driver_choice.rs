@@ -256,8 +256,7 @@ mod tests {
     #[tokio::test]
     async fn a_firecracker_that_must_be_jailed_and_has_no_jailer_is_passed_over_with_the_reason() {
         use std::os::unix::fs::PermissionsExt as _;
-        let in_path = std::env::var_os("PATH").filter(|_| nix::unistd::geteuid().is_root());
-        if find_program(None, "jailer", in_path.as_deref()).is_ok() {
+        if !mvm_needs::can_run(&[mvm_needs::Need::NoProgram("jailer")]) {
             return;
         }
         let dir = tempfile::tempdir().unwrap();

@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(kinds(firecracker, Some(Effort::BestEffort), true), (vec![Jailer, Firecracker], best));
         assert_eq!(kinds(DriverChoice::Only(DriverKind::Fake), None, true), (vec![], all));
         // One in PATH would be taken where it can work.
-        if !nix::unistd::geteuid().is_root() || driver_choice::find_program(None, "jailer", None).is_err() {
+        if mvm_needs::can_run(&[mvm_needs::Need::NoProgram("jailer")]) {
             assert_eq!(kinds(auto, Some(Effort::Required), false), (vec![Qemu], all));
             assert_eq!(kinds(firecracker, Some(Effort::BestEffort), false), (vec![], best));
             assert_eq!(kinds(auto, Some(Effort::None), false), (vec![Qemu, Firecracker], None));

@@ -1,12 +1,12 @@
 //! Images from Nix flakes, built by the real `nix` without the network, in a store of the test's own.
 //!
-//! Needs Debian's `nix-bin` and the test image in `target/images`, whose kernel and initrd the flake packs. Without
-//! them the tests here say that they did not run, and CI, which sets `CI`, fails.
+//! Needs Debian's `nix-bin` and the test image in `target/images`, whose kernel and initrd the flake packs.
 
 #![allow(clippy::unwrap_used)] // A test may end at the first surprise.
 
+use mvm_needs::{Need, can_run};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 use mvm_agent::driver::BootImage;
@@ -38,37 +38,18 @@ struct Site {
     image: BootImage,
 }
 
-fn installed(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
-}
-
-fn test_image() -> Result<BootImage, String> {
-    if !installed("nix") {
-        return Err("needs nix (scripts/setup)".to_owned());
-    }
-    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/images");
-    let missing = || "needs target/images (make image)".to_owned();
-    if !images.join("sha256").is_dir() {
-        return Err(missing());
-    }
-    let store = Store::open(&images).map_err(|error| error.to_string())?;
-    let all = store.list().map_err(|error| error.to_string())?;
-    let newest = all.into_iter().max_by_key(|digest| store.made_at(digest)).ok_or_else(missing)?;
-    store.boot_image(&newest).map_err(|error| error.to_string())
+fn test_image() -> BootImage {
+    let store = Store::open(&mvm_needs::test_images()).unwrap();
+    let newest = store.list().unwrap().into_iter().max_by_key(|digest| store.made_at(digest));
+    store.boot_image(&newest.unwrap()).unwrap()
 }
 
 impl Site {
-    #[allow(clippy::print_stdout, reason = "a test that did not run must say so where its output is read")]
-    fn new(test: &str) -> Option<Self> {
-        let image = match test_image() {
-            Ok(image) => image,
-            Err(why) => {
-                println!("{test}: did not run: {why}");
-                assert!(std::env::var_os("CI").is_none(), "{test} must run in CI: {why}");
-                return None;
-            }
-        };
+    fn where_it_can_run() -> Option<Self> {
+        if !can_run(&[Need::Program("nix"), Need::TestImage]) {
+            return None;
+        }
+        let image = test_image();
         let dir = TempDir::new().unwrap();
         let parts = dir.path().join("flake/parts");
         fs::create_dir_all(&parts).unwrap();
@@ -123,7 +104,7 @@ impl Drop for Site {
 
 #[test]
 fn a_flake_is_built_offline_into_the_very_image_that_it_packs() {
-    let Some(site) = Site::new("a_flake_is_built_offline") else { return };
+    let Some(site) = Site::where_it_can_run() else { return };
     let (store, built) = site.build("minimal").unwrap();
     store.verify(&built.digest).unwrap();
     let image = store.boot_image(&built.digest).unwrap();
@@ -139,7 +120,7 @@ fn a_flake_is_built_offline_into_the_very_image_that_it_packs() {
 
 #[test]
 fn a_flake_that_does_not_build_says_what_nix_said() {
-    let Some(site) = Site::new("a_flake_that_does_not_build") else { return };
+    let Some(site) = Site::where_it_can_run() else { return };
     let text = |error: ImageError| {
         let mut text = error.to_string();
         let mut source = std::error::Error::source(&error);

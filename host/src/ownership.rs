@@ -237,6 +237,7 @@ fn give(what: &impl AsFd, account: &Account) -> io::Result<()> {
 mod tests {
     use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 
+    use mvm_needs::{Need, can_run};
     use mvm_proto::InstanceId;
 
     use super::*;
@@ -247,19 +248,9 @@ mod tests {
         Account { name: "nobody".to_owned(), uid: 65_534, gid: 65_534 }
     }
 
-    #[allow(clippy::print_stderr, reason = "a test that did not run must say so where its output is read")]
-    fn is_root() -> bool {
-        if rustix::process::geteuid().is_root() {
-            return true;
-        }
-        assert!(std::env::var_os("MVM_REQUIRE_PRIVILEGED").is_none() && std::env::var_os("CI").is_none());
-        eprintln!("NOT RUN: giving files away needs root");
-        false
-    }
-
     #[test]
     fn all_but_the_run_directories_is_given_away_and_no_link_leads_out() {
-        if !is_root() {
+        if !can_run(&[Need::Root]) {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -298,7 +289,7 @@ mod tests {
 
     #[test]
     fn an_image_with_a_second_name_is_copied_for_the_agent_and_what_is_root_s_to_read_is_not() {
-        if !is_root() {
+        if !can_run(&[Need::Root]) {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -332,7 +323,7 @@ mod tests {
 
     #[test]
     fn records_of_jails_stay_root_s_and_the_search_for_vmms_goes_on_after_every_start() {
-        if !is_root() {
+        if !can_run(&[Need::Root]) {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -371,7 +362,7 @@ mod tests {
 
     #[test]
     fn what_someone_put_in_the_place_of_the_records_is_not_used() {
-        if !is_root() {
+        if !can_run(&[Need::Root]) {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -387,7 +378,7 @@ mod tests {
 
     #[test]
     fn a_data_directory_that_the_agent_could_replace_is_refused() {
-        if !is_root() {
+        if !can_run(&[Need::Root]) {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -425,7 +416,7 @@ mod tests {
 
     #[test]
     fn a_directory_that_the_agent_made_a_link_to_elsewhere_is_not_given_to_it() {
-        if !is_root() {
+        if !can_run(&[Need::Root]) {
             return;
         }
         let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! A disk that fills up: a clear error, the last good state kept, and work goes on once there is space.
 //!
-//! Needs root, for a file system of 4 MiB in a mount namespace of its own; without root it says so.
+//! Needs root, for a file system of 4 MiB in a mount namespace of its own.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests too")]
 
@@ -8,17 +8,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use mvm_needs::{Need, can_run};
 use mvm_store::{Settings, SledStore, Store, StoreError, Transaction};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
 const DIRECTORY: &str = "MVM_TEST_STORE_DIRECTORY";
-const NOT_RUN: &str = "NOT RUN";
 
 fn run_in_child(test: &str) {
-    if !nix::unistd::geteuid().is_root() {
-        println!("{NOT_RUN}: {test} needs root to mount a small file system");
-        assert!(std::env::var_os("CI").is_none(), "must run in CI: needs root");
+    if !can_run(&[Need::Root, Need::Mounts]) {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -32,22 +30,18 @@ fn run_in_child(test: &str) {
     assert!(output.status.success(), "{}\n{}", text(&output.stdout), text(&output.stderr));
 }
 
-/// The small file system, with 1 MiB of ballast that can be thrown out; `None` when not run as the child.
-fn small_disk() -> Option<(PathBuf, PathBuf)> {
-    let directory = PathBuf::from(std::env::var_os(DIRECTORY)?);
-    let mounted = unshare(CloneFlags::CLONE_NEWNS)
+/// The small file system, with 1 MiB of ballast that can be thrown out.
+fn small_disk() -> (PathBuf, PathBuf) {
+    let directory = PathBuf::from(std::env::var_os(DIRECTORY).expect("its parent says where"));
+    unshare(CloneFlags::CLONE_NEWNS)
         .and_then(|()| {
             mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
         })
-        .and_then(|()| mount(Some("tmpfs"), &directory, Some("tmpfs"), MsFlags::empty(), Some("size=4m")));
-    if let Err(error) = mounted {
-        println!("{NOT_RUN}: this root may not mount: {error}");
-        assert!(std::env::var_os("CI").is_none(), "must run in CI: needs the right to mount");
-        return None;
-    }
+        .and_then(|()| mount(Some("tmpfs"), &directory, Some("tmpfs"), MsFlags::empty(), Some("size=4m")))
+        .unwrap();
     let ballast = directory.join("ballast");
     std::fs::write(&ballast, vec![1; 1 << 20]).unwrap();
-    Some((directory.join("store"), ballast))
+    (directory.join("store"), ballast)
 }
 
 fn in_runtime<F: Future>(future: F) -> F::Output {
@@ -88,7 +82,7 @@ fn with_a_reserve_commits_are_refused_in_time_and_work_again_with_space() {
 #[test]
 #[ignore = "run by the test above, as its child"]
 fn child_with_a_reserve() {
-    let Some((path, ballast)) = small_disk() else { return };
+    let (path, ballast) = small_disk();
     in_runtime(async {
         let store = open(&path, 512 * 1024).await;
         let (acknowledged, error) = fill(&store).await;
@@ -110,7 +104,7 @@ fn without_a_reserve_the_store_fails_and_its_last_good_state_stays() {
 #[test]
 #[ignore = "run by the test above, as its child"]
 fn child_without_a_reserve() {
-    let Some((path, ballast)) = small_disk() else { return };
+    let (path, ballast) = small_disk();
     in_runtime(async {
         let store = open(&path, 0).await;
         let (acknowledged, error) = fill(&store).await;

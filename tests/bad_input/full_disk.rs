@@ -7,8 +7,9 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use mvm_needs::{Need, can_run};
 use mvm_pki::SigningKey;
-use mvm_tests::{AgentProcess, Process, free_port, mvm_binary, path_text, root_or_say_so};
+use mvm_tests::{AgentProcess, Process, free_port, mvm_binary, path_text};
 use serde_json::json;
 
 use crate::one_agent::{NODE, OneAgent, UNHURRIED};
@@ -29,19 +30,6 @@ mount -t tmpfs -o "$1,mode=700" tmpfs "$dir"; shift
 cp -a "$dir.copy/." "$dir"
 exec "$@"
 "#;
-
-/// Whether this machine lets root mount at all; many containers do not.
-fn may_mount_or_say_so(test: &str) -> bool {
-    let mount = "mount -t tmpfs tmpfs /tmp";
-    let tried =
-        Command::new("unshare").args(["--mount", "--propagation", "private", "sh", "-c", mount]).output();
-    let allowed = tried.is_ok_and(|output| output.status.success());
-    if !allowed {
-        println!("{test}: did not run: needs a mount namespace");
-        assert!(std::env::var_os("CI").is_none(), "{test} must run in CI: needs a mount namespace");
-    }
-    allowed
-}
 
 fn start_on_a_small_disk(agent: &mut OneAgent) {
     let cluster = &mut agent.cluster;
@@ -79,8 +67,7 @@ fn names(dir: &Path) -> Vec<String> {
 
 #[test]
 fn what_a_full_disk_can_not_record_is_refused_and_the_last_good_state_stays() {
-    let name = "what_a_full_disk_can_not_record_is_refused_and_the_last_good_state_stays";
-    if !root_or_say_so(name) || !may_mount_or_say_so(name) {
+    if !can_run(&[Need::Root, Need::Mounts]) {
         return;
     }
     let mut agent = OneAgent::enrolled();

@@ -6,6 +6,7 @@ use std::time::Duration;
 use mvm_agent::driver::conformance::{self, Subject};
 use mvm_agent::driver::firecracker::{FirecrackerDriver, FirecrackerSettings, JailerSettings};
 use mvm_agent::driver::{BootImage, Driver, VmSpec};
+use mvm_needs::{Need, can_run};
 use mvm_proto::{Digest, InstanceId};
 use tokio::io::AsyncWriteExt;
 
@@ -107,19 +108,20 @@ fn how_long_a_boot_may_take_is_said_in_seconds() {
     }
 }
 
-#[allow(clippy::print_stdout, reason = "a test that did not run must say so where its output is read")]
+#[allow(clippy::print_stdout, reason = "which version passed is read in its output")]
 async fn suite(jailed: bool) {
     let dir = tempfile::tempdir().unwrap();
     let what = if jailed { "the real Firecracker behind its jailer" } else { "the real Firecracker" };
-    let (settings, image) = match present(jailed) {
-        Ok(found) => found,
-        Err(why) => return println!("the suite on {what}: did not run: {why}"),
-    };
+    let found = present(jailed);
+    if !can_run(&[Need::Firecracker(found.as_ref().map(drop).map_err(Clone::clone))]) {
+        return;
+    }
+    let (settings, image) = found.unwrap();
     let subject = Subject::of(image);
     let open = async || FirecrackerDriver::open(dir.path(), settings.clone()).unwrap();
     let driver = open().await;
-    if let Err(why) = boots(&driver, &subject).await {
-        return println!("the suite on {what}: did not run: no guest boots here: {why}");
+    if !can_run(&[Need::Kvm(boots(&driver, &subject).await)]) {
+        return;
     }
     conformance::suite(&driver, &subject).await.unwrap();
     conformance::guest_suite(&driver, &subject).await.unwrap();

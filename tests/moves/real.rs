@@ -5,7 +5,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-use mvm_tests::{microvms_or_say_so, path_text, small_pool, wait_until};
+use mvm_needs::{Need, can_run};
+use mvm_tests::{path_text, small_pool, wait_until};
 use serde_json::json;
 
 use super::forge::Forged;
@@ -23,7 +24,7 @@ const COUNT: &str = "(n=0; while :; do n=$((n+1)); echo $n > /run/count; sleep 0
 #[test]
 #[allow(clippy::print_stdout, reason = "the figure is worth more than that it was below a limit")]
 fn a_guest_goes_on_counting_on_another_node_with_its_disk_and_only_where_it_fits() {
-    if !microvms_or_say_so("a_guest_goes_on_counting_on_another_node") {
+    if !can_run(&[Need::MicroVms]) {
         return;
     }
     let images = mvm_tests::test_images();

@@ -9,7 +9,6 @@ mod cluster;
 pub mod day;
 mod lone_agent;
 mod loopback;
-mod microvms;
 mod netns;
 mod process;
 pub mod stand_in;
@@ -18,7 +17,7 @@ pub use binary::mvm_binary;
 pub use cluster::{AgentProcess, Cluster, ClusterSettings, copy_dir, free_port, path_text};
 pub use lone_agent::{Census, LoneAgent, nothing, pss_mib, small_pool};
 pub use loopback::{metric, ready};
-pub use microvms::{microvms_or_say_so, test_images};
+pub use mvm_needs::test_images;
 pub use netns::NetNs;
 pub use process::Process;
 
@@ -55,15 +54,4 @@ pub fn put_snapshot_key(secrets: &Path, tenant: &str) {
     let path = secrets.join(format!("{tenant}.snapshot-key"));
     std::fs::write(&path, "5a".repeat(32)).expect("a key can be written");
     std::fs::set_permissions(&path, Permissions::from_mode(0o400)).expect("a key can be made private");
-}
-
-/// Whether privileged tests can run; says so plainly when they can't, and fails where they must.
-#[allow(clippy::print_stdout, reason = "a test that did not run must say so where its output is read")]
-pub fn root_or_say_so(test: &str) -> bool {
-    let root = nix::unistd::geteuid().is_root();
-    if !root {
-        println!("{test}: did not run: needs root");
-        assert!(std::env::var_os("CI").is_none(), "{test} must run in CI: needs root");
-    }
-    root
 }

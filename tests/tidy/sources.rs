@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::tree::root;
 
-/// The folders that cargo or git fill.
+/// What cargo or git fill; in a worktree git has a file.
 const NOT_OURS: [&str; 3] = ["target", ".git", "node_modules"];
 
 pub(crate) struct Source {
@@ -33,7 +33,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
             let kind = entry.file_type().unwrap();
             if kind.is_dir() && !skipped {
                 folders.push(entry.path());
-            } else if kind.is_file() {
+            } else if kind.is_file() && !skipped {
                 found.push(entry.path());
             }
         }
@@ -62,13 +62,13 @@ impl Source {
     }
 
     /// The lines of code with their numbers: comments are not code.
-    fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
+    pub(crate) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         let numbered = self.text.lines().enumerate().map(|(index, text)| (index + 1, text));
         numbered.filter(|(_, text)| !text.trim_start().starts_with("//"))
     }
 
     /// Where the tests begin: the first line of a file of tests, else the line of `#[cfg(test)]`.
-    fn tests_from(&self) -> usize {
+    pub(crate) fn tests_from(&self) -> usize {
         let file_of_tests = self.name.starts_with("tests/")
             || self.name.contains("/tests/")
             || self.name.ends_with("/tests.rs")

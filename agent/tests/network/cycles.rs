@@ -117,7 +117,7 @@ async fn cycles(data_dir: &std::path::Path, count: u32) {
 #[test]
 fn tenants_and_instances_that_come_and_go_leave_nothing_behind() {
     let count = std::env::var(CYCLES_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(CYCLES);
-    in_namespace("tenants_and_instances_that_come_and_go", move || {
+    in_namespace(move || {
         let dir = tempfile::tempdir().unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(cycles(dir.path(), count));

@@ -11,12 +11,13 @@ use mvm_agent::driver::{
     AtRest, Driver as _, DriverError, Keeping, QemuDriver, SnapshotRef, VmSpec, VmState,
 };
 use mvm_agent::secrets::snapshot_key::TenantKey;
+use mvm_needs::{Need, can_run};
 use mvm_proto::document::SnapshotCompression;
 use mvm_proto::{Digest, InstanceId};
 use tokio::time::Instant;
 
 use super::damage::SmallDisk;
-use super::{DataDir, driver, pids, spec, subject};
+use super::{DataDir, driver, pids, spec, subject_where_it_can_run};
 
 const PLAIN: AtRest = AtRest { compression: SnapshotCompression::None, encryption: false };
 const LZ4: AtRest = AtRest { compression: SnapshotCompression::Lz4, encryption: false };
@@ -94,7 +95,7 @@ async fn guest(driver: &QemuDriver, instance: &InstanceId) -> Client {
 
 #[tokio::test]
 async fn qemu_keeps_the_laws_of_compression_and_encryption() {
-    let Some(subject) = subject("qemu_keeps_the_laws_of_compression") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let (dir, keys) = (DataDir::new(), tempfile::tempdir().unwrap());
     let damage = async |instance: &InstanceId| {
         let path = guest_file(dir.path(), instance);
@@ -105,7 +106,7 @@ async fn qemu_keeps_the_laws_of_compression_and_encryption() {
 
 #[tokio::test]
 async fn guests_on_qemu_go_on_where_they_were_however_they_were_kept() {
-    let Some(subject) = subject("guests_on_qemu_go_on_where_they_were") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let (dir, keys) = (DataDir::new(), tempfile::tempdir().unwrap());
     conformance::kept_guests(&driver(dir.path()), &subject, keys.path()).await.unwrap();
 }
@@ -127,7 +128,7 @@ fn files_with(dir: &Path, bytes: &[u8]) -> Vec<PathBuf> {
 
 #[tokio::test]
 async fn what_is_in_a_guest_s_memory_is_in_no_file_when_it_is_encrypted() {
-    let Some(subject) = subject("what_is_in_a_guest_s_memory") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let (dir, keys) = (DataDir::new(), Keys::new());
     let (driver, spec) = (driver(dir.path()), spec(&subject, 20));
     let instance = &spec.instance;
@@ -157,7 +158,7 @@ async fn what_is_in_a_guest_s_memory_is_in_no_file_when_it_is_encrypted() {
 #[tokio::test]
 #[allow(clippy::print_stdout, reason = "the figures are worth more than that they were below a limit")]
 async fn a_compressed_snapshot_is_smaller_and_leaves_nothing_else() {
-    let Some(subject) = subject("a_compressed_snapshot_is_smaller") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let (dir, keys) = (DataDir::new(), Keys::new());
     let (driver, spec) = (driver(dir.path()), spec(&subject, 21));
     let instance = &spec.instance;
@@ -195,7 +196,7 @@ async fn a_compressed_snapshot_is_smaller_and_leaves_nothing_else() {
 
 #[tokio::test]
 async fn an_encrypted_snapshot_that_was_cut_changed_or_exchanged_is_of_no_use() {
-    let Some(subject) = subject("an_encrypted_snapshot_that_was_cut") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let (dir, keys) = (DataDir::new(), Keys::new());
     let driver = driver(dir.path());
     let [one, two] = [22, 23].map(|number| spec(&subject, number));
@@ -245,7 +246,7 @@ async fn an_encrypted_snapshot_that_was_cut_changed_or_exchanged_is_of_no_use() 
 
 #[tokio::test]
 async fn a_compressed_snapshot_that_was_cut_or_changed_is_of_no_use() {
-    let Some(subject) = subject("a_compressed_snapshot_that_was_cut") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let (dir, keys) = (DataDir::new(), Keys::new());
     let (driver, spec) = (driver(dir.path()), spec(&subject, 24));
     driver.boot(&spec).await.unwrap();
@@ -288,7 +289,7 @@ async fn a_compressed_snapshot_that_was_cut_or_changed_is_of_no_use() {
 
 #[tokio::test]
 async fn a_wake_stops_what_is_being_compressed_and_takes_what_is_there() {
-    let Some(subject) = subject("a_wake_stops_what_is_being_compressed") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let (dir, keys) = (DataDir::new(), Keys::new());
     let (driver, spec) = (driver(dir.path()), spec(&subject, 25));
     let keeping = keys.keeping(SEALED_ZSTD);
@@ -314,7 +315,7 @@ async fn a_wake_stops_what_is_being_compressed_and_takes_what_is_there() {
 
 #[tokio::test]
 async fn a_snapshot_of_the_format_before_is_restored() {
-    let Some(subject) = subject("a_snapshot_of_the_format_before") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let dir = DataDir::new();
     let (driver, spec) = (driver(dir.path()), spec(&subject, 26));
     driver.boot(&spec).await.unwrap();
@@ -337,14 +338,12 @@ async fn a_snapshot_of_the_format_before_is_restored() {
 }
 
 #[tokio::test]
-#[allow(clippy::print_stdout, reason = "a test that did not run must say so where its output is read")]
 async fn a_full_disk_fails_an_encrypted_snapshot_and_costs_a_compressed_one_nothing() {
-    let Some(subject) = subject("a_full_disk_fails_an_encrypted_snapshot") else { return };
-    let Some(disk) = SmallDisk::mount("120m") else {
-        println!("a_full_disk_fails_an_encrypted_snapshot: did not run: needs the right to mount");
-        assert!(std::env::var_os("CI").is_none(), "it must run in CI: needs the right to mount");
+    let Some(subject) = subject_where_it_can_run() else { return };
+    if !can_run(&[Need::Root, Need::Mounts]) {
         return;
-    };
+    }
+    let disk = SmallDisk::mount("120m");
     let (dir, keys) = (disk.0.path(), Keys::new());
     let (driver, spec) = (driver(dir), spec(&subject, 27));
     let (instance, keeping) = (&spec.instance, keys.keeping(SEALED_ZSTD));
@@ -396,7 +395,7 @@ async fn moved(
 
 #[tokio::test]
 async fn what_is_compressed_or_encrypted_moves_where_its_key_is_and_nowhere_else() {
-    let Some(subject) = subject("what_is_compressed_or_encrypted_moves") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let (here, there, keys, no_keys) = (DataDir::new(), DataDir::new(), Keys::new(), Keys::new());
     fs::remove_file(no_keys.path()).unwrap();
     let (from, to) = (driver(here.path()), driver(there.path()));

@@ -3,39 +3,39 @@
 use mvm_agent::driver::conformance;
 use nix::sys::signal::Signal;
 
-use super::{DataDir, driver, signal, subject};
+use super::{DataDir, driver, signal, subject_where_it_can_run};
 
 #[tokio::test]
 async fn qemu_passes_the_suite() {
-    let Some(subject) = subject("qemu_passes_the_suite") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let dir = DataDir::new();
     conformance::suite(&driver(dir.path()), &subject).await.unwrap();
 }
 
 #[tokio::test]
 async fn guests_on_qemu_answer_keep_their_memory_and_end_when_asked() {
-    let Some(subject) = subject("guests_on_qemu_answer") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let dir = DataDir::new();
     conformance::guest_suite(&driver(dir.path()), &subject).await.unwrap();
 }
 
 #[tokio::test]
 async fn vms_on_qemu_outlive_their_driver() {
-    let Some(subject) = subject("vms_on_qemu_outlive_their_driver") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let dir = DataDir::new();
     conformance::outlives_its_owner(async || driver(dir.path()), &subject).await.unwrap();
 }
 
 #[tokio::test]
 async fn what_sleeps_on_qemu_goes_on_below_another_data_directory() {
-    let Some(subject) = subject("what_sleeps_on_qemu_goes_on_below_another_data_directory") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let (from, to) = (DataDir::new(), DataDir::new());
     conformance::moves(&driver(from.path()), &driver(to.path()), &subject).await.unwrap();
 }
 
 #[tokio::test]
 async fn qemu_killed_from_outside_is_told_and_gone() {
-    let Some(subject) = subject("qemu_killed_from_outside") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let dir = DataDir::new();
     let driver = driver(dir.path());
     let kill = async |instance: &_| signal(dir.path(), instance, Signal::SIGKILL).await;
@@ -44,7 +44,7 @@ async fn qemu_killed_from_outside_is_told_and_gone() {
 
 #[tokio::test]
 async fn a_kernel_that_is_missing_or_none_is_refused() {
-    let Some(subject) = subject("a_kernel_that_is_missing_or_none") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let dir = DataDir::new();
     let text = dir.path().join("kernel");
     std::fs::write(&text, "not a kernel\n".repeat(100)).unwrap();

@@ -6,9 +6,10 @@ use std::path::Path;
 use std::process::Command;
 
 use mvm_agent::driver::{Driver as _, DriverError, Keeping, Purpose, SnapshotRef, VmSpec, VmState};
+use mvm_needs::{Need, can_run};
 use mvm_proto::document::Resources;
 
-use super::{DataDir, driver, pids, spec, subject};
+use super::{DataDir, driver, pids, spec, subject_where_it_can_run};
 
 fn overwrite(path: &Path, at: u64, byte: u8) {
     let mut file = OpenOptions::new().write(true).open(path).unwrap();
@@ -18,7 +19,7 @@ fn overwrite(path: &Path, at: u64, byte: u8) {
 
 #[tokio::test]
 async fn a_snapshot_that_is_damaged_or_does_not_fit_is_refused_and_a_good_one_is_not() {
-    let Some(mut subject) = subject("a_snapshot_that_is_damaged") else { return };
+    let Some(mut subject) = subject_where_it_can_run() else { return };
     subject.resources = Resources { data_disk_mib: 16, ..subject.resources };
     let dir = DataDir::new();
     let driver = driver(dir.path());
@@ -81,7 +82,7 @@ async fn a_snapshot_that_is_damaged_or_does_not_fit_is_refused_and_a_good_one_is
 
 #[tokio::test]
 async fn a_template_that_was_written_to_is_not_forked_and_its_forks_outlive_it() {
-    let Some(subject) = subject("a_template_that_was_written_to") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let dir = DataDir::new();
     let driver = driver(dir.path());
     let template = VmSpec { purpose: Purpose::Template, ..spec(&subject, 20) };
@@ -116,13 +117,15 @@ async fn a_template_that_was_written_to_is_not_forked_and_its_forks_outlive_it()
 pub(super) struct SmallDisk(pub(super) tempfile::TempDir);
 
 impl SmallDisk {
-    pub(super) fn mount(size: &str) -> Option<Self> {
+    pub(super) fn mount(size: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mounted = Command::new("mount")
             .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
             .arg(dir.path())
-            .output();
-        mounted.is_ok_and(|output| output.status.success()).then_some(Self(dir))
+            .output()
+            .unwrap();
+        assert!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
+        Self(dir)
     }
 }
 
@@ -134,14 +137,12 @@ impl Drop for SmallDisk {
 }
 
 #[tokio::test]
-#[allow(clippy::print_stdout, reason = "a test that did not run must say so where its output is read")]
 async fn a_full_disk_fails_the_snapshot_and_leaves_the_vm_as_it_was() {
-    let Some(subject) = subject("a_full_disk_fails_the_snapshot") else { return };
-    let Some(disk) = SmallDisk::mount("64m") else {
-        println!("a_full_disk_fails_the_snapshot: did not run: needs the right to mount");
-        assert!(std::env::var_os("CI").is_none(), "it must run in CI: needs the right to mount");
+    let Some(subject) = subject_where_it_can_run() else { return };
+    if !can_run(&[Need::Root, Need::Mounts]) {
         return;
-    };
+    }
+    let disk = SmallDisk::mount("64m");
     let dir = disk.0.path();
     let driver = driver(dir);
     let spec = spec(&subject, 11);

@@ -8,7 +8,7 @@ use mvm_agent::driver::{Driver as _, Keeping, VmState};
 use mvm_proto::InstanceId;
 use mvm_proto::document::Resources;
 
-use super::{DataDir, driver, pids, spec, subject};
+use super::{DataDir, driver, pids, spec, subject_where_it_can_run};
 
 /// As the kernel shows the flags of an open file.
 const O_DIRECT: u32 = 0o40_000;
@@ -31,7 +31,7 @@ async fn is_direct(dir: &Path, instance: &InstanceId) -> bool {
 
 #[tokio::test]
 async fn a_limited_data_disk_is_used_past_the_page_cache_and_a_sleeper_wakes_with_it_or_without() {
-    let Some(mut subject) = subject("a_limited_data_disk") else { return };
+    let Some(mut subject) = subject_where_it_can_run() else { return };
     subject.resources = Resources { data_disk_mib: 16, ..subject.resources };
     let dir = DataDir::new();
     let driver = driver(dir.path());

@@ -8,7 +8,7 @@ use mvm_agent::driver::{Driver as _, DriverError, Keeping, QemuDriver, QemuSetti
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
-use super::{DataDir, driver, pids, settings, signal, spec, subject};
+use super::{DataDir, driver, pids, settings, signal, spec, subject_where_it_can_run};
 
 /// For a start that comes to an end by itself, on a busy machine.
 const LONG: Duration = Duration::from_secs(20);
@@ -25,8 +25,8 @@ fn stand_in(dir: &Path, version: &str, then: &str) -> PathBuf {
 }
 
 /// What booting says, after checking that it left no VM and no process.
-async fn refusal(dir: &Path, program: PathBuf, start_within: Duration, test: &str) -> Option<String> {
-    let spec = spec(&subject(test)?, 1);
+async fn refusal_where_it_can_run(dir: &Path, program: PathBuf, start_within: Duration) -> Option<String> {
+    let spec = spec(&subject_where_it_can_run()?, 1);
     let driver = QemuDriver::open(dir, QemuSettings { program, start_within, ..settings() });
     let error = driver.boot(&spec).await.unwrap_err();
     assert_eq!(driver.adopt(&spec.instance).await.unwrap(), None);
@@ -37,7 +37,7 @@ async fn refusal(dir: &Path, program: PathBuf, start_within: Duration, test: &st
 #[tokio::test]
 async fn a_missing_qemu_is_named() {
     let dir = DataDir::new();
-    let Some(said) = refusal(dir.path(), dir.path().join("qemu"), LONG, "a_missing_qemu").await else {
+    let Some(said) = refusal_where_it_can_run(dir.path(), dir.path().join("qemu"), LONG).await else {
         return;
     };
     assert!(said.contains("install qemu-system-x86"), "{said}");
@@ -47,7 +47,7 @@ async fn a_missing_qemu_is_named() {
 async fn a_qemu_that_is_too_old_is_refused_by_version() {
     let dir = DataDir::new();
     let program = stand_in(dir.path(), "4.2.1", "exit 1");
-    let Some(said) = refusal(dir.path(), program, LONG, "a_qemu_that_is_too_old").await else { return };
+    let Some(said) = refusal_where_it_can_run(dir.path(), program, LONG).await else { return };
     assert!(said.contains("4.2.1") && said.contains("6.2"), "{said}");
 }
 
@@ -55,7 +55,7 @@ async fn a_qemu_that_is_too_old_is_refused_by_version() {
 async fn a_qemu_that_crashes_at_start_says_its_last_words() {
     let dir = DataDir::new();
     let program = stand_in(dir.path(), "7.2.0", "echo out of luck >&2; exit 3");
-    let Some(said) = refusal(dir.path(), program, LONG, "a_qemu_that_crashes").await else { return };
+    let Some(said) = refusal_where_it_can_run(dir.path(), program, LONG).await else { return };
     assert!(said.contains("exit code 3") && said.contains("out of luck"), "{said}");
 }
 
@@ -64,7 +64,7 @@ async fn a_qemu_that_hangs_and_ignores_sigterm_is_given_up_and_gone() {
     let dir = DataDir::new();
     // Opening a pipe that nobody writes to waits for ever, in the shell itself.
     let program = stand_in(dir.path(), "7.2.0", "trap '' TERM; mkfifo never; read x < never");
-    let Some(said) = refusal(dir.path(), program, Duration::from_secs(1), "a_qemu_that_hangs").await else {
+    let Some(said) = refusal_where_it_can_run(dir.path(), program, Duration::from_secs(1)).await else {
         return;
     };
     assert!(said.contains("did not answer"), "{said}");
@@ -72,7 +72,7 @@ async fn a_qemu_that_hangs_and_ignores_sigterm_is_given_up_and_gone() {
 
 #[tokio::test]
 async fn a_qemu_that_stops_answering_is_stuck_and_can_still_be_ended() {
-    let Some(subject) = subject("a_qemu_that_stops_answering") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let dir = DataDir::new();
     let spec = spec(&subject, 2);
     driver(dir.path()).boot(&spec).await.unwrap();
@@ -98,7 +98,7 @@ async fn a_qemu_that_stops_answering_is_stuck_and_can_still_be_ended() {
 
 #[tokio::test]
 async fn a_qemu_that_dies_while_it_saves_leaves_no_snapshot() {
-    let Some(subject) = subject("a_qemu_that_dies_while_it_saves") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let dir = DataDir::new();
     let driver = driver(dir.path());
     let spec = spec(&subject, 3);

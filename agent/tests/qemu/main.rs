@@ -1,7 +1,6 @@
 //! The QEMU driver with real microVMs: the suite that all drivers pass, and what can go wrong around it.
 //!
-//! Needs QEMU and the test image in `target/images`. Without them every test here says that it did not run, and CI,
-//! which sets `CI`, fails.
+//! Needs QEMU and the test image in `target/images`.
 
 #![allow(clippy::unwrap_used)] // A test may end at the first surprise.
 
@@ -16,37 +15,21 @@ use std::time::Duration;
 
 use mvm_agent::driver::conformance::Subject;
 use mvm_agent::driver::qemu::Accelerator;
-use mvm_agent::driver::{BootImage, QemuDriver, QemuSettings, VmSpec};
+use mvm_agent::driver::{QemuDriver, QemuSettings, VmSpec};
 use mvm_agent::image::Store;
 use mvm_agent::settings::VmmSettings;
 use mvm_host::{EndSignal, Host as _, LocalHost, Operation};
+use mvm_needs::{Need, can_run};
 use mvm_proto::{Digest, InstanceId};
 
 /// What tests boot, or nothing where they can't run.
-#[allow(clippy::print_stdout, reason = "a test that did not run must say so where its output is read")]
-fn subject(test: &str) -> Option<Subject> {
-    let found = image();
-    if let Err(missing) = &found {
-        println!("{test}: did not run: {missing}");
-        assert!(std::env::var_os("CI").is_none(), "{test} must run in CI: {missing}");
+fn subject_where_it_can_run() -> Option<Subject> {
+    if !can_run(&[Need::MicroVms]) {
+        return None;
     }
-    found.ok().map(Subject::of)
-}
-
-fn image() -> Result<BootImage, String> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    if !std::env::split_paths(&path).any(|dir| dir.join("qemu-system-x86_64").is_file()) {
-        return Err("needs qemu-system-x86_64 (scripts/setup)".to_owned());
-    }
-    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/images");
-    if !images.join("sha256").is_dir() {
-        return Err("needs target/images (make image)".to_owned());
-    }
-    let store = Store::open(&images).map_err(|error| error.to_string())?;
-    let images = store.list().map_err(|error| error.to_string())?;
-    let newest = images.into_iter().max_by_key(|digest| store.made_at(digest));
-    let newest = newest.ok_or("target/images is empty (make image)")?;
-    store.boot_image(&newest).map_err(|error| error.to_string())
+    let store = Store::open(&mvm_needs::test_images()).unwrap();
+    let newest = store.list().unwrap().into_iter().max_by_key(|digest| store.made_at(digest));
+    Some(Subject::of(store.boot_image(&newest.unwrap()).unwrap()))
 }
 
 /// Emulation: what this machine's KVM can do is the probe's business.

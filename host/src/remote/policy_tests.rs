@@ -262,7 +262,7 @@ fn a_program_is_one_of_the_list_and_nobody_elses_to_change() {
         site.refuses(&with_tap(tap));
     }
     site.refuses(&Operation::SpawnVmm(SpawnVmm { args: vec![String::new(); MAX_ARGS + 1], ..spawn }));
-    if rustix::process::geteuid().is_root() {
+    if mvm_needs::can_run(&[mvm_needs::Need::Root]) {
         use std::os::unix::fs::{PermissionsExt as _, chown};
         let (agent_uid, agent_gids) = (65_534, vec![65_533, 65_534]);
         let policy = Policy { agent_uid, agent_gids, ..site.policy.clone() };

@@ -12,8 +12,9 @@
 
 mod archive;
 
+use mvm_needs::{Need, can_run};
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -60,30 +61,6 @@ const COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=0 reboot=t panic=-1 mit
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-/// The test image, which has a kernel and its modules.
-fn image() -> Option<PathBuf> {
-    let images = fs::read_dir(root().join("target/images/sha256")).ok()?;
-    images.flatten().map(|image| image.path()).find(|image| image.join("kernel").is_file())
-}
-
-fn has_qemu() -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|directory| directory.join("qemu-system-x86_64").is_file())
-}
-
-fn image_or_say_so() -> Option<PathBuf> {
-    let missing = match (has_qemu(), image()) {
-        (true, Some(image)) => return Some(image),
-        (false, _) => "needs qemu-system-x86_64 (scripts/setup)",
-        (true, None) => "needs target/images (make image)",
-    };
-    // Not by `eprintln`, which is kept back when a test passes.
-    let _ = writeln!(std::io::stderr(), "NOT RUN: control groups inside a microVM: {missing}");
-    let must = ["CI", "MVM_REQUIRE_PRIVILEGED"].into_iter().any(|name| std::env::var_os(name).is_some());
-    assert!(!must, "must run here: {missing}");
-    None
 }
 
 /// The program of the guest, built when it is not what its sources say.
@@ -159,7 +136,10 @@ fn disk(file: &Path) {
 
 #[test]
 fn limits_hold_events_are_told_and_nothing_is_left_behind_on_a_real_kernel() {
-    let Some(image) = image_or_say_so() else { return };
+    if !can_run(&[Need::MicroVms]) {
+        return;
+    }
+    let image = mvm_needs::test_image().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let (kernel, initrd) = (image.join("kernel"), folder.path().join("initrd"));
     let ours = archive::with_init(&guest_program());

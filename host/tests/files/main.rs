@@ -16,13 +16,6 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-/// Says loudly that a test did not run; where everything must run, that is a failure.
-fn not_run(why: &str) {
-    let required = ["CI", "MVM_REQUIRE_PRIVILEGED"].iter().any(|name| std::env::var_os(name).is_some());
-    assert!(!required, "NOT RUN: {why}");
-    eprintln!("NOT RUN: {why}");
-}
-
 /// A directory in memory where there is one, so that many tries take little time.
 fn in_memory() -> TempDir {
     let shared = Path::new("/dev/shm");

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use mvm_host::firewall::Reason;
 use mvm_host::network::TenantNet;
+use mvm_needs::can_run;
 use mvm_proto::document::EgressMode;
 
 use crate::lab::{A, B, FIRST, Lab, SECOND, UPLINK, WORLD, gateway, net, port};
-use crate::space::{PATIENCE, Space, privileged, wait_until};
+use crate::space::{NEEDS, PATIENCE, Space, wait_until};
 
 /// Longer than any answer within this machine takes.
 const NO_ANSWER: Duration = Duration::from_millis(300);
@@ -71,7 +72,7 @@ fn drops(lab: &Lab, reason: Reason) -> u64 {
 }
 
 fn all_connections(br_netfilter: bool) {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let lab = Lab::new(br_netfilter);
@@ -119,7 +120,7 @@ fn connections_go_where_they_may_without_br_netfilter() {
 fn all_packets_of_a_connection_that_nobody_answers_pass() {
     const ROUNDS: u32 = 5;
     const PACKETS: u64 = 5_000;
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     for br_netfilter in [true, false] {
@@ -144,7 +145,7 @@ fn all_packets_of_a_connection_that_nobody_answers_pass() {
 
 #[test]
 fn a_gateway_answers_names_only_to_its_own_tenant_and_only_while_it_is_told_to() {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let lab = Lab::new(false);
@@ -163,7 +164,7 @@ fn a_gateway_answers_names_only_to_its_own_tenant_and_only_while_it_is_told_to()
 
 #[test]
 fn a_change_of_egress_cuts_connections_that_are_open() {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let lab = Lab::new(true);
@@ -193,7 +194,7 @@ fn a_change_of_egress_cuts_connections_that_are_open() {
 
 #[test]
 fn guests_that_are_kept_apart_do_not_meet_by_way_of_the_gateway() {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let lab = Lab::new(false);

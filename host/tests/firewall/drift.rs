@@ -5,7 +5,8 @@ use mvm_host::network::{Port, TenantNet};
 
 use crate::frames::{MARK, UDP, ipv4, udp};
 use crate::lab::{A, B, FIRST, Lab, all_ports, both_nets, from_port, gateway_mac, net, port};
-use crate::space::privileged;
+use crate::space::NEEDS;
+use mvm_needs::can_run;
 
 /// What someone did, and a word of what must be said about it.
 const MEDDLING: [(&str, &str); 24] = [
@@ -41,7 +42,7 @@ const MEDDLING: [(&str, &str); 24] = [
 
 #[test]
 fn whatever_someone_changes_is_found_and_repaired() {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let lab = Lab::new(false);
@@ -68,7 +69,7 @@ fn whatever_someone_changes_is_found_and_repaired() {
 
 #[test]
 fn a_repair_keeps_what_was_counted_where_the_set_is_whole() {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let lab = Lab::new(false);
@@ -85,7 +86,7 @@ fn a_repair_keeps_what_was_counted_where_the_set_is_whole() {
 
 #[test]
 fn rules_of_others_change_the_generation_and_are_no_fault() {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let lab = Lab::new(false);
@@ -99,7 +100,7 @@ fn rules_of_others_change_the_generation_and_are_no_fault() {
 
 #[test]
 fn adding_to_tables_that_someone_flushed_repairs_them() {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let lab = Lab::new(false);
@@ -115,7 +116,7 @@ fn adding_to_tables_that_someone_flushed_repairs_them() {
 
 #[test]
 fn own_changes_keep_the_generation_known() {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let lab = Lab::new(false);
@@ -134,7 +135,7 @@ fn own_changes_keep_the_generation_known() {
 
 #[test]
 fn networks_and_ports_that_would_open_a_hole_are_refused() {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let lab = Lab::new(false);

@@ -2,7 +2,7 @@
 //!
 //! Everything happens in network namespaces that each test makes for itself.
 
-#![allow(clippy::unwrap_used, clippy::print_stderr)] // A test may end at the first surprise, and says when it did not run.
+#![allow(clippy::unwrap_used)] // A test may end at the first surprise.
 
 mod connections;
 mod drift;

@@ -7,7 +7,8 @@ use mvm_host::network::Mac;
 
 use crate::frames::{BROADCAST, ICMP, MARK, TCP, UDP, arp, echo_request, ethernet, ipv4, tcp_syn, udp};
 use crate::lab::{A, B, FIRST, Lab, SECOND, UPLINK, from_port, gateway, gateway_mac, port};
-use crate::space::{privileged, wait_until};
+use crate::space::{NEEDS, wait_until};
+use mvm_needs::can_run;
 
 const ME: (u16, u32) = (A, FIRST);
 const IPV4: u16 = 0x0800;
@@ -36,7 +37,7 @@ fn framed(to: Mac, from: Mac, packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
 }
 
 fn all_cases(br_netfilter: bool) {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let lab = Lab::new(br_netfilter);
@@ -261,7 +262,7 @@ fn own_gateway(lab: &Lab) {
 
 #[test]
 fn what_an_operator_denies_is_reached_by_none_and_the_rest_of_the_world_is() {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let lab = Lab::new(false);

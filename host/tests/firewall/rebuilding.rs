@@ -7,14 +7,15 @@ use mvm_host::firewall::Reason;
 
 use crate::frames::{MARK, UDP, ipv4, udp};
 use crate::lab::{A, B, FIRST, Lab, SECOND, UPLINK, all_ports, both_nets, from_port, gateway_mac, net, port};
-use crate::space::{privileged, wait_until};
+use crate::space::{NEEDS, wait_until};
+use mvm_needs::can_run;
 
 const REBUILDS: usize = 50;
 const PACKETS: u64 = 5000;
 
 #[test]
 fn no_forbidden_packet_passes_while_the_rules_are_written_anew() {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let lab = Lab::new(true);
@@ -79,7 +80,7 @@ fn no_forbidden_packet_passes_while_the_rules_are_written_anew() {
 /// The whole rule set, as the system's own tool shows it.
 #[test]
 fn the_rules_read_well() {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let lab = Lab::new(false);

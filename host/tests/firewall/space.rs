@@ -1,5 +1,6 @@
 //! A network namespace: a thread that lives in one of its own and does there what it is told.
 
+use mvm_needs::Need;
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
@@ -103,18 +104,6 @@ pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Whether this machine can run the tests. Says so loudly when it can't, and fails where it must.
-pub(crate) fn privileged() -> bool {
-    let missing = if !nix::unistd::geteuid().is_root() {
-        Some("needs root")
-    } else if ["ip", "nft"].iter().any(|program| Command::new(program).arg("-V").output().is_err()) {
-        Some("needs the programs ip and nft")
-    } else {
-        None
-    };
-    let Some(missing) = missing else { return true };
-    let required = ["CI", "MVM_REQUIRE_PRIVILEGED"].iter().any(|name| std::env::var_os(name).is_some());
-    assert!(!required, "could not run: {missing}");
-    eprintln!("NOT RUN: {missing}");
-    false
-}
+/// What these tests are run with.
+pub(crate) const NEEDS: [Need; 4] =
+    [Need::Root, Need::NetworkNamespaces, Need::Program("ip"), Need::Program("nft")];

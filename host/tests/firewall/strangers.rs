@@ -10,7 +10,8 @@ use crate::lab::{
     A, B, FIRST, Lab, SECOND, UPLINK, add_bridge, add_guest, add_guest_to, from_port, gateway, gateway_mac,
     port,
 };
-use crate::space::{PATIENCE, Space, privileged, wait_until};
+use crate::space::{NEEDS, PATIENCE, Space, wait_until};
+use mvm_needs::can_run;
 
 const IPV4: u16 = 0x0800;
 const ARP: u16 = 0x0806;
@@ -25,7 +26,7 @@ fn ask(from: &Port, whom: Ipv4Addr) -> Vec<u8> {
 
 #[test]
 fn a_port_is_closed_before_it_is_added_and_after_it_is_removed() {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let mut lab = Lab::new(true);
@@ -60,7 +61,7 @@ fn a_port_is_closed_before_it_is_added_and_after_it_is_removed() {
 
 #[test]
 fn a_bridge_that_is_not_in_the_sets_is_closed() {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let mut lab = Lab::new(false);
@@ -84,7 +85,7 @@ fn a_bridge_that_is_not_in_the_sets_is_closed() {
 
 #[test]
 fn a_port_in_the_wrong_bridge_or_in_none_is_closed() {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let mut lab = Lab::new(false);
@@ -138,7 +139,7 @@ fn a_port_in_the_wrong_bridge_or_in_none_is_closed() {
 /// Two networks of the host's own, routed and bridged by it, with IPv4 and IPv6.
 #[test]
 fn traffic_of_the_host_that_is_no_tenants_is_untouched() {
-    if !privileged() {
+    if !can_run(&NEEDS) {
         return;
     }
     let lab = Lab::new(true);

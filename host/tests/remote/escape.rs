@@ -10,6 +10,7 @@ use mvm_host::{
     Access, Handover, Host as _, HostError, Jail, JailFile, Operation, Outcome, Policy, RemoteHost,
     VmmProcess, hand_over,
 };
+use mvm_needs::{Need, can_run};
 use mvm_proto::InstanceId;
 
 use crate::suite::{JAILED, PATIENCE};
@@ -18,17 +19,6 @@ use crate::{Serving, serving};
 /// Who the agent runs as.
 pub(crate) const AGENT: u32 = 65_534;
 const CANARY: &[u8] = b"for root alone";
-
-#[allow(clippy::print_stderr, reason = "a test that did not run must say so where its output is read")]
-pub(crate) fn is_root(test: &str) -> bool {
-    if nix::unistd::geteuid().is_root() {
-        return true;
-    }
-    let required = ["CI", "MVM_REQUIRE_PRIVILEGED"].iter().any(|name| std::env::var_os(name).is_some());
-    assert!(!required, "{test} needs root");
-    eprintln!("NOT RUN: {test}: needs root");
-    false
-}
 
 /// A data directory of an agent that is not root, and files outside that are root's.
 pub(crate) struct Scene {
@@ -168,7 +158,7 @@ fn ids() -> [InstanceId; 2] {
 /// jail's parts names of the run directory, and have the file given away as a template's memory.
 #[tokio::test]
 async fn no_file_of_root_s_is_lent_read_or_given_away_by_way_of_a_link_to_an_image() {
-    if !is_root("no_file_of_root_s_is_lent") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     for name in ["secret", "world"] {
@@ -213,7 +203,7 @@ async fn no_file_of_root_s_is_lent_read_or_given_away_by_way_of_a_link_to_an_ima
 /// The second half alone: a jail that has a second name of a file of root's.
 #[tokio::test]
 async fn no_part_of_a_jail_becomes_a_name_of_a_run_directory_and_none_of_its_files_a_template_s_memory() {
-    if !is_root("no_part_of_a_jail") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let scene = Scene::new();
@@ -254,7 +244,7 @@ async fn no_part_of_a_jail_becomes_a_name_of_a_run_directory_and_none_of_its_fil
 /// Only what a VMM's user owns, by one name, is given to all as a template's memory.
 #[tokio::test]
 async fn a_template_s_memory_is_a_vmm_s_own_file_in_a_snapshot() {
-    if !is_root("a_template_s_memory") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let scene = Scene::new();
@@ -292,7 +282,7 @@ async fn a_template_s_memory_is_a_vmm_s_own_file_in_a_snapshot() {
 
 #[tokio::test]
 async fn what_a_vmm_left_in_its_jail_under_the_program_s_name_is_not_written_to_by_the_next_jailer() {
-    if !is_root("what_a_vmm_left_in_its_jail") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let scene = Scene::new();
@@ -358,7 +348,7 @@ async fn what_a_vmm_left_in_its_jail_under_the_program_s_name_is_not_written_to_
 #[tokio::test]
 async fn firecracker_is_started_through_its_jailer_and_nothing_is_asked_to_be_weaker_than_the_operator_said()
 {
-    if !is_root("firecracker_is_started_through_its_jailer") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let scene = Scene::new();

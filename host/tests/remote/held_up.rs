@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use mvm_host::{Access, HELPER_THREADS, Host, Operation, Outcome, RemoteHost, VmmProcess, serve_helper};
+use mvm_needs::{Need, can_run};
 use mvm_proto::InstanceId;
 use nix::fcntl::AT_FDCWD;
 use nix::sys::fanotify::{
@@ -14,7 +15,6 @@ use nix::sys::fanotify::{
 };
 use tokio::time::timeout;
 
-use crate::escape::is_root;
 use crate::suite::{PATIENCE, Site, end};
 
 /// Holds up those who open a file or directory.
@@ -104,7 +104,7 @@ async fn others_are_answered(host: &RemoteHost, site: &Site, number: u32) {
 
 #[tokio::test]
 async fn a_removal_that_is_held_up_keeps_only_its_own_instance_waiting_and_in_order() {
-    if !is_root("a_removal_that_is_held_up") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let site = Site::new();
@@ -134,7 +134,7 @@ async fn a_removal_that_is_held_up_keeps_only_its_own_instance_waiting_and_in_or
 
 #[tokio::test]
 async fn a_file_a_directory_or_a_program_that_can_not_be_opened_holds_up_nobody_else() {
-    if !is_root("a_file_a_directory_or_a_program") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let (site, slow) = (Site::new(), Site::new());
@@ -170,7 +170,7 @@ async fn a_file_a_directory_or_a_program_that_can_not_be_opened_holds_up_nobody_
 
 #[tokio::test]
 async fn however_many_slow_requests_there_are_quick_ones_are_answered() {
-    if !is_root("however_many_slow_requests") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let site = Site::new();
@@ -206,7 +206,7 @@ async fn however_many_slow_requests_there_are_quick_ones_are_answered() {
 
 #[tokio::test]
 async fn however_often_one_instance_is_looked_at_there_are_threads_for_the_others() {
-    if !is_root("however_often_one_instance_is_looked_at") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let site = Site::new();

@@ -23,10 +23,11 @@ use mvm_host::{
     Access, Confinement, EndSignal, HELPER_THREADS, Host as _, HostError, Jail, JailFile, Operation,
     ProcessIdentity, RemoteHost, SpawnVmm, VmmProcess, serve_helper,
 };
+use mvm_needs::{Need, can_run};
 use mvm_proto::InstanceId;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
-use crate::escape::{AGENT, Scene, is_root};
+use crate::escape::{AGENT, Scene};
 use crate::suite::{JAILED, PATIENCE};
 
 const TRIES: &str = "MVM_HOSTILE_TRIES";
@@ -492,7 +493,7 @@ async fn ask(host: &RemoteHost, attacker: &mut Attacker, canaries: &Canaries, ta
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::print_stdout, reason = "says how much was tried")]
 async fn whatever_a_hostile_agent_asks_for_in_whatever_order_nothing_outside_is_opened_changed_or_linked() {
-    if !is_root("whatever_a_hostile_agent_asks_for") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let tries = usize::try_from(setting(TRIES).unwrap_or(4000)).unwrap();

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use mvm_host::sandbox::Confinement;
 
-use super::{GID, Machine, is_root};
+use super::{GID, Machine};
+use mvm_needs::{Need, can_run};
 
 const RUNS: u32 = 15;
 
@@ -26,7 +27,7 @@ async fn median_start(machine: &Machine, confine: bool) -> Duration {
 
 #[tokio::test]
 async fn confining_costs_milliseconds() {
-    if !is_root("confining costs milliseconds") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let machine = Machine::new();

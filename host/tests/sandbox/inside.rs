@@ -8,10 +8,11 @@ use std::path::Path;
 
 use mvm_host::sandbox::{Confinement, Demand, Filter};
 use mvm_host::{EndSignal, Host as _, HostError};
+use mvm_needs::{Need, can_run};
 use nix::libc;
 
 use super::attempts::{ALLOWED, BY_FILTER, FORBIDDEN, HOLE, OPEN_KVM, PRETENDED, World};
-use super::{Machine, assert_confined, is_root, wait_until};
+use super::{Machine, assert_confined, wait_until};
 
 const WORLD: &str = "world.json";
 const PATIENT: &str = "be patient";
@@ -98,7 +99,7 @@ fn confined(number: u32, filter: Filter) -> Confinement {
 
 #[tokio::test]
 async fn from_inside_everything_is_refused_but_a_vmms_own_work() {
-    if !is_root("from inside everything is refused") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let machine = Machine::new();
@@ -118,7 +119,7 @@ async fn from_inside_everything_is_refused_but_a_vmms_own_work() {
 /// Shows that the attempts are real ones: without confinement those that do no harm succeed.
 #[tokio::test]
 async fn without_confinement_the_same_attempts_succeed() {
-    if !is_root("without confinement the same attempts succeed") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let machine = Machine::new();
@@ -131,7 +132,7 @@ async fn without_confinement_the_same_attempts_succeed() {
 
 #[tokio::test]
 async fn the_strict_filter_ends_whoever_asks_for_what_no_vmm_needs() {
-    if !is_root("the strict filter ends whoever asks") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let machine = Machine::new();
@@ -152,7 +153,7 @@ async fn the_strict_filter_ends_whoever_asks_for_what_no_vmm_needs() {
 /// Beside a balloon disks offer no holes; others' disks do, and what is told to be empty there must be.
 #[tokio::test]
 async fn holes_are_holes_but_for_a_vmm_with_a_balloon() {
-    if !is_root("holes are holes but for a VMM with a balloon") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let machine = Machine::new();
@@ -169,11 +170,9 @@ async fn holes_are_holes_but_for_a_vmm_with_a_balloon() {
 
 #[tokio::test]
 async fn kvm_is_there_for_whoever_is_given_it() {
-    if !is_root("KVM is there for whoever is given it") {
-        return;
-    }
-    if !Path::new("/dev/kvm").exists() {
-        eprintln!("NOT RUN: KVM is there for whoever is given it: this machine has none");
+    let device =
+        Path::new("/dev/kvm").exists().then_some(()).ok_or_else(|| "there is no /dev/kvm".to_owned());
+    if !can_run(&[Need::Root, Need::Kvm(device)]) {
         return;
     }
     let machine = Machine::new();
@@ -186,7 +185,7 @@ async fn kvm_is_there_for_whoever_is_given_it() {
 
 #[tokio::test]
 async fn a_confined_process_is_found_by_its_directory_whatever_its_command_line_says() {
-    if !is_root("a confined process is found by its directory") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let machine = Machine::new();
@@ -223,7 +222,7 @@ async fn a_confined_process_is_found_by_its_directory_whatever_its_command_line_
 
 #[tokio::test]
 async fn what_cannot_be_confined_is_not_started_and_the_reason_is_told() {
-    if !is_root("what cannot be confined is not started") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     let machine = Machine::new();
@@ -287,7 +286,7 @@ fn unprivileged() {
 
 #[test]
 fn without_rights_it_is_refused_or_done_as_well_as_can_be() {
-    if !is_root("without rights it is refused") {
+    if !can_run(&[Need::Root]) {
         return;
     }
     use std::os::unix::process::CommandExt as _;

@@ -1,7 +1,6 @@
 //! What a confined VMM can do, tried from inside: by a program that tries everything, and by real QEMU.
 //!
-//! Needs root, for there is no other user without it. Where that is missing every test here says that it did not run,
-//! and fails if `CI` or `MVM_REQUIRE_PRIVILEGED` is set.
+//! Needs root, for there is no other user without it. `mvm_needs` says when it is missing.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr)] // A test may end at the first surprise, and says what it measured.
 
@@ -27,21 +26,6 @@ use mvm_proto::InstanceId;
 const FIRST_UID: u32 = 61_184;
 const GID: u32 = 61_184;
 const LOG: &str = "vmm.log";
-
-/// Whether tests that need root can run; says so plainly when they can't, and fails where they must.
-fn is_root(test: &str) -> bool {
-    let able = rustix::process::geteuid().is_root();
-    if !able {
-        missing(test, "needs root");
-    }
-    able
-}
-
-fn missing(test: &str, what: &str) {
-    eprintln!("NOT RUN: {test}: {what}");
-    let must = ["CI", "MVM_REQUIRE_PRIVILEGED"].iter().any(|name| std::env::var_os(name).is_some());
-    assert!(!must, "{test} must run here: {what}");
-}
 
 /// A data directory that takes its VMMs with it, however the test ends.
 struct Machine {

@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use mvm_host::sandbox::{Confinement, Filter};
 use mvm_host::{EndSignal, Host as _, VmmProcess};
+use mvm_needs::{Need, can_run};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 
-use super::{GID, Machine, assert_confined, is_root, missing, wait_until};
+use super::{GID, Machine, assert_confined, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -26,22 +27,11 @@ struct Image {
     command_line: String,
 }
 
-fn image(test: &str) -> Option<Image> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let qemu =
-        std::env::split_paths(&path).map(|dir| dir.join("qemu-system-x86_64")).find(|file| file.is_file());
-    let Some(qemu) = qemu else {
-        missing(test, "needs qemu-system-x86_64 (scripts/setup)");
-        return None;
-    };
-    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/images/sha256");
-    let entries = fs::read_dir(images.canonicalize().unwrap_or(images)).into_iter().flatten().flatten();
-    let newest =
-        entries.map(|entry| entry.path()).max_by_key(|dir| fs::metadata(dir).unwrap().modified().ok());
-    let Some(dir) = newest else {
-        missing(test, "needs target/images (make image)");
-        return None;
-    };
+fn image() -> Image {
+    let path = std::env::var_os("PATH").unwrap();
+    let qemu = std::env::split_paths(&path).map(|dir| dir.join("qemu-system-x86_64"));
+    let qemu = qemu.into_iter().find(|file| file.is_file()).unwrap();
+    let dir = mvm_needs::test_image().unwrap();
     let mhz = fs::read_to_string("/proc/cpuinfo").unwrap();
     let mhz =
         mhz.lines().find_map(|line| line.strip_prefix("cpu MHz")?.rsplit_once(' ')?.1.parse::<f64>().ok());
@@ -49,7 +39,7 @@ fn image(test: &str) -> Option<Image> {
     let own = fs::read_to_string(dir.join("cmdline")).unwrap();
     let command_line =
         format!("console=ttyS0 reboot=t panic=-1 no_timer_check {khz} tsc=reliable mitigations=off {own}");
-    Some(Image { qemu, kernel: dir.join("kernel"), initrd: dir.join("initrd"), command_line })
+    Image { qemu, kernel: dir.join("kernel"), initrd: dir.join("initrd"), command_line }
 }
 
 /// The command line of the QEMU driver, with both kinds of disk.
@@ -219,11 +209,10 @@ async fn boot(
 /// With KVM it takes another device and other commands; where QEMU starts with it at all, it does confined.
 #[tokio::test]
 async fn qemu_starts_on_kvm_under_the_strict_filter() {
-    const TEST: &str = "QEMU on KVM";
-    if !is_root(TEST) {
+    if !can_run(&[Need::Root, Need::MicroVms]) {
         return;
     }
-    let Some(image) = image(TEST) else { return };
+    let image = image();
     let machine = Machine::new();
     let args = [
         "-M",
@@ -251,8 +240,8 @@ async fn qemu_starts_on_kvm_under_the_strict_filter() {
             answers || !proc.exists()
         })
         .await;
-        if !answers && !confined {
-            eprintln!("NOT RUN: {TEST}: {}", machine.log(number));
+        let on_kvm = if answers || confined { Ok(()) } else { Err(machine.log(number)) };
+        if !can_run(&[Need::Kvm(on_kvm)]) {
             return;
         }
         assert!(answers, "{}", machine.log(number));
@@ -264,7 +253,10 @@ async fn qemu_starts_on_kvm_under_the_strict_filter() {
 
 /// Boots, pauses, saves by descriptor, goes on, ends; restores from the file, goes on, ends by a signal.
 async fn lifecycle(number: u32, filter: Filter) {
-    let Some(image) = image(&format!("QEMU under {filter:?}")) else { return };
+    if !can_run(&[Need::Root, Need::MicroVms]) {
+        return;
+    }
+    let image = image();
     let machine = Machine::new();
     let (vmm, mut qmp, _) = boot(&machine, number, &image, Some(filter), false).await;
     let dir = machine.host.run_dir(&Machine::instance(number));
@@ -299,24 +291,20 @@ async fn lifecycle(number: u32, filter: Filter) {
 
 #[tokio::test]
 async fn qemu_lives_and_ends_under_the_baseline_filter() {
-    if is_root("QEMU under the baseline filter") {
-        lifecycle(100, Filter::Baseline).await;
-    }
+    lifecycle(100, Filter::Baseline).await;
 }
 
 #[tokio::test]
 async fn qemu_lives_and_ends_under_the_strict_filter() {
-    if is_root("QEMU under the strict filter") {
-        lifecycle(200, Filter::Strict).await;
-    }
+    lifecycle(200, Filter::Strict).await;
 }
 
 #[tokio::test]
 async fn confining_qemu_costs_little_of_its_start() {
-    if !is_root("the cost of confining QEMU") {
+    if !can_run(&[Need::Root, Need::MicroVms]) {
         return;
     }
-    let Some(image) = image("the cost of confining QEMU") else { return };
+    let image = image();
     let machine = Machine::new();
     for (number, filter) in [(300, None), (310, Some(Filter::Baseline)), (320, Some(Filter::Strict))] {
         let mut times = Vec::new();
