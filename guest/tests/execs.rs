@@ -60,6 +60,7 @@ fn time_that_is_over_ends_the_whole_group() {
 
 /// Gone, or dead and waiting for a parent that is not ours.
 fn is_gone(pid: &str) -> bool {
+    let pid: u32 = pid.parse().unwrap();
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
 }
@@ -220,6 +221,11 @@ fn a_forgotten_program_ends_and_its_number_is_free() {
     host.send(number, Ask::Forget(Forget {}));
     let pid = std::fs::read_to_string(machine.path("pid")).unwrap();
     wait_until("it has ended", || is_gone(pid.trim()));
+    // Until its last news are out it is told again what became of the first.
+    wait_until("the number is free", || {
+        host.send(number, Ask::Exec(command(&["echo", "again"])));
+        host.follow(number).stdout == b"again\n"
+    });
 }
 
 #[test]

@@ -60,6 +60,12 @@ async fn may_call_nothing(running: &Running, credential: &LiveCredential) {
             assert!(problem_of(&status).is_none(), "the connection is closed before any call: {status:?}");
         }
     }
+    answers_its_operator(running).await;
+}
+
+/// So that what was refused was not refused to everyone.
+async fn answers_its_operator(running: &Running) {
+    running.operator().await.get_info(GetInfoRequest {}).await.unwrap();
 }
 
 #[tokio::test]
@@ -78,6 +84,7 @@ async fn without_a_certificate_there_is_no_connection() {
         let read = soon("the refusal", stream.read(&mut buffer)).await;
         assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
     }
+    answers_its_operator(&running).await;
 }
 
 #[tokio::test]
@@ -90,6 +97,7 @@ async fn an_operator_of_another_cluster_is_refused() {
     if let Ok(mut client) = connected {
         assert!(soon("an answer", client.get_info(GetInfoRequest {})).await.is_err());
     }
+    answers_its_operator(&running).await;
 }
 
 #[tokio::test]

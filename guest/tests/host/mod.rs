@@ -241,7 +241,7 @@ pub(crate) struct Outcome {
 }
 
 /// Polls until the condition holds.
-pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {
         assert!(begin.elapsed() < LONG, "{what}: not within {LONG:?}");

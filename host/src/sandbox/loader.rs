@@ -51,10 +51,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loader_of_this_very_program_is_found_and_a_text_has_none() {
+    fn the_loader_of_this_very_program_is_found_and_a_static_one_and_a_text_have_none() {
         let here = std::env::current_exe().unwrap();
-        let found = loader(&here).unwrap();
-        assert!(found.is_none_or(|path| path.is_file() && path.is_absolute()));
+        let found = loader(&here).unwrap().unwrap();
+        assert!(found.is_absolute(), "{}", found.display());
+        // The kernel has mapped it into this process.
+        let mapped = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let real = found.canonicalize().unwrap();
+        assert!(
+            mapped.lines().any(|line| line.ends_with(real.to_str().unwrap())),
+            "{}: {mapped}",
+            real.display()
+        );
+        let fixed = tempfile::NamedTempFile::new().unwrap();
+        let mut header = [0; HEADER_BYTES];
+        header[..MAGIC.len()].copy_from_slice(&MAGIC);
+        std::fs::write(fixed.path(), header).unwrap();
+        assert_eq!(loader(fixed.path()).unwrap(), None);
         let text = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(text.path(), "#!/bin/sh\n".repeat(10)).unwrap();
         loader(text.path()).unwrap_err();

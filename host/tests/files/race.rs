@@ -300,7 +300,9 @@ fn host_race(
             }
             tried += 1;
         }
-        swaps += swapper.stop();
+        let swapped = swapper.stop();
+        assert!(swapped >= 100, "{what}: {bait:?} was swapped {swapped} times only");
+        swaps += swapped;
         std::fs::remove_file(scene.run_dir()).unwrap();
         std::fs::rename(&run_dir, scene.run_dir()).unwrap();
         if let Some(damage) = scene.damage() {
