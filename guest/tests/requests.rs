@@ -431,14 +431,24 @@ fn an_agent_that_reads_nothing_is_not_read_and_a_new_one_is_served() {
     assert_eq!(next.ask(Ask::Ping(Ping {})), done());
 }
 
+/// Ends with the test, whatever becomes of it.
+struct Program(std::process::Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // It has ended already when all went well.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn the_program_serves_a_socket_and_ends_with_shutdown() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
-    let mut process = std::process::Command::new(env!("CARGO_BIN_EXE_mvm-guest"))
-        .args(["--listen", &format!("unix:{}", socket.display()), "--max-version", "2"])
-        .spawn()
-        .unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_mvm-guest"));
+    command.args(["--listen", &format!("unix:{}", socket.display()), "--max-version", "2"]);
+    let mut process = Program(command.spawn().unwrap());
     wait_until("it listens", || UnixStream::connect(&socket).is_ok());
     for _ in 0..20 {
         let mut host = Host::new(UnixStream::connect(&socket).unwrap());
@@ -449,7 +459,7 @@ fn the_program_serves_a_socket_and_ends_with_shutdown() {
     host.hello(1, 2);
     assert_eq!(host.run(shell("echo hi")).stdout, b"hi\n");
     assert_eq!(host.ask(Ask::Shutdown(Shutdown { grace_seconds: 1 })), done());
-    assert_eq!(process.wait().unwrap().code(), Some(0));
+    assert_eq!(process.0.wait().unwrap().code(), Some(0));
     let mut rest = Vec::new();
     assert!(host.stream.read_to_end(&mut rest).is_ok());
 }

@@ -6,6 +6,9 @@
 
 #![allow(clippy::unwrap_used)] // A test may end at the first surprise.
 
+#[path = "../support/ending.rs"]
+mod ending;
+
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
@@ -70,6 +73,12 @@ fn run(name: &str, test: Test) {
 /// A data directory that the agent's user can reach.
 struct Site {
     dir: tempfile::TempDir,
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        ending::end_all_below(self.dir.path());
+    }
 }
 
 impl Site {
@@ -231,10 +240,6 @@ impl Drop for Agent<'_> {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        for vmm in vmms(self.site) {
-            let end = Operation::EndProcess { process: vmm.process, signal: EndSignal::Kill };
-            wait_for(LocalHost::new(&self.site.data_dir()).perform(&end)).unwrap();
-        }
     }
 }
 

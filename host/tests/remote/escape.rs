@@ -25,6 +25,12 @@ pub(crate) struct Scene {
     pub(crate) dir: tempfile::TempDir,
 }
 
+impl Drop for Scene {
+    fn drop(&mut self) {
+        crate::ending::end_all_below(self.dir.path());
+    }
+}
+
 /// All of a file that must not change.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Seen {

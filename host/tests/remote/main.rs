@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // A test may end at the first surprise.
 
+#[path = "../support/ending.rs"]
+mod ending;
 mod escape;
 mod held_up;
 mod hostile;

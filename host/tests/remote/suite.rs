@@ -25,6 +25,12 @@ pub(crate) struct Site {
     pub(crate) program: PathBuf,
 }
 
+impl Drop for Site {
+    fn drop(&mut self) {
+        crate::ending::end_all_below(self.dir.path());
+    }
+}
+
 impl Site {
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
