@@ -11,10 +11,9 @@ mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use mvm_agent::crash;
-use mvm_tests::{LoneAgent, PATIENCE, nothing, small_pool, wait_for};
+use mvm_tests::{LoneAgent, PATIENCE, nothing, small_pool, wait_for, wait_for_or};
 use nix::sys::signal::Signal;
 use requests::Asked;
 use serde_json::{Value, json};
@@ -151,9 +150,14 @@ impl Matrix {
         for file in files {
             let path = file.expect("the driver's folder can be read").path();
             if path.extension().is_some_and(|extension| extension == "json") {
-                let text = std::fs::read(&path).unwrap_or_default();
-                let id = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-                vms.insert(id, serde_json::from_slice(&text).unwrap_or_default());
+                let text = match std::fs::read(&path) {
+                    Ok(text) => text,
+                    // Removed since the folder was listed.
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                    Err(error) => panic!("{}: {error}", path.display()),
+                };
+                let id = path.file_stem().expect("it has a name").to_string_lossy().into_owned();
+                vms.insert(id, serde_json::from_slice(&text).expect("the driver renames whole files"));
             }
         }
         vms
@@ -184,20 +188,10 @@ impl Matrix {
     }
 
     fn settle(&self, point: &str, counts: Counts) -> BTreeMap<String, String> {
-        let deadline = std::time::Instant::now() + PATIENCE;
-        loop {
-            if let Some(ids) = self.agrees(counts) {
-                return ids;
-            }
-            let found = || (self.instances(), self.vms());
-            assert!(
-                std::time::Instant::now() < deadline,
-                "{point}: not {counts:?}: {:#?}\n{}",
-                found(),
-                self.agent.log()
-            );
-            std::thread::park_timeout(Duration::from_millis(20));
-        }
+        let found = || {
+            format!("{counts:?} after {point}: {:#?}\n{}", (self.instances(), self.vms()), self.agent.log())
+        };
+        wait_for_or(PATIENCE, || self.agrees(counts), found)
     }
 
     /// Starts an agent that ends itself at `point`, and waits for that.

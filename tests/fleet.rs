@@ -1,10 +1,16 @@
 //! A coordinator and its agents as real processes: enrolment, pushes, deaths and returns.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use mvm_tests::{Cluster, ClusterSettings, PATIENCE, copy_dir, metric, path_text, wait_for, wait_until};
+use mvm_tests::{
+    Cluster, ClusterSettings, PATIENCE, copy_dir, metric, path_text, wait_closely, wait_for, wait_until,
+};
 use nix::sys::signal::Signal;
 use serde_json::Value;
+
+/// Processor time that a coordinator needs for a push, at most, and the rounds that it is divided into.
+const WORK_OF_A_PUSH: Duration = Duration::from_millis(40);
+const LAST_ROUND: u32 = 8;
 
 fn example(name: &str) -> String {
     format!("{}/../examples/{name}.json", env!("CARGO_MANIFEST_DIR"))
@@ -71,13 +77,17 @@ fn a_coordinator_killed_while_documents_are_pushed_loses_none_that_it_said_is_st
     let mut cluster = Cluster::start();
     cluster.join("node-a");
     let document = example("minimal");
-    for round in 0..6_u64 {
+    let mut acknowledged = 0;
+    for round in 0..=LAST_ROUND {
         let mut push = cluster.command(&["push", "-f", &document, "--no-wait", "-o", "json"]);
-        let push =
+        let begun = cluster.coordinator.as_ref().unwrap().worked();
+        let mut push =
             push.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
-        // A different instant each round: from before the request arrives to after it was answered.
-        let until = Instant::now() + Duration::from_millis(7 * round * round);
-        wait_until("the moment to kill", PATIENCE, || Instant::now() >= until);
+        // At another point of the coordinator's work each round, from before the request arrives to after the answer.
+        let worked = || cluster.coordinator.as_ref().unwrap().worked() - begun;
+        let share = WORK_OF_A_PUSH * round * round / (LAST_ROUND * LAST_ROUND);
+        let enough = || round < LAST_ROUND && worked() >= share;
+        wait_closely("the moment to kill", PATIENCE, || enough() || push.try_wait().unwrap().is_some());
         cluster.kill_coordinator();
         let output = push.wait_with_output().unwrap();
         cluster.start_coordinator();
@@ -89,8 +99,10 @@ fn a_coordinator_killed_while_documents_are_pushed_loses_none_that_it_said_is_st
                 mark(&info["assigned"]) >= stored,
                 "round {round}: {stored:?} was acknowledged, {info:#}"
             );
+            acknowledged += 1;
         }
     }
+    assert!(acknowledged > 0, "no push was acknowledged");
     cluster.wait_node("node-a", "converged after all", |info| info["connected"] == true && converged(info));
 }
 

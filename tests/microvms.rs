@@ -89,7 +89,12 @@ fn thirty_random_kills_of_the_agent_lose_double_and_leak_nothing() {
         // Between two shapes of the same four instances, so that every kill finds something under way.
         let (running, warm, sleeping) = if kill % 2 == 0 { (1, 1, 2) } else { (2, 1, 1) };
         agent.declare(&small_pool(running, warm, sleeping));
-        std::thread::park_timeout(Duration::from_millis(random.u64(0..1500)));
+        // After a few steps of what it has to do, or all of them.
+        let (said, steps) = (agent.log().lines().count(), random.usize(0..12));
+        wait_until("some of the change to be made", LONG, || {
+            agent.log().lines().count() >= said + steps
+                || agent.with_counts(running as usize, warm as usize, sleeping as usize).is_some()
+        });
         agent.kill();
         for (instance, pids) in agent.vmms() {
             assert_eq!(pids.len(), 1, "{instance} has {pids:?} after kill {kill}");

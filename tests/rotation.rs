@@ -19,6 +19,9 @@ const LIMIT: Duration = Duration::from_secs(170);
 /// Requests on one connection before the next one is opened, so that both old and new connections meet each renewal.
 const REQUESTS_PER_CONNECTION: u64 = 50;
 
+/// Requests between two pushes: each push is two processes, and there are two cores.
+const REQUESTS_PER_PUSH: u64 = 500;
+
 struct Traffic {
     address: SocketAddr,
     credential: LiveCredential,
@@ -117,7 +120,12 @@ fn certificates_of_sixty_seconds_are_renewed_under_traffic_without_one_failed_re
         cluster.mvm_ok(&["push", "-f", example, "--node", "node-a"]);
         pushes += 1;
         assert!(loads.iter().all(|load| !load.is_finished()), "a request failed");
-        std::thread::park_timeout(Duration::from_millis(500));
+        // Beside the traffic and not in its place.
+        let before = traffic.done.load(Ordering::Relaxed);
+        wait_until("the traffic to go on", PATIENCE, || {
+            traffic.done.load(Ordering::Relaxed) >= before + REQUESTS_PER_PUSH
+                || loads.iter().any(|load| load.is_finished())
+        });
     }
     traffic.stop.store(true, Ordering::Relaxed);
     for load in loads {

@@ -8,6 +8,8 @@
 mod leaving;
 #[path = "tidy/licence.rs"]
 mod licence;
+#[path = "tidy/pauses.rs"]
+mod pauses;
 #[path = "tidy/sources.rs"]
 mod sources;
 #[path = "tidy/tree.rs"]
@@ -292,9 +294,10 @@ fn nothing_is_left_unfinished_or_switched_off() {
 fn tests_wait_for_conditions_and_never_just_sleep() {
     let mut broken = Vec::new();
     for source in sources::ours() {
-        broken.extend(source.sleeping_tests().into_iter().map(|line| format!("{}:{line}", source.name)));
+        let pauses = source.pauses().into_iter();
+        broken.extend(pauses.map(|(line, why)| format!("{}:{line}: {why}", source.name)));
     }
-    holds("sleeps in tests: use paused time, or poll in a `wait_until`", &broken);
+    holds("pauses in tests: use paused time, poll in a `wait_until`, or wait for what comes after", &broken);
 }
 
 #[test]

@@ -26,27 +26,51 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How often a condition is looked at: often enough to be prompt, seldom enough to leave two cores to the processes.
+/// How often a condition is looked at, at first and later: often enough to be prompt, seldom enough to leave two cores
+/// to the processes.
 const POLL: Duration = Duration::from_millis(25);
+const LATER_POLL: Duration = Duration::from_millis(100);
 
 /// Long enough for a busy two-core machine; a healthy run needs a fraction of it.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Waits until `condition` gives a value. Panics with `what` when it does not within `limit`.
-pub fn wait_for<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Option<T>) -> T {
+pub fn wait_for<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> T {
+    wait_for_or(limit, condition, || what.to_owned())
+}
+
+/// The same with `what` put together when it is said, of what there is then.
+pub fn wait_for_or<T>(
+    limit: Duration,
+    mut condition: impl FnMut() -> Option<T>,
+    what: impl FnOnce() -> String,
+) -> T {
     let deadline = Instant::now() + limit;
+    let mut poll = POLL;
     loop {
         if let Some(value) = condition() {
             return value;
         }
-        assert!(Instant::now() < deadline, "gave up after {limit:?} waiting for: {what}");
-        std::thread::park_timeout(POLL);
+        if Instant::now() >= deadline {
+            panic!("gave up after {limit:?} waiting for: {}", what());
+        }
+        std::thread::park_timeout(poll);
+        poll = (poll + POLL).min(LATER_POLL);
     }
 }
 
 /// Waits until `condition` holds.
 pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) {
     wait_for(what, limit, || condition().then_some(()));
+}
+
+/// Waits until `condition` holds and looks all the time, for what is over before [`wait_until`] looks again.
+pub fn wait_closely(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + limit;
+    while !condition() {
+        assert!(Instant::now() < deadline, "gave up after {limit:?} waiting for: {what}");
+        std::thread::yield_now();
+    }
 }
 
 /// A key for a tenant's snapshots, in a secrets directory. There is none in the examples: others could read it.

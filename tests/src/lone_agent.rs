@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{NetNs, PATIENCE, Process, free_port, mvm_binary, path_text, ready};
+use crate::{NetNs, PATIENCE, Process, free_port, mvm_binary, path_text, ready, wait_for_or, wait_until};
 
 /// Instances of a node by phase, from `mvm agent observe`.
 pub type Census = BTreeMap<String, BTreeSet<String>>;
@@ -87,13 +87,11 @@ impl LoneAgent {
     /// The same, and waits until it is ready.
     pub fn start_with(&mut self, environment: &[(&str, &str)]) {
         self.launch(environment);
-        let deadline = std::time::Instant::now() + PATIENCE;
-        // Where it has a namespace, its loopback is not ours.
-        while !(if self.namespace.is_some() { self.observe().is_some() } else { ready(self.port) }) {
-            let late = std::time::Instant::now() >= deadline;
-            assert!(!late && self.process().is_running(), "the agent is not ready\n{}", self.log());
-            std::thread::park_timeout(crate::POLL);
-        }
+        wait_until("the agent to be ready", PATIENCE, || {
+            assert!(self.process().is_running(), "the agent has ended\n{}", self.log());
+            // Where it has a namespace, its loopback is not ours.
+            if self.namespace.is_some() { self.observe().is_some() } else { ready(self.port) }
+        });
     }
 
     pub fn process(&mut self) -> &mut Process {
@@ -102,12 +100,6 @@ impl LoneAgent {
 
     /// Waits until an agent that was started with `MVM_CRASH_AT` has ended itself there.
     pub fn wait_crashed(&mut self, point: &str, limit: Duration) {
-        let deadline = std::time::Instant::now() + limit;
-        while self.process().is_running() {
-            let late = std::time::Instant::now() >= deadline;
-            assert!(!late, "{point} was not passed within {limit:?}\n{}", self.log());
-            std::thread::park_timeout(crate::POLL);
-        }
         let status = self.process().wait_exit(limit);
         assert_eq!(status.signal(), Some(9), "{point} was not passed: {status}\n{}", self.log());
     }
@@ -187,25 +179,23 @@ impl LoneAgent {
 
     /// Waits until exactly these counts hold, with nothing under way; stopped ones in reserve don't count.
     pub fn wait_counts(&self, running: usize, warm: usize, sleeping: usize, limit: Duration) -> Census {
-        let mut last = None;
-        let deadline = std::time::Instant::now() + limit;
-        loop {
-            if let Some(census) = self.census() {
-                let count = |phase: &str| census.get(phase).map_or(0, BTreeSet::len);
-                let others = ["created", "ready", "failed"].iter().map(|phase| count(phase)).sum::<usize>();
-                let found = (count("running"), count("warm"), count("sleeping"), others);
-                if found == (running, warm, sleeping, 0) {
-                    return census;
-                }
-                last = Some(census);
-            }
-            assert!(
-                std::time::Instant::now() < deadline,
-                "no {running} running, {warm} warm, {sleeping} sleeping within {limit:?}: {last:?}\n{}",
-                self.log()
-            );
-            std::thread::park_timeout(crate::POLL * 4);
-        }
+        wait_for_or(
+            limit,
+            || self.with_counts(running, warm, sleeping),
+            || {
+                let wanted = format!("{running} running, {warm} warm, {sleeping} sleeping");
+                format!("{wanted}, not {:?}\n{}", self.census(), self.log())
+            },
+        )
+    }
+
+    /// All instances, if there are this many of each and no others.
+    pub fn with_counts(&self, running: usize, warm: usize, sleeping: usize) -> Option<Census> {
+        let census = self.census()?;
+        let count = |phase: &str| census.get(phase).map_or(0, BTreeSet::len);
+        let others = ["created", "ready", "failed"].iter().map(|phase| count(phase)).sum::<usize>();
+        let found = (count("running"), count("warm"), count("sleeping"), others);
+        (found == (running, warm, sleeping, 0)).then_some(census)
     }
 
     /// The processes whose working directory lies in this node's, by instance.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::wait_for;
+use crate::wait_for_or;
 
 #[derive(Debug)]
 pub struct Process {
@@ -46,8 +46,9 @@ impl Process {
 
     /// Waits for the process to end by itself.
     pub fn wait_exit(&mut self, limit: Duration) -> ExitStatus {
-        let child = &mut self.child;
-        wait_for("the process to exit", limit, || child.try_wait().expect("a child can be waited for"))
+        let (child, log) = (&mut self.child, &self.log);
+        let said = || format!("the process to exit\n{}", std::fs::read_to_string(log).unwrap_or_default());
+        wait_for_or(limit, || child.try_wait().expect("a child can be waited for"), said)
     }
 
     pub fn is_running(&mut self) -> bool {
@@ -57,6 +58,16 @@ impl Process {
     /// Everything it has said so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Processor time that its threads have had so far.
+    pub fn worked(&self) -> Duration {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the process runs");
+        // A thread may end between the two looks.
+        let of = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("schedstat")).ok();
+        let stats = threads.filter_map(|thread| of(thread.expect("a list of threads")));
+        let nanoseconds = |stat: String| stat.split(' ').next()?.parse::<u64>().ok();
+        Duration::from_nanos(stats.map(|stat| nanoseconds(stat).expect("a time")).sum())
     }
 
     /// Resident memory now, in bytes.

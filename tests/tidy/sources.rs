@@ -82,30 +82,6 @@ impl Source {
         let end = self.tests_from();
         self.lines().filter(|(line, _)| *line < end).collect()
     }
-
-    /// The lines on which a test sleeps. Polling inside a `wait_until` is how waiting is done, and time that is
-    /// paused does not pass.
-    pub(crate) fn sleeping_tests(&self) -> Vec<usize> {
-        let paused = ["start_paused", "time::pause"].iter().any(|word| self.text.contains(word));
-        let begin = self.tests_from();
-        let (mut function, mut attribute, mut next) = ("", "", "");
-        let mut found = Vec::new();
-        for (line, text) in self.lines() {
-            let sleeps = text.contains("thread::sleep(") || text.contains("time::sleep(");
-            if text.contains("#[tokio::test") || text.contains("#[test]") {
-                next = text;
-            }
-            if text.contains("fn ") {
-                (function, attribute) = (text, std::mem::take(&mut next));
-            }
-            // Helpers are called by the file's tests; a test says for itself whether its time is paused.
-            let paused = paused && (attribute.is_empty() || attribute.contains("start_paused"));
-            if line >= begin && sleeps && !paused && !function.contains("wait_until") {
-                found.push(line);
-            }
-        }
-        found
-    }
 }
 
 /// What is wrong with a crate's manifest: everything shared is written down once, for all crates.
