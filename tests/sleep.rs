@@ -92,11 +92,16 @@ impl Site {
 
 /// The numbers that arrived, and on how many connections.
 fn arrived(path: &Path) -> (u64, Vec<u64>) {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    let lines: Vec<(u64, u64)> = text
-        .lines()
-        .filter_map(|line| line.split_once(' ').and_then(|(c, n)| Some((c.parse().ok()?, n.parse().ok()?))))
-        .collect();
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(error) => panic!("{}: {error}", path.display()),
+    };
+    // The last line may still be written.
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let read = |line: &str| line.split_once(' ').and_then(|(c, n)| Some((c.parse().ok()?, n.parse().ok()?)));
+    let lines: Vec<(u64, u64)> =
+        whole.lines().map(|line| read(line).unwrap_or_else(|| panic!("not a count: {line:?}"))).collect();
     let connections = lines.iter().map(|(connection, _)| *connection).max().unwrap_or(0);
     (connections, lines.into_iter().map(|(_, number)| number).collect())
 }
