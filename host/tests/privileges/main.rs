@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use mvm_host::privileges::{Account, HELPER_CAPABILITIES, Held, drop_to};
 use mvm_host::{
-    Access, EndSignal, Handover, Host as _, LocalHost, Operation, Outcome, Policy, RemoteHost, SpawnVmm,
-    VmmProcess, VmmProgram, hand_over, run_helper, start_helper,
+    Access, Handover, Host as _, LocalHost, Operation, Outcome, Policy, RemoteHost, SpawnVmm, VmmProcess,
+    VmmProgram, hand_over, run_helper, start_helper,
 };
 use mvm_proto::InstanceId;
 
@@ -200,16 +200,15 @@ async fn obey(dir: &Path, socket: OwnedFd) {
     }
 }
 
-/// An agent process, as the test sees it. What it started is ended with it.
-struct Agent<'a> {
-    site: &'a Site,
+/// An agent process, as the test sees it; what it started is ended with its site.
+struct Agent {
     child: Child,
     said: BufReader<ChildStdout>,
     helper: u32,
 }
 
-impl<'a> Agent<'a> {
-    fn start(site: &'a Site) -> Self {
+impl Agent {
+    fn start(site: &Site) -> Self {
         let me = std::env::current_exe().unwrap();
         let mut child = Command::new(me)
             .arg("agent")
@@ -219,7 +218,7 @@ impl<'a> Agent<'a> {
             .spawn()
             .unwrap();
         let said = BufReader::new(child.stdout.take().unwrap());
-        let mut agent = Self { site, child, said, helper: 0 };
+        let mut agent = Self { child, said, helper: 0 };
         agent.helper = agent.heard().strip_prefix("helper ").unwrap().parse().unwrap();
         agent
     }
@@ -236,7 +235,7 @@ impl<'a> Agent<'a> {
     }
 }
 
-impl Drop for Agent<'_> {
+impl Drop for Agent {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

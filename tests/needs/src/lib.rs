@@ -165,9 +165,17 @@ mod tests {
         for need in musts {
             let lacking = |asked: &Need| (*asked == need).then(|| "it; run `scripts/setup`".to_owned());
             let fails = "it must run in CI, and this machine lacks it; run `scripts/setup`".to_owned();
-            assert_eq!(verdict(&[need.clone()], true, lacking), Verdict::Fails(fails), "{need:?}");
+            assert_eq!(
+                verdict(std::slice::from_ref(&need), true, lacking),
+                Verdict::Fails(fails),
+                "{need:?}"
+            );
             let not_run = "this machine lacks it; run `scripts/setup`".to_owned();
-            assert_eq!(verdict(&[need.clone()], false, lacking), Verdict::DoesNotRun(not_run), "{need:?}");
+            assert_eq!(
+                verdict(std::slice::from_ref(&need), false, lacking),
+                Verdict::DoesNotRun(not_run),
+                "{need:?}"
+            );
         }
     }
 
