@@ -6,7 +6,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use mvm_tests::{LoneAgent, microvms_or_say_so, path_text, wait_until};
+use mvm_needs::{Need, can_run};
+use mvm_tests::{LoneAgent, path_text, wait_until};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -19,11 +20,10 @@ const PROGRAM: &str = "echo run >> /run/runs; [ -e /run/doomed ] && exit 7; mkdi
 
 /// The test image with a program of its own: a second archive behind its first, as kernels take them.
 fn image_with_program(target: &Path) {
-    let images = mvm_tests::test_images().join("sha256");
-    let image = std::fs::read_dir(images).expect("images are there").flatten().next().expect("one is there");
+    let image = mvm_needs::test_image().expect("the test image is there");
     std::fs::create_dir(target).expect("a folder can be made");
     for file in ["kernel", "cmdline", "initrd"] {
-        let bytes = std::fs::read(image.path().join(file)).expect("the image's files can be read");
+        let bytes = std::fs::read(image.join(file)).expect("the image's files can be read");
         std::fs::write(target.join(file), bytes).expect("the image's files can be copied");
     }
     let config = json!({ "workload": ["sh", "-c", PROGRAM] }).to_string();
@@ -53,7 +53,7 @@ struct Site {
 
 impl Site {
     fn start() -> Self {
-        let images = mvm_tests::test_images();
+        let images = mvm_needs::test_images();
         let dir = TempDir::new().expect("a temporary folder can be made");
         image_with_program(&dir.path().join("image"));
         let agent = LoneAgent::new("qemu", &["--images-dir", path_text(&images)]);
@@ -144,7 +144,7 @@ impl Site {
 
 #[test]
 fn a_killed_program_is_back_in_service_through_sleep_wake_fork_and_the_agents_end() {
-    if !microvms_or_say_so("workloads") {
+    if !can_run(&[Need::MicroVms]) {
         return;
     }
     let mut site = Site::start();
@@ -189,7 +189,7 @@ fn a_killed_program_is_back_in_service_through_sleep_wake_fork_and_the_agents_en
 
 #[test]
 fn a_crash_loop_is_told_and_ends_with_a_new_guest() {
-    if !microvms_or_say_so("workloads") {
+    if !can_run(&[Need::MicroVms]) {
         return;
     }
     let site = Site::start();
@@ -209,7 +209,7 @@ fn a_crash_loop_is_told_and_ends_with_a_new_guest() {
 
 #[test]
 fn a_program_that_fails_its_health_check_is_restarted_through_sleep_wake_fork_and_the_agents_end() {
-    if !microvms_or_say_so("workloads") {
+    if !can_run(&[Need::MicroVms]) {
         return;
     }
     let health = json!({"http": {"port": 8080, "path": "/ok"}, "start_period_seconds": 60, "interval_seconds": 1,
