@@ -42,9 +42,6 @@ fn image() -> Result<BootImage, String> {
 
 /// The jailer that comes with it: named, or beside it.
 fn jailer(program: Option<&Path>) -> Result<JailerSettings, String> {
-    if !nix::unistd::geteuid().is_root() {
-        return Err("the jailer needs root".to_owned());
-    }
     let named = std::env::var_os("MVM_FIRECRACKER_JAILER").map(PathBuf::from);
     let beside = program.and_then(Path::parent).map(|dir| dir.join("jailer"));
     let jailer = named.or(beside).filter(|jailer| jailer.is_file());
@@ -113,6 +110,9 @@ async fn suite(jailed: bool) {
     let dir = tempfile::tempdir().unwrap();
     let what = if jailed { "the real Firecracker behind its jailer" } else { "the real Firecracker" };
     let found = present(jailed);
+    if jailed && !can_run(&[Need::Root]) {
+        return;
+    }
     if !can_run(&[Need::Firecracker(found.as_ref().map(drop).map_err(Clone::clone))]) {
         return;
     }

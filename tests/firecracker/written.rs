@@ -98,7 +98,7 @@ async fn the_forks_of_a_template_share_its_memory_and_can_not_change_it() {
     driver.pause(&template.instance).await.unwrap();
     let snapshot = driver.snapshot(&template.instance, &Keeping::plain()).await.unwrap();
     driver.kill(&template.instance).await.unwrap();
-    let root = nix::unistd::geteuid().is_root();
+    let root = mvm_needs::can_run(&[mvm_needs::Need::Root]);
     for file in ["mem", "state"] {
         let kept = snapshot_file(&site.run_dir(&template), file);
         assert_eq!(kept.mode() & 0o7777, 0o444, "{file}");
