@@ -53,7 +53,7 @@ async fn a_kernel_that_is_missing_or_none_is_refused() {
 
 #[tokio::test]
 async fn a_qemu_that_is_not_in_its_control_group_is_ended() {
-    let Some(subject) = subject("a_qemu_that_is_not_in_its_control_group") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let dir = DataDir::new();
     let host = conformance::ContraryHost::new(dir.path());
     let driver = mvm_agent::driver::QemuDriver::on(host, dir.path(), super::settings());
@@ -62,7 +62,7 @@ async fn a_qemu_that_is_not_in_its_control_group_is_ended() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_a_qemu_is_told_before_it_is_missed() {
-    let Some(subject) = subject("the_end_of_a_qemu_is_told") else { return };
+    let Some(subject) = subject_where_it_can_run() else { return };
     let dir = DataDir::new();
     let host = conformance::ContraryHost::late(dir.path());
     let driver = mvm_agent::driver::QemuDriver::on(host, dir.path(), super::settings());

@@ -56,7 +56,7 @@ async fn a_limited_data_disk_is_used_past_the_page_cache_and_a_sleeper_wakes_wit
 
 #[tokio::test]
 async fn a_guest_is_told_of_the_cache_that_it_has_to_flush() {
-    let Some(mut subject) = subject("a_guest_is_told_of_the_cache") else { return };
+    let Some(mut subject) = subject_where_it_can_run() else { return };
     subject.resources = Resources { data_disk_mib: 16, ..subject.resources };
     let dir = DataDir::new();
     let driver = driver(dir.path());
