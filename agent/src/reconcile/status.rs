@@ -148,7 +148,7 @@ fn workloads(facts: &Facts<'_>) -> Condition {
     let more = found.len().saturating_sub(DEFERRED_SHOWN);
     let rest = if more > 0 { format!(" (and {more} more)") } else { String::new() };
     let shown: Vec<_> = found.iter().take(DEFERRED_SHOWN).map(|(_, text)| text.as_str()).collect();
-    Condition::new("WorkloadsRunning", false, *reason, format!("{}{rest}", shown.join("; ")), facts.now)
+    Condition::new("WorkloadsRunning", false, reason, format!("{}{rest}", shown.join("; ")), facts.now)
 }
 
 fn usage(records: &[Record]) -> Usage {
