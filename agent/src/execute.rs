@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_host::HostError;
-use mvm_planner::Action;
+use mvm_planner::{Action, Workload, WorkloadState};
 use mvm_proto::document::{
     Health, IoLimits, Persist, Pool, Resources, Restart, RuntimePolicy, SeccompPolicy, Subnet, Tenant, Warmup,
 };
@@ -341,7 +341,12 @@ impl<D: Driver> Executor<D> {
     ) -> Result<Phase, StepError> {
         let record = self.records.get(id);
         let sessions = self.sessions.patience(action, record.as_ref());
-        let health = record.as_ref().map_or(Duration::ZERO, Self::health_within);
+        let waits = matches!(
+            action,
+            Action::Create | Action::Start | Action::Wake | Action::Replace | Action::Restart
+        );
+        let health = record.as_ref().map_or(Duration::ZERO, Self::health_within).max(patience.health);
+        let health = if waits { health } else { Duration::ZERO };
         let own = record.and_then(|record| record.warmup.as_ref().map(warmup::longest)).unwrap_or_default();
         // The pool's template boots first, if there is none yet.
         let template = self.boot_deadline + patience.warmup.max(own);
@@ -351,7 +356,7 @@ impl<D: Driver> Executor<D> {
             + patience.grace
             + patience.drain
             + sessions
-            + health.max(patience.health);
+            + health;
         let result = match tokio::time::timeout(deadline, work).await {
             Ok(result) => result,
             Err(_) => Err(StepError::TimedOut(deadline)),
@@ -377,7 +382,14 @@ impl<D: Driver> Executor<D> {
         let reason = order.reason.as_str();
         match order.action {
             Action::Create | Action::Start => {
-                let record = Record { workload: None, ..record };
+                // A boot that failed after its program did goes on with the row of that one's restarts.
+                let failed = record.phase == Phase::Failed;
+                let goes_on = |workload: Box<Workload>| {
+                    let (state, since) = (WorkloadState::Running, self.clock.now());
+                    Box::new(Workload { state, since, ..*workload })
+                };
+                let workload = record.workload.filter(|_| failed).map(goes_on);
+                let record = Record { workload, ..record };
                 let spec = order.spec.as_ref().ok_or_else(|| StepError::NoSpec(id.clone()))?;
                 self.start(record, spec, order.staging, reason, watch).await?;
             }

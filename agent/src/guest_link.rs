@@ -198,6 +198,11 @@ impl GuestLinks {
         }
     }
 
+    /// Has whoever decides by guests decide again.
+    pub(crate) fn look_again(&self) {
+        self.inner.changed.send_modify(|count| *count += 1);
+    }
+
     /// Changes whenever a guest gets ready, idle or busy, or comes or goes.
     #[must_use]
     pub fn changed(&self) -> watch::Receiver<u64> {

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use mvm_planner::{Capacity, Observation, WorkloadState};
 use mvm_proto::{InstanceId, Phase, Timestamp};
@@ -13,9 +14,12 @@ use tokio::sync::broadcast;
 
 use crate::crash;
 use crate::driver::{Driver, DriverError, Vm, VmExit, VmState};
-use crate::guest_link::GuestLinks;
+use crate::guest_link::{GuestLinks, GuestView};
 use crate::record::Record;
 use crate::state::Records;
+
+/// A program that was started again is ready within this and the time that its health check has, or has failed.
+const STARTS_WITHIN: Duration = Duration::from_secs(300);
 
 /// One look at the node.
 #[derive(Debug, Default)]
@@ -89,8 +93,7 @@ pub async fn observe<D: Driver>(
         }
         let differs = differs(record, vm);
         let view = links.filter(|_| vm == Some(VmState::Running)).and_then(|links| links.view(&record.id));
-        let news = view.and_then(|view| Some((view.workload()?, view.run, view.message)));
-        let news = news.filter(|(state, run, _)| record.is_news(*state, *run));
+        let news = view.and_then(|view| news_of(record, &view, now));
         if differs.is_some() || news.is_some() || record.is_ahead(now) {
             changed.push((record.id.clone(), differs, news));
         }
@@ -128,8 +131,8 @@ pub async fn observe<D: Driver>(
             Some(phase) => record.enter(phase, now, "observed"),
             None => {}
         }
-        if let Some((state, run, message)) = news.filter(|_| record.phase == Phase::Running)
-            && record.hear_workload(state, run, now)
+        if let Some((state, message)) = news.filter(|_| record.phase == Phase::Running)
+            && record.hear_workload(state, now)
         {
             tell_workload(&record, &message, now, &mut seen);
         }
@@ -146,6 +149,21 @@ pub async fn observe<D: Driver>(
     observation.capacity = capacity;
     observation.instances = records.observed();
     Ok(seen)
+}
+
+/// How its program fares, where that is news, and what the guest says of it. One that was started again and says nothing for
+/// longer than it may take has failed.
+fn news_of(record: &Record, view: &GuestView, now: Timestamp) -> Option<(WorkloadState, String)> {
+    let late = || {
+        let since = record.workload.as_ref().filter(|workload| !workload.is_down())?.since;
+        let within = STARTS_WITHIN + record.health.as_ref().map_or(Duration::ZERO, |h| h.decided_within());
+        let is_late = view.connected && now.since(since) > within;
+        is_late.then(|| {
+            (WorkloadState::Failed, format!("its program was not ready within {} s", within.as_secs()))
+        })
+    };
+    let told = view.workload().map(|state| (state, view.message.clone()));
+    told.or_else(late).filter(|(state, _)| record.is_news(*state))
 }
 
 /// What is to be told of a program that fares otherwise than before.

@@ -95,11 +95,9 @@ pub struct Record {
     pub restart: Restart,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<Box<Health>>,
-    /// How its program fares, and in which of its runs since the boot; absent: it works, and was not started again.
+    /// How its program fares; absent: it works, and was not started again since the boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workload: Option<Box<Workload>>,
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub run: u32,
     #[serde(default)]
     pub session: Option<SessionMark>,
     /// The node that it came from, whose name its session may still bear.
@@ -218,20 +216,18 @@ impl Record {
     }
 
     /// Takes what its guest says of its program, and says whether that is news.
-    pub fn hear_workload(&mut self, state: WorkloadState, run: u32, now: Timestamp) -> bool {
-        if !self.is_news(state, run) {
+    pub fn hear_workload(&mut self, state: WorkloadState, now: Timestamp) -> bool {
+        if !self.is_news(state) {
             return false;
         }
         self.workload = Workload::seen(self.workload.as_deref().copied(), state, now).map(Box::new);
-        self.run = run;
         true
     }
 
-    /// A program that is down in another run ended again, however it was before.
+    /// Whether it fares otherwise than is known.
     #[must_use]
-    pub fn is_news(&self, state: WorkloadState, run: u32) -> bool {
-        let before = self.workload.as_ref().map_or(WorkloadState::Running, |workload| workload.state);
-        state != before || (state != WorkloadState::Running && run != self.run)
+    pub fn is_news(&self, state: WorkloadState) -> bool {
+        state != self.workload.as_ref().map_or(WorkloadState::Running, |workload| workload.state)
     }
 
     /// Its program is down and is started again by its pool's policy.
@@ -272,6 +268,7 @@ impl Record {
             on_demand: false,
             staging: None,
             failures: 0,
+            workload: self.workload.map(|workload| Box::new(Workload { restarts: 0, ..*workload })),
             retry_not_before: None,
             came_from: Some(from),
             came_through,

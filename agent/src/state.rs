@@ -361,7 +361,6 @@ impl Records {
             restart: spec.restart,
             health: spec.health.clone(),
             workload: None,
-            run: 0,
             session: Some(SessionMark::Fresh),
             came_from: None,
             came_through: Vec::new(),

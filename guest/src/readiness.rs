@@ -104,7 +104,7 @@ pub(crate) fn forget(folder: &Path) {
 }
 
 /// What the files say that are there: the one touched last.
-fn look(guest: &Guest) {
+pub(crate) fn look(guest: &Guest) {
     let folder = &guest.0.settings.run_dir;
     let touched = |(file, said): (&str, Readiness)| {
         let modified = fs::metadata(folder.join(file)).and_then(|metadata| metadata.modified()).ok()?;

@@ -82,19 +82,28 @@ pub(crate) fn restart(guest: &Guest, request: &RestartWorkload) -> Result<(), Re
         state.workload.restarting = true;
         config
     };
-    let ended = end(guest, Duration::from_secs(request.grace_seconds.into()));
-    guest.update(|state| state.workload.restarting = false);
-    if !ended {
-        return Err(Refusal::new("timed_out", "the workload does not end"));
-    }
+    end(guest, Duration::from_secs(request.grace_seconds.into()));
+    guest.update(|state| {
+        state.workload.restarting = false;
+        if state.workload.fares == Fares::Running {
+            return Err(Refusal::new("timed_out", "the workload does not end"));
+        }
+        if state.going {
+            state.readiness = Readiness::Failed;
+            return Err(Refusal::new("busy", "it is shutting down"));
+        }
+        Ok(())
+    })?;
     // What the last one said does not count for the next one.
     readiness::forget(&guest.0.settings.run_dir);
     run(guest, &config);
+    // It may have said something before it was known to run.
+    readiness::look(guest);
     Ok(())
 }
 
-/// Asks the workload to end, and kills it when the time is over. Whether it has ended.
-fn end(guest: &Guest, grace: Duration) -> bool {
+/// Asks the workload to end, and kills it when the time is over.
+fn end(guest: &Guest, grace: Duration) {
     for (kind, patience) in [(Signal::TERM, grace), (Signal::KILL, limits::KILLED)] {
         signal(guest, kind);
         let deadline = Instant::now() + patience;
@@ -103,10 +112,9 @@ fn end(guest: &Guest, grace: Duration) -> bool {
             state = guest.wait(state, Some(deadline.saturating_duration_since(Instant::now())));
         }
         if state.workload.fares != Fares::Running {
-            return true;
+            return;
         }
     }
-    false
 }
 
 fn run(guest: &Guest, config: &ImageConfig) {
@@ -142,8 +150,16 @@ fn run(guest: &Guest, config: &ImageConfig) {
 /// Waits for its end, and says how it ended.
 fn watch(guest: &Guest, mut child: Child) {
     // Seen, but not reaped: its number is its own until nobody signals it any more.
-    let _ = waitid(WaitId::Pid(Pid::from_child(&child)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
-    guest.update(|state| state.workload.group = None);
+    let ended = waitid(WaitId::Pid(Pid::from_child(&child)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+    let restarts = guest.update(|state| {
+        state.workload.group = None;
+        state.workload.restarting
+    });
+    // What it left behind would be in the way of the next one. What ended well may have left it on purpose.
+    let ended_well = matches!(&ended, Ok(Some(status)) if status.exit_status() == Some(0));
+    if restarts || !ended_well {
+        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+    }
     let (fares, ended) = match child.wait() {
         Ok(status) if status.success() => (Fares::Completed, how_it_ended(status)),
         Ok(status) => (Fares::Failed, how_it_ended(status)),

@@ -30,19 +30,34 @@ fn runs(machine: &Machine) -> String {
     std::fs::read_to_string(machine.path("run/runs")).unwrap_or_default().trim().to_owned()
 }
 
-/// Waits until the guest tells this of its workload.
-fn wait_for(host: &mut Host, fares: Fares, run: u32) -> (Readiness, String) {
+/// Waits, on a connection of its own, until the guest tells this of its workload: news that came beside an answer may be
+/// lost to another one.
+fn wait_for(machine: &Machine, fares: Fares, run: u32) -> (Host, Readiness, String) {
+    let (mut host, found) = reconnect(machine);
+    // What works has no more to say; what does not tells why.
+    if fares == Fares::Running && (found.1, found.2) == (fares, run) {
+        return (host, found.0, String::new());
+    }
     loop {
         if let (0, Body::State(state)) = host.receive()
             && let Some(workload) = &state.workload
             && (workload.state(), workload.run) == (fares, run)
         {
-            return (state.readiness(), state.message);
+            return (host, state.readiness(), state.message);
         }
     }
 }
 
-/// What a new connection hears at once: news that came beside an answer may be lost to the old one.
+/// The same until it is ready.
+fn wait_ready(machine: &Machine) -> Host {
+    let (mut host, found) = reconnect(machine);
+    if found.0 != Readiness::Ready {
+        host.wait_for(Readiness::Ready);
+    }
+    host
+}
+
+/// What a new connection hears at once.
 fn reconnect(machine: &Machine) -> (Host, (Readiness, Fares, u32)) {
     let mut host = machine.connect();
     let hello = host.hello(1, MAX_VERSION);
@@ -83,19 +98,18 @@ fn begin(machine: &Machine, health: Health) -> Host {
 #[test]
 fn a_workload_that_ended_is_started_again_once_for_each_time_it_is_asked() {
     let machine = Machine::with(Some(WORKLOAD), MAX_VERSION);
-    let mut host = machine.ready();
+    machine.ready();
     wait_until("it runs", || runs(&machine) == "1");
     end(&machine, "3");
-    let (readiness, message) = wait_for(&mut host, Fares::Failed, 1);
+    let (mut host, readiness, message) = wait_for(&machine, Fares::Failed, 1);
     assert_eq!((readiness, message.as_str()), (Readiness::Failed, "the workload ended: exit code 3"));
     assert_eq!(host.ask(restart(1)), done());
     wait_until("it runs again", || runs(&machine) == "2");
     // Asked for again by an agent that did not hear the answer.
     assert_eq!(host.ask(restart(1)), done());
-    let (mut host, found) = reconnect(&machine);
-    assert_eq!(found, (Readiness::Ready, Fares::Running, 2));
+    assert_eq!(reconnect(&machine).1, (Readiness::Ready, Fares::Running, 2));
     end(&machine, "0");
-    assert_eq!(wait_for(&mut host, Fares::Completed, 2).0, Readiness::Failed);
+    assert_eq!(wait_for(&machine, Fares::Completed, 2).1, Readiness::Failed);
     assert_eq!(runs(&machine), "2");
 }
 
@@ -104,32 +118,53 @@ fn a_workload_that_still_runs_is_ended_first_and_its_end_is_no_news() {
     let machine = Machine::with(Some(WORKLOAD), MAX_VERSION);
     let mut host = machine.ready();
     wait_until("it runs", || runs(&machine) == "1");
-    assert_eq!(host.ask(restart(1)), done());
+    let asked = host::number();
+    host.send(asked, restart(1));
     loop {
-        if let (0, Body::State(state)) = host.receive() {
-            assert_ne!(state.readiness(), Readiness::Failed, "{state:?}");
-            if state.workload.is_some_and(|workload| workload.run == 2) {
-                break;
-            }
+        match host.receive() {
+            (0, Body::State(state)) => assert_ne!(state.readiness(), Readiness::Failed, "{state:?}"),
+            (number, Body::Done(_)) if number == asked => break,
+            _ => {}
         }
     }
+    assert_eq!(reconnect(&machine).1, (Readiness::Ready, Fares::Running, 2));
     wait_until("it runs again", || runs(&machine) == "2");
+}
+
+#[test]
+fn what_a_failed_run_left_behind_is_gone_before_the_next_one() {
+    let config = r#"{"workload": ["sh", "-c",
+        "echo run >> RUN/runs; sleep 1000 & echo $! > RUN/left.new; mv RUN/left.new RUN/left; until [ -e RUN/end ] || [ ! -d RUN ]; do sleep 0.01; done; rm RUN/end; exit 3"]}"#;
+    let machine = Machine::with(Some(config), MAX_VERSION);
+    machine.ready();
+    wait_until("it runs", || machine.path("run/left").exists());
+    let left = std::fs::read_to_string(machine.path("run/left")).unwrap();
+    end(&machine, "3");
+    let (mut host, ..) = wait_for(&machine, Fares::Failed, 1);
+    // Killed, it is nobody's child here and is reaped by whoever is.
+    let state = || std::fs::read_to_string(format!("/proc/{}/stat", left.trim())).unwrap_or_default();
+    wait_until("what it left is gone", || state().is_empty() || state().contains(") Z "));
+    assert_eq!(host.ask(restart(1)), done());
+    wait_until("it runs again", || {
+        std::fs::read_to_string(machine.path("run/runs")).unwrap_or_default().lines().count() == 2
+    });
+    end(&machine, "0");
+    wait_for(&machine, Fares::Failed, 2);
 }
 
 #[test]
 fn what_the_last_run_said_does_not_make_the_next_one_ready() {
     let config = r#"{"workload": ["sh", "-c", "until [ -e RUN/go ]; do sleep 0.01; done; rm RUN/go; echo > RUN/worker-ready; exec sleep 1000"], "ready": "file"}"#;
     let machine = Machine::with(Some(config), MAX_VERSION);
-    let mut host = machine.ready();
+    machine.ready();
     let go = || std::fs::write(machine.path("run/go"), "").unwrap();
     go();
-    host.wait_for(Readiness::Ready);
+    let mut host = wait_ready(&machine);
     assert_eq!(host.ask(restart(1)), done());
-    let (mut host, found) = reconnect(&machine);
-    assert_eq!(found, (Readiness::Starting, Fares::Running, 2));
+    assert_eq!(reconnect(&machine).1, (Readiness::Starting, Fares::Running, 2));
     assert!(!machine.path("run/worker-ready").exists());
     go();
-    host.wait_for(Readiness::Ready);
+    wait_ready(&machine);
 }
 
 #[test]
@@ -165,30 +200,28 @@ fn a_workload_is_ready_when_its_check_succeeds_and_unhealthy_when_it_fails_too_o
     // For as long as the test may take: failures before the first success mean nothing.
     let health = Health { start_period_seconds: 3600, ..checks_file(&machine) };
     begin(&machine, health);
-    let (mut host, found) = reconnect(&machine);
-    assert_eq!(found, (Readiness::Starting, Fares::Running, 1));
+    assert_eq!(reconnect(&machine).1, (Readiness::Starting, Fares::Running, 1));
     std::fs::write(machine.path("healthy"), "").unwrap();
-    host.wait_for(Readiness::Ready);
+    wait_ready(&machine);
     std::fs::remove_file(machine.path("healthy")).unwrap();
-    let (readiness, message) = wait_for(&mut host, Fares::Unhealthy, 1);
+    let (_, readiness, message) = wait_for(&machine, Fares::Unhealthy, 1);
     assert_eq!(readiness, Readiness::Failed);
     assert!(
         message.starts_with("the workload is unhealthy: 2 checks in a row failed: test: exit status: 1"),
         "{message}"
     );
-    let (mut host, found) = reconnect(&machine);
-    assert_eq!(found, (Readiness::Failed, Fares::Unhealthy, 1));
+    assert_eq!(reconnect(&machine).1, (Readiness::Failed, Fares::Unhealthy, 1));
     std::fs::write(machine.path("healthy"), "").unwrap();
-    assert_eq!(wait_for(&mut host, Fares::Running, 1).0, Readiness::Ready);
+    assert_eq!(wait_for(&machine, Fares::Running, 1).1, Readiness::Ready);
 }
 
 #[test]
 fn a_workload_that_never_becomes_healthy_is_unhealthy_and_a_restart_begins_anew() {
     let machine = Machine::with(Some(WORKLOAD), MAX_VERSION);
-    let mut host = begin(&machine, checks_file(&machine));
-    wait_for(&mut host, Fares::Unhealthy, 1);
+    begin(&machine, checks_file(&machine));
+    let (mut host, ..) = wait_for(&machine, Fares::Unhealthy, 1);
     assert_eq!(host.ask(restart(1)), done());
-    wait_for(&mut host, Fares::Unhealthy, 2);
+    let (mut host, ..) = wait_for(&machine, Fares::Unhealthy, 2);
     // Without a check nothing is wrong with it.
     assert_eq!(host.ask(Ask::SetHealth(SetHealth { health: None })), done());
     assert_eq!(reconnect(&machine).1, (Readiness::Ready, Fares::Running, 2));
@@ -198,8 +231,8 @@ fn a_workload_that_never_becomes_healthy_is_unhealthy_and_a_restart_begins_anew(
 fn nothing_is_checked_while_the_guest_prepares_for_sleep() {
     let machine = Machine::with(Some(WORKLOAD), MAX_VERSION);
     std::fs::write(machine.path("healthy"), "").unwrap();
-    let mut host = begin(&machine, checks_file(&machine));
-    host.wait_for(Readiness::Ready);
+    begin(&machine, checks_file(&machine));
+    let mut host = wait_ready(&machine);
     assert_eq!(host.ask(Ask::PrepareSleep(PrepareSleep { timeout_seconds: 60 })), done());
     std::fs::remove_file(machine.path("healthy")).unwrap();
     // Two heartbeats later than two checks would have been.
@@ -217,7 +250,7 @@ fn nothing_is_checked_while_the_guest_prepares_for_sleep() {
     }
     // It wakes: checks go on.
     assert_eq!(host.ask(Ask::Reborn(reborn(2))), done());
-    wait_for(&mut host, Fares::Unhealthy, 1);
+    wait_for(&machine, Fares::Unhealthy, 1);
 }
 
 #[test]
@@ -225,10 +258,10 @@ fn a_port_that_takes_a_connection_is_healthy_and_one_that_is_closed_is_not() {
     let machine = Machine::with(Some(WORKLOAD), MAX_VERSION);
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port().into();
-    let mut host = begin(&machine, check(Check::Tcp(TcpCheck { port })));
-    host.wait_for(Readiness::Ready);
+    begin(&machine, check(Check::Tcp(TcpCheck { port })));
+    wait_ready(&machine);
     drop(listener);
-    let (_, message) = wait_for(&mut host, Fares::Unhealthy, 1);
+    let (_, _, message) = wait_for(&machine, Fares::Unhealthy, 1);
     assert!(message.contains(&format!("port {port}: ")), "{message}");
 }
 
@@ -253,10 +286,10 @@ fn an_answer_decides_by_its_status() {
             stream.write_all(format!("{status} x\r\n\r\n").as_bytes()).unwrap();
         }
     });
-    let mut host = begin(&machine, check(Check::Http(HttpCheck { port, path: "/up?a=b".to_owned() })));
-    host.wait_for(Readiness::Ready);
+    begin(&machine, check(Check::Http(HttpCheck { port, path: "/up?a=b".to_owned() })));
+    wait_ready(&machine);
     well.store(false, std::sync::atomic::Ordering::SeqCst);
-    let (_, message) = wait_for(&mut host, Fares::Unhealthy, 1);
+    let (_, _, message) = wait_for(&machine, Fares::Unhealthy, 1);
     assert!(message.ends_with(&format!("GET /up?a=b on port {port}: status 503")), "{message}");
 }
 
@@ -267,8 +300,8 @@ fn a_check_that_takes_too_long_failed_and_leaves_nothing_behind() {
     let command = ["sh", "-c", &script].map(str::to_owned).to_vec();
     let health =
         Health { timeout_seconds: 1, failure_threshold: 1, ..check(Check::Exec(ExecCheck { command })) };
-    let mut host = begin(&machine, health);
-    let (_, message) = wait_for(&mut host, Fares::Unhealthy, 1);
+    begin(&machine, health);
+    let (mut host, _, message) = wait_for(&machine, Fares::Unhealthy, 1);
     assert!(message.ends_with("sh did not end within 1 s"), "{message}");
     assert_eq!(host.ask(Ask::SetHealth(SetHealth { health: None })), done());
     let pid = std::fs::read_to_string(machine.path("pid")).unwrap();

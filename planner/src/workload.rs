@@ -75,6 +75,10 @@ impl Workload {
         match before {
             None if state == WorkloadState::Running => None,
             None => Some(Self { state, since: now, restarts: 0 }),
+            // However it is down, it is since it first was: the wait goes on.
+            Some(before) if before.is_down() && state != WorkloadState::Running => {
+                Some(Self { state, ..before })
+            }
             Some(before) => {
                 let was_stable = before.state == WorkloadState::Running && before.is_stable(now);
                 Some(Self { state, since: now, restarts: if was_stable { 0 } else { before.restarts } })

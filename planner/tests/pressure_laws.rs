@@ -12,7 +12,7 @@ mod rest;
 
 use fleet::{Kinds, cases, fleet, is_brought_back};
 use model::World;
-use mvm_planner::{Action, Observation, ObservedInstance, Step, plan_node};
+use mvm_planner::{Action, Observation, ObservedInstance, Step, Workload, WorkloadState, plan_node};
 use mvm_proto::document::Pool;
 use mvm_proto::{DesiredState, Phase, Timestamp};
 use proptest::prelude::*;
@@ -41,7 +41,8 @@ fn sleepable_from(desired: &DesiredState, i: &ObservedInstance, now: Timestamp) 
     let paused = (i.phase == Phase::Warm).then_some(i.since);
     let up = matches!(i.phase, Phase::Running | Phase::Warm);
     // A program that is over has nothing to do either.
-    let over = i.workload.as_ref().filter(|w| i.phase == Phase::Running && w.is_down()).map(|w| w.since);
+    let is_over = |w: &Workload| w.is_down() && w.state != WorkloadState::Unhealthy;
+    let over = i.workload.as_deref().filter(|w| i.phase == Phase::Running && is_over(w)).map(|w| w.since);
     let held = held || is_brought_back(desired, i);
     (up && !held).then(|| i.idle_since.or(paused).or(over)).flatten()
 }

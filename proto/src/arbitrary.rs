@@ -243,7 +243,7 @@ fn health() -> impl Strategy<Value = Health> {
         (1..=u16::MAX, "/[!-~]{0,40}").prop_map(|(port, path)| HealthCheck::Http(HttpCheck { port, path })),
         (1..=u16::MAX).prop_map(|port| HealthCheck::Tcp(TcpCheck { port })),
     ];
-    (check, 0..=3600_u64, 1..=3600_u64, 1..=300_u64, 1..=100_u32).prop_map(
+    (check, 0..=3600_u64, 1..=500_u64, 1..=100_u64, 1..=6_u32).prop_map(
         |(check, start_period_seconds, interval_seconds, timeout_seconds, failure_threshold)| Health {
             check,
             start_period_seconds,

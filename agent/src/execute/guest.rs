@@ -158,7 +158,8 @@ impl<D: Driver> Executor<D> {
             let view = self.links.decided(&id, healthy_by.max(Instant::now() + ANSWER_WITHIN)).await?;
             // One that came up with a program that failed did not start. Where the program is over as its pool would have
             // it, or was before its guest slept, the guest is up all the same.
-            let starts_again = |state: WorkloadState| state.is_restarted(restart);
+            let starts_again =
+                |state: WorkloadState| state == WorkloadState::Unhealthy || state.is_restarted(restart);
             if start_workload && view.workload().is_some_and(starts_again) {
                 return Err(LinkError::WorkloadFailed(view.message).into());
             }

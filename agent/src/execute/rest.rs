@@ -107,6 +107,7 @@ impl<D: Driver> Executor<D> {
         self.note("SnapshotUnusable", &record, &message);
         let (on_demand, home) = (record.on_demand, record.home);
         record.snapshot = None;
+        record.workload = None;
         record.enter(Phase::Stopped, self.clock.now(), reason);
         (record.on_demand, record.home) = (on_demand, home);
         self.intend(&mut record, Action::Start).await?;

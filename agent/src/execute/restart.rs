@@ -39,19 +39,25 @@ impl<D: Driver> Executor<D> {
         self.records.save(&record).await?;
         crash::point("restart.counted");
         let deadline = Instant::now() + grace + self.boot_deadline + Self::health_within(&record);
-        match self.links.restart_workload(&record.id, grace, deadline).await {
-            // Whether it works now is seen by whoever looks next.
-            Ok(_) => crash::point("restart.restarted"),
-            Err(error @ LinkError::Lacks(_)) => {
-                self.note("GuestOutdated", &record, &error.to_string());
-                // It needs a new guest, which is what comes after the last restart in place.
-                let restarts = (before.restarts + 1).max(RESTARTS_IN_PLACE);
-                record.workload = Some(Box::new(Workload { since: now, restarts, ..before }));
-                self.records.save(&record).await?;
+        let asked = self.links.restart_workload(&record.id, grace, deadline).await;
+        crash::point("restart.restarted");
+        // Whether it works is seen by whoever looks next; how long it does counts from here.
+        let restarts = before.restarts.saturating_add(1);
+        let since = self.clock.now();
+        let workload = match &asked {
+            Ok(_) => Workload { state: WorkloadState::Running, since, restarts },
+            // It needs a new guest, which is what comes after the last restart in place.
+            Err(LinkError::Lacks(_)) => {
+                Workload { since, restarts: restarts.max(RESTARTS_IN_PLACE), ..before }
             }
-            Err(error) => return Err(error.into()),
+            Err(_) => Workload { state: WorkloadState::Failed, since, restarts },
+        };
+        record.workload = Some(Box::new(workload));
+        self.records.save(&record).await?;
+        if let Err(error @ LinkError::Lacks(_)) = &asked {
+            self.note("GuestOutdated", &record, &error.to_string());
         }
-        Ok(())
+        asked.map(drop).map_err(Into::into)
     }
 
     /// Has a guest that runs check its program as its pool says by now.
@@ -67,5 +73,6 @@ impl<D: Driver> Executor<D> {
             Err(error) => return tracing::debug!(id = %lease.id(), %error, "could not set a health check"),
         }
         self.write_up(&record).await;
+        self.links.look_again();
     }
 }

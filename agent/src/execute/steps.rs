@@ -97,7 +97,6 @@ impl<D: Driver> Executor<D> {
         record.io_limits.clone_from(&spec.io_limits);
         record.restart = spec.restart;
         record.health.clone_from(&spec.health);
-        record.run = 0;
         record.snapshot = None;
         let is_new = record.phase == Phase::Created;
         self.intend(&mut record, if is_new { Action::Create } else { Action::Start }).await?;

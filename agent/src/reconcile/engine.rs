@@ -30,6 +30,9 @@ use crate::text::chain;
 /// How long a pool waits that could not even be given an id and an address.
 const POOL_RETRY: Duration = Duration::from_secs(30);
 
+/// A guest that did not take its health check is told again after this.
+const HEALTH_TOLD_EVERY: Duration = Duration::from_secs(60);
+
 /// How often what running instances have on disk is measured.
 const MEASURE_EVERY: Duration = Duration::from_secs(60);
 
@@ -60,6 +63,8 @@ pub(crate) struct Engine<D> {
     /// What an earlier agent left and could not be looked at yet. Nobody else acts on it meanwhile.
     unresolved: Vec<Lease>,
     waiting_pools: BTreeMap<(TenantId, PoolId), (Timestamp, String)>,
+    /// When guests were last told how to check their program.
+    health_told_at: BTreeMap<InstanceId, Timestamp>,
     measured_at: Option<Timestamp>,
     memory_measured_at: Option<Timestamp>,
     last: Option<Last>,
@@ -143,6 +148,7 @@ impl<D: Driver> Engine<D> {
             unfinished: settings.recovered.unfinished,
             unresolved,
             waiting_pools: BTreeMap::new(),
+            health_told_at: BTreeMap::new(),
             measured_at: None,
             memory_measured_at: None,
             last: None,
@@ -191,6 +197,7 @@ impl<D: Driver> Engine<D> {
             if self.decide(in_force, observation) && !in_force.is_expired(now) {
                 self.drop_templates(in_force).await;
             }
+            self.follow_health(in_force, now);
         }
         for event in self.revoked.look(&self.records, &self.executor.images, now) {
             tracing::warn!(image = event.subject, "{}", event.message);
@@ -316,13 +323,13 @@ impl<D: Driver> Engine<D> {
         Ok(found.into_iter().collect())
     }
 
-    /// Tells the links from which share of its processors on a guest works, and guests how to check their program.
+    /// Tells the links from which share of its processors on a guest works.
     fn follow_policies(&self, in_force: &InForce) {
         let pools = in_force.desired.pools();
         let pools: BTreeMap<_, _> =
             pools.map(|(tenant, pool)| ((&tenant.tenant_id, &pool.pool_id), pool)).collect();
-        let (mut restart, mut health) = (Vec::new(), Vec::new());
-        self.records.for_each(|record, acted_on| {
+        let mut restart = Vec::new();
+        self.records.for_each(|record, _| {
             let Some(pool) = pools.get(&(&record.tenant, &record.pool)) else { return };
             if record.phase != Phase::Running {
                 return;
@@ -331,14 +338,32 @@ impl<D: Driver> Engine<D> {
             if record.restart != pool.restart {
                 restart.push((record.id.clone(), pool.restart));
             }
-            if record.health != pool.health && acted_on.is_none() {
-                health.push((record.id.clone(), pool.health.clone()));
-            }
         });
         for (id, restart) in restart {
             self.records.set_restart(&id, restart);
         }
+    }
+
+    /// Tells guests that run how to check their program by now. After the plan, which comes before it; and not again soon to
+    /// one that does not answer.
+    fn follow_health(&mut self, in_force: &InForce, now: Timestamp) {
+        let pools = in_force.desired.pools();
+        let pools: BTreeMap<_, _> =
+            pools.map(|(tenant, pool)| ((&tenant.tenant_id, &pool.pool_id), pool)).collect();
+        let mut health = Vec::new();
+        let (links, tried) = (&self.executor.links, &self.health_told_at);
+        self.records.for_each(|record, acted_on| {
+            let Some(pool) = pools.get(&(&record.tenant, &record.pool)) else { return };
+            let is_due = || tried.get(&record.id).is_none_or(|at| now.since(*at) >= HEALTH_TOLD_EVERY);
+            let is_up = record.phase == Phase::Running && acted_on.is_none();
+            let answers = || links.view(&record.id).is_some_and(|view| view.connected);
+            if is_up && record.health != pool.health && is_due() && answers() {
+                health.push((record.id.clone(), pool.health.clone()));
+            }
+        });
+        self.health_told_at.retain(|_, at| now.since(*at) < HEALTH_TOLD_EVERY);
         for (id, health) in health {
+            self.health_told_at.insert(id.clone(), now);
             let Some(lease) = self.records.lease(&id, Phase::Running) else { continue };
             let Some(record) = self.records.get(&id) else { continue };
             let executor = Arc::clone(&self.executor);

@@ -125,6 +125,13 @@ fn accounted(facts: &Facts<'_>) -> Condition {
     }
 }
 
+/// Its program does not work and should: it failed, or is to be started again.
+fn is_missed(record: &Record) -> bool {
+    let state = record.workload.as_ref().map_or(WorkloadState::Running, |workload| workload.state);
+    let failed = matches!(state, WorkloadState::Failed | WorkloadState::Unhealthy);
+    record.phase == Phase::Running && (failed || record.is_brought_back())
+}
+
 /// Programs that do not work and should, those that are started again and again first.
 fn workloads(facts: &Facts<'_>) -> Condition {
     let mut found: Vec<(&'static str, String)> = Vec::new();
@@ -132,10 +139,10 @@ fn workloads(facts: &Facts<'_>) -> Condition {
         let Some(workload) = record.workload.as_deref() else { continue };
         let reason = match workload.state {
             _ if workload.is_in_a_crash_loop(facts.now) => "CrashLoop",
-            WorkloadState::Failed => "Failed",
+            _ if !is_missed(record) => continue,
             WorkloadState::Unhealthy => "Unhealthy",
-            WorkloadState::Completed if record.is_brought_back() => "Ended",
-            WorkloadState::Completed | WorkloadState::Running => continue,
+            WorkloadState::Completed => "Ended",
+            WorkloadState::Failed | WorkloadState::Running => "Failed",
         };
         let (state, restarts) = (workload.state.as_str(), workload.restarts);
         let subject = format!("{}/{}/{}", record.tenant, record.pool, record.id);
@@ -194,7 +201,7 @@ fn pools(facts: &Facts<'_>) -> Vec<PoolStatus> {
         match record.phase {
             Phase::Running => {
                 actual.running += 1;
-                actual.down += u32::from(record.workload.as_ref().is_some_and(|workload| workload.is_down()));
+                actual.down += u32::from(is_missed(record));
             }
             Phase::Warm => actual.warm += 1,
             Phase::Sleeping => actual.sleeping += 1,

@@ -139,6 +139,20 @@ async fn a_guest_that_can_not_start_its_program_again_is_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_restart_that_the_guest_does_not_answer_counts_and_is_tried_again() {
+    let (_dir, node, id, mut events) = started(&[]).await;
+    node.driver.guest_says(&id, Readiness::Failed);
+    // That it says, and hears nothing any more.
+    node.driver.faults.set_manner(None, Manner::Silent);
+    let failed = told(&mut events, "InstanceFailed").await;
+    assert!(failed.message.contains("could not restart: the guest did not answer"), "{}", failed.message);
+    assert_eq!(workload(&node), ("running".to_owned(), "failed".to_owned(), 1));
+    node.driver.faults.set_manner(None, Manner::Good);
+    told(&mut events, "WorkloadRestarted").await;
+    node.until(|status| condition(status, "WorkloadsRunning") == "True").await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_program_that_ended_while_no_agent_looked_is_told_and_started_again() {
     let (dir, node, id, mut events) = started(&[]).await;
     node.driver.guest_says(&id, Readiness::Failed);

@@ -10,6 +10,7 @@ use super::clock::Clock;
 use super::draft::Place;
 use super::members::Members;
 use crate::observation::ObservedInstance;
+use crate::workload::{Workload, WorkloadState};
 
 /// How many instances hold a place in each count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -203,7 +204,10 @@ impl<'a> PoolView<'a> {
         if self.is_brought_back(instance) {
             return None;
         }
-        let ended = instance.workload.as_ref().filter(|_| instance.is_down()).map(|workload| workload.since);
+        // One that is unhealthy may still have work.
+        let is_over = |workload: &Workload| workload.is_down() && workload.state != WorkloadState::Unhealthy;
+        let workload = instance.workload.as_deref().filter(|_| instance.phase == Phase::Running);
+        let ended = workload.filter(|workload| is_over(workload)).map(|workload| workload.since);
         instance.idle_since.or(paused).or(ended)
     }
 

@@ -5,8 +5,8 @@
 
 use super::rules::{self, Subnets, Unique};
 use super::workload::{
-    self, ExecCheck, FAILURE_THRESHOLD, HEALTH_INTERVAL_SECONDS, HEALTH_TIMEOUT_SECONDS, Health, HealthCheck,
-    HttpCheck, Restart, START_PERIOD_SECONDS, TcpCheck,
+    self, DECIDED_WITHIN_SECONDS, ExecCheck, FAILURE_THRESHOLD, HEALTH_INTERVAL_SECONDS,
+    HEALTH_TIMEOUT_SECONDS, Health, HealthCheck, HttpCheck, Restart, START_PERIOD_SECONDS, TcpCheck,
 };
 use super::{
     DesiredCounts, DesiredState, DocumentErrors, Egress, EgressMode, IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND,
@@ -473,13 +473,22 @@ fn health(node: &Node<'_, '_>) -> Option<Health> {
     if CHECKS.into_iter().filter(|name| fields.node(name).is_some()).count() != 1 {
         return node.refuse(format_args!("must have exactly one of {}", CHECKS.join(", ")));
     }
-    Some(Health {
+    let health = Health {
         check: exec?.or(http?).or(tcp?)?,
         start_period_seconds: start_period?,
         interval_seconds: interval?,
         timeout_seconds: timeout?,
         failure_threshold: threshold?,
-    })
+    };
+    let within = health.decided_within().as_secs();
+    if within > DECIDED_WITHIN_SECONDS {
+        let expected = format_args!(
+            "must be decided within {DECIDED_WITHIN_SECONDS} s: the start period, and interval and timeout for each \
+             failure of the threshold"
+        );
+        return node.refuse_as(expected, format_args!("{within} s"));
+    }
+    Some(health)
 }
 
 fn port(node: &Node<'_, '_>) -> Option<u16> {

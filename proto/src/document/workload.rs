@@ -15,6 +15,8 @@ pub(super) const MAX_HEALTH_PATH_BYTES: usize = 1024;
 pub(super) const START_PERIOD_SECONDS: RangeInclusive<u64> = 0..=3600;
 pub(super) const HEALTH_INTERVAL_SECONDS: RangeInclusive<u64> = 1..=3600;
 pub(super) const HEALTH_TIMEOUT_SECONDS: RangeInclusive<u64> = 1..=300;
+/// The longest that a program may take to be found healthy or not: a step waits for it.
+pub(super) const DECIDED_WITHIN_SECONDS: u64 = 7200;
 pub(super) const FAILURE_THRESHOLD: RangeInclusive<u32> = 1..=100;
 
 /// Whether the program of a guest is started again when it ended, or fails its health check.

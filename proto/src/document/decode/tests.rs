@@ -366,6 +366,11 @@ fn each_field_says_what_it_must_be_and_what_it_was() {
             json!({"tcp": {"port": 80}, "failure_threshold": 0}),
             "health.failure_threshold: must be 1..=100, found 0",
         ),
+        (
+            "/tenants/0/pools/0/health",
+            json!({"tcp": {"port": 80}, "interval_seconds": 3600}),
+            "health: must be decided within 7200 s",
+        ),
     ];
     for (pointer, value, message) in cases {
         let found = errors(&with(minimal(), pointer, value));
