@@ -15,6 +15,7 @@ mod one_pool;
 mod rest;
 
 use model::World;
+use mvm_planner::Action;
 use mvm_proto::document::Resources;
 use mvm_proto::{DesiredState, Digest, Phase};
 use one_pool::{desired, observed, workers};
@@ -61,4 +62,25 @@ fn with_room_for_a_stand_in_and_the_replacement_nobody_misses_an_instance() {
     let (desired, mut world) = outgrown(3, |desired| desired.tenants[0].quotas.max_vcpus = 8);
     let up = |world: &World| world.observed.instances.iter().filter(|i| i.phase == Phase::Running).count();
     run_to_rest(&desired, &mut world, |_, after, _| assert!(up(after) >= 3));
+}
+
+#[test]
+fn the_stand_in_that_stays_is_the_one_of_the_new_revision() {
+    let mut desired = desired(1, 0, 2);
+    desired.tenants[0].pools[0].runtime_policy.min_running_seconds = 0;
+    let mut seen = observed(&desired, &[(Phase::Running, 0); 3]);
+    for (place, instance) in seen.instances.iter_mut().enumerate() {
+        if place < 2 {
+            instance.revision = Digest::of(b"older");
+        }
+        instance.staging = Some(if place == 0 { Phase::Warm } else { Phase::Running });
+    }
+    let newest = seen.instances[2].id.clone();
+    let mut stopped = None;
+    run_to_rest(&desired, &mut World::new(seen, now()), |_, _, step| {
+        if step.instance.as_ref() == Some(&newest) && step.action == Action::Stop {
+            stopped = Some(step.clone());
+        }
+        assert!(stopped.is_none() || step.action != Action::Replace, "{stopped:?} before {step}");
+    });
 }

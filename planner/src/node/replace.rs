@@ -164,7 +164,10 @@ pub(crate) fn dismiss_stand_ins(draft: &mut Draft, view: &mut PoolView<'_>) {
     // What is replaced is stopped on its way: until it is up again its stand-in works for it, however old.
     let lacking = view.wanted().running.saturating_sub(view.running.len() + view.lent_running);
     let mut kept = Vec::new();
-    for instance in std::mem::take(&mut view.stand_ins) {
+    let mut stand_ins = std::mem::take(&mut view.stand_ins);
+    // One of this revision serves on.
+    stand_ins.sort_by_key(|i| view.is_outdated(i));
+    for instance in stand_ins {
         if kept.len() < lacking || ((needed || busy) && !view.is_outdated(instance)) {
             kept.push(instance);
             continue;
