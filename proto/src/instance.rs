@@ -100,6 +100,62 @@ impl FromStr for Phase {
     }
 }
 
+/// What a person may do to one instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ManualAction {
+    Start,
+    Stop,
+    Warm,
+    Sleep,
+    Wake,
+    Destroy,
+}
+
+impl ManualAction {
+    pub const ALL: [Self; 6] = [Self::Start, Self::Stop, Self::Warm, Self::Sleep, Self::Wake, Self::Destroy];
+
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Stop => "stop",
+            Self::Warm => "warm",
+            Self::Sleep => "sleep",
+            Self::Wake => "wake",
+            Self::Destroy => "destroy",
+        }
+    }
+
+    /// The phase that an instance is in once this is done.
+    #[must_use]
+    pub fn leads_to(self) -> Phase {
+        match self {
+            Self::Start | Self::Wake => Phase::Running,
+            Self::Stop => Phase::Stopped,
+            Self::Warm => Phase::Warm,
+            Self::Sleep => Phase::Sleeping,
+            Self::Destroy => Phase::Destroyed,
+        }
+    }
+}
+
+impl fmt::Display for ManualAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must be one of start, stop, warm, sleep, wake, destroy")]
+pub struct UnknownAction;
+
+impl FromStr for ManualAction {
+    type Err = UnknownAction;
+    fn from_str(text: &str) -> Result<Self, UnknownAction> {
+        Self::ALL.into_iter().find(|action| action.as_str() == text).ok_or(UnknownAction)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -36,7 +36,7 @@ pub use envelope::{Envelope, Unverified, Verified};
 #[cfg(feature = "control")]
 pub use id::{ClusterId, IdError, InstanceId, NodeId, PoolId, ProfileId, TenantId};
 #[cfg(feature = "control")]
-pub use instance::Phase;
+pub use instance::{ManualAction, Phase, UnknownAction};
 #[cfg(feature = "control")]
 pub use problem::{FieldError, Problem};
 #[cfg(feature = "control")]

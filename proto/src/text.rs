@@ -4,8 +4,13 @@
 //! visible escapes such as `\x1b` and `\u{202e}`. All else stays as it is, letters of any script included. The agent
 //! calls [`one_line`] where it takes text from a guest, the command line wherever it prints anything.
 
+use std::error::Error;
+
 /// Ends a text that was cut.
 const CUT: &str = "...";
+
+/// The longest that a line about one error gets; a build's last words are half of it.
+const MAX_ERROR_BYTES: usize = 8 * 1024;
 
 /// Whether a terminal shows this character and does nothing else.
 #[must_use]
@@ -24,6 +29,24 @@ pub fn one_line(text: &str, max_bytes: usize) -> String {
 #[must_use]
 pub fn lines(text: &str, max_bytes: usize) -> String {
     escaped(&text.replace("\r\n", "\n"), max_bytes, |c| matches!(c, '\n' | '\t'))
+}
+
+/// An error with its causes: `could not write state: no space left on device`. Names and words of a guest in it are
+/// escaped, so that it is safe in a status, an event or a log.
+#[must_use]
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        next = error.source();
+        let cause = error.to_string();
+        // A transparent wrapper repeats its cause's words.
+        if !text.ends_with(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    one_line(&text, MAX_ERROR_BYTES)
 }
 
 fn escaped(text: &str, max_bytes: usize, stays: impl Fn(char) -> bool) -> String {
@@ -128,5 +151,21 @@ mod tests {
         let safe = json(&written);
         assert!(safe.chars().all(|c| is_printable(c) || c == '\n'), "{safe}");
         assert_eq!(serde_json::from_str::<Vec<String>>(&safe).unwrap(), [hostile]);
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("could not write state")]
+    struct Outer(#[source] std::io::Error);
+
+    #[test]
+    fn causes_follow_their_effects() {
+        let error = Outer(std::io::Error::other("disk gone"));
+        assert_eq!(chain(&error), "could not write state: disk gone");
+    }
+
+    #[test]
+    fn a_name_that_a_guest_chose_stays_in_the_line_of_its_error() {
+        let error = Outer(std::io::Error::other("no file\x1b[2J\n\u{202e}"));
+        assert_eq!(chain(&error), r"could not write state: no file\x1b[2J\n\u{202e}");
     }
 }
