@@ -36,7 +36,7 @@ pub fn run() -> io::Result<()> {
         }
         mount_basics();
     }
-    if let Err(error) = crate::reborn::network::loopback_up() {
+    if let Err(error) = crate::network::loopback_up() {
         complain(&format!("no loopback: {error}"));
     }
     let mut pause = FIRST_PAUSE;

@@ -2,13 +2,12 @@
 
 pub mod port;
 pub mod socket;
-pub(crate) mod wake;
 
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::guest::Guest;
+use crate::state::Guest;
 
 /// How long a port may take to appear when there could be one, before vsock is taken instead.
 const PORT_WAIT: Duration = Duration::from_secs(1);

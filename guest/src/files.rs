@@ -3,40 +3,23 @@
 mod set_entry;
 mod upload;
 
-use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::OFlags;
+
+use crate::state::Reading;
 pub(crate) use set_entry::set_entry;
 pub(crate) use upload::Uploads;
 
-use crate::guest::{Guest, spawn};
 use crate::limits;
 use crate::protocol::guest_frame::Body;
 use crate::protocol::{CHUNK_BYTES, Chunk, Directory, Entry, ReadFile};
 use crate::refusal::Refusal;
-use crate::requests::Request;
-
-/// A file or folder on its way to the agent. It ends with the connection: reading can be asked for again.
-#[derive(Debug, Default)]
-pub(crate) struct Reading {
-    queue: VecDeque<Body>,
-    /// No more comes.
-    last: bool,
-}
-
-impl Reading {
-    pub(crate) fn next(&mut self) -> Option<Body> {
-        self.queue.pop_front()
-    }
-
-    pub(crate) fn is_over(&self) -> bool {
-        self.last && self.queue.is_empty()
-    }
-}
+use crate::state::Request;
+use crate::state::{Guest, spawn};
 
 pub(crate) fn read(guest: &Guest, number: u64, request: ReadFile) {
     stream(guest, number, move |put| read_file(&request, put));

@@ -1,12 +1,12 @@
 //! What each request does: the same for one that comes for the first time and one that comes again.
 
-use crate::guest::{Guest, State};
 use crate::limits;
 use crate::protocol::guest_frame::Body;
 use crate::protocol::host_frame::Body as Asked;
 use crate::protocol::{self, Accepted, Done, GuestHello, HostFrame, HostHello};
 use crate::refusal::Refusal;
-use crate::requests::Request;
+use crate::state::Request;
+use crate::state::{Guest, State};
 use crate::{files, health, relay, shutdown, sleep, workload};
 
 /// What this guest can do beyond its version.

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-use crate::guest::{Guest, State, spawn};
 use crate::protocol::health::Check;
 use crate::protocol::workload::State as Fares;
-use crate::protocol::{self, Readiness, Workload};
+use crate::protocol::{self, Readiness};
+use crate::state::{Guest, State, spawn};
 use crate::workload;
 
 /// Between the first checks of a run: doubled with each, up to the interval, so that what is up at once is ready at once.
@@ -24,46 +24,6 @@ const FIRST_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The most of an answer that is read to find its status.
 const STATUS_LINE_BYTES: usize = 512;
-
-#[derive(Debug, Default)]
-pub(crate) struct Health {
-    config: Option<protocol::Health>,
-    /// A thread carries the checks out.
-    watched: bool,
-    /// Grows with every run and every other check: what was found before does not count.
-    round: u64,
-    /// The workload was healthy once in this run.
-    passed: bool,
-    /// Why it is not healthy.
-    failing: Option<String>,
-}
-
-impl Health {
-    pub(crate) fn begin_run(&mut self) {
-        self.round += 1;
-        self.passed = false;
-        self.failing = None;
-    }
-}
-
-impl State {
-    /// What the agent is told: the readiness, why, and how the workload fares.
-    pub(crate) fn told(&self) -> (Readiness, String, Workload) {
-        let fares = |state: Fares| Workload { state: state.into(), run: self.workload.run };
-        let as_it_is = (self.readiness, self.message.clone(), fares(self.workload.fares));
-        if self.health.config.is_none() || self.workload.fares != Fares::Running {
-            return as_it_is;
-        }
-        if let Some(why) = &self.health.failing {
-            let message = format!("the workload is unhealthy: {why}");
-            return (Readiness::Failed, message, fares(Fares::Unhealthy));
-        }
-        if self.health.passed || self.readiness == Readiness::Failed {
-            return as_it_is;
-        }
-        (Readiness::Starting, String::new(), fares(Fares::Running))
-    }
-}
 
 /// Checks like this from now on; none: not at all.
 pub(crate) fn set(guest: &Guest, config: Option<protocol::Health>) -> Result<(), crate::refusal::Refusal> {

@@ -6,7 +6,6 @@
 mod entropy;
 mod identity;
 mod mounts;
-pub(crate) mod network;
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -15,10 +14,12 @@ use std::time::Duration;
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::time::{ClockId, Timespec, clock_settime};
 
-use crate::guest::Guest;
-use crate::protocol::{Mount, Reborn};
+use crate::network;
+use crate::protocol::Reborn;
 use crate::refusal::Refusal;
 use crate::settings::Machine;
+use crate::state::Guest;
+use crate::state::Identity;
 use crate::{health, sleep, workload};
 
 /// Less would leave copies of one snapshot with randomness that can be guessed.
@@ -83,27 +84,6 @@ impl Guest {
             workload::start(self);
         }
         Ok(())
-    }
-}
-
-/// What of a request stays as it is until another instance comes of this machine: an instance that only woke has all
-/// of it already.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
-    names: [String; 2],
-    network: [String; 3],
-    dns: Vec<String>,
-    mounts: Vec<Mount>,
-}
-
-impl Identity {
-    fn of(request: &Reborn) -> Self {
-        Self {
-            names: [request.instance_id.clone(), request.hostname.clone()],
-            network: [request.address.clone(), request.gateway.clone(), request.mac.clone()],
-            dns: request.dns.clone(),
-            mounts: request.mounts.clone(),
-        }
     }
 }
 

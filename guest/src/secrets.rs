@@ -3,41 +3,25 @@
 //! They arrive in pieces and are put in place whole. Before memory is saved they are overwritten where they are; what
 //! the workload has read of them is the workload's.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::mount::{MountFlags, mount};
 
 use crate::boot;
-use crate::guest::Guest;
 use crate::protocol::{CHUNK_BYTES, MAX_SECRETS_BYTES, SECRETS_DIR, SECRETS_FILE, Secrets};
 use crate::refusal::Refusal;
 use crate::settings::Machine;
+use crate::state::Bundle;
+use crate::state::Guest;
 
 /// What is not whole yet, beside what is.
 const UNFINISHED: &str = ".new";
 
 /// Room for two bundles, one of which takes the other's place.
 const MOUNT: &std::ffi::CStr = c"mode=0700,size=9m,nr_inodes=16";
-
-/// The bundle on its way in.
-#[derive(Debug, Default)]
-pub(crate) struct Incoming(Mutex<Option<Bundle>>);
-
-#[derive(Debug)]
-struct Bundle {
-    file: File,
-    written: u64,
-}
-
-impl Incoming {
-    fn lock(&self) -> MutexGuard<'_, Option<Bundle>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 impl Guest {
     pub(crate) fn take_secrets(&self, piece: &Secrets) -> Result<(), Refusal> {
@@ -132,6 +116,8 @@ fn wipe(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
+
+    use std::fs::File;
 
     use super::*;
     use crate::Settings;

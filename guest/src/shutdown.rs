@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::exec::Exec;
-use crate::guest::Guest;
 use crate::limits;
-use crate::requests::Request;
+use crate::state::Exec;
+use crate::state::Guest;
+use crate::state::Request;
 use crate::workload;
 
 /// SIGKILL.

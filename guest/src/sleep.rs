@@ -7,10 +7,10 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::guest::Guest;
 use crate::protocol::{PrepareSleep, Readiness};
 use crate::refusal::Refusal;
 use crate::settings::Machine;
+use crate::state::Guest;
 
 /// Its appearance tells the workload that sleep comes; its removal, that it is over or was called off.
 const SIGN: &str = "prepare-sleep";

@@ -8,28 +8,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-use crate::guest::{Guest, State, spawn};
 use crate::protocol::workload::State as Fares;
 use crate::protocol::{Readiness, RestartWorkload};
 use crate::refusal::Refusal;
 use crate::settings::{ImageConfig, Machine, ReadyWhen};
+use crate::state::{Guest, spawn};
 use crate::{limits, readiness};
-
-#[derive(Debug, Default)]
-pub(crate) struct Workload {
-    /// It was started, or there is none to start.
-    pub(crate) started: bool,
-    /// Its process group, while it runs.
-    pub(crate) group: Option<Pid>,
-    /// What was said of it before it was started.
-    pub(crate) said: Option<Readiness>,
-    /// How often it was started, when it was last, and what became of that. Whether it is healthy is told apart from this.
-    pub(crate) run: u32,
-    pub(crate) started_at: Option<Instant>,
-    pub(crate) fares: Fares,
-    /// It is being ended to be started again: its end is no news.
-    restarting: bool,
-}
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -172,27 +156,6 @@ fn watch(guest: &Guest, mut child: Child) {
             state.message = format!("the workload ended: {ended}");
         }
     });
-}
-
-impl State {
-    fn begin_run(&mut self) {
-        // The first one may have said something before it was known to run.
-        if self.workload.run > 0 {
-            self.readiness = Readiness::Starting;
-            self.workload.said = None;
-        }
-        self.message.clear();
-        self.workload.run += 1;
-        self.workload.started_at = Some(Instant::now());
-        self.workload.fares = Fares::Running;
-        self.health.begin_run();
-    }
-
-    fn workload_failed(&mut self, message: String) {
-        self.workload.fares = Fares::Failed;
-        self.readiness = Readiness::Failed;
-        self.message = message;
-    }
 }
 
 fn how_it_ended(status: ExitStatus) -> String {

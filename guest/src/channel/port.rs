@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::guest::{self, Guest};
 use crate::protocol::SERIAL_PORT;
+use crate::state::Guest;
 
 /// That an agent went and another came reaches the guest on another way than their bytes: the new one's hello may be
 /// read first. So an end of file counts when it lasts; one that does not must not void what the new agent said.
@@ -36,7 +36,7 @@ pub fn serve(path: &Path, guest: &Guest) -> io::Result<()> {
     loop {
         let writer = port.file.try_clone()?;
         // An error is the end of this agent, too; if the port is gone, waiting says so.
-        let _ = guest::serve(&mut port, writer, guest);
+        let _ = crate::serve::serve(&mut port, writer, guest);
         port.wait_for_change(None)?;
     }
 }

@@ -11,8 +11,9 @@ use std::thread::JoinHandle;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr, bind, socket};
 use rustix::net::{Shutdown, SocketFlags, accept_with, listen, shutdown};
 
-use crate::guest::{Guest, serve, spawn};
 use crate::protocol::VSOCK_PORT;
+use crate::serve::serve;
+use crate::state::{Guest, spawn};
 
 /// `VMADDR_CID_ANY`: whatever number the VMM gave this machine.
 const ANY: u32 = u32::MAX;

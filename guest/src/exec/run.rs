@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-use super::{Exec, Order};
-use crate::channel::wake::Wake;
-use crate::guest::{Guest, spawn};
 use crate::limits;
 use crate::protocol::{self, CHUNK_BYTES, Exit};
 use crate::refusal::Refusal;
-use crate::requests::Request;
+use crate::state::Request;
+use crate::state::{Exec, Order};
+use crate::state::{Guest, spawn};
+use crate::wake::Wake;
 use crate::workload;
 
 /// Starts the program and its thread.

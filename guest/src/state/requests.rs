@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::exec::Exec;
-use crate::files::Reading;
 use crate::limits;
 use crate::protocol::guest_frame::Body;
-use crate::relay::Relay;
+use crate::state::Exec;
+use crate::state::Reading;
+use crate::state::Relay;
 
 #[derive(Debug)]
 pub(crate) enum Request {

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::guest::State;
 use crate::limits;
 use crate::protocol::guest_frame::Body;
 use crate::protocol::{self, GuestFrame, GuestHello, OPENING, Readiness, Workload};
-use crate::requests::Request;
+use crate::state::Request;
+use crate::state::State;
 
 /// The connection of the moment. `epoch` counts them, so that a thread of an older one knows that it is over.
 #[derive(Debug, Default)]
