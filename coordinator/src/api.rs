@@ -38,7 +38,8 @@ use crate::error::BoxError;
 use crate::grpc_listener::calls::CountCalls;
 use crate::grpc_listener::{GrpcPeer, GrpcStream};
 use crate::records::IssuedRecord;
-use crate::state::{State, now};
+use crate::state::State;
+use crate::stored::now;
 use crate::tokens::PinnedRoots;
 use crate::{enrolment, operators, refuse, tokens};
 

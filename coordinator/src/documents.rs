@@ -6,7 +6,6 @@
 mod carried;
 mod check;
 mod due;
-pub(crate) mod numbering;
 mod reset;
 
 use std::collections::BTreeSet;
@@ -24,14 +23,14 @@ use mvm_proto::{
 use mvm_store::{Guard, Store, StoreError, Transaction};
 
 use crate::fleet::LiveNode;
+use crate::numbering::{self, AfterHello};
 use crate::records::{ASSIGNED, Assigned, NodeRecord, Numbers, assigned_key, envelope_key, node_key};
 use crate::refuse;
-use crate::state::{Backend, MAX_TRIES, StateError, Versioned, encode, load, load_all, unchanged};
+use crate::stored::{Backend, MAX_TRIES, StateError, Versioned, encode, load, load_all, unchanged};
 use crate::trust::Trust;
 pub(crate) use carried::Carried;
 use check::DirectorSignature;
 use due::DueList;
-use numbering::AfterHello;
 
 /// A stored document: its numbers and the envelope, exactly as it is sent.
 #[derive(Debug, Clone)]

@@ -23,7 +23,8 @@ use crate::records::{
     Assigned, FixedNames, IssuedRecord, NodeRecord, Numbers, assigned_key, envelope_key, node_key,
     status_key, token_key,
 };
-use crate::state::{MAX_TRIES, State, StateError, Versioned, encode, load, now, unchanged};
+use crate::state::State;
+use crate::stored::{MAX_TRIES, StateError, Versioned, encode, load, now, unchanged};
 use crate::{operators, own_leaf, refuse, tokens};
 
 /// Renewals per second of one identity in the long run. Each is a signature and, for nodes, a write to the disk;
@@ -288,6 +289,6 @@ pub(crate) fn issue(
 }
 
 fn refused_request(error: &AuthorityError) -> Problem {
-    let detail = format!("the certificate request was refused: {}", crate::error::chain(error));
+    let detail = format!("the certificate request was refused: {}", mvm_proto::text::chain(error));
     Problem::new(400, "csr_refused", detail, "Make a new key and request, and try again.")
 }

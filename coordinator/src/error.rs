@@ -1,6 +1,5 @@
-//! Why a coordinator could not start or had to stop, and how causes are shown in logs.
+//! Why a coordinator could not start or had to stop.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -42,22 +41,3 @@ pub enum CoordinatorError {
 }
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-/// An error with its causes, on one line: tracing's JSON format drops the sources of an error.
-pub(crate) struct Chain<'a>(&'a (dyn std::error::Error + 'static));
-
-pub(crate) fn chain<'a>(error: &'a (dyn std::error::Error + 'static)) -> Chain<'a> {
-    Chain(error)
-}
-
-impl fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut cause = self.0.source();
-        while let Some(error) = cause {
-            write!(f, ": {error}")?;
-            cause = error.source();
-        }
-        Ok(())
-    }
-}

@@ -8,8 +8,8 @@ mod outbox;
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use mvm_proto::status::{Mark, NodeInfo};
@@ -17,6 +17,7 @@ use mvm_proto::wire::session::v1::{Goodbye, Request, request};
 use mvm_proto::{NodeId, Problem, Timestamp};
 use mvm_transport::SessionControl;
 use mvm_transport::session::close_code;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{oneshot, watch};
 
 use crate::documents::Stored;
@@ -55,14 +56,14 @@ impl Fleet {
     }
 
     pub(crate) fn get(&self, node: &NodeId) -> Option<Arc<LiveNode>> {
-        self.nodes.read().unwrap_or_else(PoisonError::into_inner).get(node).cloned()
+        self.nodes.read().get(node).cloned()
     }
 
     pub(crate) fn get_or_insert(&self, node: &NodeId) -> Arc<LiveNode> {
         if let Some(found) = self.get(node) {
             return found;
         }
-        let mut nodes = self.nodes.write().unwrap_or_else(PoisonError::into_inner);
+        let mut nodes = self.nodes.write();
         Arc::clone(nodes.entry(node.clone()).or_insert_with(|| Arc::new(LiveNode::new())))
     }
 
@@ -169,7 +170,7 @@ impl Fleet {
 
     /// Drops everything known live of a node and closes its session; `true` when there was one.
     pub(crate) fn forget(&self, node: &NodeId) -> bool {
-        let removed = self.nodes.write().unwrap_or_else(PoisonError::into_inner).remove(node);
+        let removed = self.nodes.write().remove(node);
         let Some(live) = removed else { return false };
         let session = live.change(|live| {
             let session = live.session.take();
@@ -189,7 +190,7 @@ impl Fleet {
 
     /// The nodes that have a session now, in the order of their names.
     pub(crate) fn connected_nodes(&self) -> Vec<NodeId> {
-        let nodes = self.nodes.read().unwrap_or_else(PoisonError::into_inner);
+        let nodes = self.nodes.read();
         let live = nodes.iter().filter(|(_, live)| live.lock().session.is_some());
         let mut names: Vec<NodeId> = live.map(|(node, _)| node.clone()).collect();
         names.sort();
@@ -197,15 +198,14 @@ impl Fleet {
     }
 
     fn outboxes(&self) -> Vec<Arc<Outbox>> {
-        let nodes = self.nodes.read().unwrap_or_else(PoisonError::into_inner);
+        let nodes = self.nodes.read();
         let outbox = |live: &Arc<LiveNode>| live.lock().session.as_ref().map(|s| Arc::clone(&s.outbox));
         nodes.values().filter_map(outbox).collect()
     }
 
     /// A trust root made every node forget its numbers. What waits to be sent is numbered anew, and comes back.
     pub(crate) fn forget_marks(&self) {
-        let nodes: Vec<_> =
-            self.nodes.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let nodes: Vec<_> = self.nodes.read().values().cloned().collect();
         for live in nodes {
             live.change(Live::forget_marks);
         }
@@ -231,12 +231,12 @@ impl Fleet {
     }
 
     pub(crate) fn mark_dirty(&self, node: &NodeId) {
-        self.dirty.lock().unwrap_or_else(PoisonError::into_inner).insert(node.clone());
+        self.dirty.lock().insert(node.clone());
     }
 
     /// The nodes to write since the last call.
     pub(crate) fn take_dirty(&self) -> Vec<(NodeId, Arc<LiveNode>)> {
-        let dirty = std::mem::take(&mut *self.dirty.lock().unwrap_or_else(PoisonError::into_inner));
+        let dirty = std::mem::take(&mut *self.dirty.lock());
         dirty.into_iter().filter_map(|node| self.get(&node).map(|live| (node, live))).collect()
     }
 }

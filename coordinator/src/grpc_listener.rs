@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use mvm_pki::tls::PeerCertificate;
 use mvm_pki::{Identity, Role};
+use mvm_transport::RateLimit;
 use mvm_transport::places::{Activity, Displaced, Place, Places, Rules};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -29,8 +30,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
-use crate::rate_limit::RateLimit;
-use crate::state::{State, now};
+use crate::state::State;
+use crate::stored::now;
 
 /// From the first byte to the verified certificate.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);

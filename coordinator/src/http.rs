@@ -31,7 +31,8 @@ use zeroize::Zeroizing;
 use crate::enrolment::NotRenewed;
 use crate::metrics::Outcome;
 use crate::rate_limit::too_soon;
-use crate::state::{State, now};
+use crate::state::State;
+use crate::stored::now;
 use crate::{enrolment, refuse};
 
 /// A token, an id and a certificate request with some names fit many times over.

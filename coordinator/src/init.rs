@@ -19,13 +19,13 @@ use mvm_pki::{
     RootMetadata, SigningKey, TrustStore,
 };
 use mvm_proto::{ClusterId, Digest, Timestamp};
+use operator::Destination;
 use serde::{Deserialize, Serialize};
 
 use crate::error::BoxError;
 use crate::paths::DataDir;
-
-use operator::Destination;
-pub use operator::{OPERATOR_LIFE, OperatorFiles, coordinator_credential, create_operator};
+use crate::settings::OPERATOR_LIFE;
+pub use operator::{OperatorFiles, coordinator_credential, create_operator};
 pub use report::{InitReport, OfflineKey};
 
 /// How long the first trust root and image statement live. A reminder to rotate, not an emergency: agents keep

@@ -18,6 +18,8 @@ mod grpc_listener;
 mod http;
 mod init;
 mod metrics;
+mod numbering;
+mod offline_notes;
 mod operators;
 mod own_leaf;
 mod paths;
@@ -31,6 +33,7 @@ mod serve;
 mod session;
 mod settings;
 mod state;
+mod stored;
 mod tidy_task;
 mod tokens;
 mod trust;
@@ -38,14 +41,14 @@ mod trust;
 pub use client::{ClientError, ControlClient, connect, list_all_nodes, problem_of};
 pub use error::{BoxError, CoordinatorError};
 pub use init::{
-    ClusterFile, InitError, InitReport, InitSettings, OPERATOR_LIFE, OfflineKey, OperatorFiles,
-    coordinator_credential, create_operator, init,
+    ClusterFile, InitError, InitReport, InitSettings, OfflineKey, OperatorFiles, coordinator_credential,
+    create_operator, init,
 };
 pub use paths::DataDir;
 pub use roots::{TrustedRoot, add_root, retire_root, switch_issuing, trusted_roots};
 pub use serve::serve;
 pub use settings::{
     Addresses, CoordinatorSettings, DEFAULT_METRICS_PORT, DEFAULT_PORT, DOCUMENT_LIFE, ENROL_BURST,
-    ENROL_PER_SECOND, HEARTBEAT, MAX_GRPC_CONNECTIONS, OnBeat, OnReady, SILENT_INTERVALS,
+    ENROL_PER_SECOND, HEARTBEAT, MAX_GRPC_CONNECTIONS, OPERATOR_LIFE, OnBeat, OnReady, SILENT_INTERVALS,
 };
 pub use tokens::{DEFAULT_TTL as TOKEN_DEFAULT_TTL, MAX_TTL as TOKEN_MAX_TTL};

@@ -1,7 +1,7 @@
 //! What Prometheus reads, and the loopback listener that serves it with health and readiness.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::extract::State;
@@ -9,6 +9,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use http::{StatusCode, header};
 use mvm_proto::Timestamp;
+use parking_lot::Mutex;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -77,7 +78,7 @@ impl Metrics {
     }
 
     fn register(&self) {
-        let mut registry = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut registry = self.registry.lock();
         let r = &mut *registry;
         r.register("sessions", "Nodes connected now", self.sessions.clone());
         r.register("documents_pushed", "Documents stored for operators", self.documents_pushed.clone());
@@ -119,7 +120,7 @@ impl Metrics {
     }
 
     fn text(&self) -> Result<String, std::fmt::Error> {
-        let registry = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let registry = self.registry.lock();
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry)?;
         Ok(text)

@@ -10,19 +10,20 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
 
-use mvm_pki::files::{create_private_dir, write_atomic};
 use mvm_pki::{Identity, Issued, LeafProfile, Role};
 use mvm_proto::wire::control::v1::{Operator, OperatorCertificate};
 use mvm_proto::wire::session::v1::{RemovedOperator, RemovedOperators};
 use mvm_proto::{Digest, NodeId, Problem, Timestamp};
 use mvm_store::{Store, Transaction};
+use parking_lot::RwLock;
 use tokio::sync::Mutex;
 
 use crate::enrolment::{issue, issued_record};
+use crate::offline_notes::{note_path, read_note};
 use crate::records::{IssuedOffline, IssuedRecord, OPERATORS, OperatorRecord, operator_key};
-use crate::state::{Backend, State, StateError, encode, load_all};
+use crate::state::State;
+use crate::stored::{Backend, StateError, encode, load_all};
 use crate::{refuse, tokens};
 
 /// Operators whose certificates agents are told to refuse, at once. More removals in the life of an issuing authority
@@ -53,26 +54,6 @@ impl OperatorRecord {
     }
 }
 
-/// Leaves a note of a certificate that was made from the files alone.
-pub(crate) fn note_issued(dir: &Path, issued: &IssuedOffline) -> std::io::Result<()> {
-    create_private_dir(dir)?;
-    let path = note_path(dir, &issued.certificate.fingerprint);
-    write_atomic(path, &encode(issued), 0o600)
-}
-
-fn note_path(dir: &Path, fingerprint: &Digest) -> PathBuf {
-    dir.join(format!("{}.json", fingerprint.hex()))
-}
-
-fn read_note(path: &Path) -> Option<IssuedOffline> {
-    let bytes = std::fs::read(path).ok()?;
-    let note = serde_json::from_slice(&bytes);
-    note.inspect_err(
-        |error| tracing::warn!(path = %path.display(), %error, "unreadable note of a certificate"),
-    )
-    .ok()
-}
-
 impl Operators {
     pub(crate) async fn open(store: &Backend, notes: PathBuf) -> Result<Self, StateError> {
         let records = load_all::<OperatorRecord>(store, OPERATORS).await?;
@@ -81,11 +62,11 @@ impl Operators {
     }
 
     fn get(&self, name: &str) -> Option<OperatorRecord> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        self.known.read().get(name).cloned()
     }
 
     fn all(&self) -> Vec<OperatorRecord> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.known.read().values().cloned().collect()
     }
 
     /// Whether this certificate of an operator is good. Other roles are not judged here.
@@ -98,7 +79,7 @@ impl Operators {
         if identity.role() != Role::Operator {
             return Ok(());
         }
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         known.get(identity.name()).map_or(Ok(()), |record| record.check(certificate, now))
     }
 
@@ -109,7 +90,7 @@ impl Operators {
 
     /// What agents have to refuse.
     pub(crate) fn refused(&self, now: Timestamp) -> RemovedOperators {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         let entry = |record: &OperatorRecord| {
             let refused = record.membership.refused(now)?;
             Some(RemovedOperator {
@@ -124,7 +105,7 @@ impl Operators {
     /// Changes one record: the store first. The caller holds `changing`.
     async fn put(&self, store: &Backend, record: OperatorRecord) -> Result<(), StateError> {
         store.commit(Transaction::new().put(operator_key(&record.name), encode(&record))).await?;
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.write();
         known.insert(record.name.clone(), record);
         Ok(())
     }

@@ -19,7 +19,7 @@ use crate::init::{ClusterFile, issue_local};
 use crate::metrics::Metrics;
 use crate::paths::DataDir;
 use crate::settings::CoordinatorSettings;
-use crate::state::now;
+use crate::stored::now;
 
 /// What the certificate is to say: the names of `init` and those given to `serve`.
 pub(crate) fn profile(

@@ -13,7 +13,7 @@ pub(crate) const PROBLEM_METADATA: &str = "mvm-problem-bin";
 const MAX_TRAILER_BYTES: usize = 6 * 1024;
 
 pub(crate) fn internal(error: &(dyn std::error::Error + 'static)) -> Problem {
-    tracing::error!(error = %crate::error::chain(error), "could not serve a request");
+    tracing::error!(error = %mvm_proto::text::chain(error), "could not serve a request");
     Problem::new(
         500,
         "internal",

@@ -10,7 +10,8 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use mvm_proto::NodeId;
 
-use crate::state::{State, now};
+use crate::state::State;
+use crate::stored::now;
 
 /// Issued at the same time: their transactions share flushes to the disk.
 const AT_ONCE: usize = 32;
@@ -45,7 +46,7 @@ async fn reissue(state: &State, node: NodeId) {
         Ok(Some(assigned)) => assigned,
         Ok(None) => return,
         Err(error) => {
-            tracing::error!(%node, error = %crate::error::chain(&error), "could not look at a document");
+            tracing::error!(%node, error = %mvm_proto::text::chain(&error), "could not look at a document");
             state.documents.due.set(&node, now() + RETRY);
             return;
         }

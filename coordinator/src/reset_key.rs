@@ -55,9 +55,9 @@ mod tests {
         let data = DataDir::new(dir.path());
         write_private(data.reset_key(), b"short").unwrap();
         let error = load_or_make(&data).unwrap_err();
-        assert!(crate::error::chain(&error).to_string().contains("delete it"));
+        assert!(mvm_proto::text::chain(&error).contains("delete it"));
         std::fs::set_permissions(data.reset_key(), std::fs::Permissions::from_mode(0o644)).unwrap();
         let error = load_or_make(&data).unwrap_err();
-        assert!(crate::error::chain(&error).to_string().contains("chmod 600"));
+        assert!(mvm_proto::text::chain(&error).contains("chmod 600"));
     }
 }

@@ -15,7 +15,7 @@ use mvm_pki::endorsement::Endorsements;
 use mvm_pki::tls::server_config;
 use mvm_pki::{Anchors, Authority, ClientAuth, LeafProfile, LiveAnchors, LiveCredential, SigningKey};
 use mvm_store::{Settings as StoreSettings, SledStore};
-use mvm_transport::{ALPN_H3, ALPN_SESSION, ResetKey, Server};
+use mvm_transport::{ALPN_H3, ALPN_SESSION, RateLimit, ResetKey, Server};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -28,11 +28,11 @@ use crate::init::{ClusterFile, InitError, read_cluster_file};
 use crate::metrics::{self, Metrics};
 use crate::operators::{Operators, take_notes};
 use crate::paths::DataDir;
-use crate::rate_limit::RateLimit;
 use crate::reissue_task::reissue_task;
 use crate::session::Sessions;
 use crate::settings::{Addresses, CoordinatorSettings};
-use crate::state::{Backend, State, StateError, now, take_epoch};
+use crate::state::State;
+use crate::stored::{Backend, StateError, now, take_epoch};
 use crate::tidy_task::{tidy_task, write_statuses};
 use crate::trust::Trust;
 use crate::{api, enrolment, grpc_listener, http, own_leaf, reset_key, session};
@@ -311,6 +311,6 @@ async fn stop(
         }
     }
     if let Err(error) = write_statuses(state).await {
-        tracing::warn!(error = %crate::error::chain(&error), "could not write what nodes said last");
+        tracing::warn!(error = %mvm_proto::text::chain(&error), "could not write what nodes said last");
     }
 }

@@ -34,7 +34,8 @@ use crate::fleet::Attached;
 use crate::rate_limit::Holder;
 use crate::records::Numbers;
 use crate::settings::SILENT_INTERVALS;
-use crate::state::{State, now};
+use crate::state::State;
+use crate::stored::now;
 
 /// The oldest version of the session that is still spoken.
 const OLDEST_PROTOCOL: u32 = 1;

@@ -8,6 +8,9 @@ use std::time::Duration;
 
 use mvm_transport::Limits;
 
+/// People are not renewed in the background as nodes are: a week bridges holidays, and the cli renews on use.
+pub const OPERATOR_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
+
 /// UDP for QUIC and TCP for gRPC share this number.
 pub const DEFAULT_PORT: u16 = 4433;
 /// Metrics and health, on loopback only.
@@ -77,7 +80,7 @@ impl CoordinatorSettings {
             metrics_listen: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_METRICS_PORT))),
             document_life: DOCUMENT_LIFE,
             leaf_life: mvm_pki::LEAF_LIFE,
-            operator_life: crate::init::OPERATOR_LIFE,
+            operator_life: OPERATOR_LIFE,
             heartbeat: HEARTBEAT,
             limits: Limits::default(),
             max_grpc_connections: MAX_GRPC_CONNECTIONS,

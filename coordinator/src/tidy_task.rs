@@ -7,7 +7,8 @@ use mvm_store::{MAX_CHANGES, MAX_VALUE_BYTES, Store, Transaction};
 
 use crate::fleet::LiveNode;
 use crate::records::{StatusRecord, status_key};
-use crate::state::{State, StateError, encode, now};
+use crate::state::State;
+use crate::stored::{StateError, encode, now};
 use crate::tokens;
 
 /// How long news of a node may wait to be written. It is for people looking at a node that is away; nothing that
@@ -42,7 +43,7 @@ pub(crate) async fn tidy_task(state: Arc<State>) {
 
 fn log(result: Result<(), StateError>, what: &str) {
     if let Err(error) = result {
-        tracing::warn!(error = %crate::error::chain(&error), "{what}");
+        tracing::warn!(error = %mvm_proto::text::chain(&error), "{what}");
     }
 }
 

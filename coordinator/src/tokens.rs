@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 
 use crate::records::{FixedNames, TOKENS, TokenRecord, TokenState, token_key};
 use crate::refuse;
-use crate::state::{Backend, MAX_TRIES, StateError, Versioned, encode, load, load_all};
+use crate::stored::{Backend, MAX_TRIES, StateError, Versioned, encode, load, load_all};
 
 /// How long a token lives unless asked otherwise: long enough to carry it over, too short to lie around.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(10 * 60);

@@ -4,7 +4,7 @@
 //! agent checks them, are durable before they are used, and then go to every session ahead of the next document.
 
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use axum::body::Bytes;
 use mvm_pki::trust::{Followed, TrustRole};
@@ -12,6 +12,7 @@ use mvm_pki::{PublicKey, RootMetadata, TrustBundle, TrustError, TrustStore};
 use mvm_proto::envelope::Payload as _;
 use mvm_proto::wire::session::v1;
 use mvm_proto::{Envelope, Problem, Timestamp};
+use parking_lot::RwLock;
 
 use crate::refuse;
 
@@ -42,7 +43,7 @@ impl Trust {
     }
 
     pub(crate) fn current(&self) -> Arc<TrustStore> {
-        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).store)
+        Arc::clone(&self.current.read().store)
     }
 
     /// Follows new root versions, all of them or none, and takes a statement of images if it can. Operators send the
@@ -71,7 +72,7 @@ impl Trust {
             .await
             .map_err(|error| refuse::internal(&error))?
             .map_err(|error| refuse::internal(&error))?;
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Known::new(next);
+        *self.current.write() = Known::new(next);
         Ok(followed)
     }
 
@@ -118,7 +119,7 @@ impl Trust {
 
     /// The bundle as JSON.
     pub(crate) fn encoded(&self) -> Bytes {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).encoded.clone()
+        self.current.read().encoded.clone()
     }
 }
 

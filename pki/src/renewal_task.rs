@@ -15,6 +15,7 @@ use std::io;
 use std::time::{Duration, SystemTime};
 
 use mvm_proto::Timestamp;
+use mvm_proto::text::chain;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -188,21 +189,9 @@ where
         let remaining = not_after.since((self.clock)());
         let pause = rotation::retry_after(failures, remaining, (self.chance)());
         warn!(
-            error = %causes(error), failures, %not_after, expired = remaining.is_zero(), retry_in = ?pause,
+            error = %chain(error), failures, %not_after, expired = remaining.is_zero(), retry_in = ?pause,
             "could not renew the certificate"
         );
         pause
     }
-}
-
-/// An error with its causes on one line.
-fn causes(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        next = cause.source();
-    }
-    text
 }

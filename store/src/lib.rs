@@ -7,6 +7,7 @@
 pub mod conformance;
 mod error;
 mod key;
+mod lease;
 mod sled_store;
 mod store;
 mod transaction;
@@ -14,7 +15,8 @@ mod watch;
 
 pub use error::StoreError;
 pub use key::{MAX_KEY_BYTES, check_key, check_prefix};
+pub use lease::LeaseId;
 pub use sled_store::{MAX_LEASE_TTL, MIN_LEASE_TTL, Settings, SledStore};
-pub use store::{Committed, Entry, LeaseId, Listing, Store};
+pub use store::{Committed, Entry, Listing, Store};
 pub use transaction::{Change, Guard, MAX_CHANGES, MAX_TRANSACTION_BYTES, MAX_VALUE_BYTES, Transaction};
 pub use watch::{Event, Watch};

@@ -1,12 +1,12 @@
 //! The seam: what a store promises, in the words of those who use it.
 
-use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::LeaseId;
 use crate::{StoreError, Transaction, Watch};
 
 /// One key as it was at some revision.
@@ -31,29 +31,6 @@ pub struct Listing {
 pub struct Committed {
     /// The version of every key that the transaction wrote.
     pub revision: u64,
-}
-
-/// Names a lease. Given by the store, never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LeaseId(u64);
-
-impl LeaseId {
-    /// For implementations of [`Store`] and for those who keep a lease's name outside of it.
-    #[must_use]
-    pub const fn from_raw(raw: u64) -> Self {
-        Self(raw)
-    }
-
-    #[must_use]
-    pub const fn raw(self) -> u64 {
-        self.0
-    }
-}
-
-impl fmt::Display for LeaseId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
 }
 
 /// Versioned keys with transactions, watches and leases.

@@ -9,9 +9,10 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 /// How many places there are, and which of them a newcomer may displace.
@@ -139,7 +140,7 @@ impl<K: Eq + Hash + Clone> Places<K> {
 impl<K> Shared<K> {
     fn lock(&self) -> MutexGuard<'_, Table<K>> {
         // The table is changed in steps that can't panic, so a poisoned lock still guards a whole one.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

@@ -9,7 +9,8 @@ use prost::Message as _;
 use crate::enrolment;
 use crate::fleet::LiveNode;
 use crate::records::{Assigned, NODES, NodeRecord, StatusRecord, status_key};
-use crate::state::{State, Versioned, load, load_all, now};
+use crate::state::State;
+use crate::stored::{Versioned, load, load_all, now};
 
 pub(super) async fn count(state: &State) -> Result<u32, Problem> {
     let nodes = load_all::<NodeRecord>(&state.store, NODES).await?;

@@ -16,7 +16,8 @@ use tonic::Status;
 use crate::documents::Stored;
 use crate::fleet::Offered;
 use crate::records::Numbers;
-use crate::state::{State, now};
+use crate::state::State;
+use crate::stored::now;
 use crate::{enrolment, refuse};
 
 /// Stages that may wait to be read; there are never more than this many of one push.

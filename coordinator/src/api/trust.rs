@@ -6,7 +6,8 @@ use mvm_proto::wire::control::v1::{TrustKey, TrustState, UpdateTrustRequest};
 use mvm_proto::{Envelope, Problem};
 
 use crate::refuse;
-use crate::state::{State, now};
+use crate::state::State;
+use crate::stored::now;
 
 /// The longest chain of roots that anyone follows, and a statement of images.
 const MAX_ENVELOPES: usize = MAX_ROOTS + 1;

@@ -8,9 +8,9 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{PoisonError, RwLock};
 
 use mvm_proto::Digest;
+use parking_lot::RwLock;
 
 #[derive(Debug)]
 pub(crate) struct Carried {
@@ -31,14 +31,14 @@ impl Carried {
     }
 
     pub(super) fn contains(&self, digest: &Digest) -> bool {
-        self.digests.read().unwrap_or_else(PoisonError::into_inner).contains(digest)
+        self.digests.read().contains(digest)
     }
 
     /// Durable before it is used.
     pub(super) async fn replace(&self, digests: BTreeSet<Digest>) -> io::Result<()> {
         let (path, bytes) = (self.path.clone(), serde_json::to_vec(&digests)?);
         tokio::task::spawn_blocking(move || mvm_pki::files::write_private(path, &bytes)).await??;
-        *self.digests.write().unwrap_or_else(PoisonError::into_inner) = digests;
+        *self.digests.write() = digests;
         Ok(())
     }
 }

@@ -4,14 +4,14 @@ use mvm_pki::{PublicKey, TrustError};
 use mvm_proto::document::MAX_DOCUMENT_BYTES;
 use mvm_proto::envelope::{CheckSignatures, Signature};
 use mvm_proto::status::Event;
+use mvm_proto::text::chain;
 use mvm_proto::{Digest, NodeId, Problem, Timestamp};
 use mvm_store::StoreError;
 
 use super::{Carried, Stored};
-use crate::error::chain;
 use crate::fleet::LiveNode;
 use crate::records::Numbers;
-use crate::state::StateError;
+use crate::stored::StateError;
 
 /// Accepts what one of these director keys signed, or what is on the list of earlier ones' documents.
 pub(super) struct DirectorSignature<'a> {

@@ -1,9 +1,9 @@
 //! Which document is to be issued again next. In memory: rebuilt from the store at start.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mvm_proto::{NodeId, Timestamp};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ struct Inner {
 
 impl DueList {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Puts `node` on the list, or moves it.

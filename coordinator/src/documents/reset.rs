@@ -7,7 +7,7 @@ use mvm_store::{Guard, Store, StoreError, Transaction};
 use super::Documents;
 use crate::records::{ASSIGNED, Assigned, NODES, NodeRecord, Numbers, assigned_key, envelope_key, node_key};
 use crate::refuse;
-use crate::state::{MAX_TRIES, StateError, Versioned, encode, load, load_all, unchanged};
+use crate::stored::{MAX_TRIES, StateError, Versioned, encode, load, load_all, unchanged};
 
 /// The newest resetting root that this store has followed. Written last, so that a crash in between repeats the rest.
 const FOLLOWED_KEY: &str = "meta/numbers_reset";

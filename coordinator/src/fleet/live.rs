@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use mvm_proto::status::fit::shorten;
@@ -10,6 +10,7 @@ use mvm_proto::status::{Event, Mark, NodeInfo, NodeStatus};
 use mvm_proto::wire::session::v1::reply;
 use mvm_proto::{Problem, Timestamp};
 use mvm_transport::SessionControl;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{oneshot, watch};
 
 use super::outbox::Outbox;
@@ -74,7 +75,7 @@ impl LiveNode {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Live> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.lock()
     }
 
     /// Changes something and tells whoever watches.

@@ -2,9 +2,9 @@
 //! node costs one document and never a backlog.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mvm_proto::wire::session::v1::{Goodbye, Request};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::documents::Stored;
@@ -42,7 +42,7 @@ struct Slots {
 
 impl Outbox {
     fn lock(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 
     /// The newest document wins, in whatever order they are put.

@@ -9,12 +9,9 @@ use mvm_proto::Timestamp;
 use serde::Serialize;
 
 use super::{InitError, issue_local, read_cluster_file};
-use crate::operators::note_issued;
+use crate::offline_notes::note_issued;
 use crate::paths::DataDir;
 use crate::records::{IssuedOffline, IssuedRecord};
-
-/// People are not renewed in the background as nodes are: a week bridges holidays, and the cli renews on use.
-pub const OPERATOR_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// One command's worth, with room for a slow node.
 const BY_HAND_LIFE: Duration = Duration::from_secs(15 * 60);

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Numbers;
 use super::membership::{IssuedRecord, Membership};
-use crate::documents::numbering;
+use crate::numbering;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NodeRecord {

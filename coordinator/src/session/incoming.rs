@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{End, RETRY_REFUSED, Talk, check_info, check_mark};
 use crate::fleet::Refused;
 use crate::records::Numbers;
-use crate::state::now;
+use crate::stored::now;
 
 /// The largest explanation of a refusal that is read.
 const MAX_PROBLEM_BYTES: usize = 64 * 1024;

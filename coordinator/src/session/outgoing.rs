@@ -11,7 +11,7 @@ use mvm_transport::{FrameReceiver, FrameSender};
 use super::{End, Talk, frame};
 use crate::documents::Stored;
 use crate::fleet::Item;
-use crate::state::now;
+use crate::stored::now;
 
 impl Talk<'_> {
     /// Sends one frame, and hears the node all the while. A node whose own frame fills the window reads ours only once

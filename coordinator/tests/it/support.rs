@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
@@ -24,6 +24,7 @@ use mvm_proto::wire::session::v1::{
 };
 use mvm_proto::{ClusterId, Problem, SignedDocument, Timestamp, Unverified, Verified};
 use mvm_transport::{ALPN_H3, ALPN_SESSION, Client, ClientSession, Limits, Target, dial_session};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -94,7 +95,7 @@ impl Running {
         let (tell, ready) = tokio::sync::oneshot::channel();
         let tell = Mutex::new(Some(tell));
         settings.on_ready = Some(Arc::new(move |addresses: &Addresses| {
-            let _ = tell.lock().unwrap().take().unwrap().send(*addresses);
+            let _ = tell.lock().take().unwrap().send(*addresses);
         }));
         let shutdown = CancellationToken::new();
         let task = tokio::spawn(serve(settings, shutdown.clone()));

@@ -17,9 +17,10 @@ use super::state::State;
 use super::tripwire::{Confirmed, Tripwire};
 use crate::StoreError;
 
-/// sled's own I/O threads may hold its lock for a moment after a close in the same process.
-const SLED_LOCK_PATIENCE: Duration = Duration::from_secs(2);
-const SLED_LOCK_PAUSE: Duration = Duration::from_millis(2);
+/// sled's own I/O threads may hold its lock for a moment after a close in the same process; and whatever a killed process
+/// was about to start holds both locks until it becomes its program.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// An open directory. The order of fields is the order of drops: our lock goes last.
 #[derive(Debug)]
@@ -38,11 +39,7 @@ impl Disk {
         let mut builder = std::fs::DirBuilder::new();
         builder.recursive(true).mode(0o700).create(path).map_err(io("create"))?;
         let lock = File::create(path.join("lock")).map_err(io("create the lock file in"))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(StoreError::InUse { path: path.to_owned() }),
-            Err(TryLockError::Error(cause)) => return Err(io_error("lock", path, cause)),
-        }
+        take(&lock, path)?;
         let confirmed = Tripwire::read(path).map_err(io("read"))?;
         let opened = catch_unwind(AssertUnwindSafe(|| open_sled(path, settings)));
         let db = opened.unwrap_or_else(|panic| Err(damaged(path, panic_text(&*panic))))?;
@@ -113,8 +110,20 @@ impl Disk {
     }
 }
 
+fn take(lock: &File, path: &Path) -> Result<(), StoreError> {
+    let patience_ends = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if Instant::now() < patience_ends => std::thread::sleep(LOCK_PAUSE),
+            Err(TryLockError::WouldBlock) => return Err(StoreError::InUse { path: path.to_owned() }),
+            Err(TryLockError::Error(cause)) => return Err(io_error("lock", path, cause)),
+        }
+    }
+}
+
 fn open_sled(path: &Path, settings: &Settings) -> Result<sled::Db, StoreError> {
-    let patience_ends = Instant::now() + SLED_LOCK_PATIENCE;
+    let patience_ends = Instant::now() + LOCK_PATIENCE;
     loop {
         let config = sled::Config::new()
             .path(path)
@@ -123,7 +132,7 @@ fn open_sled(path: &Path, settings: &Settings) -> Result<sled::Db, StoreError> {
             .flush_every_ms(None);
         match config.open() {
             Err(error) if is_lock_error(&error) && Instant::now() < patience_ends => {
-                std::thread::sleep(SLED_LOCK_PAUSE);
+                std::thread::sleep(LOCK_PAUSE);
             }
             opened => return opened.map_err(|error| sled_error(path, error)),
         }

@@ -5,10 +5,11 @@
 //! the earliest deadline and asks the writer to end the lease, which deletes its keys in one transaction.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -70,7 +71,7 @@ impl Deadlines {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Deadline>> {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+        self.leases.lock()
     }
 }
 

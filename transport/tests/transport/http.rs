@@ -1,6 +1,6 @@
 //! Requests and responses.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -12,6 +12,7 @@ use http::{Request, StatusCode};
 use mvm_pki::{ClientAuth, Role};
 use mvm_proto::{Digest, Problem};
 use mvm_transport::{ALPN_H3, Client, Limits, Peer, RequestError};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use crate::support::{Raw, Running, h3_frame, headers_frame, request_head, wait_until, within};
@@ -116,7 +117,7 @@ async fn an_endless_body_arrives_as_it_is_made() {
     let (send, recv) = mpsc::channel::<Bytes>(1);
     let recv = Arc::new(Mutex::new(Some(recv)));
     let stream = move || {
-        let recv = recv.lock().expect("no panic").take().expect("one request");
+        let recv = recv.lock().take().expect("one request");
         let pieces = futures::stream::unfold(recv, |mut recv| async {
             let piece = recv.recv().await?;
             Some((Ok::<_, std::io::Error>(piece), recv))
@@ -329,7 +330,7 @@ async fn shutdown_finishes_what_is_in_flight_and_begins_nothing() {
     let (release, released) = tokio::sync::oneshot::channel::<()>();
     let released = Arc::new(Mutex::new(Some(released)));
     let slow = move || {
-        let released = released.lock().expect("no panic").take().expect("one request");
+        let released = released.lock().take().expect("one request");
         async move {
             released.await.expect("a release");
             "finished"
