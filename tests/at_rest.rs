@@ -7,9 +7,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mvm_agent::crash;
 use mvm_needs::{Need, can_run};
 use mvm_tests::{LoneAgent, nothing, path_text, put_snapshot_key, small_pool, wait_until};
+use mvm_vmm::crash;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

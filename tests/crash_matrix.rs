@@ -315,7 +315,8 @@ fn two_instances_survive_the_agents_end_where_the_second_of_them_passes_each_poi
 /// What is listed is tried: by this matrix, or by the tests with microVMs that go through the other lists.
 #[test]
 fn every_point_in_the_agents_sources_is_listed() {
-    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/src")];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders = vec![root.join("../agent/src"), root.join("../vmm/src")];
     let mut found = BTreeSet::new();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).expect("sources can be read").flatten() {
@@ -329,7 +330,7 @@ fn every_point_in_the_agents_sources_is_listed() {
             }
         }
     }
-    let listed = [crash::ALL, crash::OF_SESSIONS, crash::OF_SNAPSHOTS].concat();
+    let listed = [crash::ALL, crash::OF_SESSIONS, mvm_vmm::crash::OF_SNAPSHOTS].concat();
     let unlisted: Vec<_> = found.iter().filter(|name| !listed.contains(&name.as_str())).collect();
     assert!(found.len() > crash::ALL.len() / 2 && unlisted.is_empty(), "no agent is ended at {unlisted:?}");
 }

@@ -8,6 +8,8 @@
 mod leaving;
 #[path = "tidy/licence.rs"]
 mod licence;
+#[path = "tidy/modules.rs"]
+mod modules;
 #[path = "tidy/pauses.rs"]
 mod pauses;
 #[path = "tidy/sources.rs"]
@@ -18,10 +20,10 @@ mod tree;
 use std::collections::{BTreeMap, BTreeSet};
 
 use sources::Source;
-use tree::{DenyFile, Kind, Tree};
+use tree::{DenyFile, Kind, Tree, root};
 
 /// Which of our crates each may import. A crate that is not listed here does not exist.
-const DIRECTION: [(&str, &[&str]); 14] = [
+const DIRECTION: [(&str, &[&str]); 16] = [
     ("mvm-proto", &[]),
     ("mvm-planner", &["mvm-proto"]),
     ("mvm-pki", &["mvm-proto"]),
@@ -31,7 +33,21 @@ const DIRECTION: [(&str, &[&str]); 14] = [
     ("mvm-guest", &["mvm-proto"]),
     // All that needs privileges is in it, and nothing that speaks to a network of ours.
     ("mvm-host", &["mvm-proto"]),
-    ("mvm-agent", &["mvm-proto", "mvm-host", "mvm-planner", "mvm-pki", "mvm-transport", "mvm-store"]),
+    ("mvm-image", &["mvm-proto", "mvm-pki"]),
+    ("mvm-vmm", &["mvm-proto", "mvm-host", "mvm-image", "mvm-pki"]),
+    (
+        "mvm-agent",
+        &[
+            "mvm-proto",
+            "mvm-host",
+            "mvm-image",
+            "mvm-vmm",
+            "mvm-planner",
+            "mvm-pki",
+            "mvm-transport",
+            "mvm-store",
+        ],
+    ),
     ("mvm-coordinator", &["mvm-proto", "mvm-planner", "mvm-pki", "mvm-transport", "mvm-store"]),
     // The command line puts everything together; tests look at all of it, and benches start what tests start.
     ("mvm", PARTS),
@@ -50,6 +66,8 @@ const PARTS: &[&str] = &[
     "mvm-store",
     "mvm-guest",
     "mvm-host",
+    "mvm-image",
+    "mvm-vmm",
     "mvm-agent",
     "mvm-coordinator",
     "mvm-examples",
@@ -64,6 +82,8 @@ const PARTS_AND_TESTS: &[&str] = &[
     "mvm-store",
     "mvm-guest",
     "mvm-host",
+    "mvm-image",
+    "mvm-vmm",
     "mvm-agent",
     "mvm-coordinator",
     "mvm-examples",
@@ -72,7 +92,7 @@ const PARTS_AND_TESTS: &[&str] = &[
 ];
 
 /// For tests only: the documents to start from, and what their own test needs.
-const ALSO_IN_TESTS: [(&str, &str); 9] = [
+const ALSO_IN_TESTS: [(&str, &str); 11] = [
     ("mvm-proto", "mvm-proto"),
     ("mvm-proto", "mvm-examples"),
     ("mvm-planner", "mvm-examples"),
@@ -81,8 +101,31 @@ const ALSO_IN_TESTS: [(&str, &str); 9] = [
     ("mvm-examples", "mvm-proto"),
     ("mvm-store", "mvm-needs"),
     ("mvm-host", "mvm-needs"),
+    ("mvm-image", "mvm-needs"),
+    ("mvm-vmm", "mvm-needs"),
     ("mvm-agent", "mvm-needs"),
 ];
+
+/// Which folders of the agent each of its folders may import. Whatever is lower knows nothing of what is higher.
+const FOLDERS: [(&str, &[&str]); 14] = [
+    ("clock", &[]),
+    ("crash", &[]),
+    ("secrets", &[]),
+    ("instance", &[]),
+    ("guest", &["clock"]),
+    ("audit", &["clock", "instance"]),
+    ("isolation", &["clock", "instance"]),
+    ("persist", &["clock", "crash", "guest", "instance"]),
+    ("execute", &["audit", "clock", "crash", "guest", "instance", "isolation", "persist", "secrets"]),
+    ("metrics", &["execute"]),
+    ("node", &["audit", "clock", "crash", "execute", "guest", "instance", "isolation", "persist", "secrets"]),
+    ("upkeep", &["instance", "node", "persist"]),
+    ("intake", &["clock", "guest", "metrics", "node", "upkeep"]),
+    ("serve", &["clock", "intake", "isolation", "metrics", "node", "persist", "upkeep"]),
+];
+
+/// Modules that import each other can only be understood together.
+const MAX_CYCLE: usize = 3;
 
 /// Libraries that only these may import, so that they can be replaced in one place.
 const ONLY_IN: [(&str, &[&str], &str); 10] = [
@@ -120,7 +163,7 @@ const MAX_LINES: usize = 700;
 
 /// Files that may contain `unsafe`, each with its reason.
 const UNSAFE_ALLOWED: [(&str, &str); 9] = [
-    ("agent/src/driver/qemu/tsc.rs", "reading the time stamp counter is an unsafe intrinsic"),
+    ("vmm/src/qemu/tsc.rs", "reading the time stamp counter is an unsafe intrinsic"),
     ("host/src/firewall/sys.rs", "nftnl's traits for expressions and messages are made of raw pointers"),
     (
         "host/src/born.rs",
@@ -130,7 +173,7 @@ const UNSAFE_ALLOWED: [(&str, &str); 9] = [
     ("host/src/spawn/sys.rs", "mount attributes, Landlock, seccomp and execveat are bare calls"),
     ("host/tests/sandbox/bare.rs", "what a VMM that was taken over would call has no safe wrapper"),
     ("host/src/links/tun.rs", "TAPs are made and opened by ioctls that no safe wrapper has"),
-    ("agent/src/give_back_task/pages.rs", "madvise and malloc_trim have no safe wrapper"),
+    ("agent/src/upkeep/give_back_task/pages.rs", "madvise and malloc_trim have no safe wrapper"),
     ("guest/src/reborn/entropy.rs", "two ioctls of the random device that no safe wrapper has"),
 ];
 
@@ -158,6 +201,37 @@ fn our_crates_import_each_other_only_in_the_direction_of_the_table() {
         }
     }
     holds("imports against the direction", &broken);
+}
+
+#[test]
+fn the_agents_folders_import_each_other_only_in_the_direction_of_the_table() {
+    let table: BTreeMap<_, _> = FOLDERS.into_iter().collect();
+    let mut broken = Vec::new();
+    for (folder, imported) in modules::imports(&root().join("agent/src")) {
+        let Some(allowed) = table.get(folder.as_str()) else {
+            broken.push(format!("{folder} is not in the table"));
+            continue;
+        };
+        let against = imported.iter().filter(|module| !allowed.contains(&module.as_str()));
+        broken.extend(against.map(|module| format!("{folder} imports {module}")));
+        let unused = allowed.iter().filter(|module| !imported.contains(**module));
+        broken.extend(unused.map(|module| format!("{folder} may import {module}, and does not")));
+    }
+    holds("imports against the direction", &broken);
+}
+
+#[test]
+fn no_many_modules_of_a_crate_import_each_other() {
+    let mut broken = Vec::new();
+    for member in &Tree::read().members {
+        let graph = modules::imports(&member.folder.join("src"));
+        let cycle = modules::largest_cycle(&graph);
+        println!("{}: {} modules, the largest cycle has {}", member.name, graph.len(), cycle.len());
+        if cycle.len() > MAX_CYCLE {
+            broken.push(format!("{}: {cycle:?}", member.name));
+        }
+    }
+    holds("modules that import each other", &broken);
 }
 
 #[test]

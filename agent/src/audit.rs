@@ -12,14 +12,15 @@ mod writer;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use mvm_proto::{InstanceId, PoolId, TenantId, Timestamp};
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
-
-use crate::reconcile::Clock;
-use crate::record::Record;
 use writer::{Message, Writer};
+
+use crate::clock::Clock;
+use crate::instance::record::Record;
 
 pub use file::Mark;
 pub use line::{Line, LineError, beginning};
@@ -88,7 +89,7 @@ pub(crate) struct Shared(Mutex<(AuditHealth, BTreeMap<TenantId, u64>)>);
 
 impl Shared {
     fn with<T>(&self, change: impl FnOnce(&mut (AuditHealth, BTreeMap<TenantId, u64>)) -> T) -> T {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.0.lock())
     }
 
     fn drop_one(&self, tenant: TenantId) {

@@ -1,7 +1,4 @@
-//! Points at which a test makes the agent end as kill -9 would: around every durable write and every effect.
-//!
-//! `MVM_CRASH_AT=name` ends the process the first time that it passes the point of that name, `name:3` the third
-//! time. Release builds have no such points at all.
+//! Where a test makes the agent end; see [`mvm_host::crash`].
 
 /// Every point but those of the lists below, in the order of the steps that pass them. The crash matrix ends an agent at
 /// each, three times.
@@ -76,38 +73,6 @@ pub const ALL: &[&str] = &[
 /// Points that only a real guest's session passes. The tests with microVMs end an agent at each, three times.
 pub const OF_SESSIONS: &[&str] = &["persist.content", "persist.index", "persist.head", "persist.brought"];
 
-/// Points that only a snapshot in files passes, while it is compressed. The tests with microVMs end an agent at each,
-/// three times.
-pub const OF_SNAPSHOTS: &[&str] = &["pack.written", "pack.named", "pack.noted", "pack.done"];
-
-/// Ends this process here, if a test asked for it.
-#[cfg(not(debug_assertions))]
-#[inline(always)]
-pub(crate) fn point(_name: &'static str) {}
-
-/// Ends this process here, if a test asked for it.
-#[cfg(debug_assertions)]
 pub(crate) fn point(name: &'static str) {
-    use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    static ASKED: OnceLock<Option<(String, AtomicU32)>> = OnceLock::new();
-    let known = [ALL, OF_SESSIONS, OF_SNAPSHOTS];
-    debug_assert!(known.iter().any(|points| points.contains(&name)), "{name} is not listed");
-    tracing::trace!(name, "passed");
-    let asked = ASKED.get_or_init(|| {
-        let text = std::env::var("MVM_CRASH_AT").ok()?;
-        let (name, passings) = text.split_once(':').unwrap_or((&text, "1"));
-        Some((name.to_owned(), AtomicU32::new(passings.parse().unwrap_or(1))))
-    });
-    if let Some((at, left)) = asked
-        && at == name
-        && left.fetch_sub(1, Ordering::SeqCst) == 1
-    {
-        let _ = nix::sys::signal::kill(nix::unistd::getpid(), nix::sys::signal::Signal::SIGKILL);
-        // The signal is already on its way: nothing more happens in this process.
-        loop {
-            std::thread::park();
-        }
-    }
+    mvm_host::crash::point(&[ALL, OF_SESSIONS], name);
 }

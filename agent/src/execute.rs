@@ -8,6 +8,7 @@
 
 mod disk;
 mod fork;
+pub(crate) mod gate;
 mod guest;
 mod keeping;
 mod memory;
@@ -30,33 +31,32 @@ use std::time::Duration;
 
 use mvm_host::HostError;
 use mvm_planner::{Action, Workload, WorkloadState};
-use mvm_proto::document::{
-    Health, IoLimits, Persist, Pool, Resources, Restart, RuntimePolicy, SeccompPolicy, Subnet, Tenant, Warmup,
-};
+use mvm_proto::document::RuntimePolicy;
 use mvm_proto::instance::IllegalMove;
 use mvm_proto::status::Event;
 use mvm_proto::text::one_line;
-use mvm_proto::{Digest, InstanceId, Phase, ProfileId};
+use mvm_proto::{InstanceId, Phase};
 use tokio::sync::{Semaphore, broadcast};
+
+use crate::instance::PoolSpec;
 
 pub use disk::{NoRoom, Writing};
 pub use timing::{Stopwatch, Wake, WakeKind};
 
-pub(crate) use self::guest::DATA_DISK_PATH;
-use crate::archive::ArchiveError;
 use crate::audit::AuditLog;
+use crate::clock::Clock;
 use crate::crash;
-use crate::driver::{AtRest, Driver, DriverError, DriverKind, VmState};
-use crate::guest_link::{GuestLinks, LinkError};
-use crate::image::{ImageError, ImageRef, Images};
+use crate::guest::{GuestLinks, LinkError};
+use crate::instance::archive::ArchiveError;
+use crate::instance::record::Record;
+use crate::instance::records::{Lease, Records, StateError};
 use crate::isolation::Isolation;
 use crate::persist::{PersistError, Sessions};
-use crate::reconcile::Clock;
-use crate::record::Record;
-use crate::secrets::snapshot_key::KeyError;
 use crate::secrets::{Secrets, SecretsError};
-use crate::state::{Lease, Records, StateError};
-use crate::text::chain;
+use mvm_image::{ImageError, Images};
+use mvm_proto::text::chain;
+use mvm_vmm::snapshot_key::KeyError;
+use mvm_vmm::{Driver, DriverError, DriverKind, VmState};
 
 /// The longest that one step may take beyond the guest's own times to boot, drain and shut down.
 const STEP_DEADLINE: Duration = Duration::from_secs(60);
@@ -114,70 +114,6 @@ pub enum StepError {
     WrongPhase { instance: InstanceId, found: Phase, action: Action },
     #[error("the document in force does not say what {0} is made of")]
     NoSpec(InstanceId),
-}
-
-/// What a pool's instances are made of now, and how they are put to rest.
-#[derive(Debug, Clone)]
-pub struct PoolSpec {
-    pub revision: Digest,
-    pub resources: Resources,
-    pub flake_ref: String,
-    pub profile: ProfileId,
-    pub image_digest: Option<Digest>,
-    /// The digest of its tenant's secrets.
-    pub secrets: Option<Digest>,
-    /// Where its addresses come from.
-    pub subnet: Subnet,
-    pub net_id: u16,
-    pub seccomp: SeccompPolicy,
-    /// How its instances are kept while they sleep.
-    pub at_rest: AtRest,
-    /// What its tenant may have on disk.
-    pub max_disk_bytes: u64,
-    /// For a guest to shut down, and to finish its work before it is paused.
-    pub grace: Duration,
-    pub drain: Duration,
-    pub persist: Option<Persist>,
-    pub warmup: Option<Warmup>,
-    pub io_limits: Option<Box<IoLimits>>,
-    /// What the end of its instances' program means, and how its health is checked.
-    pub restart: Restart,
-    pub health: Option<Box<Health>>,
-}
-
-impl PoolSpec {
-    #[must_use]
-    pub fn of(tenant: &Tenant, pool: &Pool) -> Self {
-        Self {
-            revision: mvm_planner::revision_of(tenant, pool),
-            resources: pool.instance_resources,
-            flake_ref: pool.flake_ref.clone(),
-            profile: pool.profile.clone(),
-            image_digest: pool.image_digest,
-            secrets: tenant.secrets_hash,
-            subnet: tenant.network.ipv4_subnet,
-            net_id: tenant.network.tenant_net_id,
-            seccomp: pool.seccomp_policy,
-            at_rest: AtRest { compression: pool.snapshot_compression, encryption: pool.snapshot_encryption },
-            max_disk_bytes: tenant.quotas.max_disk_gib.saturating_mul(1 << 30),
-            grace: Duration::from_secs(pool.runtime_policy.graceful_shutdown_seconds),
-            drain: Duration::from_secs(pool.runtime_policy.drain_timeout_seconds),
-            persist: pool.persist.as_deref().cloned(),
-            warmup: pool.warmup.as_deref().cloned(),
-            io_limits: pool.io_limits.clone(),
-            restart: pool.restart,
-            health: pool.health.clone(),
-        }
-    }
-
-    #[must_use]
-    pub fn image(&self) -> ImageRef {
-        ImageRef {
-            flake_ref: self.flake_ref.clone(),
-            profile: self.profile.clone(),
-            digest: self.image_digest,
-        }
-    }
 }
 
 /// One step, ready to be carried out on an instance that exists.

@@ -12,19 +12,18 @@ mod verify;
 mod wanted;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use disk_limits::DiskLimits;
 use mvm_host::cgroup::{InstanceGroup, InstanceLimits, TenantLimits, VmmCost, VmmKind};
 use mvm_host::network::{DEFAULT_MTU, Port, TenantNet, vmm_user};
 use mvm_host::sandbox::{Demand, Filter};
 use mvm_host::{AnyHost, DiskUse, Host as _, HostError, MemoryUse, Operation, Outcome};
 use mvm_proto::document::{EgressMode, IoLimits, SeccompPolicy, Subnet, Tenant};
 use mvm_proto::{DesiredState, InstanceId, TenantId};
+use mvm_vmm::{Bounds, DriverKind, Nic, VmmJail};
+use parking_lot::{Mutex, MutexGuard};
 
-use crate::driver::{Bounds, DriverKind, Nic, VmmJail};
-use crate::record::{Net, Record};
-
-use disk_limits::DiskLimits;
+use crate::instance::record::{Net, Record};
 pub(crate) use groups::GroupKeeper;
 pub(crate) use keep::Keeper;
 pub use mvm_host::network::AddressRange;
@@ -67,7 +66,7 @@ impl Isolation {
     }
 
     fn nets(&self) -> MutexGuard<'_, BTreeMap<u16, TenantNet>> {
-        self.nets.lock().unwrap_or_else(PoisonError::into_inner)
+        self.nets.lock()
     }
 
     /// The network that a new instance of this pool is in; absent when instances have none.
@@ -178,7 +177,7 @@ impl Isolation {
     }
 
     fn tenants(&self) -> MutexGuard<'_, BTreeMap<TenantId, TenantLimits>> {
-        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tenants.lock()
     }
 
     /// What a tenant may take together. One that the document does not name any more is held by its instances' limits.
@@ -202,7 +201,7 @@ impl Isolation {
     }
 
     fn disks(&self) -> MutexGuard<'_, DiskLimits> {
-        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.disks.lock()
     }
 
     /// What an instance may do to the disk: as its pool says, or last said.

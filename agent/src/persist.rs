@@ -3,7 +3,7 @@
 //! An instance of a pool with `persist` takes a session of its pool when it starts for the first time, and gets what
 //! the session was. From then on the folder is copied to a store at every interval, before every pause and at every
 //! stop. [`head`] decides which session is whose, [`index`] says what one is made of, [`copy_out`] and [`bring_back`]
-//! move it; the steps of an instance and [`crate::sessions_task`] only say when. A store that fails stops nobody: it
+//! move it; the steps of an instance and [`crate::upkeep::sessions_task`] only say when. A store that fails stops nobody: it
 //! is told, shown, and tried again.
 
 mod attend;
@@ -23,25 +23,26 @@ mod vault;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_host::QuotaExceeded;
 use mvm_planner::Action;
 use mvm_proto::document::{Persist, RuntimePolicy};
 use mvm_proto::status::{Condition, Event, InstanceStatus};
+use mvm_proto::text::chain;
 use mvm_proto::text::one_line;
 use mvm_proto::{DesiredState, InstanceId, NodeId, Phase, PoolId, TenantId, Timestamp};
-use serde::{Deserialize, Serialize};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
-use crate::execute::DATA_DISK_PATH;
-use crate::guest_link::{GuestLinks, LinkError};
-use crate::reconcile::Clock;
-use crate::record::{Record, retry_after};
-use crate::state::Records;
-use crate::text::chain;
+use crate::clock::Clock;
+use crate::guest::{GuestLinks, LinkError};
+use crate::instance::DATA_DISK_PATH;
+use crate::instance::SessionMark;
+use crate::instance::record::{Record, retry_after};
+use crate::instance::records::Records;
 pub(crate) use attend::Due;
 use guest_files::LinkFiles;
 use head::{Has, Holder};
@@ -110,27 +111,6 @@ pub enum PersistError {
     NoSession,
 }
 
-/// What an instance's record says of its session. Absent there: it has content of its own and no session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SessionMark {
-    /// It never worked: whatever session it gets becomes its content.
-    Fresh,
-    /// This one is its own, and was not brought back to the last file yet.
-    Taken { slot: u32 },
-    /// This one is its own.
-    Bound { slot: u32 },
-}
-
-impl SessionMark {
-    fn slot(self) -> Option<u32> {
-        match self {
-            Self::Fresh => None,
-            Self::Taken { slot } | Self::Bound { slot } => Some(slot),
-        }
-    }
-}
-
 #[derive(Debug, Clone)]
 pub struct SessionSettings {
     pub node: NodeId,
@@ -196,7 +176,7 @@ impl Seat {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 impl Sessions {

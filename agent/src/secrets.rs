@@ -1,24 +1,21 @@
 //! Tenants' secrets bundles: one file per tenant below the secrets directory, known to a document by its digest.
 //!
 //! A bundle is opaque here. It is hashed when its file changed since the last look, and read once more for each guest
-//! that is given it, into a buffer that is wiped. The key of a tenant's snapshots lies beside it ([`snapshot_key`]).
-
-pub mod snapshot_key;
+//! that is given it, into a buffer that is wiped. The key of a tenant's snapshots lies beside it ([`mvm_vmm::snapshot_key`]).
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use mvm_host::{Dir, OpenHow};
 use mvm_proto::guest::MAX_SECRETS_BYTES;
 use mvm_proto::{Digest, TenantId};
+use mvm_vmm::snapshot_key::TenantKey;
 use nix::sys::statfs::{FsType, TMPFS_MAGIC, statfs};
+use parking_lot::Mutex;
 use zeroize::Zeroizing;
-
-use self::snapshot_key::TenantKey;
 
 /// Why a tenant's bundle can't be used, in words for a person.
 #[derive(Debug, thiserror::Error)]
@@ -118,7 +115,7 @@ impl Secrets {
             size: meta.len(),
             modified: (meta.mtime(), meta.mtime_nsec()),
         };
-        let mut all_known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all_known = self.known.lock();
         if let Some((known, digest)) = all_known.get(tenant)
             && *known == version
         {
@@ -147,7 +144,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::text::chain;
+    use mvm_proto::text::chain;
 
     #[test]
     fn a_bundle_is_ready_when_it_is_the_one_that_was_meant() {

@@ -11,9 +11,14 @@
 //! ready. On shutdown the doors close first, what is in flight finishes, instances are left as they are.
 
 mod credentials;
+pub mod doctor;
 mod doors;
 mod error;
+pub mod health;
 mod member;
+pub mod privileges;
+pub mod settings;
+pub mod shutdown;
 mod tasks;
 
 use std::net::SocketAddr;
@@ -21,42 +26,43 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use doors::Doors;
 use mvm_host::AnyHost;
+use mvm_image::Vouched;
 use mvm_pki::files;
 use mvm_proto::status::{Capacity, NodeInfo, PassedOver};
 use mvm_proto::{NodeId, Timestamp};
+use mvm_vmm::DriverKind;
+use mvm_vmm::choice;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use crate::acceptor::{Acceptor, AcceptorSettings, HardLimits};
-use crate::api::{Api, ApiParts};
-use crate::certs::{CertsDir, CertsError};
-use crate::driver::DriverKind;
-use crate::driver_choice;
-use crate::event_log::{EventLog, event_log_task};
-use crate::give_back_task::give_back_task;
-use crate::health::{self, Health, SourceHealth};
-use crate::image::Vouched;
-use crate::image_gc_task::image_gc_task;
-use crate::ledger::LEDGER_FILE;
+use crate::clock::Clock;
+use crate::intake::acceptor::{Acceptor, AcceptorSettings, HardLimits};
+use crate::intake::api::{Api, ApiParts};
+use crate::intake::ledger::LEDGER_FILE;
+use crate::intake::removed_operators::RemovedOperators;
+use crate::intake::session_task::{SessionContext, SessionState, session_task};
+use crate::intake::source::{FileSource, FileState, Intake, file_source_task};
 use crate::metrics::Metrics;
-use crate::node_info;
-use crate::pressure_task::pressure_task;
-use crate::privileges::Privileges;
-use crate::reconcile::{Clock, NodeSettings};
-use crate::reconcile_task::{Node, NodeHandle, reconcile_task};
-use crate::removed_operators::RemovedOperators;
-use crate::session_task::{SessionContext, SessionState, session_task};
-use crate::sessions_task::sessions_task;
-use crate::settings::{AgentSettings, DriverChoice, VmmSettings};
-use crate::shutdown::{notify_ready, notify_stopping, watchdog_task};
-use crate::source::{FileSource, FileState, Intake, file_source_task};
-
-use doors::Doors;
+use crate::node::assemble::NodeSettings;
+use crate::node::event_log::{EventLog, event_log_task};
+use crate::node::info;
+use crate::node::reconcile_task::{Node, NodeHandle, reconcile_task};
+use crate::serve::health::{Health, SourceHealth};
+use crate::serve::privileges::Privileges;
+use crate::serve::settings::AgentSettings;
+use crate::serve::shutdown::{notify_ready, notify_stopping, watchdog_task};
+use crate::upkeep::certs::{CertsDir, CertsError};
+use crate::upkeep::give_back_task::give_back_task;
+use crate::upkeep::image_gc_task::image_gc_task;
+use crate::upkeep::pressure_task::pressure_task;
+use crate::upkeep::sessions_task::sessions_task;
 pub use error::AgentError;
 use member::{Member, choose_node_id, load_member};
+use mvm_vmm::{DriverChoice, VmmSettings};
 use tasks::Tasks;
 
 /// Ends when the helper is gone, and the agent with it.
@@ -95,8 +101,8 @@ impl Agent {
             settings.privileges.host(data_dir, settings.isolation.groups()).map_err(AgentError::Helper)?;
         let certs = CertsDir::new(&settings.certs_dir);
         let member = load_member(&settings, &certs)?;
-        let driver = driver_choice::decide(settings.driver, &settings.vmm, data_dir).await;
-        let mut info = node_info::measure(data_dir, driver, &settings.capacity, started_at);
+        let driver = choice::decide(settings.driver, &settings.vmm, data_dir).await;
+        let mut info = info::measure(data_dir, driver, &settings.capacity, started_at);
         let node_id = choose_node_id(&settings, member.as_ref(), &info)?;
         info.node_id = node_id.to_string();
         info.cluster = member.as_ref().map_or_else(String::new, |member| member.cluster.to_string());
@@ -168,7 +174,7 @@ impl Agent {
         });
         let passes = tasks::passes_task(handle.clone(), Arc::clone(&metrics), pass_sender, stop.clone());
         tasks.spawn("passes", passes);
-        if driver.uses_host_resources() {
+        if driver.uses_host_resources() && !settings.ignore_memory_pressure {
             tasks.spawn("pressure", pressure_task(handle.clone(), stop.clone()));
         }
         tasks.spawn("give_back", give_back_task(handle.passes(), stop.clone()));
@@ -353,10 +359,9 @@ fn describe(
     Arc::new(move || {
         let mut info = fixed.clone();
         let DriverInUse { kind, choice, vmm } = &driver;
-        info.accelerator = driver_choice::accelerator(*kind, vmm, &data_dir).to_owned();
-        let over = driver_choice::passed_over(*kind, *choice, &driver_choice::find(vmm, &data_dir));
-        let shown =
-            |over: driver_choice::PassedOver| PassedOver { what: over.what.to_owned(), reason: over.reason };
+        info.accelerator = choice::accelerator(*kind, vmm, &data_dir).to_owned();
+        let over = choice::passed_over(*kind, *choice, &choice::find(vmm, &data_dir));
+        let shown = |over: choice::PassedOver| PassedOver { what: over.what.to_owned(), reason: over.reason };
         info.passed_over = over.into_iter().map(shown).collect();
         info.trust_root_version = intake.trust_versions().0;
         info.dev_cluster = intake.is_dev_cluster();

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use mvm_agent::audit::{
     AuditLog, AuditSettings, Entry, Kind, Report, lines_of, tenants, verify_files, verify_tenant,
 };
-use mvm_agent::reconcile::Clock;
+use mvm_agent::clock::Clock;
 use mvm_proto::{TenantId, Timestamp};
 
 const SMALL: AuditSettings = AuditSettings { max_bytes: 2000, keep_files: 3 };

@@ -8,9 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use mvm_agent::driver::conformance::Client;
-use mvm_agent::driver::qemu::qmp::Qmp;
-use mvm_agent::driver::run_files::Dial;
+use mvm_vmm::conformance::Client;
+use mvm_vmm::qemu::qmp::Qmp;
+use mvm_vmm::run_files::Dial;
 use serde_json::{Value, json};
 
 const WITHIN: Duration = Duration::from_secs(30);

@@ -11,9 +11,9 @@ use mvm_proto::wire::control::v1::{Node, RenewCertificateRequest};
 use mvm_proto::{Problem, Timestamp};
 use mvm_transport::Target;
 
-use crate::args::Global;
-use crate::commands::default_data_dir;
 use crate::exit::Outcome;
+use crate::global::Global;
+use crate::paths::default_data_dir;
 
 /// Where a coordinator listens by default.
 const DEFAULT_COORDINATOR: &str = "https://127.0.0.1:4433";

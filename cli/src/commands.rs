@@ -24,7 +24,6 @@ pub(crate) mod token;
 pub(crate) mod trust;
 
 use std::future::Future;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -109,13 +108,14 @@ async fn unless_interrupted(work: impl Future<Output = Run>, interrupted: onesho
     }
 }
 
-/// The exit code for the first SIGINT or SIGTERM. Listens in a thread of its own, since a command may be blocked on
-/// standard input or output.
+/// The exit code for the first SIGINT or SIGTERM, from now on. Listens in a thread of its own, since a command may be blocked
+/// on standard input or output.
 fn first_signal() -> anyhow::Result<oneshot::Receiver<u8>> {
     let (tell, told) = oneshot::channel();
+    let (listens, listening) = std::sync::mpsc::channel();
     let listen = move || {
         // Without a handler a signal ends the process as it always did.
-        let Ok(kind) = wait_for_signal() else { return };
+        let Ok(kind) = wait_for_signal(&listens) else { return };
         let code = SIGNALLED + kind.as_raw_value();
         // The command may be done already.
         let _ = tell.send(u8::try_from(code).unwrap_or(u8::MAX));
@@ -126,13 +126,16 @@ fn first_signal() -> anyhow::Result<oneshot::Receiver<u8>> {
         .name("signals".to_owned())
         .spawn(listen)
         .context("could not start a thread")?;
+    // A thread that could not listen has gone.
+    let _ = listening.recv();
     Ok(told)
 }
 
-fn wait_for_signal() -> std::io::Result<SignalKind> {
+fn wait_for_signal(listens: &std::sync::mpsc::Sender<()>) -> std::io::Result<SignalKind> {
     Builder::new_current_thread().enable_io().build()?.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
+        let _ = listens.send(());
         Ok(tokio::select! {
             _ = interrupt.recv() => SignalKind::interrupt(),
             _ = terminate.recv() => SignalKind::terminate(),
@@ -161,15 +164,4 @@ pub(crate) fn shutdown_on_signals() -> anyhow::Result<CancellationToken> {
         }
     });
     Ok(token)
-}
-
-/// Where state lives by default: the system's place for root, the user's own otherwise.
-pub(crate) fn default_data_dir(part: &str) -> PathBuf {
-    if nix::unistd::geteuid().is_root() {
-        return PathBuf::from("/var/lib/mvm").join(part);
-    }
-    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
-    let state =
-        state.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state")));
-    state.unwrap_or_else(|| PathBuf::from(".")).join("mvm").join(part)
 }

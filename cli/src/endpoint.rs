@@ -8,16 +8,16 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
-use mvm_agent::settings::default_socket;
+use mvm_agent::serve::settings::default_socket;
 use mvm_coordinator::ControlClient;
 use mvm_proto::NodeId;
 use mvm_transport::Target;
 
 use crate::agent_client::AgentClient;
-use crate::args::Global;
 use crate::client::{Operator, parse_target};
-use crate::commands::default_data_dir;
 use crate::exit::Outcome;
+use crate::global::Global;
+use crate::paths::default_data_dir;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Endpoint {

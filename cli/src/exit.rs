@@ -14,7 +14,7 @@
 use std::process::ExitCode;
 
 use mvm_agent::AgentError;
-use mvm_agent::certs::CertsError;
+use mvm_agent::upkeep::certs::CertsError;
 
 #[derive(Debug)]
 pub(crate) enum Outcome {

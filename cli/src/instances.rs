@@ -1,21 +1,44 @@
 //! Instances wherever they are: of one agent that is asked directly, or of all nodes through their coordinator.
 
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use mvm_agent::node_actions::ManualAction;
+use mvm_proto::ManualAction;
 use mvm_proto::status::{InstanceStatus, WakeTiming};
 use mvm_proto::wire::control::v1::{ActOnInstanceRequest, GetLogsRequest, ListInstancesRequest, SilentNode};
 use mvm_proto::{InstanceId, Phase, PoolId, Problem, TenantId};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::args::Global;
 use crate::client::{next_within, within};
-use crate::commands::instance::InstanceName;
 use crate::endpoint::{EndpointArgs, Session};
 use crate::exit::Outcome;
+use crate::global::Global;
 use crate::progress::Progress;
+
+/// `i-0123abcd`, or `tenant/pool/i-0123abcd`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct InstanceName {
+    pub(crate) pool: Option<(TenantId, PoolId)>,
+    pub(crate) id: InstanceId,
+}
+
+impl FromStr for InstanceName {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let id = |text: &str| text.parse::<InstanceId>().map_err(|error| format!("an instance id {error}"));
+        match text.split('/').collect::<Vec<_>>()[..] {
+            [only] => Ok(Self { pool: None, id: id(only)? }),
+            [tenant, pool, last] => {
+                let tenant = tenant.parse().map_err(|error| format!("a tenant's id {error}"))?;
+                let pool = pool.parse().map_err(|error| format!("a pool's id {error}"))?;
+                Ok(Self { pool: Some((tenant, pool)), id: id(last)? })
+            }
+            _ => Err("must be an instance id such as i-0123abcd, or tenant/pool/i-0123abcd".to_owned()),
+        }
+    }
+}
 
 /// How often an instance is looked at while a long step is under way.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

@@ -5,7 +5,6 @@
 use std::fmt;
 use std::io::{self, Write};
 
-use clap::ValueEnum;
 use mvm_proto::text;
 use tracing::field::Field;
 use tracing_subscriber::EnvFilter;
@@ -14,17 +13,11 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::args::Global;
+use crate::global::{Global, LogFormat};
 use crate::output;
 
 /// The longest value of a field; what is larger is data and no log.
 const MAX_VALUE_BYTES: usize = 16 * 1024;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
-    Text,
-    Json,
-}
 
 pub(crate) fn start(global: &Global) {
     let filter = EnvFilter::try_new(&global.log_level).unwrap_or_else(|_| EnvFilter::new("info"));

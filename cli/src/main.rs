@@ -10,9 +10,11 @@ mod commands;
 mod config_file;
 mod endpoint;
 mod exit;
+mod global;
 mod instances;
 mod logging;
 mod output;
+mod paths;
 mod progress;
 
 use std::process::ExitCode;

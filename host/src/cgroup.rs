@@ -29,9 +29,9 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{Mode as FileMode, OFlags};
 use serde::{Deserialize, Serialize};
 
@@ -233,11 +233,11 @@ impl Cgroups {
     }
 
     fn missing_now(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.missing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.missing.lock()
     }
 
     fn unheld_now(&self) -> MutexGuard<'_, BTreeMap<InstanceGroup, String>> {
-        self.unheld.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unheld.lock()
     }
 
     /// What can't be held on this machine, in words; empty unless [`Mode::BestEffort`] had to do without something.

@@ -17,6 +17,7 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::{Arc, Weak};
 
 use mvm_proto::document::EgressMode;
+use mvm_proto::text::chain;
 use mvm_proto::{InstanceId, TenantId};
 use tokio::sync::Mutex;
 use tokio::task::AbortHandle;
@@ -27,7 +28,7 @@ use super::network::{
     AddressRange, Dropped, NetworkFound, NetworkWanted, Port, StrangerLink, TenantNet, Traffic,
     net_of_bridge, owner_of, place_of_tap,
 };
-use super::{HostError, Operation, Outcome, chain};
+use super::{HostError, Operation, Outcome};
 
 /// An abstract name, of which each network namespace has its own.
 const CLAIM: &[u8] = b"mvm-networks";

@@ -1,9 +1,10 @@
 //! Control groups as operations: opened at first use, each change in a thread for it, for the kernel may take its time.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::{CgroupError, CgroupSettings, Cgroups, InstanceGroup, Observed};
@@ -30,7 +31,7 @@ pub(super) struct Groups {
 
 #[allow(clippy::needless_pass_by_value, reason = "for map_err")]
 fn failed(cause: CgroupError) -> HostError {
-    HostError::Groups { reason: super::chain(&cause) }
+    HostError::Groups { reason: mvm_proto::text::chain(&cause) }
 }
 
 impl Groups {
@@ -39,7 +40,7 @@ impl Groups {
     }
 
     fn opened(&self) -> Result<Arc<Cgroups>, HostError> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         if let Some(open) = &*open {
             return Ok(Arc::clone(open));
         }
@@ -79,7 +80,7 @@ impl Groups {
                 return Ok(Outcome::Grouped { disk_limited });
             }
             Operation::ConfirmGroup { group, process } => {
-                let elsewhere = |cause: CgroupError| HostError::Refused(super::chain(&cause));
+                let elsewhere = |cause: CgroupError| HostError::Refused(mvm_proto::text::chain(&cause));
                 groups.confirm(group, process.pid).map_err(elsewhere)?;
                 // Only now is it sure that this was said of that process, and not of a later one with its pid.
                 let lives = process::lives(process).map_err(|cause| {

@@ -8,6 +8,7 @@ mod access;
 mod any;
 mod born;
 pub mod cgroup;
+pub mod crash;
 mod data_dir;
 #[cfg(feature = "network")]
 mod fabric;
@@ -338,18 +339,6 @@ pub enum HostError {
     Network { reason: String },
     #[error("control groups could not be changed: {reason}")]
     Groups { reason: String },
-}
-
-/// An error with all its causes, for a message that may cross to another process.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 /// A process that belongs to an instance of this data directory.

@@ -7,9 +7,10 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use mvm_proto::InstanceId;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::process::{WaitOptions, waitpid};
 use tokio::sync::watch;
 
@@ -69,9 +70,8 @@ struct Turn<'a> {
 impl Starting {
     /// Waits until no other thread starts this one.
     fn turn<'a>(&'a self, instance: &'a InstanceId) -> Turn<'a> {
-        let instances = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = |instances: &mut BTreeSet<InstanceId>| instances.contains(instance);
-        let mut instances = self.done.wait_while(instances, taken).unwrap_or_else(PoisonError::into_inner);
+        let mut instances = self.instances.lock();
+        self.done.wait_while(&mut instances, |instances| instances.contains(instance));
         instances.insert(instance.clone());
         Turn { starting: self, instance }
     }
@@ -79,7 +79,7 @@ impl Starting {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.starting.instances.lock().unwrap_or_else(PoisonError::into_inner).remove(self.instance);
+        self.starting.instances.lock().remove(self.instance);
         self.starting.done.notify_all();
     }
 }
@@ -169,7 +169,7 @@ impl LocalHost {
 
 impl Inner {
     fn own(&self) -> MutexGuard<'_, HashMap<InstanceId, Own>> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+        self.own.lock()
     }
 
     fn scan(&self) -> Result<Vec<VmmProcess>, HostError> {

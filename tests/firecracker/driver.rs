@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use mvm_agent::driver::conformance;
-use mvm_agent::driver::firecracker::FirecrackerDriver;
-use mvm_agent::driver::{AtRest, Driver, DriverError, Keeping, VmState};
+use mvm_vmm::conformance;
+use mvm_vmm::firecracker::FirecrackerDriver;
+use mvm_vmm::{AtRest, Driver, DriverError, Keeping, VmState};
 use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -44,7 +44,7 @@ async fn sudden_ends_are_told() {
     let site = Site::new();
     let driver = site.driver(&[]);
     let end = async |instance: &mvm_proto::InstanceId| {
-        let spec = mvm_agent::driver::VmSpec { instance: instance.clone(), ..site.spec(0) };
+        let spec = mvm_vmm::VmSpec { instance: instance.clone(), ..site.spec(0) };
         site.signal(&spec, Signal::SIGKILL);
     };
     conformance::sudden_ends(&driver, &site.subject(), end).await.unwrap();
@@ -56,7 +56,7 @@ async fn an_end_is_told_before_the_vm_is_missed() {
     let host = conformance::ContraryHost::late(&site.path("data"));
     let driver = FirecrackerDriver::with_host(host, site.settings(&[])).unwrap();
     let end = async |instance: &mvm_proto::InstanceId| {
-        let spec = mvm_agent::driver::VmSpec { instance: instance.clone(), ..site.spec(0) };
+        let spec = mvm_vmm::VmSpec { instance: instance.clone(), ..site.spec(0) };
         site.signal(&spec, Signal::SIGKILL);
         mvm_tests::wait_until("the VMM's end", mvm_tests::PATIENCE, || site.vmm(&spec).is_none());
     };
@@ -72,7 +72,7 @@ async fn what_can_not_be_booted_is_refused() {
 }
 
 /// Whether the guest takes a new stream within a few seconds.
-async fn reachable(driver: &impl Driver, spec: &mvm_agent::driver::VmSpec) -> bool {
+async fn reachable(driver: &impl Driver, spec: &mvm_vmm::VmSpec) -> bool {
     let mut stream = driver.guest(&spec.instance).await.unwrap();
     let opened = async {
         // A write waits for the connection; the answer to an opening is an opening.

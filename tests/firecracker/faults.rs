@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_agent::driver::firecracker::{FirecrackerDriver, FirecrackerUnavailable};
-use mvm_agent::driver::{Driver, DriverError, Keeping, SnapshotRef, VmSpec, VmState};
 use mvm_tests::stand_in::machine::{SNAPSHOT_BEGUN, SNAPSHOT_GO_ON};
+use mvm_vmm::firecracker::{FirecrackerDriver, FirecrackerUnavailable};
+use mvm_vmm::{Driver, DriverError, Keeping, SnapshotRef, VmSpec, VmState};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 

@@ -2,11 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use mvm_agent::driver::firecracker::{
-    FirecrackerDriver, FirecrackerSettings, FirecrackerUnavailable, JailerSettings,
-};
-use mvm_agent::driver::{Driver, Keeping, VmState, conformance};
 use mvm_tests::stand_in::jailer::CGROUP2;
+use mvm_vmm::firecracker::{FirecrackerDriver, FirecrackerSettings, FirecrackerUnavailable, JailerSettings};
+use mvm_vmm::{Driver, Keeping, VmState, conformance};
 
 use crate::site::{JAILER, STAND_IN, Site, names};
 

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mvm_agent::driver::conformance::{self, Subject};
-use mvm_agent::driver::firecracker::{FirecrackerDriver, FirecrackerSettings, JailerSettings};
-use mvm_agent::driver::{BootImage, Driver, VmSpec};
+use mvm_image::BootImage;
 use mvm_needs::{Need, can_run};
 use mvm_proto::{Digest, InstanceId};
+use mvm_vmm::conformance::{self, Subject};
+use mvm_vmm::firecracker::{FirecrackerDriver, FirecrackerSettings, JailerSettings};
+use mvm_vmm::{Driver, VmSpec};
 use tokio::io::AsyncWriteExt;
 
 /// A guest that boots at all does so in a second or two; a KVM that emulates may take minutes, and then says so here.
@@ -70,8 +71,8 @@ async fn boots(driver: &FirecrackerDriver, subject: &Subject) -> Result<(), Stri
         revision: Digest::of(b"probe"),
         resources: subject.resources,
         image: subject.image.clone(),
-        bounds: mvm_agent::driver::Bounds::default(),
-        purpose: mvm_agent::driver::Purpose::default(),
+        bounds: mvm_vmm::Bounds::default(),
+        purpose: mvm_vmm::Purpose::default(),
     };
     let booted = driver.boot(&spec).await.map_err(|error| format!("{error:?}"));
     let spoken = async {

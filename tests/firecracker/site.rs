@@ -5,11 +5,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mvm_agent::driver::conformance::Subject;
-use mvm_agent::driver::firecracker::{FirecrackerDriver, FirecrackerSettings, Limits};
-use mvm_agent::driver::{BootImage, VmSpec};
+use mvm_image::BootImage;
 use mvm_proto::document::Resources;
 use mvm_proto::{Digest, InstanceId};
+use mvm_vmm::VmSpec;
+use mvm_vmm::conformance::Subject;
+use mvm_vmm::firecracker::{FirecrackerDriver, FirecrackerSettings, Limits};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -84,8 +85,8 @@ impl Site {
             revision: Digest::of(b"revision"),
             resources,
             image,
-            bounds: mvm_agent::driver::Bounds::default(),
-            purpose: mvm_agent::driver::Purpose::default(),
+            bounds: mvm_vmm::Bounds::default(),
+            purpose: mvm_vmm::Purpose::default(),
         }
     }
 

@@ -4,10 +4,10 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use mvm_agent::driver::firecracker::{FirecrackerSettings, JailerSettings, Limits};
-use mvm_agent::driver::{Driver, Keeping, VmSpec};
 use mvm_proto::document::Resources;
 use mvm_tests::stand_in::arguments::METRICS_MS;
+use mvm_vmm::firecracker::{FirecrackerSettings, JailerSettings, Limits};
+use mvm_vmm::{Driver, Keeping, VmSpec};
 use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

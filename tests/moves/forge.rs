@@ -5,7 +5,7 @@ use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use mvm_agent::archive::{Reader, Source, stored_bytes, write};
+use mvm_agent::instance::archive::{Reader, Source, stored_bytes, write};
 use mvm_proto::{Digest, InstanceId};
 use serde_json::{Value, json};
 

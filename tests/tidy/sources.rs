@@ -67,13 +67,19 @@ impl Source {
         numbered.filter(|(_, text)| !text.trim_start().starts_with("//"))
     }
 
-    /// Where the tests begin: the first line of a file of tests, else the line of `#[cfg(test)]`.
+    /// Where the tests begin: the first line of a file of tests, else the `#[cfg(test)]` before a module with a body.
     pub(crate) fn tests_from(&self) -> usize {
         let file_of_tests = self.name.starts_with("tests/")
             || self.name.contains("/tests/")
             || self.name.ends_with("/tests.rs")
             || self.name.ends_with("_tests.rs");
-        let marked = || self.lines().find(|(_, text)| text.trim() == "#[cfg(test)]").map(|(line, _)| line);
+        let marked = || {
+            let mut pairs = self.lines().zip(self.lines().skip(1));
+            let begins = |first: &str, next: &str| {
+                first.trim() == "#[cfg(test)]" && next.starts_with("mod ") && next.ends_with('{')
+            };
+            pairs.find(|((_, first), (_, next))| begins(first, next)).map(|((line, _), _)| line)
+        };
         if file_of_tests { 0 } else { marked().unwrap_or(usize::MAX) }
     }
 

@@ -6,11 +6,11 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use mvm_proto::TenantId;
+use mvm_proto::text::chain;
 use serde::Serialize;
 
 use super::file::{self, DROPPED, Head, LOST, Mark, RECOVERED, dir_of};
 use super::line::{self, Line, MAX_LINE_BYTES, beginning};
-use crate::text::chain;
 
 /// How many of a log's own notes a report repeats.
 const MAX_NOTES: usize = 100;

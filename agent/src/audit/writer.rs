@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_proto::TenantId;
+use mvm_proto::text::chain;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::file::{DROPPED, TenantLog};
 use super::{AuditError, AuditSettings, Entry, Shared};
-use crate::reconcile::Clock;
-use crate::text::chain;
+use crate::clock::Clock;
 
 /// Lines may be this long in the system's memory alone before they are forced to the disk.
 const SYNC_EVERY: Duration = Duration::from_secs(1);

@@ -4,16 +4,18 @@
 //! the cost of files included.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use mvm_host::{QuotaExceeded, fits};
 use mvm_planner::Action;
+use mvm_proto::text::chain;
 use mvm_proto::{InstanceId, Phase, TenantId};
+use mvm_vmm::Driver;
+use parking_lot::{Mutex, MutexGuard};
 
-use super::{Executor, PoolSpec, StepError};
-use crate::driver::Driver;
-use crate::record::Record;
-use crate::text::chain;
+use super::{Executor, StepError};
+use crate::instance::PoolSpec;
+use crate::instance::record::Record;
 
 /// What a VMM writes beside a guest's memory: the state of its devices, and notes.
 const DEVICES_BYTES: u64 = 4 << 20;
@@ -65,7 +67,7 @@ impl Drop for Room {
 
 impl Writing {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<InstanceId, (TenantId, u64)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Takes the room for a snapshot, if quota and disk have it.

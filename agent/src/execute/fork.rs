@@ -6,15 +6,16 @@
 
 use std::time::Duration;
 
+use mvm_image::BootImage;
+use mvm_proto::text::chain;
 use mvm_proto::{PoolId, TenantId};
+use mvm_vmm::{Bounds, Driver, DriverError, Keeping, Purpose, SnapshotRef, VmSpec};
 use tokio::time::Instant;
 
 use super::{Executor, StepError};
 use crate::crash;
-use crate::driver::{BootImage, Bounds, Driver, DriverError, Keeping, Purpose, SnapshotRef, VmSpec};
-use crate::record::Record;
-use crate::template::{Template, TemplateState};
-use crate::text::chain;
+use crate::instance::record::Record;
+use crate::instance::template::{Template, TemplateState};
 
 /// How long a revision that nothing could be forked from is booted before another try.
 const TRY_AGAIN: Duration = Duration::from_secs(600);

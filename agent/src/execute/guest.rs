@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use mvm_host::network::Mac;
+use mvm_image::BootImage;
+use mvm_image::ImageError;
 use mvm_planner::WorkloadState;
 use mvm_proto::guest::{FEATURE_HEALTH, Mount, Reborn, SetHealth};
 use mvm_proto::{Digest, InstanceId, Phase};
+use mvm_vmm::{Driver, VmExit};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
@@ -13,18 +16,15 @@ use zeroize::Zeroizing;
 use super::timing::{Stage, Stopwatch};
 use super::{Executor, StepError};
 use crate::crash;
-use crate::driver::{BootImage, Driver, VmExit};
-use crate::guest_link::{ANSWER_WITHIN, Drained, LinkError};
-use crate::image::ImageError;
-use crate::record::Record;
+use crate::guest::{ANSWER_WITHIN, Drained, LinkError};
+use crate::instance::DATA_DISK_PATH;
+use crate::instance::record::Record;
 
 /// A guest that was asked to end may take this much longer than the grace that its workload has.
 const SHUTDOWN_MARGIN: Duration = Duration::from_secs(3);
 
 /// The data disk's name on its bus, and where it goes.
 pub(crate) const DATA_DISK_SERIAL: &str = "data";
-pub(crate) const DATA_DISK_PATH: &str = "/data";
-
 /// What a drain came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Drain {

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use mvm_proto::document::SnapshotCompression;
+use mvm_proto::text::chain;
+use mvm_vmm::{Capability, Driver, Keeping};
 
-use super::{Executor, PoolSpec, StepError};
-use crate::driver::{Capability, Driver, Keeping};
-use crate::record::Record;
-use crate::text::chain;
+use super::{Executor, StepError};
+use crate::instance::PoolSpec;
+use crate::instance::record::Record;
 
 impl<D: Driver> Executor<D> {
     /// How the instance's snapshot is kept, and where the key to it is.

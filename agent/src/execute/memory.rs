@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use mvm_proto::text::chain;
 use mvm_proto::{InstanceId, Phase};
+use mvm_vmm::Driver;
 
 use super::Executor;
-use crate::driver::Driver;
+use crate::instance::records::Records;
 use crate::isolation::Isolation;
-use crate::state::Records;
-use crate::text::chain;
 
 impl<D: Driver> Executor<D> {
     /// Measures one instance after a step that changed what it costs. Nobody waits for it.

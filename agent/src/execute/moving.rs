@@ -6,17 +6,19 @@
 
 use std::time::Duration;
 
+use mvm_image::BootImage;
 use mvm_planner::Action;
 use mvm_proto::Phase;
+use mvm_proto::text::chain;
+use mvm_vmm::{Driver, DriverError, Part, SnapshotRef};
 use tokio::io::AsyncRead;
 
-use super::{Executor, PoolSpec, StepError};
-use crate::archive::{Header, Reader};
+use super::{Executor, StepError};
 use crate::crash;
-use crate::driver::{BootImage, Driver, DriverError, Part, SnapshotRef};
-use crate::record::Record;
-use crate::state::Lease;
-use crate::text::chain;
+use crate::instance::PoolSpec;
+use crate::instance::archive::{Header, Reader};
+use crate::instance::record::Record;
+use crate::instance::records::Lease;
 
 impl<D: Driver> Executor<D> {
     /// The files of the leased instance, which must sleep.

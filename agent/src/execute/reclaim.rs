@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use mvm_proto::InstanceId;
+use mvm_proto::text::chain;
+use mvm_vmm::Driver;
 
 use super::guest::Drain;
 use super::{Executor, StepError};
-use crate::driver::Driver;
-use crate::record::Record;
-use crate::text::chain;
+use crate::instance::record::Record;
 
 /// Where a guest's kernel says how much of its memory nobody uses.
 const MEMORY: &str = "/proc/meminfo";

@@ -8,15 +8,15 @@
 use std::sync::Arc;
 
 use mvm_planner::Action;
+use mvm_proto::text::chain;
 use mvm_proto::{InstanceId, Phase, Timestamp};
+use mvm_vmm::{Driver, VmState};
 
 use super::StepError;
 use crate::crash;
-use crate::driver::{Driver, VmState};
-use crate::record::Record;
-use crate::state::Records;
-use crate::template::TemplateState;
-use crate::text::chain;
+use crate::instance::record::Record;
+use crate::instance::records::Records;
+use crate::instance::template::TemplateState;
 
 /// What was found at start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -4,15 +4,16 @@ use std::time::Duration;
 
 use mvm_planner::Action;
 use mvm_proto::Phase;
+use mvm_proto::text::chain;
+use mvm_vmm::{Driver, DriverError};
 
 use super::guest::{Drain, Life};
 use super::timing::{Stage, Stopwatch, WakeKind};
-use super::{Executor, Order, PoolSpec, StepError};
+use super::{Executor, Order, StepError};
 use crate::crash;
-use crate::driver::{Driver, DriverError};
-use crate::record::Record;
-use crate::state::CallOff;
-use crate::text::chain;
+use crate::instance::PoolSpec;
+use crate::instance::record::Record;
+use crate::instance::records::CallOff;
 
 impl<D: Driver> Executor<D> {
     /// The snapshot is given up before the guest runs: a disk that moved on never meets old memory. Nothing need be

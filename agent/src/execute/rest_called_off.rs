@@ -5,15 +5,15 @@
 
 use std::time::Duration;
 
+use mvm_proto::text::chain;
 use mvm_proto::{InstanceId, Phase};
+use mvm_vmm::{Driver, Keeping, SnapshotRef};
 
 use super::guest::Drain;
 use super::{Executor, StepError};
 use crate::crash;
-use crate::driver::{Driver, Keeping, SnapshotRef};
-use crate::record::Record;
-use crate::state::CallOff;
-use crate::text::chain;
+use crate::instance::record::Record;
+use crate::instance::records::CallOff;
 
 /// A snapshot that is only about to be written does not hear that it should end: it is told again this often.
 const STOP_AGAIN: Duration = Duration::from_millis(20);

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use mvm_planner::{Action, RESTARTS_IN_PLACE, Workload, WorkloadState};
 use mvm_proto::Phase;
+use mvm_vmm::Driver;
 use tokio::time::Instant;
 
 use super::guest::health_of;
 use super::{Executor, StepError};
 use crate::crash;
-use crate::driver::Driver;
-use crate::guest_link::LinkError;
-use crate::record::Record;
-use crate::state::Lease;
+use crate::guest::LinkError;
+use crate::instance::record::Record;
+use crate::instance::records::Lease;
 
 impl<D: Driver> Executor<D> {
     /// How long its program may take to be found healthy, beyond the time to boot.

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use mvm_planner::{Action, Step};
 use mvm_proto::{DesiredState, InstanceId, Phase, PoolId, TenantId, Timestamp};
+use mvm_vmm::Driver;
 use tokio::task::JoinSet;
 
-use super::{Executor, Order, PoolSpec, StepError};
-use crate::driver::Driver;
-use crate::reconcile::gate::{Closed, Gate};
-use crate::state::{Lease, Records, StateError};
+use super::{Executor, Order, StepError};
+use crate::execute::gate::{Closed, Gate};
+use crate::instance::PoolSpec;
+use crate::instance::records::{Lease, Records, StateError};
 
 type PoolKey = (TenantId, PoolId);
 

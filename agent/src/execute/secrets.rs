@@ -3,13 +3,13 @@
 //! A guest has its own until it wipes them, so that nothing is given to one that was only paused. That they were wiped
 //! is recorded before it is done: whatever comes of the sleep, one that runs on is given them again.
 
+use mvm_proto::text::chain;
+use mvm_vmm::Driver;
 use zeroize::Zeroizing;
 
 use super::{Executor, StepError};
-use crate::driver::Driver;
-use crate::record::Record;
-use crate::state::Lease;
-use crate::text::chain;
+use crate::instance::record::Record;
+use crate::instance::records::Lease;
 
 impl<D: Driver> Executor<D> {
     /// What an instance's guest is to be given; absent: its tenant has none. Read before anything is done to the

@@ -6,9 +6,9 @@
 use std::time::Duration;
 
 use mvm_proto::InstanceId;
+use mvm_vmm::Driver;
 
 use super::Executor;
-use crate::driver::Driver;
 
 /// What the guest's kernel tells time by. The first one, which it gives up later, says so.
 const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";

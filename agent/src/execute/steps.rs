@@ -2,18 +2,19 @@
 
 use std::time::Duration;
 
+use mvm_image::Resolution;
 use mvm_planner::Action;
+use mvm_proto::text::chain;
 use mvm_proto::{Digest, Phase};
+use mvm_vmm::Driver;
 
 use super::guest::Life;
 use super::timing::{Stage, Stopwatch};
-use super::{Executor, Patience, PoolSpec, StepError};
+use super::{Executor, Patience, StepError};
 use crate::crash;
-use crate::driver::Driver;
-use crate::image::Resolution;
-use crate::record::{Intent, Record};
-use crate::state::CallOff;
-use crate::text::chain;
+use crate::instance::PoolSpec;
+use crate::instance::record::{Intent, Record};
+use crate::instance::records::CallOff;
 
 impl<D: Driver> Executor<D> {
     pub(super) async fn intend(&self, record: &mut Record, action: Action) -> Result<(), StepError> {

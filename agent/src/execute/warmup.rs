@@ -7,10 +7,10 @@ use std::time::Duration;
 use mvm_proto::InstanceId;
 use mvm_proto::document::Warmup;
 use mvm_proto::text::one_line;
+use mvm_vmm::Driver;
 
 use super::{Executor, StepError};
-use crate::driver::Driver;
-use crate::guest_link::{ExecEvent, ExecRequest};
+use crate::guest::{ExecEvent, ExecRequest};
 
 /// The guest ends a program when its time is over; one that does not say so is given up a little later.
 const MARGIN: Duration = Duration::from_secs(10);
@@ -49,7 +49,7 @@ impl<D: Driver> Executor<D> {
             }
         };
         let failure = match tokio::time::timeout(longest(warmup), run).await {
-            Ok(ended) => ended.map_err(|error: crate::guest_link::LinkError| {
+            Ok(ended) => ended.map_err(|error: crate::guest::LinkError| {
                 StepError::Warmup(format!("could not be run: {error}"))
             })?,
             Err(_) => Some(over(warmup)),

@@ -9,15 +9,15 @@ use mvm_host::cgroup::{Group, InstanceGroup, Limit, LimitEvent, TenantLimits, Us
 use mvm_host::{GroupsFound, Host as _, HostError, Operation, Outcome};
 use mvm_proto::document::IoLimits;
 use mvm_proto::status::{Condition, Event};
+use mvm_proto::text::chain;
 use mvm_proto::{DesiredState, TenantId, Timestamp};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 use super::disk_limits::{DiskLimits, in_words};
 use super::{Effort, Isolation};
-use crate::reconcile::Clock;
-use crate::state::Records;
-use crate::text::chain;
+use crate::clock::Clock;
+use crate::instance::records::Records;
 
 #[derive(Debug)]
 pub(crate) struct GroupKeeper {

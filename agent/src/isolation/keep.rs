@@ -8,15 +8,15 @@ use mvm_host::network::{NetworkFound, NetworkWanted, StrangerLink, TenantNet};
 use mvm_host::{Host as _, HostError, Operation, Outcome};
 use mvm_planner::Blocked;
 use mvm_proto::status::{Condition, Event};
+use mvm_proto::text::chain;
 use mvm_proto::{DesiredState, InstanceId, Timestamp};
 use tokio::sync::{broadcast, watch};
 use tokio::time::Instant;
 
 use super::wanted::Wanted;
 use super::{Isolation, NetworkMode};
-use crate::reconcile::Clock;
-use crate::state::Records;
-use crate::text::chain;
+use crate::clock::Clock;
+use crate::instance::records::Records;
 
 /// How many repairs or instances a condition or event names.
 const NAMED: usize = 3;
@@ -228,7 +228,7 @@ mod tests {
 
     use super::super::IsolationSettings;
     use super::*;
-    use crate::driver::DriverKind;
+    use mvm_vmm::DriverKind;
 
     #[tokio::test(start_paused = true)]
     async fn who_makes_a_network_is_waited_for_only_when_it_is_time_to_look() {

@@ -5,8 +5,7 @@ use std::str::FromStr;
 
 use mvm_host::cgroup::{CgroupSettings, Mode};
 use mvm_host::network::AddressRange;
-
-use crate::driver::DriverKind;
+use mvm_vmm::DriverKind;
 
 /// How instances are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

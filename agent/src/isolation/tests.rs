@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
 use super::*;
-use crate::reconcile::Clock;
-use crate::state::Records;
+use crate::clock::Clock;
+use crate::instance::records::Records;
 
 /// A hierarchy with the group of one instance, and data on a file system of this kind on a partition of the disk 8:16.
 struct Site {

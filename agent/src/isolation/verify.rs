@@ -8,7 +8,7 @@ use mvm_proto::{DesiredState, InstanceId};
 use serde::{Deserialize, Serialize};
 
 use super::{Isolation, NetworkMode};
-use crate::state::Records;
+use crate::instance::records::Records;
 
 /// A name that no instance of ours is given twice in a lifetime: a probe is on the wire for moments.
 const PROBE_ID: u32 = u32::MAX;

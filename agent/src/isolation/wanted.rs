@@ -6,7 +6,7 @@ use mvm_host::network::{DEFAULT_MTU, NetworkWanted, TenantNet};
 use mvm_proto::{DesiredState, Phase, TenantId};
 
 use super::{closed_net, port_of};
-use crate::record::Record;
+use crate::instance::record::Record;
 
 /// What should be there, and the tenants whose network can't be made now.
 #[derive(Debug, Default, PartialEq, Eq)]

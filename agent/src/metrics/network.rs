@@ -1,8 +1,9 @@
 //! What tenants and instances sent and received, and what the firewall dropped: read from the kernel's own counters.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use mvm_host::network::NetworkFound;
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -34,13 +35,13 @@ struct ReasonLabel {
 
 impl NetworkCounters {
     pub(super) fn set(&self, found: &NetworkFound) {
-        found.clone_into(&mut self.found.lock().unwrap_or_else(PoisonError::into_inner));
+        found.clone_into(&mut self.found.lock());
     }
 }
 
 impl Collector for NetworkCounters {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let found = self.found.lock().clone();
         let kind = ConstCounter::new(0_u64).metric_type();
         let help = "Bytes that tenants' instances sent and received";
         let mut tenants = encoder.encode_descriptor("mvm_tenant_network", help, Some(&Unit::Bytes), kind)?;

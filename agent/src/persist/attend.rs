@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use mvm_proto::document::Persist;
+use mvm_proto::text::chain;
 use mvm_proto::{InstanceId, Phase, TenantId};
 use tokio::time::Instant;
 
 use super::head::Has;
 use super::session::Session;
-use super::{PersistError, Seat, SessionMark, Sessions, locked};
-use crate::record::Record;
-use crate::state::Records;
-use crate::text::chain;
+use super::{PersistError, Seat, Sessions, locked};
+use crate::instance::SessionMark;
+use crate::instance::record::Record;
+use crate::instance::records::Records;
 
 /// An instance whose session is due.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -18,7 +18,7 @@ use super::index::{
 use super::shelf::Shelf;
 use super::vault::Vault;
 use crate::crash;
-use crate::guest_link::LinkError;
+use crate::guest::LinkError;
 
 /// How often a file that changes is read before it is left as it was.
 const ROUNDS: usize = 4;

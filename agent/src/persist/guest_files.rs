@@ -5,7 +5,7 @@ use std::future::Future;
 use mvm_proto::InstanceId;
 use mvm_proto::guest::{Entry, SetEntry};
 
-use crate::guest_link::{GuestLinks, LinkError};
+use crate::guest::{GuestLinks, LinkError};
 
 /// The files of one guest. All paths are absolute.
 pub(crate) trait GuestFiles: Sync {

@@ -172,7 +172,7 @@ impl<S: Shelf> Session<S> {
                 Err(error @ PersistError::Taken(_)) => return Err(error),
                 // The copy is whole; the next one tries again.
                 Err(error) => {
-                    let error = crate::text::chain(&error);
+                    let error = mvm_proto::text::chain(&error);
                     tracing::warn!(session = %self.name(), error, "could not remove what an older copy left");
                 }
                 Ok(()) => {}

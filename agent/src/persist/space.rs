@@ -6,10 +6,11 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use mvm_host::fits;
 use mvm_proto::TenantId;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::PersistError;
 
@@ -41,7 +42,7 @@ impl TenantUse {
 
 impl SessionSpace {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<TenantId, TenantUse>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// What a tenant's sessions were last found to take.

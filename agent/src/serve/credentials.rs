@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_pki::{LiveAnchors, LiveCredential};
+use mvm_proto::text::chain;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::certs::CertsDir;
-use crate::dir_watch::DirWatch;
 use crate::metrics::Metrics;
-use crate::text::chain;
+use crate::upkeep::certs::CertsDir;
+use crate::upkeep::dir_watch::DirWatch;
 
 /// The files are looked at this often even if no event came.
 const LOOK_EVERY: Duration = Duration::from_secs(60);

@@ -1,19 +1,26 @@
 //! The doors others come in by: the unix socket, the loopback port, HTTP/3. Bound first, opened when all is in place.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use std::time::Duration;
 
 use axum::Router;
 use mvm_pki::{ClientAuth, tls};
 use mvm_transport::{ALPN_H3, Server};
 use tokio::net::TcpListener;
+use tokio::time::Instant;
 use tracing::warn;
 
 use super::error::AgentError;
 use super::member::Member;
 use super::tasks::{Tasks, http_task};
-use crate::api::{Api, Door};
-use crate::local_socket::{LocalSocket, operators_group};
-use crate::settings::AgentSettings;
+use crate::intake::api::{Api, Door};
+use crate::intake::local_socket::{LocalSocket, operators_group};
+use crate::serve::settings::AgentSettings;
+
+const IN_USE_PATIENCE: Duration = Duration::from_secs(2);
+const IN_USE_PAUSE: Duration = Duration::from_millis(10);
 
 pub(super) struct Doors {
     socket: LocalSocket,
@@ -24,7 +31,21 @@ pub(super) struct Doors {
 }
 
 impl Doors {
+    /// Waits a while for what is in use: a VMM that a killed agent was about to start holds all that the agent had open
+    /// until it becomes its program.
     pub(super) async fn bind(settings: &AgentSettings, member: Option<&Member>) -> Result<Self, AgentError> {
+        let patience_ends = Instant::now() + IN_USE_PATIENCE;
+        loop {
+            match Self::try_bind(settings, member).await {
+                Err(error) if is_in_use(&error) && Instant::now() < patience_ends => {
+                    tokio::time::sleep(IN_USE_PAUSE).await;
+                }
+                bound => return bound,
+            }
+        }
+    }
+
+    async fn try_bind(settings: &AgentSettings, member: Option<&Member>) -> Result<Self, AgentError> {
         let socket = LocalSocket::bind(&settings.socket, operators_group())
             .map_err(|cause| AgentError::Socket { path: settings.socket.clone(), cause })?;
         let metrics = TcpListener::bind(settings.metrics_listen)
@@ -54,6 +75,12 @@ impl Doors {
     }
 }
 
+fn is_in_use(error: &(dyn std::error::Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| error.source())
+        .filter_map(|error| error.downcast_ref::<io::Error>())
+        .any(|error| error.kind() == io::ErrorKind::AddrInUse)
+}
+
 fn bind_api(settings: &AgentSettings, member: &Member) -> Result<Server, AgentError> {
     let bind = |address| {
         let tls = tls::server_config(
@@ -74,4 +101,29 @@ fn bind_api(settings: &AgentSettings, member: &Member) -> Result<Server, AgentEr
         // A kernel without IPv6 can't listen on `::`, which on all others means IPv4 as well.
         bind(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), settings.listen.port())).map_err(|_| error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_killed_agent_was_about_to_start_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut settings = AgentSettings::new(dir.path());
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        settings.metrics_listen = listener.local_addr().unwrap();
+        // As a VMM that has not become its program yet: it holds what was open in the process that started it.
+        let held = Stdio::from(OwnedFd::from(listener));
+        let mut holder = Command::new("sleep").arg("infinity").stdin(held).spawn().unwrap();
+        let ends = async {
+            tokio::time::sleep(IN_USE_PATIENCE / 2).await;
+            holder.kill().and_then(|()| holder.wait()).unwrap()
+        };
+        let (bound, _) = tokio::join!(Doors::bind(&settings, None), ends);
+        assert_eq!(bound.unwrap().addresses(), (None, settings.metrics_listen));
+    }
 }

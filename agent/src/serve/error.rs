@@ -9,8 +9,8 @@ use mvm_pki::{Identity, TlsError};
 use mvm_proto::{NodeId, Problem};
 use mvm_transport::BindError;
 
-use crate::certs::CertsError;
-use crate::reconcile::NodeError;
+use crate::node::assemble::NodeError;
+use crate::upkeep::certs::CertsError;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

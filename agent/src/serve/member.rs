@@ -10,10 +10,10 @@ use mvm_transport::Target;
 use super::credentials;
 use super::error::AgentError;
 use super::tasks::Tasks;
-use crate::certs::{CertsDir, CoordinatorRenewal};
 use crate::metrics::Metrics;
-use crate::node_info;
-use crate::settings::AgentSettings;
+use crate::node::info;
+use crate::serve::settings::AgentSettings;
+use crate::upkeep::certs::{CertsDir, CoordinatorRenewal};
 
 /// What an enrolled node is, beyond its settings.
 pub(super) struct Member {
@@ -78,7 +78,7 @@ pub(super) fn choose_node_id(
     let given = settings.node_id.clone();
     let Some(member) = member else {
         return given
-            .or_else(|| node_info::node_id_from_hostname(&info.hostname))
+            .or_else(|| info::node_id_from_hostname(&info.hostname))
             .ok_or_else(|| AgentError::NoNodeId { hostname: info.hostname.clone() });
     };
     let identity = member.credential.current().identity().clone();

@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
 use crate::metrics::Metrics;
-use crate::reconcile_task::NodeHandle;
-use crate::shutdown::DRAIN_DEADLINE;
+use crate::node::reconcile_task::NodeHandle;
+use crate::serve::shutdown::DRAIN_DEADLINE;
 
 /// Tasks with names. All of them are meant to run until they are told to stop.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! What is accepted, what is refused and by which code, and that it is durable.
 
-use mvm_agent::acceptor::{Acceptor, HardLimits};
-use mvm_agent::reconcile::Clock;
+use mvm_agent::clock::Clock;
+use mvm_agent::intake::acceptor::{Acceptor, HardLimits};
 use mvm_pki::signing::{SigningKey, seal};
 use mvm_proto::document::DOCUMENT_PAYLOAD_TYPE;
 use mvm_proto::{Digest, Envelope};

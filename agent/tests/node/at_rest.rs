@@ -4,11 +4,11 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use mvm_agent::driver::{AtRest, Driver as _, FakeDriver};
-use mvm_agent::execute::PoolSpec;
+use mvm_agent::instance::PoolSpec;
 use mvm_planner::Action;
 use mvm_proto::document::SnapshotCompression;
 use mvm_proto::{DesiredState, Phase};
+use mvm_vmm::{AtRest, Driver as _, FakeDriver};
 use serde_json::json;
 
 use crate::documents::{document, parse, pool, tenant};

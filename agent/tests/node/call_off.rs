@@ -6,14 +6,15 @@
 use std::path::Path;
 use std::time::Duration;
 
-use mvm_agent::driver::Driver as _;
-use mvm_agent::driver::fake::{Fault, Manner};
 use mvm_agent::execute::Order;
 use mvm_agent::execute::recover::{Hands, recover};
-use mvm_agent::node_actions::{Manual, ManualAction};
+use mvm_agent::node::actions::Manual;
 use mvm_planner::Action;
+use mvm_proto::ManualAction;
 use mvm_proto::status::WakeTiming;
 use mvm_proto::{Digest, InstanceId, Phase, Problem};
+use mvm_vmm::Driver as _;
+use mvm_vmm::fake::{Fault, Manner};
 use serde_json::json;
 use tokio::task::JoinHandle;
 

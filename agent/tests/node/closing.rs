@@ -1,6 +1,6 @@
 //! Once an agent waits for the last step to end, nothing new begins on its node.
 
-use mvm_agent::state::StateError;
+use mvm_agent::instance::records::StateError;
 
 use crate::subject::Subject;
 

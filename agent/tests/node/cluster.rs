@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use mvm_agent::acceptor::{Acceptor, AcceptorSettings, HardLimits};
-use mvm_agent::ledger::LEDGER_FILE;
-use mvm_agent::reconcile::Clock;
+use mvm_agent::clock::Clock;
+use mvm_agent::intake::acceptor::{Acceptor, AcceptorSettings, HardLimits};
+use mvm_agent::intake::ledger::LEDGER_FILE;
 use mvm_pki::signing::{SigningKey, seal};
 use mvm_pki::trust::{ImageSource, ImagesMetadata, RoleSpec, RootMetadata, RootSpec, TrustStore};
 use mvm_proto::document::DOCUMENT_PAYLOAD_TYPE;

@@ -1,8 +1,8 @@
 //! The agent's end at any point: nothing is lost, doubled or leaked, and what was half-done is resolved.
 
-use mvm_agent::driver::FakeDriver;
-use mvm_agent::driver::fake::Fault;
 use mvm_proto::DesiredState;
+use mvm_vmm::FakeDriver;
+use mvm_vmm::fake::Fault;
 use serde_json::json;
 
 use crate::documents::{document, parse, pool, simple, tenant};

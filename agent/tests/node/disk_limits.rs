@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mvm_agent::isolation::{Effort, IsolationSettings};
-use mvm_agent::reconcile::NodeSettings;
+use mvm_agent::node::assemble::NodeSettings;
 use mvm_host::AnyHost;
 use mvm_host::cgroup::{CgroupSettings, Mode, pretended};
 use mvm_proto::DesiredState;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_agent::ledger::InForce;
+use mvm_agent::node::InForce;
 use mvm_proto::status::Mark;
 use mvm_proto::{DesiredState, Digest};
 use serde_json::json;

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use mvm_agent::driver::Driver as _;
-use mvm_agent::driver::fake::Fault;
 use mvm_agent::execute::recover::{Hands, recover};
-use mvm_agent::record::Record;
+use mvm_agent::instance::record::Record;
 use mvm_planner::Action;
 use mvm_proto::Phase;
+use mvm_vmm::Driver as _;
+use mvm_vmm::fake::Fault;
 
 use crate::subject::Subject;
 

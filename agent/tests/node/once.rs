@@ -3,13 +3,15 @@
 use std::path::Path;
 use std::time::Duration;
 
-use mvm_agent::driver::DriverKind;
 use mvm_agent::isolation::IsolationSettings;
+use mvm_agent::node::assemble::NodeError;
+use mvm_agent::node::info::CapacityCaps;
+use mvm_agent::node::{OnceSettings, reconcile_once};
 use mvm_agent::persist::SessionLimits;
-use mvm_agent::reconcile::{NodeError, OnceSettings, reconcile_once};
-use mvm_agent::settings::{CapacityCaps, VmmSettings};
 use mvm_host::cgroup::CgroupSettings;
 use mvm_proto::DesiredState;
+use mvm_vmm::DriverKind;
+use mvm_vmm::VmmSettings;
 use serde_json::json;
 
 use crate::at_rest::put_key;

@@ -4,11 +4,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use mvm_agent::driver::fake::Manner;
-use mvm_agent::record::Record;
+use mvm_agent::instance::record::Record;
 use mvm_planner::Action;
 use mvm_proto::Phase;
 use mvm_proto::guest::Readiness;
+use mvm_vmm::fake::Manner;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_agent::acceptor::Acceptor;
-use mvm_agent::driver::FakeDriver;
-use mvm_agent::image::{ImageSettings, Images, NixSettings};
-use mvm_agent::node_actions::{Manual, ManualAction};
-use mvm_agent::reconcile::NodeSettings;
+use mvm_agent::intake::acceptor::Acceptor;
+use mvm_agent::node::actions::Manual;
+use mvm_agent::node::assemble::NodeSettings;
+use mvm_image::{ImageSettings, Images, NixSettings};
 use mvm_planner::Action;
+use mvm_proto::ManualAction;
 use mvm_proto::{Digest, InstanceId, Phase, Problem};
+use mvm_vmm::FakeDriver;
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, payload};

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use mvm_agent::driver::Driver as _;
-use mvm_agent::driver::fake::{Fault, Manner};
 use mvm_planner::Action;
 use mvm_proto::{DesiredState, Digest, Phase};
+use mvm_vmm::Driver as _;
+use mvm_vmm::fake::{Fault, Manner};
 use serde_json::json;
 
 use crate::documents::{document, parse, pool, tenant};
@@ -151,11 +151,11 @@ async fn one_that_runs_on_after_its_secrets_were_wiped_is_given_them_back_by_the
     // The pause after the wiping fails: it goes on as it is.
     node.driver.faults.plan("pause", Some(&id), 1, Fault::Fail);
     let by = "a test".to_owned();
-    let manual = mvm_agent::node_actions::Manual {
+    let manual = mvm_agent::node::actions::Manual {
         tenant: "acme".parse().unwrap(),
         pool: "workers".parse().unwrap(),
         instance: id.clone(),
-        action: mvm_agent::node_actions::ManualAction::Sleep,
+        action: mvm_proto::ManualAction::Sleep,
         override_for: std::time::Duration::ZERO,
         by,
     };

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_agent::driver::fake::Fault;
-use mvm_agent::ledger::InForce;
+use mvm_agent::node::InForce;
 use mvm_proto::status::Mark;
 use mvm_proto::{Digest, Phase};
+use mvm_vmm::fake::Fault;
 use serde_json::json;
 
 use crate::cluster::at;
@@ -206,6 +206,6 @@ async fn a_stopped_agent_finishes_what_is_under_way_and_leaves_instances_alone()
     tokio::time::sleep(Duration::from_millis(500)).await;
     node.stop.cancel();
     tokio::time::timeout(Duration::from_secs(10), node.task).await.unwrap().unwrap();
-    let vms = mvm_agent::driver::Driver::list(&*node.driver).await.unwrap();
+    let vms = mvm_vmm::Driver::list(&*node.driver).await.unwrap();
     assert_eq!(vms.len(), 2);
 }

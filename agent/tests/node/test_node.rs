@@ -4,18 +4,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_agent::driver::{Driver, FakeDriver};
-use mvm_agent::image::{Images, Vouched};
+use mvm_agent::clock::Clock;
+use mvm_agent::instance::records::Records;
 use mvm_agent::isolation::IsolationSettings;
-use mvm_agent::ledger::InForce;
+use mvm_agent::node::InForce;
+use mvm_agent::node::assemble::NodeSettings;
+use mvm_agent::node::reconcile_task::{Node, NodeHandle, reconcile_task};
 use mvm_agent::persist::SessionLimits;
-use mvm_agent::reconcile::{Clock, NodeSettings};
-use mvm_agent::reconcile_task::{Node, NodeHandle, reconcile_task};
-use mvm_agent::settings::VmmSettings;
-use mvm_agent::state::Records;
+use mvm_image::{Images, Vouched};
 use mvm_proto::status::{Capacity, NodeStatus};
 use mvm_proto::{DesiredState, InstanceId};
 use mvm_store::{Settings, SledStore, StoreError};
+use mvm_vmm::VmmSettings;
+use mvm_vmm::{Driver, FakeDriver};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -38,7 +39,7 @@ pub(crate) fn settings(dir: &Path) -> NodeSettings {
         node_id: NODE.parse().unwrap(),
         data_dir: dir.to_owned(),
         host: None,
-        driver: mvm_agent::driver::DriverKind::Fake,
+        driver: mvm_vmm::DriverKind::Fake,
         vmm: VmmSettings::default(),
         images_dir: dir.join("images"),
         vouched: Vouched::unchecked(),

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use mvm_agent::driver::{Driver as _, VmState};
-use mvm_agent::reconcile::NodeSettings;
+use mvm_agent::node::assemble::NodeSettings;
 use mvm_proto::status::WakeTiming;
 use mvm_proto::{InstanceId, Problem};
+use mvm_vmm::{Driver as _, VmState};
 use serde_json::json;
 
 use crate::documents::{document, parse, pool, simple, tenant};

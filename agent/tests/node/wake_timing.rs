@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use mvm_agent::driver::Driver as _;
 use mvm_agent::execute::{Wake, WakeKind};
 use mvm_proto::InstanceId;
 use mvm_proto::status::WakeTiming;
+use mvm_vmm::Driver as _;
 
 use crate::documents::simple;
 use crate::test_node::TestNode;

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use mvm_agent::driver::{Driver as _, FakeDriver};
 use mvm_proto::DesiredState;
 use mvm_proto::status::Event;
+use mvm_vmm::{Driver as _, FakeDriver};
 use serde_json::{Value, json};
 
 use crate::documents::{document, parse, pool, tenant};

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use mvm_agent::driver::fake::Manner;
 use mvm_proto::guest::Readiness;
 use mvm_proto::status::Event;
 use mvm_proto::{DesiredState, InstanceId};
+use mvm_vmm::fake::Manner;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
@@ -121,9 +121,23 @@ async fn what_its_pool_does_not_start_again_stays_ended_and_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_guest_that_says_this_and_that_does_not_drive_out_the_events_of_others() {
+    let (_dir, node, id, mut events) = started(&[("restart", json!("never"))]).await;
+    for _ in 0..40 {
+        node.driver.guest_says(&id, Readiness::Failed);
+        node.until(|status| condition(status, "WorkloadsRunning") == "False").await;
+        node.driver.guest_says(&id, Readiness::Ready);
+        node.until(|status| condition(status, "WorkloadsRunning") == "True").await;
+    }
+    let told = std::iter::from_fn(|| events.try_recv().ok());
+    let workloads = told.filter(|event| event.kind.starts_with("Workload")).count();
+    assert_eq!(workloads, 20, "while what it says is followed");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_guest_that_can_not_start_its_program_again_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
-    let driver = mvm_agent::driver::FakeDriver::open(&dir.path().join("fake-vms")).unwrap();
+    let driver = mvm_vmm::FakeDriver::open(&dir.path().join("fake-vms")).unwrap();
     driver.faults.set_manner(None, Manner::WithoutSecrets);
     let node = TestNode::start_on(dir.path(), crate::test_node::settings(dir.path()), driver).await;
     let mut events = node.handle.events();
@@ -158,7 +172,7 @@ async fn a_program_that_ended_while_no_agent_looked_is_told_and_started_again() 
     node.driver.guest_says(&id, Readiness::Failed);
     told(&mut events, "WorkloadRestarted").await;
     node.kill().await;
-    let driver = mvm_agent::driver::FakeDriver::open(&dir.path().join("fake-vms")).unwrap();
+    let driver = mvm_vmm::FakeDriver::open(&dir.path().join("fake-vms")).unwrap();
     driver.guest_says(&id, Readiness::Failed);
     let node = TestNode::start_on(dir.path(), crate::test_node::settings(dir.path()), driver).await;
     let mut events = node.handle.events();

@@ -1,7 +1,7 @@
 //! The API over HTTP/3: who may call what, and that every error is problem+json.
 
 use http::{Method, StatusCode};
-use mvm_agent::authz::TABLE;
+use mvm_agent::intake::authz::TABLE;
 use mvm_agent::{AgentSettings, RateSettings};
 use mvm_pki::Role;
 use mvm_transport::{Client, Limits};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Method;
-use mvm_agent::certs::{self, CertsError};
+use mvm_agent::upkeep::certs::{self, CertsError};
 use mvm_pki::{CsrNames, JoinToken, Role};
 
 use crate::cluster::{Cluster, NODE, PATIENCE, Running, now, request, wait_until};

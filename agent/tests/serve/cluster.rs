@@ -6,8 +6,6 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::{Method, Request, Response};
-use mvm_agent::driver::DriverKind;
-use mvm_agent::settings::DriverChoice;
 use mvm_agent::{Agent, AgentError, AgentSettings};
 use mvm_pki::tls::{self, ExpectedPeer};
 use mvm_pki::trust::{RoleSpec, RootSpec};
@@ -18,6 +16,8 @@ use mvm_pki::{
 use mvm_proto::document::DOCUMENT_PAYLOAD_TYPE;
 use mvm_proto::{ClusterId, DesiredState, Digest, Envelope, Problem, Provenance, SignedDocument, Timestamp};
 use mvm_transport::{ALPN_H3, Client, ConnectError, Limits, ResponseBody};
+use mvm_vmm::DriverChoice;
+use mvm_vmm::DriverKind;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -176,7 +176,7 @@ pub(crate) struct Running {
     pub(crate) api: Option<SocketAddr>,
     pub(crate) metrics: SocketAddr,
     pub(crate) socket: PathBuf,
-    pub(crate) node: mvm_agent::reconcile_task::NodeHandle,
+    pub(crate) node: mvm_agent::node::reconcile_task::NodeHandle,
     shutdown: CancellationToken,
     task: JoinHandle<Result<(), AgentError>>,
 }

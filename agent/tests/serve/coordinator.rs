@@ -1,7 +1,7 @@
 //! Just enough of a coordinator: enrolment and renewal as the real one answers them, and sessions by hand.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
@@ -14,6 +14,7 @@ use futures::future::BoxFuture;
 use mvm_pki::{Anchors, ClientAuth, Identity, JoinToken, LiveAnchors, LiveCredential, Role, tls};
 use mvm_proto::Problem;
 use mvm_transport::{ALPN_H3, ALPN_SESSION, Limits, Peer, Server, ServerSession, SessionHandler, Target};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -147,7 +148,7 @@ async fn ca(State(desk): State<Arc<Desk>>) -> String {
 
 async fn enrol(State(desk): State<Arc<Desk>>, Json(body): Json<Value>) -> Response {
     let token = JoinToken::parse(body["token"].as_str().unwrap()).unwrap();
-    let mut tokens = desk.tokens.lock().unwrap();
+    let mut tokens = desk.tokens.lock();
     let Some(index) = tokens.iter().position(|known| token.check(&known.secret_hash())) else {
         let problem = Problem::new(403, "token_refused", "the token was used", "Make a new token.");
         return (http::StatusCode::FORBIDDEN, Json(problem)).into_response();

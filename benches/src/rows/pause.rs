@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use mvm_agent::driver::qemu::Accelerator;
-use mvm_agent::driver::{BootImage, Driver as _, QemuDriver, QemuSettings, VmSpec};
-use mvm_agent::image::Store;
-use mvm_agent::settings::VmmSettings;
+use mvm_image::BootImage;
+use mvm_image::Store;
 use mvm_proto::document::Resources;
 use mvm_proto::{Digest, InstanceId};
+use mvm_vmm::VmmSettings;
+use mvm_vmm::qemu::Accelerator;
+use mvm_vmm::{Driver as _, QemuDriver, QemuSettings, VmSpec};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 
@@ -87,8 +88,8 @@ impl Guest {
             revision: Digest::of(b"bench"),
             resources: RESOURCES,
             image: image.clone(),
-            bounds: mvm_agent::driver::Bounds::default(),
-            purpose: mvm_agent::driver::Purpose::default(),
+            bounds: mvm_vmm::Bounds::default(),
+            purpose: mvm_vmm::Purpose::default(),
         };
         runtime()?.block_on(guest.driver().boot(&spec))?;
         Ok(guest)

@@ -3,15 +3,16 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use mvm_agent::driver::DriverKind;
+use mvm_agent::clock::Clock;
 use mvm_agent::isolation::IsolationSettings;
-use mvm_agent::ledger::InForce;
+use mvm_agent::node::InForce;
+use mvm_agent::node::assemble::NodeSettings;
+use mvm_agent::node::reconcile_task::{Node, NodeHandle, reconcile_task};
 use mvm_agent::persist::SessionLimits;
-use mvm_agent::reconcile::{Clock, NodeSettings};
-use mvm_agent::reconcile_task::{Node, NodeHandle, reconcile_task};
-use mvm_agent::settings::VmmSettings;
 use mvm_proto::DesiredState;
 use mvm_proto::status::Capacity;
+use mvm_vmm::DriverKind;
+use mvm_vmm::VmmSettings;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -33,7 +34,7 @@ pub(super) fn measure() -> Result<Row> {
         driver: DriverKind::Fake,
         vmm: VmmSettings::default(),
         images_dir: dir.path().join("images"),
-        vouched: mvm_agent::image::Vouched::unchecked(),
+        vouched: mvm_image::Vouched::unchecked(),
         secrets_dir: dir.path().join("secrets"),
         sessions_dir: dir.path().join("sessions"),
         session_limits: SessionLimits::default(),

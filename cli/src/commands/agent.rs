@@ -8,31 +8,34 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, anyhow};
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
-use mvm_agent::driver::DriverKind;
-use mvm_agent::driver_choice;
 use mvm_agent::isolation::{AddressRange, Effort, IsolationFlags, NetworkMode};
+use mvm_agent::node::info::CapacityCaps;
+use mvm_agent::node::{OnceSettings, Report, peek, reconcile_once};
 use mvm_agent::persist::SessionLimits;
-use mvm_agent::privileges::{HELPER_THREADS, give_up, run_helper};
-use mvm_agent::reconcile::{OnceSettings, Report, peek, reconcile_once};
-use mvm_agent::settings::{
-    CapacityCaps, DEFAULT_SECRETS_DIR, DriverChoice, VmmSettings, default_certs_dir, default_images_dir,
-    default_sessions_dir, default_socket,
+use mvm_agent::serve::privileges::{HELPER_THREADS, give_up, run_helper};
+use mvm_agent::serve::settings::{
+    DEFAULT_SECRETS_DIR, default_certs_dir, default_images_dir, default_sessions_dir, default_socket,
 };
-use mvm_agent::{AgentSettings, RateSettings, certs as agent_certs};
+use mvm_agent::upkeep::certs as agent_certs;
+use mvm_agent::{AgentSettings, RateSettings};
 use mvm_pki::{CsrNames, Identity};
 use mvm_planner::Observation;
 use mvm_proto::{DesiredState, NodeId, Timestamp};
 use mvm_transport::Target;
+use mvm_vmm::DriverKind;
+use mvm_vmm::choice;
+use mvm_vmm::{DriverChoice, VmmSettings};
 
-use crate::args::Global;
 use crate::client::{Operator, parse_target};
 use crate::commands::certs::{self, CertsCommand};
 use crate::commands::coordinator::split_names;
 use crate::commands::push::read_document;
-use crate::commands::{block_on, default_data_dir, one_thread, shutdown_on_signals};
+use crate::commands::{block_on, one_thread, shutdown_on_signals};
 use crate::endpoint::{Endpoint, EndpointArgs};
 use crate::exit::{Outcome, Run};
+use crate::global::Global;
 use crate::output::{self, Format};
+use crate::paths::default_data_dir;
 use crate::progress::Progress;
 
 #[derive(Debug, Subcommand)]
@@ -230,6 +233,9 @@ pub(crate) struct ServeArgs {
     /// How often the node is compared with its desired state when nothing happens
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     interval_secs: u64,
+    /// Put no idle instance to sleep when this machine is short of memory
+    #[arg(long)]
+    ignore_memory_pressure: bool,
     /// API requests each peer may make a second
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     rate_per_second: u32,
@@ -318,6 +324,7 @@ fn serve(global: &Global, args: ServeArgs) -> Run {
     settings.listen = args.listen;
     settings.metrics_listen = args.metrics_listen;
     settings.interval = Duration::from_secs(args.interval_secs);
+    settings.ignore_memory_pressure = args.ignore_memory_pressure;
     settings.rate = RateSettings { per_second: args.rate_per_second, burst: args.rate_burst };
     if let Some(socket) = args.socket {
         settings.socket = socket;
@@ -386,11 +393,11 @@ async fn reconcile(global: &Global, args: ReconcileArgs) -> Run {
 
 impl NodeArgs {
     async fn decide(&self) -> DriverKind {
-        driver_choice::decide(self.driver, &self.vmm(), &self.data_dir).await
+        choice::decide(self.driver, &self.vmm(), &self.data_dir).await
     }
 
     fn look_with(&self) -> DriverKind {
-        driver_choice::look_with(self.driver, &self.vmm(), &self.data_dir)
+        choice::look_with(self.driver, &self.vmm(), &self.data_dir)
     }
 
     fn once(&self, now: Timestamp, driver: DriverKind, dry_run: bool) -> OnceSettings {

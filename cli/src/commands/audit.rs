@@ -8,10 +8,10 @@ use clap::{Args, Subcommand};
 use mvm_agent::audit::{Kind, Line, Report, lines_of, tenants, verify_files, verify_tenant};
 use mvm_proto::{InstanceId, TenantId};
 
-use crate::args::Global;
-use crate::commands::default_data_dir;
 use crate::exit::{Outcome, Run};
+use crate::global::Global;
 use crate::output;
+use crate::paths::default_data_dir;
 
 /// A log may be written while it is read: a last line that is not whole is looked at again this often.
 const LOOKS: usize = 3;

@@ -5,17 +5,18 @@ use std::time::SystemTime;
 
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
-use mvm_agent::certs;
+use mvm_agent::upkeep::certs;
 use mvm_pki::{CertificateStatus, CsrNames, JoinToken};
 use mvm_proto::{NodeId, Timestamp};
 use mvm_transport::Target;
 
-use crate::args::Global;
 use crate::client::parse_target;
+use crate::commands::block_on;
 use crate::commands::coordinator::split_names;
-use crate::commands::{block_on, default_data_dir};
 use crate::exit::{Outcome, Run};
+use crate::global::Global;
 use crate::output::{self, Format};
+use crate::paths::default_data_dir;
 use crate::progress::Progress;
 
 #[derive(Debug, Subcommand)]

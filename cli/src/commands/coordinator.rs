@@ -7,18 +7,19 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use mvm_agent::shutdown::{notify_ready, notify_stopping, watchdog_task};
+use mvm_agent::serve::shutdown::{notify_ready, notify_stopping, watchdog_task};
 use mvm_coordinator::{CoordinatorSettings, InitSettings};
 use mvm_proto::{ClusterId, Timestamp};
 use tokio::sync::watch;
 
-use crate::args::Global;
 use crate::commands::operator::{self, OperatorCommand};
 use crate::commands::root::{self, RootCommand};
 use crate::commands::token::{self, TokenCommand};
-use crate::commands::{block_on, default_data_dir, shutdown_on_signals};
+use crate::commands::{block_on, shutdown_on_signals};
 use crate::exit::Run;
+use crate::global::Global;
 use crate::output;
+use crate::paths::default_data_dir;
 use crate::progress::Progress;
 
 #[derive(Debug, Subcommand)]

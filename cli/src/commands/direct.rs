@@ -17,9 +17,9 @@ use mvm_proto::status::{Mark, NodeStatus};
 use mvm_proto::{DesiredState, Digest, NodeId, SignedDocument, Timestamp};
 use mvm_transport::{ALPN_H3, Client, Limits, Target};
 
-use crate::args::Global;
 use crate::client::problem_from_json;
 use crate::exit::{Outcome, Run};
+use crate::global::Global;
 use crate::progress::Progress;
 
 /// A status line holds every pool of a node; this is far above the largest.

@@ -6,16 +6,16 @@ use std::time::SystemTime;
 
 use anyhow::anyhow;
 use clap::Args;
-use mvm_agent::doctor::{Check, DoctorSettings, Health, examine, worst};
-use mvm_agent::settings::{default_certs_dir, default_socket};
+use mvm_agent::serve::doctor::{Check, DoctorSettings, Health, examine, worst};
+use mvm_agent::serve::settings::{default_certs_dir, default_socket};
 use mvm_proto::Timestamp;
 use serde::Serialize;
 
-use crate::args::Global;
 use crate::commands::agent::{ProgramArgs, absolute_path};
-use crate::commands::default_data_dir;
 use crate::exit::{Outcome, Run};
+use crate::global::Global;
 use crate::output::{self, or_dash};
+use crate::paths::default_data_dir;
 use crate::progress::Progress;
 
 #[derive(Debug, Args)]

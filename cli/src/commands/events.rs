@@ -7,10 +7,10 @@ use http::Method;
 use mvm_proto::status::Event;
 use mvm_proto::wire::control::v1::GetNodeRequest;
 
-use crate::args::Global;
 use crate::client::{all_nodes, within};
 use crate::endpoint::{EndpointArgs, Session};
 use crate::exit::{Outcome, Run};
+use crate::global::Global;
 use crate::output::{self, or_dash};
 
 #[derive(Debug, Args)]

@@ -14,10 +14,10 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::agent_client::Pieces;
-use crate::args::Global;
-use crate::commands::instance::InstanceName;
 use crate::endpoint::{EndpointArgs, Session};
 use crate::exit::{Outcome, Run};
+use crate::global::Global;
+use crate::instances::InstanceName;
 use crate::instances::Instances;
 use crate::progress::Progress;
 

@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand};
-use mvm_agent::image::{
+use mvm_image::{
     self, Built, Collected, ImageRef, ImageSettings, KeepRules, Manifest, NixSettings, Store, Work,
 };
 use mvm_proto::{Digest, ProfileId, Timestamp};
 use nix::unistd::{User, geteuid};
 use serde::Serialize;
 
-use crate::args::Global;
-use crate::commands::default_data_dir;
 use crate::exit::{Outcome, Run};
+use crate::global::Global;
 use crate::output;
+use crate::paths::default_data_dir;
 use crate::progress::Progress;
 
 #[derive(Debug, Subcommand)]
@@ -87,7 +87,7 @@ pub(crate) struct MakingArgs {
 
 impl MakingArgs {
     fn settings(&self) -> ImageSettings {
-        let beside = || image::find_guest(&std::env::current_exe().ok()?);
+        let beside = || mvm_image::find_guest(&std::env::current_exe().ok()?);
         ImageSettings {
             guest: self.guest.clone().or_else(beside),
             cache: self.cache_dir.clone(),
@@ -223,7 +223,7 @@ pub(crate) fn run(global: &Global, command: ImageCommand) -> Run {
         ImageCommand::Rm(args) => {
             let store = args.store.open()?;
             let digest = find(&store, &args.image)?;
-            image::remove(&store, &digest, args.force).map_err(anyhow::Error::new)?;
+            mvm_image::remove(&store, &digest, args.force).map_err(anyhow::Error::new)?;
             Progress::new(global.quiet).say(format!("removed {digest}"));
             Ok(())
         }
@@ -244,7 +244,7 @@ fn build(
     let asked = ImageRef { flake_ref: reference, profile, digest: outcome.expect };
     let never = AtomicBool::new(false);
     let built =
-        image::build(&store, &asked, settings, &Work::new(&tell, &never)).map_err(anyhow::Error::new)?;
+        mvm_image::build(&store, &asked, settings, &Work::new(&tell, &never)).map_err(anyhow::Error::new)?;
     if pin {
         store.pin(&built.reference, &built.profile, true).map_err(anyhow::Error::new)?;
     }
@@ -326,7 +326,7 @@ fn collect(global: &Global, args: &GcArgs) -> Run {
     let rules =
         KeepRules { references_for: args.keep_references, young_for: args.keep_young, dry_run: args.dry_run };
     let collected: Collected =
-        image::collect(&store, &Default::default(), &rules).map_err(anyhow::Error::new)?;
+        mvm_image::collect(&store, &Default::default(), &rules).map_err(anyhow::Error::new)?;
     output::show(global.output, &collected, |_| {
         let mut table = output::table(["IMAGE", "RESULT"]);
         let verb = if args.dry_run { "would be removed" } else { "removed" };

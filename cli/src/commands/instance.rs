@@ -1,18 +1,17 @@
 //! `mvm instance`: the microVMs of a node or of a cluster, one by one.
 
-use std::str::FromStr;
-
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
-use mvm_agent::node_actions::ManualAction;
+use mvm_proto::ManualAction;
 use mvm_proto::status::{InstanceStatus, WakeTiming};
-use mvm_proto::{InstanceId, Phase, PoolId, TenantId};
+use mvm_proto::{Phase, PoolId, TenantId};
 
-use crate::args::Global;
 use crate::commands::exec::{self, ExecArgs};
 use crate::commands::instance_move::{self, ExportArgs, ImportArgs};
 use crate::endpoint::EndpointArgs;
 use crate::exit::{Outcome, Run};
+use crate::global::Global;
+use crate::instances::InstanceName;
 use crate::instances::{Filter, Found, Instances};
 use crate::output::{self, or_dash};
 use crate::progress::Progress;
@@ -43,29 +42,6 @@ pub(crate) enum InstanceCommand {
     Export(ExportArgs),
     /// Take in an instance that another node exported; it sleeps here until it is woken
     Import(ImportArgs),
-}
-
-/// `i-0123abcd`, or `tenant/pool/i-0123abcd`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct InstanceName {
-    pub(crate) pool: Option<(TenantId, PoolId)>,
-    pub(crate) id: InstanceId,
-}
-
-impl FromStr for InstanceName {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let id = |text: &str| text.parse::<InstanceId>().map_err(|error| format!("an instance id {error}"));
-        match text.split('/').collect::<Vec<_>>()[..] {
-            [only] => Ok(Self { pool: None, id: id(only)? }),
-            [tenant, pool, last] => {
-                let tenant = tenant.parse().map_err(|error| format!("a tenant's id {error}"))?;
-                let pool = pool.parse().map_err(|error| format!("a pool's id {error}"))?;
-                Ok(Self { pool: Some((tenant, pool)), id: id(last)? })
-            }
-            _ => Err("must be an instance id such as i-0123abcd, or tenant/pool/i-0123abcd".to_owned()),
-        }
-    }
 }
 
 #[derive(Debug, Args)]

@@ -5,9 +5,9 @@ use clap::{Args, Subcommand};
 use mvm_agent::isolation::NetworkReport;
 use serde_json::json;
 
-use crate::args::Global;
 use crate::endpoint::EndpointArgs;
 use crate::exit::{Outcome, Run};
+use crate::global::Global;
 use crate::output;
 
 #[derive(Debug, Subcommand)]

@@ -6,10 +6,10 @@ use mvm_proto::status::fit::STATUS_COMPLETE;
 use mvm_proto::status::{Capability, Condition, Counts, Mark, NodeInfo, NodeStatus};
 use mvm_proto::wire::control::v1::{GetNodeRequest, Node, RemoveNodeRequest};
 
-use crate::args::Global;
 use crate::client::{Operator, all_nodes, within};
 use crate::endpoint::{EndpointArgs, Session};
 use crate::exit::{Outcome, Run};
+use crate::global::Global;
 use crate::output::{self, or_dash};
 use crate::progress::Progress;
 

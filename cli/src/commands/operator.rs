@@ -7,11 +7,12 @@ use clap::{Args, Subcommand};
 use mvm_proto::Timestamp;
 use mvm_proto::wire::control::v1::{ListOperatorsRequest, Operator as Listed, RemoveOperatorRequest};
 
-use crate::args::Global;
 use crate::client::{Operator, within};
-use crate::commands::{block_on, default_data_dir};
+use crate::commands::block_on;
 use crate::exit::Run;
+use crate::global::Global;
 use crate::output::{self, or_dash};
+use crate::paths::default_data_dir;
 use crate::progress::Progress;
 
 #[derive(Debug, Subcommand)]

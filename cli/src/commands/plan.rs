@@ -12,9 +12,9 @@ use mvm_proto::document::{Pool, Tenant};
 use mvm_proto::{DesiredState, Digest, InstanceId, PoolId, TenantId, Timestamp};
 use serde::Serialize;
 
-use crate::args::Global;
 use crate::commands::push::read_document;
 use crate::exit::{Outcome, Run};
+use crate::global::Global;
 use crate::output;
 use crate::progress::Progress;
 

@@ -11,11 +11,12 @@ use mvm_proto::wire::control::v1::{GetNodeRequest, PushProgress, PushRequest};
 use mvm_proto::{DesiredState, NodeId};
 use mvm_transport::Target;
 
-use crate::args::Global;
 use crate::client::{self, Operator, problem_from_json, refused, within};
-use crate::commands::{default_data_dir, direct};
+use crate::commands::direct;
 use crate::exit::{Outcome, Run};
+use crate::global::Global;
 use crate::output;
+use crate::paths::default_data_dir;
 use crate::progress::Progress;
 
 /// As many as fit a screen; `mvm node info` has them all.

@@ -6,10 +6,10 @@ use std::time::SystemTime;
 use clap::{Args, Subcommand};
 use mvm_proto::{Digest, Timestamp};
 
-use crate::args::Global;
-use crate::commands::default_data_dir;
 use crate::exit::Run;
+use crate::global::Global;
 use crate::output;
+use crate::paths::default_data_dir;
 use crate::progress::Progress;
 
 #[derive(Debug, Subcommand)]

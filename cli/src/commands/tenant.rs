@@ -6,10 +6,10 @@ use mvm_proto::wire::control::v1::GetNodeRequest;
 use mvm_proto::{PoolId, TenantId};
 use serde::{Deserialize, Serialize};
 
-use crate::args::Global;
 use crate::client::{all_nodes, within};
 use crate::endpoint::{EndpointArgs, Session};
 use crate::exit::{Outcome, Run};
+use crate::global::Global;
 use crate::output;
 
 #[derive(Debug, Subcommand)]

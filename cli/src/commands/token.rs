@@ -8,10 +8,10 @@ use clap::{Args, Subcommand};
 use mvm_proto::NodeId;
 use mvm_proto::wire::control::v1::{CreateTokenRequest, ListTokensRequest, RevokeTokenRequest, Token};
 
-use crate::args::Global;
 use crate::client::{Operator, within};
 use crate::commands::trust::pin::check_token;
 use crate::exit::Run;
+use crate::global::Global;
 use crate::output::{self, or_dash};
 use crate::progress::Progress;
 

@@ -20,15 +20,15 @@ use mvm_pki::trust::{Supplied, root_digest};
 use mvm_pki::{SigningKey, TrustBundle};
 use mvm_proto::Timestamp;
 use mvm_proto::wire::control::v1::TrustState;
+use pin::{Pins, in_operator_dir};
 use serde::Serialize;
+use statements::{bundle_of, fetch, hand_over, read_bundle, write_bundle};
 
-use crate::args::Global;
 use crate::client::Operator;
 use crate::exit::Run;
+use crate::global::Global;
 use crate::output::{self, or_dash};
 use crate::progress::Progress;
-use pin::{Pins, in_operator_dir};
-use statements::{bundle_of, fetch, hand_over, read_bundle, write_bundle};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TrustCommand {

@@ -6,10 +6,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mvm_proto::InstanceId;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
@@ -41,7 +42,7 @@ struct Shared {
 
 impl Shared {
     fn waiting(&self) -> MutexGuard<'_, Option<Waiting>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 
     /// Dropping what they wait on tells all who wait.

@@ -5,8 +5,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc};
@@ -163,8 +164,8 @@ async fn write(stream: Arc<UnixStream>, mut answers: mpsc::Receiver<Frame>) {
 }
 
 impl Helper {
-    fn waits(&self) -> std::sync::MutexGuard<'_, HashMap<u64, AbortHandle>> {
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waits(&self) -> parking_lot::MutexGuard<'_, HashMap<u64, AbortHandle>> {
+        self.waits.lock()
     }
 
     fn forget(&self, number: u64) {

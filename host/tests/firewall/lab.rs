@@ -5,12 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use mvm_host::firewall::{Firewall, FirewallError, Inspection, Reason};
 use mvm_host::network::{DEFAULT_MTU, Mac, Port, TenantNet, bridge_name, tap_name};
 use mvm_proto::InstanceId;
 use mvm_proto::document::EgressMode;
+use parking_lot::Mutex;
 
 use crate::frames::{Tap, ethernet};
 use crate::space::{Space, wait_until};
@@ -124,7 +125,7 @@ impl Lab {
         &self,
         act: impl FnOnce(&mut Firewall) -> Result<T, FirewallError>,
     ) -> Result<T, FirewallError> {
-        act(&mut self.firewall.lock().unwrap())
+        act(&mut self.firewall.lock())
     }
 
     pub(crate) fn inspect(&self) -> Inspection {

@@ -11,8 +11,8 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
@@ -26,6 +26,7 @@ use mvm_host::{
 use mvm_needs::{Need, can_run};
 use mvm_proto::InstanceId;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use parking_lot::RwLock;
 
 use crate::escape::{AGENT, Scene};
 use crate::suite::{JAILED, PATIENCE};
@@ -416,7 +417,7 @@ impl Swappers {
             let mut random = Rng::with_seed(seed);
             let mut turn = 0;
             while !stop.load(Ordering::Relaxed) {
-                let _running = pause.read().unwrap();
+                let _running = pause.read();
                 act(&mut random, turn);
                 turn += 1;
                 swaps.fetch_add(1, Ordering::Relaxed);
@@ -561,7 +562,7 @@ async fn whatever_a_hostile_agent_asks_for_in_whatever_order_nothing_outside_is_
             task.await.unwrap();
         }
         // What is looked at must stay as it is, for this must not follow a link either.
-        let _paused = swappers.pause.write().unwrap();
+        let _paused = swappers.pause.write();
         assert_eq!(canaries.touched(), Vec::<String>::new(), "after {sequences} sequences, {SEED}={seed}");
         for dir in ["vms", "jails"] {
             let found = canaries.found_in(&scene.data_dir().join(dir));

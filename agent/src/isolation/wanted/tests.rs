@@ -4,7 +4,7 @@ use mvm_proto::{Digest, InstanceId, Timestamp};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::record::Net;
+use crate::instance::record::Net;
 
 fn record(number: u32, tenant: &str, net: Option<(u16, &str)>, phase: Phase) -> Record {
     let subnet = net.map(|(_, subnet)| subnet).unwrap_or("10.1.0.0/24");

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 use mvm_proto::guest::{Entry, SetEntry};
+use parking_lot::Mutex;
 use tempfile::TempDir;
 
-use crate::guest_link::LinkError;
+use crate::guest::LinkError;
 use crate::persist::guest_files::GuestFiles;
 use crate::persist::index::{Kind, kind_of};
 
@@ -48,7 +48,7 @@ impl Folder {
 
     /// Every read of it is followed by a change.
     pub(super) fn change_while_read(&self, name: &str) {
-        *self.changing.lock().unwrap() = Some(self.path(name));
+        *self.changing.lock() = Some(self.path(name));
     }
 }
 
@@ -112,7 +112,7 @@ impl GuestFiles for Folder {
         let mut bytes = vec![0; usize::try_from(limit.min(PIECE_BYTES)).unwrap()];
         let length = file.read_at(&mut bytes, offset).map_err(|error| refused(&error))?;
         bytes.truncate(length);
-        let changing = self.changing.lock().unwrap().clone();
+        let changing = self.changing.lock().clone();
         if changing.as_deref() == Some(Path::new(path)) {
             // The same length each time, and perhaps within one tick of the clock.
             let old = std::fs::read(path).unwrap();

@@ -1,15 +1,15 @@
 //! Guests that lie about their files, or never end. What they cost is bounded, and the last copy stays whole.
 
 use std::collections::BTreeSet;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mvm_proto::guest::{Entry, SetEntry};
+use parking_lot::Mutex;
 
 use super::folder::{Folder, looks, write};
 use super::{Breaking, EVERY, at, brought_back, vault};
-use crate::guest_link::LinkError;
+use crate::guest::LinkError;
 use crate::persist::PersistError;
 use crate::persist::guest_files::GuestFiles;
 use crate::persist::head::Has;
@@ -91,7 +91,7 @@ impl GuestFiles for Hostile {
             return Err(LinkError::Silent(within));
         }
         let mut bytes = vec![0; usize::try_from(limit).unwrap()];
-        self.random.lock().unwrap().fill(&mut bytes);
+        self.random.lock().fill(&mut bytes);
         Ok(bytes)
     }
 

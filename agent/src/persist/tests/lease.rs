@@ -4,18 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use mvm_proto::guest::{Entry, SetEntry};
 use tokio::sync::Semaphore;
 
 use super::folder::{Folder, looks, write};
 use super::{Breaking, EVERY, at, brought_back, holder, take, vault};
-use crate::guest_link::LinkError;
+use crate::guest::LinkError;
 use crate::persist::PersistError;
 use crate::persist::guest_files::GuestFiles;
 use crate::persist::head::Has;
 use crate::persist::session::Session;
 use crate::persist::shelf::{Listed, Shelf, ShelfError};
 use crate::persist::vault::Vault;
-use mvm_proto::guest::{Entry, SetEntry};
 
 /// Every read and every write takes this long.
 #[derive(Debug)]

@@ -4,17 +4,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use mvm_proto::{Digest, InstanceId, NodeId, Timestamp};
+use mvm_vmm::FakeDriver;
 use serde_json::json;
 use tokio::sync::broadcast;
 
 use super::super::vault::Vault;
 use super::super::{ObjectShelf, SessionLimits, SessionSettings, Sessions};
 use super::{EVERY, Has, Holder, Session};
-use crate::driver::FakeDriver;
-use crate::guest_link::GuestLinks;
-use crate::reconcile::Clock;
-use crate::record::Record;
-use crate::state::Records;
+use crate::clock::Clock;
+use crate::guest::GuestLinks;
+use crate::instance::record::Record;
+use crate::instance::records::Records;
 
 fn node(name: &str) -> NodeId {
     name.parse().unwrap()

@@ -16,11 +16,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::super::{SessionLimits, SessionSettings, Sessions};
 use super::{EVERY, Has, Holder, ObjectShelf, Session, Vault};
-use crate::guest_link::stand_in::{Answers, links_to};
-use crate::reconcile::Clock;
-use crate::record::Record;
-use crate::sessions_task::sessions_task;
-use crate::state::Records;
+use crate::clock::Clock;
+use crate::guest::stand_in::{Answers, links_to};
+use crate::instance::record::Record;
+use crate::instance::records::Records;
+use crate::upkeep::sessions_task::sessions_task;
 
 /// One copy may take this long.
 const COPY_WITHIN: Duration = Duration::from_secs(600);

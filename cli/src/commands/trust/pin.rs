@@ -13,9 +13,9 @@ use mvm_pki::{JoinToken, TrustStore};
 use mvm_proto::{Digest, Timestamp};
 
 use super::statements::{bundle_of, fetch, read_bundle};
-use crate::args::Global;
 use crate::client::Operator;
 use crate::exit::Run;
+use crate::global::Global;
 use crate::progress::Progress;
 
 #[derive(Debug, Args)]

@@ -16,9 +16,9 @@ use mvm_proto::Timestamp;
 use super::difference::{View, difference};
 use super::pin::{Pins, places};
 use super::statements::{bundle_of, fetch, hand_over, read_bundle, write_bundle};
-use crate::args::Global;
 use crate::client::Operator;
 use crate::exit::{Outcome, Run};
+use crate::global::Global;
 use crate::progress::Progress;
 
 /// Where the current state is read from and the signed one goes to.

@@ -8,9 +8,9 @@ use mvm_proto::Envelope;
 use mvm_proto::wire::control::v1::{GetTrustRequest, TrustState, UpdateTrustRequest};
 
 use super::show;
-use crate::args::Global;
 use crate::client::{Operator, within};
 use crate::exit::{Outcome, Run};
+use crate::global::Global;
 
 pub(super) async fn hand_over(global: &Global, operator: &Operator, bundle: &TrustBundle) -> Run {
     let mut client = operator.connect(global).await?;

@@ -11,8 +11,8 @@ use mvm_proto::{Digest, Timestamp};
 use super::difference::View;
 use super::signing::{Place, start};
 use super::statements::read_keys;
-use crate::args::Global;
 use crate::exit::Run;
+use crate::global::Global;
 
 #[derive(Debug, Args)]
 pub(crate) struct VouchArgs {

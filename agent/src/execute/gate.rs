@@ -1,0 +1,37 @@
+//! Keeps plans and requests from overlooking each other.
+//!
+//! A pass and the check of a request each close the gate while they read the records, decide, and take what they decided
+//! on: never for longer, so that no request waits while a pass looks at the machine. A request that was let in took room
+//! that the steps of an earlier plan may have counted on: what of them has not begun waits for the next plan.
+
+use std::cell::Cell;
+
+use parking_lot::{Mutex, MutexGuard};
+
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    /// How many requests were let in so far.
+    admitted: Mutex<Cell<u64>>,
+}
+
+/// Nobody else decides until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Closed<'a>(MutexGuard<'a, Cell<u64>>);
+
+impl Gate {
+    pub(crate) fn close(&self) -> Closed<'_> {
+        Closed(self.admitted.lock())
+    }
+}
+
+impl Closed<'_> {
+    /// How many requests were let in so far.
+    pub(crate) fn admitted(&self) -> u64 {
+        self.0.get()
+    }
+
+    /// A request goes on with what it was checked for.
+    pub(crate) fn admit(&self) {
+        self.0.set(self.0.get() + 1);
+    }
+}

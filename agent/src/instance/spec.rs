@@ -1,0 +1,74 @@
+//! What a pool's instances are made of.
+
+use std::time::Duration;
+
+use mvm_image::ImageRef;
+use mvm_proto::document::{
+    Health, IoLimits, Persist, Pool, Resources, Restart, SeccompPolicy, Subnet, Tenant, Warmup,
+};
+use mvm_proto::{Digest, ProfileId};
+use mvm_vmm::AtRest;
+
+/// What a pool's instances are made of now, and how they are put to rest.
+#[derive(Debug, Clone)]
+pub struct PoolSpec {
+    pub revision: Digest,
+    pub resources: Resources,
+    pub flake_ref: String,
+    pub profile: ProfileId,
+    pub image_digest: Option<Digest>,
+    /// The digest of its tenant's secrets.
+    pub secrets: Option<Digest>,
+    /// Where its addresses come from.
+    pub subnet: Subnet,
+    pub net_id: u16,
+    pub seccomp: SeccompPolicy,
+    /// How its instances are kept while they sleep.
+    pub at_rest: AtRest,
+    /// What its tenant may have on disk.
+    pub max_disk_bytes: u64,
+    /// For a guest to shut down, and to finish its work before it is paused.
+    pub grace: Duration,
+    pub drain: Duration,
+    pub persist: Option<Persist>,
+    pub warmup: Option<Warmup>,
+    pub io_limits: Option<Box<IoLimits>>,
+    /// What the end of its instances' program means, and how its health is checked.
+    pub restart: Restart,
+    pub health: Option<Box<Health>>,
+}
+
+impl PoolSpec {
+    #[must_use]
+    pub fn of(tenant: &Tenant, pool: &Pool) -> Self {
+        Self {
+            revision: mvm_planner::revision_of(tenant, pool),
+            resources: pool.instance_resources,
+            flake_ref: pool.flake_ref.clone(),
+            profile: pool.profile.clone(),
+            image_digest: pool.image_digest,
+            secrets: tenant.secrets_hash,
+            subnet: tenant.network.ipv4_subnet,
+            net_id: tenant.network.tenant_net_id,
+            seccomp: pool.seccomp_policy,
+            at_rest: AtRest { compression: pool.snapshot_compression, encryption: pool.snapshot_encryption },
+            max_disk_bytes: tenant.quotas.max_disk_gib.saturating_mul(1 << 30),
+            grace: Duration::from_secs(pool.runtime_policy.graceful_shutdown_seconds),
+            drain: Duration::from_secs(pool.runtime_policy.drain_timeout_seconds),
+            persist: pool.persist.as_deref().cloned(),
+            warmup: pool.warmup.as_deref().cloned(),
+            io_limits: pool.io_limits.clone(),
+            restart: pool.restart,
+            health: pool.health.clone(),
+        }
+    }
+
+    #[must_use]
+    pub fn image(&self) -> ImageRef {
+        ImageRef {
+            flake_ref: self.flake_ref.clone(),
+            profile: self.profile.clone(),
+            digest: self.image_digest,
+        }
+    }
+}

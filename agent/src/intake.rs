@@ -1,0 +1,13 @@
+//! How orders come in: over the session to the coordinator, over HTTP/3, over the local socket, from a file.
+//!
+//! Documents meet one [`acceptor`] whatever way they came, and are in the [`ledger`] before they are in force. Who may ask
+//! what is one table ([`authz`]).
+
+pub mod acceptor;
+pub mod api;
+pub mod authz;
+pub mod ledger;
+pub mod local_socket;
+pub mod removed_operators;
+pub mod session_task;
+pub mod source;

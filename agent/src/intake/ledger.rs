@@ -1,0 +1,174 @@
+//! The last accepted document and its place in the order: one file, durable before the first effect.
+//!
+//! [`judge`] holds the rules, pure. [`Ledger`] holds the file, apart from any database: temp, fsync, rename. A file
+//! that can't be read is an error and never an empty ledger, for that would let an old document in again.
+
+pub mod judge;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mvm_pki::files::write_atomic;
+use mvm_proto::envelope::Payload;
+use mvm_proto::status::Mark;
+use mvm_proto::{Digest, Envelope, SignedDocument, Verified};
+use serde::{Deserialize, Serialize};
+
+use crate::node::InForce;
+
+pub use judge::{MAX_SKEW, Refused, Verdict, judge};
+
+/// The ledger's name in the data directory.
+pub const LEDGER_FILE: &str = "ledger.json";
+
+/// The file's format; a newer one is not guessed at.
+const FORMAT: u32 = 1;
+
+/// Documents name what tenants run: nobody but root reads them.
+const MODE: u32 = 0o600;
+
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerError {
+    #[error("could not {action} the ledger {path}")]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error(
+        "the ledger {path} is damaged ({reason}). It holds the highest document that this node accepted, so it is not \
+         replaced by an empty one: restore it from a backup, or move it away and have the cluster's root reset this \
+         node's high-water mark"
+    )]
+    Damaged { path: PathBuf, reason: String },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    format: u32,
+    /// The version of the root under which the mark was set.
+    root_version: u64,
+    /// Absent: never set, or reset by a root.
+    high_water: Option<StoredMark>,
+    /// The envelope in force as it was sent; absent: none yet.
+    envelope: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoredMark {
+    epoch: u64,
+    generation: u64,
+    digest: Digest,
+}
+
+#[derive(Debug)]
+pub struct Ledger {
+    path: PathBuf,
+    root_version: u64,
+    high_water: Option<Mark>,
+    envelope: Option<Vec<u8>>,
+    in_force: Option<Arc<InForce>>,
+}
+
+impl Ledger {
+    /// Reads the ledger; a node that has none yet starts an empty one.
+    pub fn open(path: &Path) -> Result<Self, LedgerError> {
+        let empty =
+            Self { path: path.to_owned(), root_version: 0, high_water: None, envelope: None, in_force: None };
+        let bytes = match std::fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(empty),
+            Err(cause) => return Err(LedgerError::Io { action: "read", path: path.to_owned(), cause }),
+        };
+        let damaged = |reason: String| LedgerError::Damaged { path: path.to_owned(), reason };
+        let file: File = serde_json::from_slice(&bytes).map_err(|cause| damaged(cause.to_string()))?;
+        if file.format != FORMAT {
+            return Err(damaged(format!("its format is {}, this program knows {FORMAT}", file.format)));
+        }
+        let high_water = file.high_water.map(|mark| Mark::new(mark.epoch, mark.generation, mark.digest));
+        let envelope = file.envelope.map(String::into_bytes);
+        let in_force = match &envelope {
+            None => None,
+            Some(bytes) => {
+                // It was verified when it was recorded; keys may have expired since, the document has not.
+                let envelope = Envelope::from_json(bytes).map_err(|cause| damaged(cause.to_string()))?;
+                let document =
+                    SignedDocument::parse(&envelope.payload).map_err(|cause| damaged(cause.to_string()))?;
+                Some(InForce::signed(document, Digest::of(&envelope.payload)))
+            }
+        };
+        let recorded = in_force.as_ref().and_then(|in_force| in_force.mark.as_ref());
+        if high_water.is_some() && high_water.as_ref() != recorded {
+            return Err(damaged("its document is not the one that its mark names".to_owned()));
+        }
+        Ok(Self { root_version: file.root_version, high_water, envelope, in_force, ..empty })
+    }
+
+    #[must_use]
+    pub fn high_water(&self) -> Option<&Mark> {
+        self.high_water.as_ref()
+    }
+
+    #[must_use]
+    pub fn in_force(&self) -> Option<&Arc<InForce>> {
+        self.in_force.as_ref()
+    }
+
+    /// The root version that the mark belongs to; 0 before the first document.
+    #[must_use]
+    pub fn root_version(&self) -> u64 {
+        self.root_version
+    }
+
+    /// Makes a document the one in force. Durable when it returns; on an error the last one stays.
+    pub fn record(
+        &mut self,
+        document: &Verified<SignedDocument>,
+        root_version: u64,
+    ) -> Result<Arc<InForce>, LedgerError> {
+        let in_force = InForce::signed(document.get().clone(), document.digest());
+        let envelope = document.envelope().to_json();
+        self.write(in_force.mark.as_ref(), Some(&envelope), root_version)?;
+        self.high_water.clone_from(&in_force.mark);
+        self.envelope = Some(envelope);
+        self.root_version = root_version;
+        self.in_force = Some(Arc::clone(&in_force));
+        Ok(in_force)
+    }
+
+    /// Forgets the mark, as a root may ask. The document stays in force.
+    pub fn reset(&mut self, root_version: u64) -> Result<(), LedgerError> {
+        self.write(None, self.envelope.as_deref(), root_version)?;
+        self.high_water = None;
+        self.root_version = root_version;
+        Ok(())
+    }
+
+    fn write(
+        &self,
+        mark: Option<&Mark>,
+        envelope: Option<&[u8]>,
+        root_version: u64,
+    ) -> Result<(), LedgerError> {
+        let file = File {
+            format: FORMAT,
+            root_version,
+            high_water: mark.and_then(|mark| {
+                let digest = mark.digest.parse().ok()?;
+                Some(StoredMark { epoch: mark.epoch, generation: mark.generation, digest })
+            }),
+            envelope: envelope.map(|bytes| String::from_utf8_lossy(bytes).into_owned()),
+        };
+        // Strings and numbers always serialise.
+        let bytes = serde_json::to_vec(&file).unwrap_or_default();
+        write_atomic(&self.path, &bytes, MODE).map_err(|cause| LedgerError::Io {
+            action: "write",
+            path: self.path.clone(),
+            cause,
+        })
+    }
+}

@@ -1,0 +1,132 @@
+//! What a coordinator asks of this node on behalf of an operator: the same that the agent's own API answers.
+//!
+//! Asking twice is asking once: telling changes nothing, and an action on an instance that is already there does
+//! nothing more.
+
+use std::str::FromStr;
+
+use mvm_proto::ManualAction;
+use mvm_proto::UnknownAction;
+use mvm_proto::status::{InstanceStatus, WakeTiming};
+use mvm_proto::wire::session::v1::{ActOnInstance, GetLogs, Instances, ListInstances, Wake, reply, request};
+use mvm_proto::{IdError, InstanceId, Phase, PoolId, Problem, TenantId};
+
+use crate::node::actions::{DEFAULT_LOG_BYTES, MAX_LOG_BYTES, Manual, override_for};
+use crate::node::reconcile_task::NodeHandle;
+
+pub(super) async fn answer(
+    node: &NodeHandle,
+    ask: Option<request::Ask>,
+) -> Result<Option<reply::Answer>, Problem> {
+    match ask {
+        Some(request::Ask::Wake(asked)) => wake(node, &asked).await.map(Some),
+        Some(request::Ask::ListInstances(asked)) => list(node, &asked).map(|found| Some(page(found, &asked))),
+        Some(request::Ask::Act(asked)) => act(node, &asked).await.map(Some),
+        Some(request::Ask::GetLogs(asked)) => logs(node, &asked).await.map(Some),
+        None => Err(unknown_request()),
+    }
+}
+
+fn instances(instances: Vec<InstanceStatus>, wake: Option<WakeTiming>) -> reply::Answer {
+    reply::Answer::Instances(Instances { instances, wake, more: false })
+}
+
+/// Those of `found` that were asked for. Coordinators that know no pages set no limit, and get all.
+fn page(mut found: Vec<InstanceStatus>, asked: &ListInstances) -> reply::Answer {
+    let mut more = false;
+    if asked.limit > 0 {
+        found.retain(|one| one.instance_id > asked.after);
+        found.sort_by(|a, b| a.instance_id.cmp(&b.instance_id));
+        let limit = usize::try_from(asked.limit).unwrap_or(usize::MAX);
+        more = found.len() > limit;
+        found.truncate(limit);
+    }
+    reply::Answer::Instances(Instances { instances: found, wake: None, more })
+}
+
+async fn wake(node: &NodeHandle, asked: &Wake) -> Result<reply::Answer, Problem> {
+    let (tenant, pool, instance) = place(&asked.tenant_id, &asked.pool_id, &asked.instance_id)?;
+    Ok(reply::Answer::Wake(node.wake(&tenant, &pool, &instance).await?))
+}
+
+fn list(node: &NodeHandle, asked: &ListInstances) -> Result<Vec<InstanceStatus>, Problem> {
+    let tenant: Option<TenantId> = wanted("tenant_id", &asked.tenant_id)?;
+    let pool: Option<PoolId> = wanted("pool_id", &asked.pool_id)?;
+    let instance: Option<InstanceId> = wanted("instance_id", &asked.instance_id)?;
+    if !asked.phase.is_empty() && asked.phase.parse::<Phase>().is_err() {
+        return Err(bad("phase", &"must be a phase of an instance"));
+    }
+    let mut found = node.instances(tenant.as_ref());
+    found.retain(|one| {
+        pool.as_ref().is_none_or(|pool| one.pool_id == pool.as_str())
+            && instance.as_ref().is_none_or(|id| one.instance_id == id.as_str())
+            && (asked.phase.is_empty() || one.phase == asked.phase)
+    });
+    Ok(found)
+}
+
+async fn act(node: &NodeHandle, asked: &ActOnInstance) -> Result<reply::Answer, Problem> {
+    let (tenant, pool, instance) = place(&asked.tenant_id, &asked.pool_id, &asked.instance_id)?;
+    let action: ManualAction = asked.action.parse().map_err(|rule: UnknownAction| bad("action", &rule))?;
+    let override_for = override_for(asked.override_seconds)?;
+    let by = asked.by.clone();
+    let (t, p, i) = (tenant.clone(), pool.clone(), instance.clone());
+    let acted = node.act(Manual { tenant, pool, instance, action, override_for, by }).await?;
+    Ok(instances(node.find(&t, &p, &i).into_iter().collect(), acted.wake))
+}
+
+async fn logs(node: &NodeHandle, asked: &GetLogs) -> Result<reply::Answer, Problem> {
+    let (tenant, pool, instance) = place(&asked.tenant_id, &asked.pool_id, &asked.instance_id)?;
+    node.find(&tenant, &pool, &instance)?;
+    let bytes = match asked.bytes {
+        0 => DEFAULT_LOG_BYTES,
+        bytes => usize::try_from(bytes).unwrap_or(MAX_LOG_BYTES).min(MAX_LOG_BYTES),
+    };
+    Ok(reply::Answer::Logs(node.console(&instance, bytes).await?))
+}
+
+fn place(tenant: &str, pool: &str, instance: &str) -> Result<(TenantId, PoolId, InstanceId), Problem> {
+    Ok((id("tenant_id", tenant)?, id("pool_id", pool)?, id("instance_id", instance)?))
+}
+
+fn id<T: FromStr<Err = IdError>>(field: &str, text: &str) -> Result<T, Problem> {
+    text.parse().map_err(|rule: IdError| bad(field, &rule))
+}
+
+/// An id that need not be given.
+fn wanted<T: FromStr<Err = IdError>>(field: &str, text: &str) -> Result<Option<T>, Problem> {
+    if text.is_empty() { Ok(None) } else { id(field, text).map(Some) }
+}
+
+fn bad(field: &str, rule: &dyn std::fmt::Display) -> Problem {
+    Problem::new(400, "bad_id", format!("{field} {rule}"), "Correct it.")
+}
+
+fn unknown_request() -> Problem {
+    let remediation = "Upgrade the agent, or ask for what its version knows.";
+    Problem::new(501, "unknown_request", "this agent does not know that request", remediation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(answer: reply::Answer) -> (Vec<String>, bool) {
+        let reply::Answer::Instances(page) = answer else { panic!("not a list") };
+        (page.instances.into_iter().map(|one| one.instance_id).collect(), page.more)
+    }
+
+    #[test]
+    fn a_list_is_told_in_pages_by_the_order_of_ids() {
+        let found: Vec<_> = ["i-3", "i-1", "i-2"]
+            .map(|id| InstanceStatus { instance_id: id.to_owned(), ..InstanceStatus::default() })
+            .to_vec();
+        let asked =
+            |after: &str, limit| ListInstances { after: after.to_owned(), limit, ..ListInstances::default() };
+        let of = |after, limit| ids(page(found.clone(), &asked(after, limit)));
+        assert_eq!(of("", 2), (vec!["i-1".to_owned(), "i-2".to_owned()], true));
+        assert_eq!(of("i-2", 2), (vec!["i-3".to_owned()], false));
+        assert_eq!(of("i-3", 2), (vec![], false));
+        assert_eq!(of("", 0).0.len(), 3, "a coordinator that knows no pages");
+    }
+}

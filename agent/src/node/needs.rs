@@ -1,0 +1,103 @@
+//! What pools need before any of their instances can start: their image, and their tenant's secrets.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mvm_image::{Images, Resolution};
+use mvm_planner::Blocked;
+use mvm_proto::status::Condition;
+use mvm_proto::text::chain;
+use mvm_proto::{DesiredState, Timestamp};
+use tokio::sync::watch;
+
+use crate::instance::PoolSpec;
+use crate::secrets::Secrets;
+
+/// How many pools or tenants a condition names: the others are in their pools' status.
+const NAMED: usize = 3;
+
+/// What is on its way.
+const BUILDING: &str = "Building";
+
+/// A build that ended without a word is noticed this soon.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Something that is not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Missing {
+    /// CamelCase, for programs.
+    reason: &'static str,
+    message: String,
+}
+
+#[derive(Debug)]
+pub(crate) struct Needs {
+    images: Images,
+    secrets: Arc<Secrets>,
+    artifacts: Vec<Missing>,
+    bundles: Vec<Missing>,
+    changed: watch::Receiver<u64>,
+}
+
+impl Needs {
+    pub(crate) fn new(images: Images, secrets: Arc<Secrets>) -> Self {
+        let (artifacts, bundles, changed) = (Vec::new(), Vec::new(), images.changed());
+        Self { images, secrets, artifacts, bundles, changed }
+    }
+
+    /// What can't be started now. Begins to get what is missing.
+    pub(crate) fn look(&mut self, desired: &DesiredState) -> Vec<Blocked> {
+        self.artifacts.clear();
+        self.bundles.clear();
+        let mut blocked = Vec::new();
+        for tenant in &desired.tenants {
+            if let Some(expected) = &tenant.secrets_hash
+                && let Err(why) = self.secrets.check(&tenant.tenant_id, expected)
+            {
+                let why = chain(&why);
+                let message = format!("{}: {why}", tenant.tenant_id);
+                self.bundles.push(Missing { reason: "SecretsMissing", message });
+                let reason = format!("SecretsReady=False: {why}");
+                blocked.push(Blocked { tenant: tenant.tenant_id.clone(), pool: None, reason });
+            }
+            for pool in &tenant.pools {
+                let (reason, why) = match self.images.resolve(&PoolSpec::of(tenant, pool).image()) {
+                    Resolution::Ready(_) => continue,
+                    Resolution::Working { message } => (BUILDING, message),
+                    Resolution::Unavailable { reason, message } => (reason, message),
+                };
+                let message = format!("{}/{}: {why}", tenant.tenant_id, pool.pool_id);
+                self.artifacts.push(Missing { reason, message });
+                let pool = Some(pool.pool_id.clone());
+                let reason = format!("ArtifactsReady=False: {why}");
+                blocked.push(Blocked { tenant: tenant.tenant_id.clone(), pool, reason });
+            }
+        }
+        blocked
+    }
+
+    /// Whether something is missing that comes by itself.
+    pub(crate) fn is_working(&self) -> bool {
+        self.artifacts.iter().any(|missing| missing.reason == BUILDING)
+    }
+
+    /// Waits for a word on something that is being built.
+    pub(crate) async fn wait(&mut self) {
+        // One who builds no more has said all there is to say.
+        let _ = tokio::time::timeout(LOOK_AGAIN, self.changed.changed()).await;
+    }
+
+    pub(crate) fn conditions(&self, now: Timestamp) -> [Condition; 2] {
+        [condition("ArtifactsReady", &self.artifacts, now), condition("SecretsReady", &self.bundles, now)]
+    }
+}
+
+fn condition(kind: &str, missing: &[Missing], now: Timestamp) -> Condition {
+    // One that will not come by itself says more than one that is on its way.
+    let worst = missing.iter().find(|missing| missing.reason != BUILDING).or(missing.first());
+    let Some(worst) = worst else { return Condition::new(kind, true, "Ready", "", now) };
+    let named: Vec<_> = missing.iter().take(NAMED).map(|missing| missing.message.as_str()).collect();
+    let more = missing.len().saturating_sub(NAMED);
+    let rest = if more > 0 { format!(" (and {more} more)") } else { String::new() };
+    Condition::new(kind, false, worst.reason, format!("{}{rest}", named.join("; ")), now)
+}

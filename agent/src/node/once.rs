@@ -1,0 +1,233 @@
+//! One-shot: plan and execute until nothing is left to do, then report.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mvm_host::AnyHost;
+use mvm_host::cgroup::CgroupSettings;
+use mvm_image::Vouched;
+use mvm_planner::{Deferred, Observation, Step};
+use mvm_proto::text::chain;
+use mvm_proto::{DesiredState, NodeId, Timestamp};
+use mvm_vmm::VmmSettings;
+use mvm_vmm::{AnyDriver, DriverKind};
+use serde::Serialize;
+use tokio::sync::{broadcast, watch};
+
+use super::assemble::{
+    DEFAULT_INTERVAL, DEFAULT_PARALLEL_STEPS, NodeError, STATE_DIR, adopt, check_rights, open, open_images,
+    open_records, planner_capacity,
+};
+use super::engine::{Engine, EngineSettings, event_of};
+use crate::audit::{AuditLog, AuditSettings};
+use crate::clock::Clock;
+use crate::execute::recover::Hands;
+use crate::execute::{Executor, Writing};
+use crate::guest::GuestLinks;
+use crate::instance::records::Records;
+use crate::isolation::{Isolation, IsolationSettings};
+use crate::node::InForce;
+use crate::node::info;
+use crate::node::info::CapacityCaps;
+use crate::persist::{SessionLimits, SessionSettings, Sessions};
+use crate::secrets::Secrets;
+
+/// Staging takes a few rounds per instance, and a document asks for at most some thousands per pool.
+const MAX_ROUNDS: u32 = 20_000;
+
+#[derive(Debug, Clone)]
+pub struct OnceSettings {
+    pub data_dir: PathBuf,
+    /// Absent: whatever node the document is for.
+    pub node_id: Option<NodeId>,
+    pub driver: DriverKind,
+    pub vmm: VmmSettings,
+    pub images_dir: PathBuf,
+    pub secrets_dir: PathBuf,
+    /// Sessions that are kept on this machine.
+    pub sessions_dir: PathBuf,
+    pub session_limits: SessionLimits,
+    /// How long something on the host that no record owns is left alone before it is swept.
+    pub sweep_after: Duration,
+    /// How long a guest may take from boot to ready.
+    pub boot_deadline: Duration,
+    pub capacity: CapacityCaps,
+    pub isolation: IsolationSettings,
+    pub groups: CgroupSettings,
+    /// Plan one round and touch nothing.
+    pub dry_run: bool,
+}
+
+/// What one `mvm agent reconcile` did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// The node is as the document says. A dry run says whether it already was.
+    pub converged: bool,
+    pub dry_run: bool,
+    pub rounds: u32,
+    /// Steps in the order in which they were planned.
+    pub steps: Vec<Step>,
+    /// What the last plan left undone, and why.
+    pub deferred: Vec<Deferred>,
+    pub errors: Vec<String>,
+}
+
+/// Brings the node into agreement with a local document, once.
+pub async fn reconcile_once(
+    desired: DesiredState,
+    settings: OnceSettings,
+    now: Timestamp,
+) -> Result<Report, NodeError> {
+    if let Some(node) = settings.node_id.as_ref().filter(|node| **node != desired.node_id) {
+        return Err(NodeError::OtherNode { document: desired.node_id, node: node.clone() });
+    }
+    let clock = Clock::starting_at(now);
+    let measured = info::measure(&settings.data_dir, settings.driver, &settings.capacity, now);
+    let capacity = planner_capacity(&measured.capacity.unwrap_or_default());
+    if settings.dry_run {
+        let observation = peek(&settings, now).await?;
+        let plan = mvm_planner::plan_node(&desired, &observation, now);
+        let converged = plan.steps.is_empty() && plan.deferred.is_empty();
+        let (steps, deferred) = (plan.steps, plan.deferred);
+        return Ok(Report { converged, dry_run: true, rounds: 1, steps, deferred, errors: Vec::new() });
+    }
+    check_rights(&settings.isolation, None)?;
+    let host = AnyHost::local_with_groups(&settings.data_dir, settings.groups.clone());
+    let (driver, records) =
+        open(&settings.data_dir, Some(host.clone()), settings.driver, &settings.vmm).await?;
+    let recovered = adopt(&*driver, &records, Hands::On, now).await;
+    // The document is a local file that root wrote.
+    let vouched = Vouched::unchecked();
+    let images =
+        open_images(settings.driver, &settings.data_dir, &settings.images_dir, &settings.vmm, vouched)?;
+    let audit = AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone());
+    let links = GuestLinks::new(Arc::clone(&driver), clock.clone());
+    let events = broadcast::Sender::new(1);
+    let sessions = SessionSettings {
+        node: desired.node_id.clone(),
+        sessions_dir: settings.sessions_dir.clone(),
+        secrets_dir: settings.secrets_dir.clone(),
+        limits: settings.session_limits,
+    };
+    let executor = Arc::new(Executor {
+        sessions: Arc::new(Sessions::new(sessions, links.clone(), clock.clone(), events.clone())),
+        links,
+        driver,
+        records: Arc::clone(&records),
+        clock,
+        images,
+        isolation: Arc::new(Isolation::new(host, settings.driver, settings.isolation)),
+        background: Arc::new(tokio::sync::Semaphore::new(1)),
+        boot_deadline: settings.boot_deadline,
+        events,
+        wakes: broadcast::Sender::new(1),
+        audit: audit.clone(),
+        secrets: Arc::new(Secrets::new(&settings.secrets_dir)),
+        writing: Writing::default(),
+    });
+    let engine = EngineSettings {
+        capacity,
+        slots: DEFAULT_PARALLEL_STEPS,
+        sweep_after: settings.sweep_after,
+        interval: DEFAULT_INTERVAL,
+        recovered,
+        pressed: watch::Sender::new(false).subscribe(),
+    };
+    let mut engine = Engine::new(executor, engine);
+    let report = run(&mut engine, &InForce::local(desired)).await;
+    if let Err(error) = audit.flush().await {
+        tracing::warn!(error = %chain(&error), "not everything that was done is in the audit log");
+    }
+    records.close().await;
+    Ok(report)
+}
+
+/// What a node is like whose agent does not run: from a copy of its records, touching nothing.
+pub async fn peek(settings: &OnceSettings, now: Timestamp) -> Result<Observation, NodeError> {
+    let measured = info::measure(&settings.data_dir, settings.driver, &settings.capacity, now);
+    let capacity = planner_capacity(&measured.capacity.unwrap_or_default());
+    let copy = Copy::of(&settings.data_dir.join(STATE_DIR))
+        .map_err(|cause| NodeError::DataDir { path: settings.data_dir.clone(), cause })?;
+    let driver = Arc::new(AnyDriver::peek(settings.driver, &settings.data_dir, &settings.vmm)?);
+    let records = match &copy {
+        Some(copy) => open_records(&copy.path).await?,
+        None => Records::empty(),
+    };
+    adopt(&*driver, &records, Hands::Off, now).await;
+    let mut ends = crate::node::observe::Ends::of(&*driver);
+    let seen = crate::node::observe::observe(&*driver, &records, None, capacity, &mut ends, || now).await;
+    records.close().await;
+    Ok(seen.map_err(|cause| NodeError::Recover(cause.into()))?.observation)
+}
+
+async fn run(engine: &mut Engine<AnyDriver>, in_force: &Arc<InForce>) -> Report {
+    let mut report = Report::default();
+    while report.rounds < MAX_ROUNDS {
+        report.rounds += 1;
+        let plans = engine.plans;
+        if let Err(error) = engine.pass(Some(in_force)).await {
+            report.errors.push(chain(&error));
+            return report;
+        }
+        let Some(plan) = engine.plan() else { return report };
+        report.deferred.clone_from(&plan.deferred);
+        if engine.runner.is_idle() && plan.steps.is_empty() && engine.needs.is_working() {
+            engine.needs.wait().await;
+            continue;
+        }
+        if engine.runner.is_idle() && (plan.steps.is_empty() || engine.plans == plans) {
+            report.converged = engine.is_converged() && report.errors.is_empty();
+            return report;
+        }
+        report.steps.extend(plan.steps.iter().cloned());
+        while let Some(done) = engine.next_done().await {
+            if done.result.is_err() {
+                let event = event_of(&done, engine.clock.now());
+                report.errors.push(format!("{}: {}", event.subject, event.message));
+            }
+        }
+    }
+    report.errors.push(format!("not at rest after {MAX_ROUNDS} rounds"));
+    report
+}
+
+/// The records as they are now, beside the original: a dry run must not even take the original's lock.
+#[derive(Debug)]
+struct Copy {
+    path: PathBuf,
+}
+
+impl Copy {
+    fn of(original: &Path) -> std::io::Result<Option<Self>> {
+        if !original.exists() {
+            return Ok(None);
+        }
+        let name = format!("mvm-dry-run-{:016x}", fastrand::u64(..));
+        let copy = Self { path: std::env::temp_dir().join(name) };
+        mvm_pki::files::create_private_dir(&copy.path)?;
+        copy_dir(original, &copy.path)?;
+        Ok(Some(copy))
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        // A copy that can't be removed holds nothing that the original does not.
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+fn copy_dir(from: &Path, to: &Path) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            mvm_pki::files::create_private_dir(&target)?;
+            copy_dir(&entry.path(), &target)?;
+        } else {
+            std::fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! What the node says of itself after a pass.
+
+use std::collections::BTreeMap;
+
+use mvm_planner::{NodePlan, WorkloadState, revision_of};
+use mvm_proto::status::{Condition, Counts, NodeStatus, PoolStatus, Usage, set_condition};
+use mvm_proto::{InstanceId, Phase, Timestamp};
+
+use crate::instance::record::Record;
+use crate::node::InForce;
+
+/// How many deferred steps a condition names: the rest are in their pools' status.
+const DEFERRED_SHOWN: usize = 3;
+
+/// Everything that a status is made of.
+#[derive(Debug)]
+pub(crate) struct Facts<'a> {
+    pub(crate) now: Timestamp,
+    pub(crate) in_force: Option<&'a InForce>,
+    pub(crate) records: &'a [Record],
+    pub(crate) plan: Option<&'a NodePlan>,
+    pub(crate) converged: bool,
+    pub(crate) write_error: Option<String>,
+    pub(crate) driver_error: Option<String>,
+    pub(crate) strangers: &'a [InstanceId],
+    /// Whether images and secrets are there.
+    pub(crate) needs: [Condition; 2],
+    /// Whether image keys vouch for what instances here were booted from.
+    pub(crate) images: Condition,
+    /// Whether the tenants' networks and limits are as they should be.
+    pub(crate) bounds: [Condition; 2],
+    /// Whether sessions are in their stores.
+    pub(crate) sessions: Condition,
+    pub(crate) next_reconcile_at: Timestamp,
+}
+
+/// Brings `status` up to date; conditions that did not change keep their times.
+pub(crate) fn update(status: &mut NodeStatus, facts: &Facts<'_>) {
+    let now = facts.now;
+    status.observed_at = now.to_string();
+    status.last_reconcile_at = now.to_string();
+    status.next_reconcile_at = facts.next_reconcile_at.to_string();
+    status.accepted = facts.in_force.and_then(|in_force| in_force.mark.clone());
+    if facts.converged {
+        status.converged.clone_from(&status.accepted);
+    }
+    let (images, sessions) = (facts.images.clone(), facts.sessions.clone());
+    let own = [
+        converged(facts),
+        current(facts),
+        disk(facts),
+        driver(facts),
+        accounted(facts),
+        workloads(facts),
+        images,
+        sessions,
+    ];
+    for condition in own.into_iter().chain(facts.needs.clone()).chain(facts.bounds.clone()) {
+        set_condition(&mut status.conditions, condition);
+    }
+    status.usage = Some(usage(facts.records));
+    status.pools = pools(facts);
+}
+
+fn converged(facts: &Facts<'_>) -> Condition {
+    let new = |holds, reason, message| Condition::new("Converged", holds, reason, message, facts.now);
+    let Some(plan) = facts.plan.filter(|_| facts.in_force.is_some()) else {
+        return new(false, "NoDocument", "no document was accepted yet".to_owned());
+    };
+    if facts.converged {
+        return new(true, "Converged", String::new());
+    }
+    if !plan.steps.is_empty() || plan.deferred.is_empty() {
+        return new(false, "Working", format!("{} step(s) planned", plan.steps.len()));
+    }
+    let named = plan.deferred.iter().take(DEFERRED_SHOWN);
+    let shown: Vec<_> = named.map(|d| format!("{}/{} {d}", d.tenant, d.pool)).collect();
+    let more = plan.deferred.len().saturating_sub(DEFERRED_SHOWN);
+    let rest = if more > 0 { format!(" (and {more} more)") } else { String::new() };
+    new(false, "Deferred", format!("{}{rest}", shown.join("; ")))
+}
+
+fn current(facts: &Facts<'_>) -> Condition {
+    let new = |holds, reason, message: String| {
+        Condition::new("DesiredStateCurrent", holds, reason, message, facts.now)
+    };
+    match facts.in_force {
+        None => new(false, "NoDocument", "no document was accepted yet".to_owned()),
+        Some(in_force @ InForce { expires_at: Some(at), .. }) if in_force.is_expired(facts.now) => {
+            let message = format!("the document expired at {at}; what it asks for is kept and not changed");
+            new(false, "Expired", message)
+        }
+        Some(InForce { mark: None, .. }) => new(true, "LocalFile", String::new()),
+        Some(_) => new(true, "Accepted", String::new()),
+    }
+}
+
+fn disk(facts: &Facts<'_>) -> Condition {
+    match &facts.write_error {
+        None => Condition::new("DiskWritable", true, "Written", "", facts.now),
+        Some(error) => Condition::new("DiskWritable", false, "WriteFailed", error.clone(), facts.now),
+    }
+}
+
+fn driver(facts: &Facts<'_>) -> Condition {
+    match &facts.driver_error {
+        None => Condition::new("DriverReady", true, "Answers", "", facts.now),
+        Some(error) => Condition::new("DriverReady", false, "Failed", error.clone(), facts.now),
+    }
+}
+
+fn accounted(facts: &Facts<'_>) -> Condition {
+    let new =
+        |holds, reason, message: String| Condition::new("VmsAccountedFor", holds, reason, message, facts.now);
+    match facts.strangers {
+        [] => new(true, "AllKnown", String::new()),
+        strangers => {
+            let ids: Vec<_> = strangers.iter().take(DEFERRED_SHOWN).map(ToString::to_string).collect();
+            new(
+                false,
+                "UnknownVms",
+                format!("{} VM(s) or leftovers without a record: {}", strangers.len(), ids.join(", ")),
+            )
+        }
+    }
+}
+
+/// Its program does not work and should: it failed, or is to be started again.
+fn is_missed(record: &Record) -> bool {
+    let state = record.workload.as_ref().map_or(WorkloadState::Running, |workload| workload.state);
+    let failed = matches!(state, WorkloadState::Failed | WorkloadState::Unhealthy);
+    record.phase == Phase::Running && (failed || record.is_brought_back())
+}
+
+/// Programs that do not work and should, those that are started again and again first.
+fn workloads(facts: &Facts<'_>) -> Condition {
+    let mut found: Vec<(&'static str, String)> = Vec::new();
+    for record in facts.records.iter().filter(|record| record.phase == Phase::Running) {
+        let Some(workload) = record.workload.as_deref() else { continue };
+        let reason = match workload.state {
+            _ if workload.is_in_a_crash_loop(facts.now) => "CrashLoop",
+            _ if !is_missed(record) => continue,
+            WorkloadState::Unhealthy => "Unhealthy",
+            WorkloadState::Completed => "Ended",
+            WorkloadState::Failed | WorkloadState::Running => "Failed",
+        };
+        let (state, restarts) = (workload.state.as_str(), workload.restarts);
+        let subject = format!("{}/{}/{}", record.tenant, record.pool, record.id);
+        found.push((reason, format!("{subject} {state}, started again {restarts} times in a row")));
+    }
+    found.sort();
+    let Some((reason, _)) = found.first() else {
+        return Condition::new("WorkloadsRunning", true, "AllRunning", "", facts.now);
+    };
+    let more = found.len().saturating_sub(DEFERRED_SHOWN);
+    let rest = if more > 0 { format!(" (and {more} more)") } else { String::new() };
+    let shown: Vec<_> = found.iter().take(DEFERRED_SHOWN).map(|(_, text)| text.as_str()).collect();
+    Condition::new("WorkloadsRunning", false, reason, format!("{}{rest}", shown.join("; ")), facts.now)
+}
+
+fn usage(records: &[Record]) -> Usage {
+    let mut usage = Usage::default();
+    let used_bytes = records.iter().fold(0_u64, |sum, record| sum.saturating_add(record.disk_used_bytes));
+    usage.disk_used_mib = used_bytes.div_ceil(1024 * 1024);
+    let memory_mib = |phase: Phase| {
+        let those = records.iter().filter(|record| record.phase == phase);
+        let bytes = those.fold(0_u64, |sum, record| sum.saturating_add(record.memory_used()));
+        bytes.div_ceil(1024 * 1024)
+    };
+    (usage.running_memory_mib, usage.warm_memory_mib) = (memory_mib(Phase::Running), memory_mib(Phase::Warm));
+    for record in records {
+        let size = &record.resources;
+        usage.instances += 1;
+        usage.disk_mib += size.data_disk_mib;
+        match record.phase {
+            Phase::Running => {
+                usage.vcpus += size.vcpus;
+                usage.mem_mib += size.mem_mib;
+            }
+            Phase::Warm => usage.mem_mib += size.mem_mib,
+            Phase::Sleeping => usage.disk_mib += size.mem_mib,
+            _ => {}
+        }
+    }
+    usage
+}
+
+/// The document's pools in its order, then those that run here without being named.
+fn pools(facts: &Facts<'_>) -> Vec<PoolStatus> {
+    let mut found: BTreeMap<(&str, &str), PoolStatus> = BTreeMap::new();
+    for record in facts.records {
+        let pool =
+            found.entry((record.tenant.as_str(), record.pool.as_str())).or_insert_with(|| PoolStatus {
+                tenant_id: record.tenant.to_string(),
+                pool_id: record.pool.to_string(),
+                desired: Some(Counts::default()),
+                actual: Some(Counts::default()),
+                ..PoolStatus::default()
+            });
+        let actual = pool.actual.get_or_insert_default();
+        match record.phase {
+            Phase::Running => {
+                actual.running += 1;
+                actual.down += u32::from(is_missed(record));
+            }
+            Phase::Warm => actual.warm += 1,
+            Phase::Sleeping => actual.sleeping += 1,
+            Phase::Failed => pool.failed += 1,
+            Phase::Created | Phase::Ready | Phase::Stopped => pool.stopped += 1,
+            Phase::Destroyed => {}
+        }
+    }
+    let mut deferred: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
+    for step in facts.plan.into_iter().flat_map(|plan| &plan.deferred) {
+        deferred.entry((step.tenant.as_str(), step.pool.as_str())).or_default().push(step.to_string());
+    }
+    let mut pools = Vec::new();
+    for (tenant, pool) in facts.in_force.iter().flat_map(|in_force| in_force.desired.pools()) {
+        let key = (tenant.tenant_id.as_str(), pool.pool_id.as_str());
+        let seen = found.remove(&key).unwrap_or_default();
+        let counts = &pool.desired_counts;
+        pools.push(PoolStatus {
+            tenant_id: tenant.tenant_id.to_string(),
+            pool_id: pool.pool_id.to_string(),
+            desired: Some(Counts {
+                running: counts.running,
+                warm: counts.warm,
+                sleeping: counts.sleeping,
+                down: 0,
+            }),
+            actual: Some(seen.actual.unwrap_or_default()),
+            managed: true,
+            revision: revision_of(tenant, pool).to_string(),
+            deferred: deferred.remove(&key).unwrap_or_default(),
+            ..seen
+        });
+    }
+    pools.extend(found.into_values());
+    pools
+}

@@ -1,0 +1,102 @@
+//! What no record owns: reported at once, removed after a grace.
+//!
+//! A crash between an effect and its record, or a record that was lost with a disk, leaves a VM or a directory behind.
+//! Only what the driver itself identified as an instance of this data directory comes here; a process that merely
+//! looks like one never does. The grace keeps a sweep from meeting a step that an agent just replaced still had under
+//! way. It is counted on the monotonic clock and begins anew with every agent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mvm_proto::status::Event;
+use mvm_proto::text::chain;
+use mvm_proto::{InstanceId, Phase};
+use mvm_vmm::Driver;
+use parking_lot::Mutex;
+use tokio::sync::broadcast;
+use tokio::time::Instant;
+
+use crate::clock::Clock;
+use crate::crash;
+use crate::instance::records::Records;
+
+/// After a removal that failed, the next is tried then.
+const TRY_AGAIN: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub(crate) struct Sweeper {
+    grace: Duration,
+    /// When each may be removed.
+    due: BTreeMap<InstanceId, Instant>,
+    /// What is being removed now.
+    under_way: Arc<Mutex<BTreeSet<InstanceId>>>,
+    events: broadcast::Sender<Event>,
+    clock: Clock,
+}
+
+impl Sweeper {
+    pub(crate) fn new(grace: Duration, events: broadcast::Sender<Event>, clock: Clock) -> Self {
+        Self { grace, due: BTreeMap::new(), under_way: Arc::default(), events, clock }
+    }
+
+    /// Takes note of what is there without a record now, and begins to remove what has been for long enough.
+    pub(crate) fn sweep<D: Driver>(
+        &mut self,
+        driver: &Arc<D>,
+        records: &Arc<Records>,
+        strangers: &[InstanceId],
+    ) {
+        let now = Instant::now();
+        let present: BTreeSet<&InstanceId> = strangers.iter().collect();
+        self.due.retain(|id, _| present.contains(id));
+        for id in strangers {
+            if !self.due.contains_key(id) {
+                self.due.insert(id.clone(), now + self.grace);
+                let message = format!("no record owns it; it is removed in {} s", self.grace.as_secs());
+                tell(&self.events, &self.clock, "StrangerFound", id, &message);
+            }
+        }
+        for (id, due) in &mut self.due {
+            if *due > now || records.get(id).is_some() {
+                continue;
+            }
+            *due = now + TRY_AGAIN;
+            // One of this name may be about to arrive from elsewhere: whoever has the lease goes first.
+            let Some(lease) = records.lease(id, Phase::Destroyed) else { continue };
+            if records.get(id).is_some() {
+                continue;
+            }
+            let mut under_way = self.under_way.lock();
+            if !under_way.insert(id.clone()) {
+                continue;
+            }
+            drop(under_way);
+            let (driver, id, under_way) = (Arc::clone(driver), id.clone(), Arc::clone(&self.under_way));
+            let (events, clock) = (self.events.clone(), self.clock.clone());
+            tokio::spawn(async move {
+                match driver.remove(&id).await {
+                    Ok(()) => {
+                        crash::point("sweep.removed");
+                        tell(&events, &clock, "StrangerRemoved", &id, "no record owned it");
+                    }
+                    Err(error) => tell(&events, &clock, "StrangerKept", &id, &chain(&error)),
+                }
+                under_way.lock().remove(&id);
+                drop(lease);
+            });
+        }
+    }
+
+    /// How long until something is due; absent: nothing is.
+    pub(crate) fn next_due(&self) -> Option<Duration> {
+        self.due.values().min().map(|due| due.saturating_duration_since(Instant::now()))
+    }
+}
+
+fn tell(events: &broadcast::Sender<Event>, clock: &Clock, kind: &str, id: &InstanceId, message: &str) {
+    tracing::warn!(%id, kind, message);
+    let (at, kind, message) = (clock.now().to_string(), kind.to_owned(), message.to_owned());
+    // Nobody listening is no error.
+    let _ = events.send(Event { at, kind, subject: id.to_string(), message });
+}

@@ -1,0 +1,97 @@
+//! Whether this machine can be a node, and what to do where it can't: `mvm doctor`.
+//!
+//! Every check tries the thing itself (a guest is run on KVM, a device is opened, a port is bound) and says what it
+//! found. [`Check`]s are judged by pure functions beside the looking; nothing here changes the machine but for the
+//! answer of the KVM probe, which an agent of the same data directory uses too.
+
+mod kernel;
+mod node;
+mod vmm;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use mvm_proto::Timestamp;
+use mvm_vmm::VmmSettings;
+use serde::Serialize;
+
+/// What is looked at, and with which settings.
+#[derive(Debug, Clone)]
+pub struct DoctorSettings {
+    pub data_dir: PathBuf,
+    pub certs_dir: PathBuf,
+    pub socket: PathBuf,
+    pub vmm: VmmSettings,
+    pub listen: SocketAddr,
+    pub metrics_listen: SocketAddr,
+}
+
+/// How a check came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Health {
+    Ok,
+    /// It works, but less well than it could, or something that is optional is missing.
+    Warning,
+    /// A node can't run, or not safely.
+    Failed,
+}
+
+impl Health {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Check {
+    pub name: &'static str,
+    pub health: Health,
+    /// What was seen, for a person.
+    pub found: String,
+    /// What to do about it; absent when all is well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+}
+
+impl Check {
+    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, health: Health::Ok, found: found.into(), fix: None }
+    }
+
+    fn warning(name: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { name, health: Health::Warning, found: found.into(), fix: Some(fix.into()) }
+    }
+
+    fn failed(name: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { name, health: Health::Failed, found: found.into(), fix: Some(fix.into()) }
+    }
+}
+
+/// Looks at everything. `said` hears the name of each check as it begins.
+pub async fn examine(settings: &DoctorSettings, now: Timestamp, mut said: impl FnMut(&str)) -> Vec<Check> {
+    let mut checks = Vec::new();
+    said("VMMs and KVM (a guest is run)");
+    checks.extend(vmm::examine(&settings.vmm, &settings.data_dir).await);
+    said("the kernel");
+    checks.extend([kernel::tun(), kernel::nft(), kernel::cgroups()]);
+    said("the node's files, clock, ports and certificates");
+    checks.push(node::disk(&settings.data_dir));
+    checks.push(node::tools(&settings.vmm));
+    checks.push(node::clock(now).await);
+    checks.extend(node::ports(settings));
+    checks.push(node::certificates(&settings.certs_dir, now));
+    checks
+}
+
+/// The worst of them.
+#[must_use]
+pub fn worst(checks: &[Check]) -> Health {
+    checks.iter().map(|check| check.health).max().unwrap_or(Health::Ok)
+}

@@ -1,0 +1,121 @@
+//! What could run guests here, and on what.
+
+use std::path::{Path, PathBuf};
+
+use mvm_proto::text::chain;
+use mvm_vmm::VmmSettings;
+use mvm_vmm::choice;
+use mvm_vmm::firecracker::{FirecrackerSettings, settings::find};
+use mvm_vmm::probe::{Probe, Verdict};
+use mvm_vmm::qemu::Binary;
+
+use super::Check;
+
+const VMM: &str = "vmm";
+const KVM: &str = "kvm";
+
+pub(super) async fn examine(vmm: &VmmSettings, data_dir: &Path) -> Vec<Check> {
+    let path = std::env::var_os("PATH");
+    let settings = FirecrackerSettings::with_programs(vmm);
+    let firecracker = find(&settings, path.as_deref())
+        .map(|(program, version)| format!("Firecracker {version} ({})", program.display()))
+        .map_err(|error| error.to_string());
+    let program = choice::qemu_program(vmm);
+    let qemu = match &program {
+        Err(missing) => Err(missing.clone()),
+        Ok(program) => match Binary::examine(program).await {
+            Ok(binary) => {
+                let sandbox = if binary.sandbox { "" } else { ", without its sandbox" };
+                Ok(format!("QEMU {}{sandbox} ({})", binary.version, program.display()))
+            }
+            Err(error) => Err(chain(&error)),
+        },
+    };
+    let kvm = match (&qemu, program) {
+        (Ok(_), Ok(program)) => kvm(&probe(data_dir, &program).await),
+        _ => Check::warning(
+            KVM,
+            "not tried: the trial guest needs QEMU",
+            "install it: apt-get install --no-install-recommends qemu-system-x86",
+        ),
+    };
+    vec![judge(firecracker, qemu), kvm]
+}
+
+/// In the data directory, where an agent finds the answer; elsewhere when there is none, which leaves no trace.
+async fn probe(data_dir: &Path, program: &Path) -> Verdict {
+    if data_dir.is_dir() {
+        return Probe::start(data_dir, program).settled().await;
+    }
+    let elsewhere = Elsewhere::make();
+    match &elsewhere {
+        Ok(dir) => Probe::start(&dir.0, program).settled().await,
+        Err(cause) => Verdict::Not { reason: format!("no place to try it in: {cause}") },
+    }
+}
+
+/// A directory that is gone when the probe is over.
+struct Elsewhere(PathBuf);
+
+impl Elsewhere {
+    fn make() -> std::io::Result<Self> {
+        let dir = std::env::temp_dir().join(format!("mvm-doctor-{:016x}", fastrand::u64(..)));
+        mvm_pki::files::create_private_dir(&dir)?;
+        Ok(Self(dir))
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        // An empty directory in a temporary place does no harm.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn judge(firecracker: Result<String, String>, qemu: Result<String, String>) -> Check {
+    match (firecracker, qemu) {
+        (Ok(firecracker), Ok(qemu)) => Check::ok(VMM, format!("{firecracker}; {qemu}")),
+        (Ok(one), Err(_)) | (Err(_), Ok(one)) => Check::ok(VMM, one),
+        (Err(firecracker), Err(qemu)) => Check::failed(
+            VMM,
+            format!("no program that runs microVMs: {qemu}; {firecracker}"),
+            "install one: apt-get install --no-install-recommends qemu-system-x86",
+        ),
+    }
+}
+
+fn kvm(verdict: &Verdict) -> Check {
+    match verdict {
+        Verdict::Works { cpu } => Check::ok(KVM, format!("runs guests (processor model {cpu})")),
+        Verdict::Not { reason } => Check::warning(
+            KVM,
+            format!("{reason}; guests are emulated, which is many times slower"),
+            "use a machine with hardware virtualisation (on a VM: switch nested virtualisation on), load kvm_amd or \
+             kvm_intel, and let the agent open /dev/kvm (root, or group kvm)",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Health;
+    use super::*;
+
+    #[test]
+    fn one_vmm_is_enough_and_none_is_a_failure_with_a_fix() {
+        let there = |name: &str| Ok(name.to_owned());
+        let missing = || Err("not in PATH".to_owned());
+        assert_eq!(judge(there("Firecracker"), missing()).health, Health::Ok);
+        assert_eq!(judge(missing(), there("QEMU")).health, Health::Ok);
+        let none = judge(missing(), missing());
+        assert_eq!(none.health, Health::Failed);
+        assert!(none.fix.unwrap().contains("qemu-system-x86"));
+    }
+
+    #[test]
+    fn a_kvm_that_runs_no_guest_is_a_warning_because_emulation_works() {
+        let not = Verdict::Not { reason: "no guest got to its end".to_owned() };
+        assert_eq!(kvm(&not).health, Health::Warning);
+        assert_eq!(kvm(&Verdict::Works { cpu: "host".to_owned() }).health, Health::Ok);
+    }
+}

@@ -1,0 +1,73 @@
+//! Whether memory is short on this machine: the kernel says when work stands still for want of it.
+//!
+//! What it says is held for a while, so that the sleep policy does not undo at once what it just did.
+
+use std::path::Path;
+use std::time::Duration;
+
+use mvm_host::cgroup::{NODE_MEMORY_PRESSURE, PressureWatch, read_pressure};
+use tokio_util::sync::CancellationToken;
+
+use crate::node::reconcile_task::NodeHandle;
+
+/// So much of so long lost by someone is pressure: short enough to act before anything is killed. The kernel lets
+/// anyone ask for windows of two seconds.
+const LOST: Duration = Duration::from_millis(200);
+const OF: Duration = Duration::from_secs(2);
+
+/// How long it must be quiet before it is over.
+const OVER_AFTER: Duration = Duration::from_secs(30);
+
+/// Per cent of the last ten seconds that were lost, when so much of so long was.
+const SHARE_OF_TEN_SECONDS: f64 = 1.0;
+
+/// Whether the kernel's averages say so too. Some kernels count from the machine's start when they are first asked to
+/// tell, and so tell of what was long ago.
+async fn is_real() -> bool {
+    // The averages are made anew every two seconds.
+    tokio::time::sleep(OF).await;
+    let said = read_pressure(Path::new(NODE_MEMORY_PRESSURE));
+    said.map_or(true, |pressure| pressure.some.avg10 >= SHARE_OF_TEN_SECONDS)
+}
+
+/// Runs until `stop`. A machine that does not tell has none.
+pub(crate) async fn pressure_task(node: NodeHandle, stop: CancellationToken) {
+    let pressed = &node.shared.pressed;
+    let micros = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+    let watch = PressureWatch::new(Path::new(NODE_MEMORY_PRESSURE), micros(LOST), micros(OF));
+    let watch = match watch {
+        Ok(watch) => watch,
+        Err(error) => {
+            tracing::info!(%error, "this machine does not tell of memory pressure");
+            return stop.cancelled().await;
+        }
+    };
+    loop {
+        let is_pressed = *pressed.borrow();
+        let told = tokio::select! {
+            () = stop.cancelled() => return,
+            told = watch.pressed() => match told {
+                Ok(()) if !is_real().await => continue,
+                told => told.map(|()| true),
+            },
+            () = tokio::time::sleep(OVER_AFTER), if is_pressed => Ok(false),
+        };
+        match told {
+            Ok(now) if now != is_pressed => {
+                let (kind, message) = if now {
+                    ("MemoryPressure", "work stands still for want of memory: the coldest go to sleep")
+                } else {
+                    ("MemoryPressureOver", "memory is no longer short")
+                };
+                node.publish(kind, "node", message);
+                pressed.send_replace(now);
+                node.trigger();
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "memory pressure can't be watched any more");
+                return stop.cancelled().await;
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What guests boot from: built or imported once, named by content, sealed, shared read-only.
+//!
+//! [`Images`] is what the agent asks: it answers at once, and has what is missing built by one thread in the
+//! background. [`Store`] is what lies on disk, for the agent and the command line alike. An image is hashed when it is
+//! made and when someone verifies it; a boot only looks whether its files are still the ones that were sealed, and whether
+//! the cluster's image keys still vouch for it ([`Vouched`]).
+
+mod boot_image;
+mod build;
+mod busybox;
+mod collect;
+mod cpio;
+mod debian;
+mod disk_image;
+mod elf;
+mod error;
+mod flake;
+mod folder;
+mod guest_program;
+mod kernel;
+mod manifest;
+mod modules;
+mod packed;
+mod refs;
+mod requests;
+mod source;
+mod staging;
+mod store;
+#[cfg(test)]
+mod tests;
+mod vouched;
+mod work;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use mvm_proto::{Digest, ProfileId};
+use requests::Requests;
+use tokio::sync::watch;
+
+pub use boot_image::BootImage;
+pub use build::{ImageSettings, build};
+pub use collect::{Collected, KeepRules, Kept, collect, remove};
+pub use error::ImageError;
+pub use flake::NixSettings;
+pub use guest_program::find_guest;
+pub use manifest::{FileEntry, Manifest, Part};
+pub use refs::Built;
+pub use store::Store;
+pub use vouched::Vouched;
+pub use work::Work;
+
+/// What a pool asks for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ImageRef {
+    pub flake_ref: String,
+    pub profile: ProfileId,
+    /// What it must turn out to be.
+    pub digest: Option<Digest>,
+}
+
+/// Whether a pool's image is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resolution {
+    Ready(Digest),
+    /// Being built or fetched; asked again later.
+    Working {
+        message: String,
+    },
+    /// Not to be had as things are; tried again after a while. `reason` is CamelCase for programs.
+    Unavailable {
+        reason: &'static str,
+        message: String,
+    },
+}
+
+impl Resolution {
+    fn refused(error: &ImageError) -> Self {
+        Self::Unavailable { reason: error.reason(), message: error.to_string() }
+    }
+}
+
+/// The images of one node. Clones share everything; what is being built is called off when the last one goes.
+#[derive(Debug, Clone)]
+pub struct Images {
+    /// None: images are imagined.
+    requests: Option<Arc<Requests>>,
+    changed: watch::Receiver<u64>,
+    vouched: watch::Receiver<Vouched>,
+}
+
+impl Images {
+    /// No files at all: for the fake driver, whose guests need none. Everything is ready.
+    #[must_use]
+    pub fn imagined() -> Self {
+        Self::imagined_by(Vouched::unchecked())
+    }
+
+    /// The same where an image must be vouched for.
+    #[must_use]
+    pub fn imagined_by(vouched: watch::Receiver<Vouched>) -> Self {
+        Self { requests: None, changed: watch::channel(0).1, vouched }
+    }
+
+    /// The images below `directory`.
+    pub fn open(directory: &Path, settings: ImageSettings) -> Result<Self, ImageError> {
+        let vouched = settings.vouched.clone();
+        let requests = Requests::new(Store::open(directory)?, settings);
+        Ok(Self { changed: requests.changed(), requests: Some(Arc::new(requests)), vouched })
+    }
+
+    /// Whether the image is there and may start; begins to get it in the background when it is not there and may be
+    /// built. Never waits, and touches no file once the image is known to be there.
+    pub fn resolve(&self, image: &ImageRef) -> Resolution {
+        if let Err(error) = self.vouched.borrow().check_asked(image) {
+            return Resolution::refused(&error);
+        }
+        match &self.requests {
+            None => {
+                let imagined = || BootImage::imagined(&image.flake_ref).digest;
+                Resolution::Ready(image.digest.unwrap_or_else(imagined))
+            }
+            Some(requests) => requests.resolve(image),
+        }
+    }
+
+    /// Whether an instance of this image may start now.
+    pub fn check(&self, digest: &Digest) -> Result<(), ImageError> {
+        self.vouched.borrow().check(digest)
+    }
+
+    /// What may start here, now and whenever that changes.
+    #[must_use]
+    pub fn vouched(&self) -> watch::Receiver<Vouched> {
+        self.vouched.clone()
+    }
+
+    /// The files of an image that is there and may start.
+    pub fn boot_image(&self, digest: &Digest, flake_ref: &str) -> Result<BootImage, ImageError> {
+        self.check(digest)?;
+        match &self.requests {
+            None => Ok(BootImage::imagined(flake_ref)),
+            Some(requests) => requests.boot_image(digest),
+        }
+    }
+
+    /// Changes whenever a build ends, well or not. Something waiting for an image can ask again then.
+    #[must_use]
+    pub fn changed(&self) -> watch::Receiver<u64> {
+        self.changed.clone()
+    }
+
+    /// Writes down which images the instances on this node need, so that nobody removes them. Costs nothing when it
+    /// is the same as before. What was resolved lately is kept besides.
+    pub fn set_in_use(&self, referenced: &BTreeSet<Digest>) -> Result<(), ImageError> {
+        self.requests.as_ref().map_or(Ok(()), |requests| requests.set_in_use(referenced))
+    }
+
+    /// Removes the images that nothing needs: no instance in `referenced`, no reference that `rules` keep.
+    pub fn collect(&self, referenced: &BTreeSet<Digest>, rules: &KeepRules) -> Result<Collected, ImageError> {
+        match &self.requests {
+            None => Ok(Collected::default()),
+            Some(requests) => requests.collect(referenced, rules),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The laws of what sleeps and is carried to another node, each with a driver of its own.
+
+use std::io::{Read as _, Seek as _, Write as _};
+
+use mvm_proto::Digest;
+
+use super::{Broken, Held, Subject, done, same, spec, state};
+use crate::{Driver, DriverError, Keeping, Part, SnapshotRef, VmSpec, VmState};
+
+/// One that sleeps.
+async fn asleep<D: Driver>(law: &'static str, driver: &D, spec: &VmSpec) -> Result<SnapshotRef, Broken> {
+    done(law, driver.boot(spec).await)?;
+    done(law, driver.pause(&spec.instance).await)?;
+    let saved = done(law, driver.snapshot(&spec.instance, &Keeping::plain()).await)?;
+    done(law, driver.kill(&spec.instance).await)?;
+    Ok(saved)
+}
+
+/// Copies every part, as an archive and a network between the two would; `change` is done to the bytes on the way.
+async fn carry<D: Driver>(
+    law: &'static str,
+    to: &D,
+    spec: &VmSpec,
+    parts: Vec<Part>,
+    change: impl Fn(&str, &mut Vec<u8>),
+) -> Held {
+    done(law, to.begin_import(&spec.instance).await)?;
+    for Part { name, mut file } in parts {
+        let mut bytes = Vec::new();
+        done(law, file.rewind().and_then(|()| file.read_to_end(&mut bytes)))?;
+        change(&name, &mut bytes);
+        let mut copy = done(law, to.import_part(&spec.instance, &name).await)?;
+        done(law, copy.write_all(&bytes).and_then(|()| copy.sync_all()))?;
+    }
+    Ok(())
+}
+
+/// What sleeps under one driver is woken under another, and nothing half or other is.
+pub async fn moves<D: Driver>(from: &D, to: &D, subject: &Subject) -> Held {
+    a_sleeper_goes_on_elsewhere(from, to, &spec(subject, 30)).await?;
+    what_does_not_fit_or_is_damaged_is_refused(from, to, &spec(subject, 31)).await
+}
+
+async fn a_sleeper_goes_on_elsewhere<D: Driver>(from: &D, to: &D, spec: &VmSpec) -> Held {
+    const LAW: &str = "what sleeps goes on elsewhere, and is where it was until it is removed";
+    let saved = asleep(LAW, from, spec).await?;
+    let parts = done(LAW, from.export(&saved).await)?;
+    carry(LAW, to, spec, parts, |_, _| {}).await?;
+    same(LAW, done(LAW, to.kept().await)?.contains(&spec.instance), true)?;
+    let early = to.restore(spec, &saved, &Keeping::plain()).await;
+    same(LAW, matches!(early, Err(DriverError::NoSnapshot { .. })), true)?;
+    let arrived = done(LAW, to.import(spec, &saved, &Keeping::plain()).await)?;
+    same(LAW, state(LAW, to, spec).await?, None)?;
+    done(LAW, to.restore(spec, &arrived, &Keeping::plain()).await)?;
+    same(LAW, state(LAW, to, spec).await?, Some(VmState::Paused))?;
+    done(LAW, to.resume(&spec.instance).await)?;
+    done(LAW, to.remove(&spec.instance).await)?;
+    // Exporting took nothing away.
+    done(LAW, from.restore(spec, &saved, &Keeping::plain()).await)?;
+    done(LAW, from.remove(&spec.instance).await)?;
+    let gone = from.export(&saved).await;
+    same(LAW, matches!(gone, Err(DriverError::NoSnapshot { .. })), true)
+}
+
+async fn what_does_not_fit_or_is_damaged_is_refused<D: Driver>(from: &D, to: &D, spec: &VmSpec) -> Held {
+    const LAW: &str = "what does not fit, is damaged or incomplete never becomes a snapshot";
+    let saved = asleep(LAW, from, spec).await?;
+    let parts = async || done(LAW, from.export(&saved).await);
+    let refused = |imported: Result<SnapshotRef, DriverError>| {
+        matches!(imported, Err(DriverError::Unusable { .. } | DriverError::OtherRevision { .. }))
+    };
+    // The memory alone, and all of it: what is neither memory nor names it is the archive's to keep whole.
+    let longest = |part: &Part| part.file.metadata().map_or(0, |found| found.len());
+    let memory = parts().await?.into_iter().max_by_key(longest).map(|part| part.name);
+    for only in [memory.as_deref(), None] {
+        let flip = |name: &str, bytes: &mut Vec<u8>| {
+            let middle = bytes.len() / 2;
+            if only.is_none_or(|only| only == name)
+                && let Some(byte) = bytes.get_mut(middle)
+            {
+                *byte ^= 1;
+            }
+        };
+        carry(LAW, to, spec, parts().await?, flip).await?;
+        same(LAW, refused(to.import(spec, &saved, &Keeping::plain()).await), true)?;
+    }
+    carry(LAW, to, spec, parts().await?, |_, bytes| bytes.truncate(bytes.len() / 2)).await?;
+    same(LAW, refused(to.import(spec, &saved, &Keeping::plain()).await), true)?;
+    carry(LAW, to, spec, Vec::new(), |_, _| {}).await?;
+    same(LAW, refused(to.import(spec, &saved, &Keeping::plain()).await), true)?;
+    carry(LAW, to, spec, parts().await?, |_, _| {}).await?;
+    let other = VmSpec { revision: Digest::of(b"another revision"), ..spec.clone() };
+    same(LAW, refused(to.import(&other, &saved, &Keeping::plain()).await), true)?;
+    for name in ["../../elsewhere", "snapshot/../vmm.json", "vmm.json", ""] {
+        let part = to.import_part(&spec.instance, name).await;
+        same(LAW, matches!(part, Err(DriverError::Unusable { .. })), true)?;
+    }
+    done(LAW, to.remove(&spec.instance).await)?;
+    same(LAW, done(LAW, to.kept().await)?.contains(&spec.instance), false)?;
+    done(LAW, from.remove(&spec.instance).await)
+}
+
+/// For drivers whose snapshots are their own node's.
+pub(super) async fn what_can_not_be_moved_says_so<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
+    const LAW: &str = "what can't be moved says so, and stays as it is";
+    let saved = asleep(LAW, driver, spec).await?;
+    let refused = matches!(driver.export(&saved).await, Err(DriverError::Unusable { .. }));
+    same(LAW, refused, true)?;
+    let refused = matches!(driver.begin_import(&spec.instance).await, Err(DriverError::Unusable { .. }));
+    same(LAW, refused, true)?;
+    done(LAW, driver.restore(spec, &saved, &Keeping::plain()).await)?;
+    done(LAW, driver.remove(&spec.instance).await)
+}

@@ -1,0 +1,347 @@
+//! The driver for Firecracker: one process per VM, spoken to over its API socket.
+//!
+//! A VM's way: the process is started (behind a jailer, where there is one), told its machine and started; or told to
+//! load a snapshot, and stays paused. What a process does is asked of it each time, so that an agent that has just
+//! started knows as much as one that has been there all along; only what makes asking twice be asking once within a
+//! pause is kept in memory. What may be lost with the process is in [`vmm`], starting in [`launch`], pausing and
+//! snapshots in [`freeze`], the way to the guest in [`vsock`], what was written in [`logs`].
+
+mod balloon;
+mod freeze;
+pub mod http;
+mod launch;
+mod logs;
+pub mod metrics;
+mod place;
+pub mod request;
+pub mod settings;
+mod snapshot_file;
+pub mod version;
+mod vmm;
+mod vmm_file;
+pub mod vsock;
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use mvm_proto::InstanceId;
+use tokio::sync::broadcast;
+
+use self::launch::Origin;
+use self::logs::METRICS_TAIL_BYTES;
+use self::metrics::Metrics;
+use self::place::{CONSOLE, METRICS, VSOCK_SOCKET};
+use self::request::Action;
+pub use self::settings::{FirecrackerSettings, FirecrackerUnavailable, JailerSettings, Limits};
+use self::snapshot_file::Manifest;
+use self::version::Version;
+use self::vmm::{Live, Vmms, api_error, bad_request, host_error, io_error, same_revision};
+use self::vsock::GuestConnection;
+use super::at_rest::Form;
+use super::{
+    Capability, Driver, DriverError, DriverKind, GuestStream, Keeping, Part, SnapshotRef, Vm, VmExit, VmSpec,
+    VmState, run_files,
+};
+use mvm_host::{Host, JAIL, LocalHost, Operation};
+
+/// A follower that is further behind looks at the whole list anyway.
+const EXITS_KEPT: usize = 1024;
+
+/// Runs microVMs with Firecracker.
+#[derive(Debug)]
+pub struct FirecrackerDriver<H: Host = LocalHost> {
+    vmms: Arc<Vmms<H>>,
+    version: Version,
+}
+
+impl FirecrackerDriver<LocalHost> {
+    /// The driver of this data directory, with the program that the settings name or `PATH` has.
+    pub fn open(data_dir: &Path, settings: FirecrackerSettings) -> Result<Self, FirecrackerUnavailable> {
+        Self::with_host(LocalHost::new(data_dir), settings)
+    }
+}
+
+impl<H: Host> FirecrackerDriver<H> {
+    pub fn with_host(host: H, settings: FirecrackerSettings) -> Result<Self, FirecrackerUnavailable> {
+        let (program, version) = settings::find(&settings, std::env::var_os("PATH").as_deref())?;
+        let vmms = Arc::new(Vmms::new(host, settings, program, broadcast::Sender::new(EXITS_KEPT)));
+        Ok(Self { vmms, version })
+    }
+
+    /// Of the program that new VMs are started with.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// What the VMM counted since it was last asked.
+    pub async fn metrics(&self, instance: &InstanceId) -> Result<Option<Metrics>, DriverError> {
+        const ACTION: &str = "measure";
+        let (live, mut client, ..) = self.vmms.running(instance, ACTION).await?;
+        let flush = Action::FlushMetrics.request().map_err(|error| bad_request(instance, &error))?;
+        let sent = client.send(&flush, self.vmms.settings.limits.call).await;
+        sent.map_err(|error| api_error(instance, ACTION, error))?;
+        let name = live.place.inside(METRICS);
+        let bytes = run_files::tail(&*self.vmms.host, instance, &name, METRICS_TAIL_BYTES)
+            .await
+            .map_err(|cause| io_error(instance, ACTION, cause))?;
+        Ok(Metrics::newest(&String::from_utf8_lossy(&bytes)))
+    }
+
+    /// What a live VMM runs; nothing when it was never told to run anything.
+    async fn vm(&self, live: &Live, action: &'static str) -> Result<Option<Vm>, DriverError> {
+        let instance = &live.vmm.instance;
+        if self.vmms.recall(&live.vmm).writing {
+            return Ok(Some(running(live, VmState::Paused)));
+        }
+        let mut client = self.vmms.connect(live, action).await?;
+        let described = self.vmms.describe(&mut client, instance, action).await?;
+        if described.state.is_some() {
+            self.vmms.note(&live.vmm, |known| known.state = described.state);
+        }
+        Ok(described.state.map(|state| running(live, state)))
+    }
+
+    /// What is in the way of starting a VM: one that runs the same is what was asked for, and one that was left behind
+    /// half started goes.
+    async fn already_there(&self, spec: &VmSpec, action: &'static str) -> Result<bool, DriverError> {
+        let Some(live) = self.vmms.find(&spec.instance, action).await? else { return Ok(false) };
+        let silent = match self.vm(&live, action).await {
+            Ok(Some(vm)) => return same_revision(&spec.instance, vm.revision, spec.revision).map(|()| true),
+            Ok(None) => true,
+            // Started, and ended or killed before its socket was there.
+            Err(DriverError::Io { cause, .. }) => cause.kind() == std::io::ErrorKind::NotFound,
+            Err(error) => return Err(error),
+        };
+        if silent {
+            self.vmms.end(&live, action).await?;
+        }
+        Ok(false)
+    }
+    /// A paused VM from a snapshot: its own, or a template's. Firecracker maps memory privately either way.
+    async fn load(
+        &self,
+        spec: &VmSpec,
+        snapshot: &SnapshotRef,
+        action: &'static str,
+    ) -> Result<(), DriverError> {
+        let (instance, saved) = (&spec.instance, &snapshot.instance);
+        same_revision(instance, snapshot.revision, spec.revision)?;
+        if self.already_there(spec, action).await? {
+            return Ok(());
+        }
+        let fault = |cause| io_error(saved, action, cause);
+        let host = &*self.vmms.host;
+        let manifest = Manifest::read(host, saved).await.map_err(fault)?;
+        let Some(manifest) = manifest.filter(|manifest| manifest.reference() == *snapshot) else {
+            return Err(DriverError::NoSnapshot { instance: saved.clone(), digest: snapshot.digest });
+        };
+        let damage = manifest.damage(host, self.vmms.settings.verify_memory).await;
+        if let Some(reason) = damage.map_err(fault)? {
+            return Err(DriverError::Unusable { instance: saved.clone(), reason });
+        }
+        self.vmms.launch(spec, &Origin::Snapshot(&manifest), action).await
+    }
+}
+
+fn lacking(instance: &InstanceId, capability: Capability) -> DriverError {
+    let (kind, name) = (DriverKind::Firecracker, capability.as_str());
+    let why = kind.lacks(capability).unwrap_or_default();
+    DriverError::Unusable {
+        instance: instance.clone(),
+        reason: format!("the {kind} driver lacks {name}: {why}"),
+    }
+}
+
+fn immovable(instance: &InstanceId) -> DriverError {
+    lacking(instance, Capability::Moves)
+}
+
+fn running(live: &Live, state: VmState) -> Vm {
+    Vm { instance: live.vmm.instance.clone(), revision: live.file.revision, state }
+}
+
+impl<H: Host> Driver for FirecrackerDriver<H> {
+    fn kind(&self) -> DriverKind {
+        DriverKind::Firecracker
+    }
+
+    async fn list(&self) -> Result<Vec<Vm>, DriverError> {
+        let all = self.vmms.all().await.map_err(|cause| DriverError::List { cause })?;
+        let asked = all.iter().map(async |live| (live, self.vm(live, "list").await));
+        let (mut found, mut silent) = (Vec::new(), Vec::new());
+        for (live, answer) in join_all(asked).await {
+            match answer {
+                Ok(vm) => found.extend(vm),
+                Err(error) => silent.push((live, error)),
+            }
+        }
+        if silent.is_empty() {
+            return Ok(found);
+        }
+        // A VM that can't be asked is a VM still, whatever is in the way; only one that ended meanwhile is none. Where
+        // even that can't be found out, it did not.
+        let there = self.vmms.host.vmms().await.ok();
+        for (live, error) in silent {
+            let gone = there.as_ref().is_some_and(|there| !there.contains(&live.vmm));
+            match self.vmms.assumed(&live.vmm, &error).filter(|_| !gone) {
+                Some(state) => {
+                    tracing::warn!(error = %mvm_proto::text::chain(&error), "a VMM does not answer");
+                    found.push(running(live, state));
+                }
+                None => tracing::debug!(error = %mvm_proto::text::chain(&error), "a VMM is passed over"),
+            }
+        }
+        found.sort_by(|a, b| a.instance.cmp(&b.instance));
+        Ok(found)
+    }
+
+    async fn kept(&self) -> Result<Vec<InstanceId>, DriverError> {
+        self.vmms.host.run_dirs().await.map_err(|cause| DriverError::List { cause })
+    }
+
+    async fn adopt(&self, instance: &InstanceId) -> Result<Option<Vm>, DriverError> {
+        let Some(live) = self.vmms.find(instance, "adopt").await? else { return Ok(None) };
+        self.vm(&live, "adopt").await
+    }
+
+    async fn boot(&self, spec: &VmSpec) -> Result<(), DriverError> {
+        if self.already_there(spec, "boot").await? {
+            return Ok(());
+        }
+        self.vmms.launch(spec, &Origin::Image, "boot").await
+    }
+
+    async fn pause(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.vmms.pause(instance).await
+    }
+
+    async fn resume(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.vmms.resume(instance).await
+    }
+
+    async fn reclaim(
+        &self,
+        instance: &InstanceId,
+        keep_mib: u64,
+        within: Duration,
+    ) -> Result<Option<u64>, DriverError> {
+        self.vmms.inflate(instance, keep_mib, within).await
+    }
+
+    async fn snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<SnapshotRef, DriverError> {
+        if keeping.at_rest.encryption {
+            return Err(lacking(instance, Capability::Encryption));
+        }
+        self.vmms.snapshot(instance).await
+    }
+
+    /// Firecracker writes a snapshot in one request that nothing interrupts: whoever wants its guest waits for that.
+    async fn stop_snapshot(&self, _instance: &InstanceId) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    async fn restore(
+        &self,
+        spec: &VmSpec,
+        snapshot: &SnapshotRef,
+        keeping: &Keeping,
+    ) -> Result<(), DriverError> {
+        // All that it saves is in clear.
+        if let Some(reason) = keeping.refuses(&Form::default()) {
+            return Err(DriverError::Unusable { instance: spec.instance.clone(), reason });
+        }
+        self.load(spec, snapshot, "restore").await
+    }
+
+    fn can_fork(&self) -> bool {
+        true
+    }
+
+    async fn fork(&self, spec: &VmSpec, template: &SnapshotRef) -> Result<(), DriverError> {
+        self.load(spec, template, "fork").await
+    }
+
+    async fn seal_snapshot(&self, _instance: &InstanceId, _keeping: &Keeping) -> Result<(), DriverError> {
+        // Its digest is in its name from the beginning; memory that is mapped from its file is not compressed.
+        Ok(())
+    }
+
+    async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.vmms.discard(instance).await
+    }
+
+    async fn export(&self, snapshot: &SnapshotRef) -> Result<Vec<Part>, DriverError> {
+        Err(immovable(&snapshot.instance))
+    }
+
+    async fn begin_import(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        Err(immovable(instance))
+    }
+
+    async fn import_part(&self, instance: &InstanceId, _name: &str) -> Result<File, DriverError> {
+        Err(immovable(instance))
+    }
+
+    async fn import(
+        &self,
+        spec: &VmSpec,
+        _exported: &SnapshotRef,
+        _keeping: &Keeping,
+    ) -> Result<SnapshotRef, DriverError> {
+        Err(immovable(&spec.instance))
+    }
+
+    async fn stop(&self, instance: &InstanceId, grace: Duration) -> Result<(), DriverError> {
+        if let Ok((live, mut client, VmState::Running, _)) = self.vmms.running(instance, "stop").await
+            && let Ok(keys) = Action::SendCtrlAltDel.request()
+            && client.send(&keys, self.vmms.settings.limits.call).await.is_ok()
+        {
+            // Whether it ended or not, what is left is ended next.
+            let _ = tokio::time::timeout(grace, self.vmms.host.wait_end(&live.vmm)).await;
+        }
+        self.kill(instance).await
+    }
+
+    async fn kill(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        match self.vmms.find(instance, "kill").await? {
+            Some(live) => self.vmms.end(&live, "kill").await,
+            None => {
+                let kept = self.vmms.host.run_dirs().await;
+                let kept = kept.map_err(|cause| host_error(instance, "kill", cause))?;
+                if kept.contains(instance) { self.vmms.sweep(instance, "kill").await } else { Ok(()) }
+            }
+        }
+    }
+
+    async fn remove(&self, instance: &InstanceId) -> Result<(), DriverError> {
+        self.kill(instance).await?;
+        let remove = Operation::RemoveRunDir { instance: instance.clone() };
+        self.vmms.perform(instance, "remove", remove).await.map(|_| ())
+    }
+
+    async fn guest(&self, instance: &InstanceId) -> Result<GuestStream, DriverError> {
+        let none = || DriverError::NoVm { instance: instance.clone(), action: "reach" };
+        let live = self.vmms.find(instance, "reach").await?.ok_or_else(none)?;
+        let vsock = self.vmms.dial(&live, VSOCK_SOCKET);
+        Ok(Box::new(GuestConnection::new(vsock, mvm_proto::guest::VSOCK_PORT)))
+    }
+
+    fn exits(&self) -> broadcast::Receiver<VmExit> {
+        self.vmms.exits.subscribe()
+    }
+
+    fn cpu_time(&self, instance: &InstanceId) -> Option<Duration> {
+        self.vmms.cpu_time(instance)
+    }
+
+    async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, DriverError> {
+        let daemon = self.vmms.settings.jailer.as_ref().is_some_and(|jailer| jailer.daemonize);
+        let name = if daemon { format!("{JAIL}/{CONSOLE}") } else { CONSOLE.to_owned() };
+        let read = run_files::log_tail(&*self.vmms.host, instance, &name, max_bytes).await;
+        read.map_err(|cause| io_error(instance, "read the console of", cause))
+    }
+}
