@@ -84,7 +84,7 @@ fn a_director_key_is_replaced_under_a_connected_agent_and_the_old_one_signs_noth
     let after = accepted(&cluster.node("node-a").unwrap());
     assert!(after > before, "{after:?} is not above {before:?}");
 
-    // A thief with the old key, at the node's own door.
+    // A thief with the old key, at the node's own API.
     let agent = format!("https://127.0.0.1:{}", cluster.agents["node-a"].port);
     let director = signing(&cluster, "director.key");
     std::fs::remove_file(&director).unwrap();

@@ -6,8 +6,8 @@
 pub mod acceptor;
 pub mod api;
 pub mod authz;
+pub mod coordinator_session;
 pub mod ledger;
 pub mod local_socket;
 pub mod removed_operators;
-pub mod session_task;
 pub mod source;

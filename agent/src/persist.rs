@@ -3,23 +3,23 @@
 //! An instance of a pool with `persist` takes a session of its pool when it starts for the first time, and gets what
 //! the session was. From then on the folder is copied to a store at every interval, before every pause and at every
 //! stop. [`head`] decides which session is whose, [`index`] says what one is made of, [`copy_out`] and [`bring_back`]
-//! move it; the steps of an instance and [`crate::upkeep::sessions_task`] only say when. A store that fails stops nobody: it
-//! is told, shown, and tried again.
+//! move it; the steps of an instance and [`crate::upkeep::session_copy_task`] only say when. A store that fails stops nobody: it
+//! is reported, shown, and tried again.
 
-mod attend;
+mod blob_store;
 mod bring_back;
 mod copy_out;
 mod guest_files;
 mod head;
 mod held;
 mod index;
+mod interval;
 mod limits;
 mod session;
-mod shelf;
+mod session_store;
 mod space;
 #[cfg(test)]
 mod tests;
-mod vault;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -43,15 +43,15 @@ use crate::instance::DATA_DISK_PATH;
 use crate::instance::SessionMark;
 use crate::instance::record::{Record, retry_after};
 use crate::instance::records::Records;
-pub(crate) use attend::Due;
+use blob_store::{BlobStoreError, ObjectBlobStore};
 use guest_files::LinkFiles;
 use head::{Has, Holder};
+pub(crate) use interval::Due;
 use limits::MAX_REMEMBERED_BYTES;
 pub use limits::SessionLimits;
-use session::{Kept, Session};
-use shelf::{ObjectShelf, ShelfError};
+use session::{CopyReport, Session};
+use session_store::SessionStore;
 use space::{SessionSpace, TenantSpace};
-use vault::Vault;
 
 /// A session is given back within this, or left to be found free later: its instance goes either way.
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
@@ -84,7 +84,7 @@ fn unsettled_message(count: usize, named: &[String]) -> String {
 #[derive(Debug, thiserror::Error)]
 pub enum PersistError {
     #[error(transparent)]
-    Store(#[from] ShelfError),
+    Store(#[from] BlobStoreError),
     #[error(transparent)]
     Guest(#[from] LinkError),
     #[error("the session {0} is another instance's by now")]
@@ -129,8 +129,8 @@ pub struct Sessions {
     clock: Clock,
     events: broadcast::Sender<Event>,
     pools: Mutex<BTreeMap<(TenantId, PoolId), Policy>>,
-    seats: Mutex<BTreeMap<InstanceId, Arc<Seat>>>,
-    shelves: Mutex<BTreeMap<String, ObjectShelf>>,
+    instances: Mutex<BTreeMap<InstanceId, Arc<InstanceSession>>>,
+    stores: Mutex<BTreeMap<String, ObjectBlobStore>>,
     space: Arc<SessionSpace>,
 }
 
@@ -143,16 +143,16 @@ struct Policy {
     max_disk_bytes: Option<u64>,
 }
 
-/// One instance's session: who works on it, and what is shown of it.
+/// One instance's session: who works on it, and the status that is shown of it.
 #[derive(Debug, Default)]
-struct Seat {
+struct InstanceSession {
     /// Absent: nobody looked yet, or the last look did not end well.
-    work: tokio::sync::Mutex<Option<Session<ObjectShelf>>>,
-    shown: Mutex<Shown>,
+    work: tokio::sync::Mutex<Option<Session<ObjectBlobStore>>>,
+    status: Mutex<SessionStatus>,
 }
 
 #[derive(Debug, Default)]
-struct Shown {
+struct SessionStatus {
     session: String,
     persisted_at: Option<Timestamp>,
     /// Nothing ran since that was copied.
@@ -167,10 +167,10 @@ struct Shown {
     unsettled: (usize, Vec<String>),
 }
 
-impl Seat {
+impl InstanceSession {
     /// The session as it is remembered, which counts as remembered again only once it is put back.
-    fn recall(&self, work: &mut Option<Session<ObjectShelf>>) -> Option<Session<ObjectShelf>> {
-        locked(&self.shown).remembered = None;
+    fn recall(&self, work: &mut Option<Session<ObjectBlobStore>>) -> Option<Session<ObjectBlobStore>> {
+        locked(&self.status).remembered = None;
         work.take()
     }
 }
@@ -192,8 +192,8 @@ impl Sessions {
             clock,
             events,
             pools: Mutex::default(),
-            seats: Mutex::default(),
-            shelves: Mutex::default(),
+            instances: Mutex::default(),
+            stores: Mutex::default(),
             space: Arc::default(),
         }
     }
@@ -219,41 +219,41 @@ impl Sessions {
         })
     }
 
-    fn seat(&self, id: &InstanceId) -> Arc<Seat> {
-        Arc::clone(locked(&self.seats).entry(id.clone()).or_default())
+    fn instance_session(&self, id: &InstanceId) -> Arc<InstanceSession> {
+        Arc::clone(locked(&self.instances).entry(id.clone()).or_default())
     }
 
     fn me(&self, record: &Record) -> Holder {
         Holder { node: self.settings.node.clone(), instance: record.id.clone() }
     }
 
-    fn vault(&self, record: &Record, store: &str) -> Result<Vault<ObjectShelf>, PersistError> {
-        let known = locked(&self.shelves).get(store).cloned();
-        let shelf = match known {
-            Some(shelf) => shelf,
+    fn store(&self, record: &Record, store: &str) -> Result<SessionStore<ObjectBlobStore>, PersistError> {
+        let known = locked(&self.stores).get(store).cloned();
+        let blobs = match known {
+            Some(blobs) => blobs,
             None => {
                 let SessionSettings { sessions_dir, secrets_dir, .. } = &self.settings;
-                let shelf = ObjectShelf::open(store, sessions_dir, secrets_dir)?;
-                locked(&self.shelves).insert(store.to_owned(), shelf.clone());
-                shelf
+                let blobs = ObjectBlobStore::open(store, sessions_dir, secrets_dir)?;
+                locked(&self.stores).insert(store.to_owned(), blobs.clone());
+                blobs
             }
         };
-        let space = shelf.folder().map(|folder| TenantSpace {
+        let space = blobs.folder().map(|folder| TenantSpace {
             all: Arc::clone(&self.space),
             tenant: record.tenant.clone(),
             store: store.to_owned(),
             folder: folder.to_owned(),
         });
-        let vault = Vault::new(shelf, &record.tenant, &record.pool);
-        Ok(vault.limited(self.settings.limits.max_bytes, space))
+        let store = SessionStore::new(blobs, &record.tenant, &record.pool);
+        Ok(store.limited(self.settings.limits.max_bytes, space))
     }
 
     /// What the sessions of an instance's tenant take of this node's disk, as far as it can be found out soon.
     pub(crate) async fn disk_used(&self, record: &Record) -> u64 {
         if let Some(persist) = self.policy(record).persist
-            && let Ok(vault) = self.vault(record, &persist.store)
+            && let Ok(store) = self.store(record, &persist.store)
         {
-            let measured = tokio::time::timeout(MEASURE_WITHIN, vault.measure_once()).await;
+            let measured = tokio::time::timeout(MEASURE_WITHIN, store.measure_once()).await;
             if let Err(error) = measured.unwrap_or(Err(PersistError::TooSlow(MEASURE_WITHIN))) {
                 tracing::warn!(id = %record.id, error = %chain(&error), "could not measure its tenant's sessions");
             }
@@ -264,19 +264,19 @@ impl Sessions {
     /// Keeps a session in memory for its next copy, unless its tenant has enough there.
     fn remember(
         &self,
-        seat: &Seat,
+        instance_session: &InstanceSession,
         record: &Record,
-        session: Session<ObjectShelf>,
-    ) -> Option<Session<ObjectShelf>> {
-        locked(&seat.shown).remembered = None;
-        let of_tenant = |seat: &Arc<Seat>| {
-            let remembered = locked(&seat.shown).remembered.clone();
+        session: Session<ObjectBlobStore>,
+    ) -> Option<Session<ObjectBlobStore>> {
+        locked(&instance_session.status).remembered = None;
+        let of_tenant = |instance_session: &Arc<InstanceSession>| {
+            let remembered = locked(&instance_session.status).remembered.clone();
             remembered.map_or(0, |(tenant, bytes)| if tenant == record.tenant { bytes } else { 0 })
         };
         let bytes = session.remembered_bytes();
-        let all = locked(&self.seats).values().map(of_tenant).fold(bytes, u64::saturating_add);
+        let all = locked(&self.instances).values().map(of_tenant).fold(bytes, u64::saturating_add);
         (all <= MAX_REMEMBERED_BYTES).then(|| {
-            locked(&seat.shown).remembered = Some((record.tenant.clone(), bytes));
+            locked(&instance_session.status).remembered = Some((record.tenant.clone(), bytes));
             session
         })
     }
@@ -312,19 +312,19 @@ impl Sessions {
         if on_disk && matches!(record.session, None | Some(SessionMark::Bound { .. })) {
             return Ok(());
         }
-        let seat = self.seat(&record.id);
-        let mut work = seat.work.lock().await;
+        let instance_session = self.instance_session(&record.id);
+        let mut work = instance_session.work.lock().await;
         *work = None;
         let taken = tokio::time::timeout(TAKE_WITHIN, self.take_again(record, &persist));
         let taken = taken.await.unwrap_or(Err(PersistError::TooSlow(TAKE_WITHIN)));
         let mut session = match taken {
             Ok(session) => session,
-            Err(error) if half => return Err(self.failed(&seat, record, &persist, error)),
+            Err(error) if half => return Err(self.failed(&instance_session, record, &persist, error)),
             Err(error) => {
                 let message =
                     format!("begins with nothing, for its session could not be had: {}", chain(&error));
                 self.note("SessionNotBroughtBack", record, &message);
-                self.failed(&seat, record, &persist, error);
+                self.failed(&instance_session, record, &persist, error);
                 record.session = None;
                 return Ok(());
             }
@@ -336,14 +336,14 @@ impl Sessions {
         }
         let files = LinkFiles { links: &self.links, instance: &record.id };
         if let Err(error) = session.bring_back(&files, &persist.path).await {
-            return Err(self.failed(&seat, record, &persist, error));
+            return Err(self.failed(&instance_session, record, &persist, error));
         }
         record.session = Some(SessionMark::Bound { slot: session.slot });
         if let Some(at) = session.taken_at() {
             self.note("SessionBroughtBack", record, &format!("has {} as it was at {at}", session.name()));
         }
-        self.succeeded(&seat, &session, &persist, false);
-        *work = self.remember(&seat, record, session);
+        self.succeeded(&instance_session, &session, &persist, false);
+        *work = self.remember(&instance_session, record, session);
         Ok(())
     }
 
@@ -352,15 +352,15 @@ impl Sessions {
         &self,
         record: &Record,
         persist: &Persist,
-    ) -> Result<Session<ObjectShelf>, PersistError> {
-        let (vault, me) = (self.vault(record, &persist.store)?, self.me(record));
+    ) -> Result<Session<ObjectBlobStore>, PersistError> {
+        let (store, me) = (self.store(record, &persist.store)?, self.me(record));
         if let Some(slot) = record.session.and_then(SessionMark::slot)
             && let Some(session) =
-                Session::resume(vault.clone(), slot, &me, &before(record), persist.every_seconds).await?
+                Session::resume(store.clone(), slot, &me, &before(record), persist.every_seconds).await?
         {
             return Ok(session);
         }
-        Session::take(vault, &me, Has::Nothing, persist.every_seconds).await
+        Session::take(store, &me, Has::Nothing, persist.every_seconds).await
     }
 
     /// Copies a drained guest's session before it is paused, within what is left of its time to drain.
@@ -379,21 +379,22 @@ impl Sessions {
 
     async fn keep_within(&self, record: &Record, records: &Records, within: Duration) {
         let Some(persist) = self.policy(record).persist else { return };
-        let seat = self.seat(&record.id);
-        let kept = tokio::time::timeout(within, self.copy(&seat, record, records, &persist, true)).await;
+        let instance_session = self.instance_session(&record.id);
+        let kept =
+            tokio::time::timeout(within, self.copy(&instance_session, record, records, &persist, true)).await;
         if let Err(error) = kept.unwrap_or(Err(PersistError::TooSlow(within))) {
-            let lost = locked(&seat.shown).persisted_at;
+            let lost = locked(&instance_session.status).persisted_at;
             let since = lost.map_or_else(|| "nothing".to_owned(), |at| format!("it as it was at {at}"));
             let message = format!("its session was not copied, the store has {since}: {}", chain(&error));
             self.note("SessionNotKept", record, &message);
-            self.failed(&seat, record, &persist, error);
+            self.failed(&instance_session, record, &persist, error);
         }
     }
 
     /// Makes a new copy. `last`: nothing runs in the guest from here on.
     async fn copy(
         &self,
-        seat: &Seat,
+        instance_session: &InstanceSession,
         record: &Record,
         records: &Records,
         persist: &Persist,
@@ -402,9 +403,9 @@ impl Sessions {
         let (quota_bytes, used_bytes) =
             (self.policy(record).max_disk_bytes, records.disk_used(&record.tenant));
         self.space.note(&record.tenant, quota_bytes, used_bytes);
-        let mut work = seat.work.lock().await;
+        let mut work = instance_session.work.lock().await;
         // Put back only when its state is known: what was cut off in the middle is looked at again.
-        let mut session = match seat.recall(&mut work) {
+        let mut session = match instance_session.recall(&mut work) {
             Some(session) => session,
             None => self.resume(record, persist).await?,
         };
@@ -412,9 +413,9 @@ impl Sessions {
         let now = self.clock.now();
         match session.keep(&files, &persist.path, persist.every_seconds, now).await {
             Ok(kept) => {
-                self.tell(seat, record, &kept);
-                self.succeeded(seat, &session, persist, last);
-                *work = self.remember(seat, record, session);
+                self.tell(instance_session, record, &kept);
+                self.succeeded(instance_session, &session, persist, last);
+                *work = self.remember(instance_session, record, session);
                 Ok(())
             }
             Err(error) => {
@@ -425,36 +426,40 @@ impl Sessions {
                         | PersistError::TooMany
                         | PersistError::TooLarge(_)
                 ) {
-                    *work = self.remember(seat, record, session);
+                    *work = self.remember(instance_session, record, session);
                 }
                 Err(error)
             }
         }
     }
 
-    async fn resume(&self, record: &Record, persist: &Persist) -> Result<Session<ObjectShelf>, PersistError> {
+    async fn resume(
+        &self,
+        record: &Record,
+        persist: &Persist,
+    ) -> Result<Session<ObjectBlobStore>, PersistError> {
         let slot = record.session.and_then(SessionMark::slot).ok_or(PersistError::NoSession)?;
-        let vault = self.vault(record, &persist.store)?;
-        let name = vault.name(slot);
+        let store = self.store(record, &persist.store)?;
+        let name = store.name(slot);
         let (me, before) = (self.me(record), before(record));
-        let resumed = Session::resume(vault, slot, &me, &before, persist.every_seconds).await?;
+        let resumed = Session::resume(store, slot, &me, &before, persist.every_seconds).await?;
         resumed.ok_or(PersistError::Taken(name))
     }
 
     /// Lets go of the session of an instance that goes on elsewhere, which is still its own there.
     pub(crate) fn leave(&self, id: &InstanceId) {
-        locked(&self.seats).remove(id);
+        locked(&self.instances).remove(id);
     }
 
     /// Gives the session of an instance that goes for good back to its pool.
     pub(crate) async fn release(&self, record: &Record) {
-        let seat = locked(&self.seats).remove(&record.id).unwrap_or_default();
+        let instance_session = locked(&self.instances).remove(&record.id).unwrap_or_default();
         let Some(persist) = self.policy(record).persist.or_else(|| record.persist.clone()) else { return };
         if record.session.and_then(SessionMark::slot).is_none() {
             return;
         }
         let release = async {
-            let held = seat.work.lock().await.take();
+            let held = instance_session.work.lock().await.take();
             let session = match held {
                 Some(session) => session,
                 None => self.resume(record, &persist).await?,
@@ -468,33 +473,45 @@ impl Sessions {
         }
     }
 
-    fn succeeded(&self, seat: &Seat, session: &Session<ObjectShelf>, persist: &Persist, whole: bool) {
-        let mut shown = locked(&seat.shown);
-        shown.session = session.name();
-        shown.persisted_at = session.taken_at();
-        shown.whole = whole;
-        shown.error = None;
-        shown.failures = 0;
-        shown.due = Some(Instant::now() + Duration::from_secs(persist.every_seconds));
+    fn succeeded(
+        &self,
+        instance_session: &InstanceSession,
+        session: &Session<ObjectBlobStore>,
+        persist: &Persist,
+        whole: bool,
+    ) {
+        let mut status = locked(&instance_session.status);
+        status.session = session.name();
+        status.persisted_at = session.taken_at();
+        status.whole = whole;
+        status.error = None;
+        status.failures = 0;
+        status.due = Some(Instant::now() + Duration::from_secs(persist.every_seconds));
     }
 
-    fn failed(&self, seat: &Seat, record: &Record, persist: &Persist, error: PersistError) -> PersistError {
+    fn failed(
+        &self,
+        instance_session: &InstanceSession,
+        record: &Record,
+        persist: &Persist,
+        error: PersistError,
+    ) -> PersistError {
         // Credentials may have been changed since the place was opened.
-        locked(&self.shelves).remove(&persist.store);
-        let mut shown = locked(&seat.shown);
-        shown.failures = shown.failures.saturating_add(1);
-        shown.error = Some(chain(&error));
+        locked(&self.stores).remove(&persist.store);
+        let mut status = locked(&instance_session.status);
+        status.failures = status.failures.saturating_add(1);
+        status.error = Some(chain(&error));
         let longest = Duration::from_secs(persist.every_seconds).max(LONGEST_RETRY);
-        shown.due = Some(Instant::now() + retry_after(shown.failures, fastrand::f64()).min(longest));
+        status.due = Some(Instant::now() + retry_after(status.failures, fastrand::f64()).min(longest));
         tracing::warn!(id = %record.id, error = %chain(&error), "its session could not be copied");
         error
     }
 
-    fn tell(&self, seat: &Seat, record: &Record, kept: &Kept) {
+    fn tell(&self, instance_session: &InstanceSession, record: &Record, kept: &CopyReport) {
         tracing::debug!(id = %record.id, sent = kept.sent_bytes, skipped = kept.skipped, "its session was copied");
         let named: Vec<String> = kept.unsettled.iter().take(NAMED).cloned().collect();
         let unsettled = (kept.unsettled.len(), named);
-        let known = std::mem::replace(&mut locked(&seat.shown).unsettled, unsettled.clone());
+        let known = std::mem::replace(&mut locked(&instance_session.status).unsettled, unsettled.clone());
         if kept.unsettled.is_empty() || unsettled == known {
             return;
         }
@@ -514,14 +531,14 @@ impl Sessions {
         if self.policy(record).persist.is_none() {
             return;
         }
-        let Some(seat) = locked(&self.seats).get(&record.id).cloned() else { return };
-        let shown = locked(&seat.shown);
-        status.session = shown.session.clone();
-        status.persisted_at = shown.persisted_at.map_or_else(String::new, |at| at.to_string());
-        status.persist_error = shown.error.clone().unwrap_or_default();
+        let Some(instance_session) = locked(&self.instances).get(&record.id).cloned() else { return };
+        let known = locked(&instance_session.status);
+        status.session = known.session.clone();
+        status.persisted_at = known.persisted_at.map_or_else(String::new, |at| at.to_string());
+        status.persist_error = known.error.clone().unwrap_or_default();
         let until = if record.phase == Phase::Running { self.clock.now() } else { record.since };
-        status.loss_window_seconds = match shown.persisted_at {
-            _ if shown.whole && record.phase != Phase::Running => 0,
+        status.loss_window_seconds = match known.persisted_at {
+            _ if known.whole && record.phase != Phase::Running => 0,
             Some(at) => until.since(at).as_secs(),
             None => until.since(record.since).as_secs(),
         };
@@ -529,9 +546,11 @@ impl Sessions {
 
     /// Whether every session is in its store as often as its pool asks for.
     pub(crate) fn condition(&self) -> Condition {
-        let failing: Vec<(InstanceId, String)> = locked(&self.seats)
+        let failing: Vec<(InstanceId, String)> = locked(&self.instances)
             .iter()
-            .filter_map(|(id, seat)| Some((id.clone(), locked(&seat.shown).error.clone()?)))
+            .filter_map(|(id, instance_session)| {
+                Some((id.clone(), locked(&instance_session.status).error.clone()?))
+            })
             .collect();
         let new = |holds, reason, message: String| {
             Condition::new("SessionsPersisted", holds, reason, message, self.clock.now())

@@ -1,20 +1,20 @@
 //! `mvm agent serve`: puts the agent's tasks together, and takes them apart again.
 //!
 //! ```text
-//!  coordinator <-> session_task --+                +-> /metrics /healthz /readyz (loopback TCP)
+//!  coordinator <-> its session --+                +-> /metrics /healthz /readyz (loopback TCP)
 //!  peers ---- HTTP/3 ---- api ----+-> intake -> acceptor -> in force -> reconcile_task -> status, events
 //!  root ---- unix socket -- api --+                           ^
 //!  --desired FILE ------------------- file_source_task -------+
 //! ```
 //!
 //! Everything that can fail at start fails in [`Agent::start`], before the service manager hears that the agent is
-//! ready. On shutdown the doors close first, what is in flight finishes, instances are left as they are.
+//! ready. On shutdown the listeners close first, what is in flight finishes, instances are left as they are.
 
 mod credentials;
 pub mod doctor;
-mod doors;
 mod error;
 pub mod health;
+mod listeners;
 mod member;
 pub mod privileges;
 pub mod settings;
@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use doors::Doors;
+use listeners::Listeners;
 use mvm_host::AnyHost;
 use mvm_image::Vouched;
 use mvm_pki::files;
@@ -42,9 +42,9 @@ use tracing::info;
 use crate::clock::Clock;
 use crate::intake::acceptor::{Acceptor, AcceptorSettings, HardLimits};
 use crate::intake::api::{Api, ApiParts};
+use crate::intake::coordinator_session::{SessionContext, SessionState, coordinator_session_task};
 use crate::intake::ledger::LEDGER_FILE;
 use crate::intake::removed_operators::RemovedOperators;
-use crate::intake::session_task::{SessionContext, SessionState, session_task};
 use crate::intake::source::{FileSource, FileState, Intake, file_source_task};
 use crate::metrics::Metrics;
 use crate::node::assemble::NodeSettings;
@@ -59,7 +59,7 @@ use crate::upkeep::certs::{CertsDir, CertsError};
 use crate::upkeep::give_back_task::give_back_task;
 use crate::upkeep::image_gc_task::image_gc_task;
 use crate::upkeep::pressure_task::pressure_task;
-use crate::upkeep::sessions_task::sessions_task;
+use crate::upkeep::session_copy_task::session_copy_task;
 pub use error::AgentError;
 use member::{Member, choose_node_id, load_member};
 use mvm_vmm::{DriverChoice, VmmSettings};
@@ -108,9 +108,9 @@ impl Agent {
         info.cluster = member.as_ref().map_or_else(String::new, |member| member.cluster.to_string());
         info.source = if settings.desired_file.is_some() { "file" } else { "session" }.to_owned();
 
-        // The doors first: two agents on one data directory must not both open its state.
-        let doors = Doors::bind(&settings, member.as_ref()).await?;
-        let (api_address, metrics_address) = doors.addresses();
+        // The listeners first: two agents on one data directory must not both open its state.
+        let listeners = Listeners::bind(&settings, member.as_ref()).await?;
+        let (api_address, metrics_address) = listeners.addresses();
 
         let capacity = info.capacity.unwrap_or_default();
         let acceptor =
@@ -181,7 +181,7 @@ impl Agent {
         let images = node.images();
         tasks.spawn("image_gc", image_gc_task(images, Arc::clone(&handle.shared.records), stop.clone()));
         let sessions = Arc::clone(&handle.shared.sessions);
-        let sessions = sessions_task(sessions, Arc::clone(&handle.shared.records), stop.clone());
+        let sessions = session_copy_task(sessions, Arc::clone(&handle.shared.records), stop.clone());
         tasks.spawn("sessions", sessions);
         tasks.spawn("reconcile", reconcile_task(node, in_force, stop.clone()));
 
@@ -214,7 +214,7 @@ impl Agent {
         };
         let api = Api::new(parts, settings.rate);
         let local = health::router(Arc::clone(&health), Arc::clone(&metrics), handle.clone());
-        doors.open(&mut tasks, &api, local);
+        listeners.open(&mut tasks, &api, local);
         if let Some(member) = member {
             member.spawn_upkeep(&mut tasks, certs, &metrics);
             if let (true, Some(coordinator)) = (dials, member.coordinator) {
@@ -230,7 +230,7 @@ impl Agent {
                     removed_operators,
                     state: session_state,
                 };
-                tasks.spawn("session", session_task(context, stop.clone()));
+                tasks.spawn("session", coordinator_session_task(context, stop.clone()));
             }
         }
         let watched = Arc::clone(&health);

@@ -87,19 +87,19 @@ pub(crate) fn accept(
         displaced: Displaced::Idle,
     });
     let told = RateLimit::new(TOLD_PER_SECOND, TOLD_BURST);
-    let door = Arc::new(Door { acceptor, places, told, state });
+    let shared = Arc::new(Shared { acceptor, places, told, state });
     tokio::spawn(async move {
-        let shutdown = door.state.shutdown.clone();
+        let shutdown = shared.state.shutdown.clone();
         tokio::select! {
             () = shutdown.cancelled() => {}
-            () = accept_task(listener, door, ready) => {}
+            () = accept_task(listener, shared, ready) => {}
         }
     });
     connections
 }
 
 /// What all connections share.
-struct Door {
+struct Shared {
     acceptor: TlsAcceptor,
     places: Places<Holder>,
     told: RateLimit<()>,
@@ -108,7 +108,7 @@ struct Door {
 
 async fn accept_task(
     listener: TcpListener,
-    door: Arc<Door>,
+    shared: Arc<Shared>,
     ready: mpsc::Sender<std::io::Result<GrpcStream>>,
 ) {
     let under_way = Places::new(Rules {
@@ -131,17 +131,17 @@ async fn accept_task(
         let mut under_way = match under_way.take(site_of(address.ip())) {
             Ok(place) => place,
             Err(full) => {
-                door.refused(address, &full.to_string());
+                shared.refused(address, &full.to_string());
                 continue;
             }
         };
-        let (door, ready) = (Arc::clone(&door), ready.clone());
+        let (shared, ready) = (Arc::clone(&shared), ready.clone());
         handshakes.spawn(async move {
             let activity = under_way.activity();
             let shaken = async {
                 tcp.peek(&mut [0]).await.map_err(|error| error.to_string())?;
                 let _said_something = activity.begin();
-                door.handshake(tcp).await
+                shared.handshake(tcp).await
             };
             let shaken = tokio::select! {
                 shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, shaken) => shaken,
@@ -150,14 +150,14 @@ async fn accept_task(
             match shaken {
                 // Handed over elsewhere: a verified connection no longer has a place among the handshakes.
                 Ok(Ok(stream)) => drop(tokio::spawn(async move { ready.send(Ok(stream)).await })),
-                Ok(Err(reason)) => door.refused(address, &reason),
-                Err(_) => door.refused(address, "the handshake took too long"),
+                Ok(Err(reason)) => shared.refused(address, &reason),
+                Err(_) => shared.refused(address, "the handshake took too long"),
             }
         });
     }
 }
 
-impl Door {
+impl Shared {
     fn refused(&self, address: SocketAddr, reason: &str) {
         self.state.metrics.grpc_handshakes_failed.inc();
         if self.told.take((), Instant::now()).is_ok() {

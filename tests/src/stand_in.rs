@@ -3,7 +3,7 @@
 //! It takes Firecracker's command line, serves its API on a unix socket and refuses what the real 1.16.1 refuses, with
 //! its statuses, its words where they matter, and its exit codes. Its guest is the real guest program as an ordinary
 //! child process: a pause stops it, a snapshot packs its folder into the memory file, a vsock connection leads to its
-//! socket. [`rules`] decides, [`machine`] acts, [`vsock`] and [`api`] are the two doors.
+//! socket. [`rules`] decides, [`machine`] acts, [`vsock`] and [`api`] are its two interfaces.
 
 pub mod api;
 pub mod arguments;

@@ -33,7 +33,7 @@ use crate::metrics::Metrics;
 use crate::node::event_log::EventLog;
 use crate::node::reconcile_task::NodeHandle;
 
-pub use gate::Door;
+pub use gate::Listener;
 
 /// Bodies of calls that carry no document: room for a client's empty JSON, no more.
 const SMALL_BODY_BYTES: usize = 4 * 1024;
@@ -105,8 +105,8 @@ impl Api {
         Self { shared: Arc::new(Shared { parts, limit }) }
     }
 
-    /// The routes for callers that come through `door`.
-    pub fn router(&self, door: Door) -> Router {
+    /// The routes for callers that come through `listener`.
+    pub fn router(&self, listener: Listener) -> Router {
         let mut router = Router::new();
         for rule in TABLE {
             let guarded = handler(rule).route_layer(from_fn_with_state(rule, gate::authorise));
@@ -116,7 +116,7 @@ impl Api {
             .fallback(problem::unknown_path)
             .method_not_allowed_fallback(problem::wrong_method)
             .layer(from_fn_with_state(self.clone(), gate::admit))
-            .layer(from_fn(move |request, next| gate::name_caller(door, request, next)))
+            .layer(from_fn(move |request, next| gate::name_caller(listener, request, next)))
     }
 }
 

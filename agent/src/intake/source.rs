@@ -1,6 +1,6 @@
 //! Where desired state comes from. An agent has one source: pushed documents, or a local file; never both.
 //!
-//! [`Intake`] is the door for pushed documents, the same for the API and the session: it refuses them when a file is
+//! [`Intake`] is where pushed documents arrive, the same for the API and the session: it refuses them when a file is
 //! the source, and counts and announces what became of each. [`file_source_task`] owns the other source: it reads the
 //! file when it changes, and at every interval anyway, and puts what is valid in force.
 

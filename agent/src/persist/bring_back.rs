@@ -3,15 +3,15 @@
 use mvm_proto::guest::{CHUNK_BYTES as PIECE_BYTES, SetEntry};
 
 use super::PersistError;
+use super::blob_store::BlobStore;
 use super::guest_files::GuestFiles;
 use super::index::{Entry, Index, Kind, kind_of};
-use super::shelf::Shelf;
-use super::vault::Vault;
+use super::session_store::SessionStore;
 use crate::crash;
 
 /// Makes `root` in the guest what the index says. Links come last, so that no file is written through one.
-pub(crate) async fn bring_back<S: Shelf, F: GuestFiles>(
-    vault: &Vault<S>,
+pub(crate) async fn bring_back<S: BlobStore, F: GuestFiles>(
+    store: &SessionStore<S>,
     slot: u32,
     index: &Index,
     files: &F,
@@ -25,7 +25,7 @@ pub(crate) async fn bring_back<S: Shelf, F: GuestFiles>(
         let path = absolute(root, entry);
         let (mut offset, mut left) = (0, entry.size);
         for digest in &entry.chunks {
-            let chunk = vault.chunk(slot, digest).await?;
+            let chunk = store.chunk(slot, digest).await?;
             for piece in chunk.chunks(PIECE_BYTES) {
                 left = left.checked_sub(piece.len() as u64).ok_or_else(|| wrong_length(entry))?;
                 files.write(&path, offset, piece, left == 0).await?;

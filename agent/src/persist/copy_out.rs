@@ -11,12 +11,12 @@ use mvm_proto::guest::Entry as Listed;
 use mvm_proto::{Digest, Timestamp};
 
 use super::PersistError;
+use super::blob_store::BlobStore;
 use super::guest_files::GuestFiles;
 use super::index::{
     CHUNK_BYTES, Entry, Index, Kind, MAX_ENTRIES, MAX_INDEX_BYTES, entry_bytes, is_name, kind_of,
 };
-use super::shelf::Shelf;
-use super::vault::Vault;
+use super::session_store::SessionStore;
 use crate::crash;
 use crate::guest::LinkError;
 
@@ -105,7 +105,7 @@ struct Size {
 }
 
 pub(crate) struct CopyOut<'a, S, F> {
-    pub(crate) vault: &'a Vault<S>,
+    pub(crate) store: &'a SessionStore<S>,
     pub(crate) slot: u32,
     pub(crate) files: &'a F,
     /// The session's folder in the guest.
@@ -115,7 +115,7 @@ pub(crate) struct CopyOut<'a, S, F> {
     pub(crate) now: Timestamp,
 }
 
-impl<S: Shelf, F: GuestFiles> CopyOut<'_, S, F> {
+impl<S: BlobStore, F: GuestFiles> CopyOut<'_, S, F> {
     pub(crate) async fn run(mut self) -> Result<Copied, PersistError> {
         let mut copied = Copied {
             index: Index::default(),
@@ -234,7 +234,7 @@ impl<S: Shelf, F: GuestFiles> CopyOut<'_, S, F> {
 
     /// What a session comes to with these entries, if it may have that much.
     fn size_with(&self, before: Size, folder: &str, listed: &[Listed]) -> Result<Size, PersistError> {
-        let max_bytes = self.vault.max_bytes();
+        let max_bytes = self.store.max_bytes();
         let mut size = before;
         for found in listed {
             let is_file = kind_of(found.mode) == Some(Kind::File) && is_keepable(&found.name);
@@ -271,12 +271,12 @@ impl<S: Shelf, F: GuestFiles> CopyOut<'_, S, F> {
             let digest = Digest::of(&bytes);
             if !self.memory.present.contains(&digest) {
                 copied.sent_bytes += length;
-                let max_bytes = self.vault.max_bytes();
+                let max_bytes = self.store.max_bytes();
                 if copied.sent_bytes > max_bytes {
                     let why = format!("more than {max_bytes} bytes changed while it was copied");
                     return Err(PersistError::TooLarge(why));
                 }
-                self.vault.put_content(self.slot, &digest, bytes).await?;
+                self.store.put_content(self.slot, &digest, bytes).await?;
                 crash::point("persist.content");
                 self.memory.present.insert(digest);
             }

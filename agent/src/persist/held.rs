@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::PersistError;
+use super::blob_store::BlobStore;
 use super::head::Head;
-use super::shelf::Shelf;
-use super::vault::Vault;
+use super::session_store::SessionStore;
 
 /// For this long after its newest head a holder may remove content without asking again. A session can be taken only
 /// once its head is 30 seconds old: a process that stood still for longer finds that out before it removes anything.
@@ -16,19 +16,19 @@ const SURE_FOR: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(crate) struct Held<S> {
-    pub(crate) vault: Vault<S>,
+    pub(crate) store: SessionStore<S>,
     pub(crate) slot: u32,
     head: Head,
     /// When the write of the head began.
     since: Instant,
 }
 
-impl<S: Shelf> Held<S> {
+impl<S: BlobStore> Held<S> {
     /// Writes the session's next head. Fails with [`PersistError::Taken`] if the session is another's.
-    pub(crate) async fn begin(vault: Vault<S>, slot: u32, head: Head) -> Result<Self, PersistError> {
+    pub(crate) async fn begin(store: SessionStore<S>, slot: u32, head: Head) -> Result<Self, PersistError> {
         let since = Instant::now();
-        vault.put_head(slot, &head).await?;
-        Ok(Self { vault, slot, head, since })
+        store.put_head(slot, &head).await?;
+        Ok(Self { store, slot, head, since })
     }
 
     pub(crate) fn head(&self) -> &Head {
@@ -40,7 +40,7 @@ impl<S: Shelf> Held<S> {
         let mut head = Head { number: self.head.number + 1, ..self.head.clone() };
         change(&mut head);
         let since = Instant::now();
-        self.vault.put_head(self.slot, &head).await?;
+        self.store.put_head(self.slot, &head).await?;
         (self.head, self.since) = (head, since);
         Ok(())
     }
@@ -79,7 +79,7 @@ impl<S: Shelf> Held<S> {
         if self.since.elapsed() > SURE_FOR {
             self.renew().await?;
         }
-        let removed = tokio::time::timeout(SURE_FOR, self.vault.remove(key)).await;
+        let removed = tokio::time::timeout(SURE_FOR, self.store.remove(key)).await;
         removed.unwrap_or(Err(PersistError::TooSlow(SURE_FOR)))
     }
 }

@@ -3,14 +3,14 @@
 use mvm_proto::Timestamp;
 
 use super::PersistError;
+use super::blob_store::BlobStore;
 use super::bring_back::bring_back;
 use super::copy_out::{CopyOut, Memory};
 use super::guest_files::GuestFiles;
 use super::head::{Choice, Found, Has, Head, Holder, VERSION, choose};
 use super::held::Held;
 use super::index::Index;
-use super::shelf::Shelf;
-use super::vault::Vault;
+use super::session_store::SessionStore;
 
 /// Others may take the sessions that are looked at. After this many times it is no accident.
 const TRIES: usize = 8;
@@ -20,7 +20,7 @@ const VERSIONS_REMEMBERED: u64 = 3;
 
 /// What a copy came to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct CopyReport {
     /// Files that changed all the time: their last version stands.
     pub(crate) unsettled: Vec<String>,
     pub(crate) skipped: usize,
@@ -38,53 +38,53 @@ pub(crate) struct Session<S> {
     leftovers: bool,
 }
 
-impl<S: Shelf> Session<S> {
+impl<S: BlobStore> Session<S> {
     /// Takes a session for `me`: see [`choose`].
     pub(crate) async fn take(
-        vault: Vault<S>,
+        store: SessionStore<S>,
         me: &Holder,
         has: Has,
         every_seconds: u64,
     ) -> Result<Self, PersistError> {
         for _ in 0..TRIES {
             // Before the heads are read: one that is renewed meanwhile is newer than this.
-            let now = vault.time(me).await?;
-            let (slot, before) = match choose(&vault.heads().await?, me, has, now) {
+            let now = store.time(me).await?;
+            let (slot, before) = match choose(&store.heads().await?, me, has, now) {
                 Choice::Take(Found { slot, head, .. }) => (slot, Some(head)),
                 Choice::New { slot } => (slot, None),
                 Choice::None => break,
             };
-            match Self::hold(vault.clone(), slot, before, me, every_seconds).await {
+            match Self::hold(store.clone(), slot, before, me, every_seconds).await {
                 // Another was faster.
                 Err(PersistError::Taken(_)) => {}
                 held => return held,
             }
         }
-        Err(PersistError::NoneFree(vault.name(0)))
+        Err(PersistError::NoneFree(store.name(0)))
     }
 
     /// Goes on with the session that `me` holds, or held as one of `before`, on other nodes; absent: it is another's by now.
     pub(crate) async fn resume(
-        vault: Vault<S>,
+        store: SessionStore<S>,
         slot: u32,
         me: &Holder,
         before: &[Holder],
         every_seconds: u64,
     ) -> Result<Option<Self>, PersistError> {
-        let found = vault.head(slot).await?;
+        let found = store.head(slot).await?;
         let mine = |holder: &Holder| holder == me || before.contains(holder);
         let Some(head) = found.map(|found| found.head).filter(|head| head.holder.as_ref().is_some_and(mine))
         else {
             return Ok(None);
         };
-        match Self::hold(vault, slot, Some(head), me, every_seconds).await {
+        match Self::hold(store, slot, Some(head), me, every_seconds).await {
             Err(PersistError::Taken(_)) => Ok(None),
             held => held.map(Some),
         }
     }
 
     async fn hold(
-        vault: Vault<S>,
+        store: SessionStore<S>,
         slot: u32,
         before: Option<Head>,
         me: &Holder,
@@ -100,9 +100,9 @@ impl<S: Shelf> Session<S> {
             taken_at,
             every_seconds,
         };
-        let held = Held::begin(vault, slot, head).await?;
+        let held = Held::begin(store, slot, head).await?;
         let index = match &held.head().index {
-            Some(digest) => held.vault.index(slot, digest).await?,
+            Some(digest) => held.store.index(slot, digest).await?,
             None => Index::default(),
         };
         let memory = Memory::of(&index);
@@ -110,7 +110,7 @@ impl<S: Shelf> Session<S> {
     }
 
     pub(crate) fn name(&self) -> String {
-        self.held.vault.name(self.slot)
+        self.held.store.name(self.slot)
     }
 
     /// When what the store has was so; absent: it has nothing.
@@ -128,8 +128,8 @@ impl<S: Shelf> Session<S> {
         files: &F,
         root: &str,
     ) -> Result<(), PersistError> {
-        let vault = self.held.vault.clone();
-        self.held.during(bring_back(&vault, self.slot, &self.index, files, root)).await
+        let store = self.held.store.clone();
+        self.held.during(bring_back(&store, self.slot, &self.index, files, root)).await
     }
 
     /// Copies the guest's folder out. Until the last write the store has the session as it was.
@@ -139,16 +139,16 @@ impl<S: Shelf> Session<S> {
         root: &str,
         every_seconds: u64,
         now: Timestamp,
-    ) -> Result<Kept, PersistError> {
-        let vault = self.held.vault.clone();
-        vault.measure_once().await?;
+    ) -> Result<CopyReport, PersistError> {
+        let store = self.held.store.clone();
+        store.measure_once().await?;
         if self.leftovers {
             // Else every copy that does not end would add to what the store has.
             self.collect().await?;
         }
         self.leftovers = true;
         let copy = CopyOut {
-            vault: &vault,
+            store: &store,
             slot: self.slot,
             files,
             root,
@@ -160,7 +160,7 @@ impl<S: Shelf> Session<S> {
         let known = self.held.head().index.filter(|_| copied.index == self.index);
         let index = match known {
             Some(index) => index,
-            None => vault.put_index(self.slot, &copied.index).await?,
+            None => store.put_index(self.slot, &copied.index).await?,
         };
         let next = |head: &mut Head| {
             (head.index, head.taken_at, head.every_seconds) = (Some(index), Some(now), every_seconds);
@@ -180,7 +180,7 @@ impl<S: Shelf> Session<S> {
         } else {
             self.leftovers = false;
         }
-        Ok(Kept { unsettled: copied.unsettled, skipped: copied.skipped, sent_bytes: copied.sent_bytes })
+        Ok(CopyReport { unsettled: copied.unsettled, skipped: copied.skipped, sent_bytes: copied.sent_bytes })
     }
 
     /// Says that the session is still held, without a new copy.
@@ -201,7 +201,7 @@ impl<S: Shelf> Session<S> {
         // Also if it fails: how far it came is not known.
         self.memory.keep_only(chunks);
         self.leftovers = true;
-        for key in self.held.vault.unnamed(self.slot, &named).await? {
+        for key in self.held.store.unnamed(self.slot, &named).await? {
             self.held.remove(&key).await?;
         }
         self.leftovers = false;

@@ -17,11 +17,11 @@ use bytes::Bytes;
 use mvm_proto::{InstanceId, Timestamp};
 
 use super::PersistError;
+use super::blob_store::{BlobStore, BlobStoreError, Listed, ObjectBlobStore};
 use super::head::{Has, Holder};
 use super::index::CHUNK_BYTES;
 use super::session::Session;
-use super::shelf::{Listed, ObjectShelf, Shelf, ShelfError};
-use super::vault::Vault;
+use super::session_store::SessionStore;
 use folder::{Folder, looks, write};
 
 const EVERY: u64 = 10;
@@ -40,10 +40,10 @@ fn holder(bits: u32) -> Holder {
     Holder { node: "node-a".parse().unwrap(), instance: InstanceId::from_bits(bits) }
 }
 
-/// A shelf that counts what is written and ends for good after so many writes.
+/// A blob store that counts what is written and ends for good after so many writes.
 #[derive(Debug, Clone)]
 struct Breaking {
-    inner: ObjectShelf,
+    inner: ObjectBlobStore,
     path: PathBuf,
     writes_left: Arc<AtomicI64>,
     sent_bytes: Arc<AtomicU64>,
@@ -52,7 +52,7 @@ struct Breaking {
 impl Breaking {
     fn at(path: &Path) -> Self {
         Self {
-            inner: ObjectShelf::open("local", path, path).unwrap(),
+            inner: ObjectBlobStore::open("local", path, path).unwrap(),
             path: path.to_owned(),
             writes_left: Arc::new(AtomicI64::new(i64::MAX)),
             sent_bytes: Arc::default(),
@@ -77,46 +77,46 @@ impl Breaking {
     }
 
     /// As a process that ends here would: nothing is written any more.
-    fn pass(&self, bytes: usize) -> Result<(), ShelfError> {
+    fn pass(&self, bytes: usize) -> Result<(), BlobStoreError> {
         if self.writes_left.fetch_sub(1, Ordering::SeqCst) <= 0 {
-            return Err(ShelfError::Broken);
+            return Err(BlobStoreError::Broken);
         }
         self.sent_bytes.fetch_add(bytes as u64, Ordering::SeqCst);
         Ok(())
     }
 }
 
-impl Shelf for Breaking {
-    async fn put(&self, key: &str, bytes: Bytes) -> Result<(), ShelfError> {
+impl BlobStore for Breaking {
+    async fn put(&self, key: &str, bytes: Bytes) -> Result<(), BlobStoreError> {
         self.pass(bytes.len())?;
         self.inner.put(key, bytes).await
     }
 
-    async fn put_new(&self, key: &str, bytes: Bytes) -> Result<bool, ShelfError> {
+    async fn put_new(&self, key: &str, bytes: Bytes) -> Result<bool, BlobStoreError> {
         self.pass(0)?;
         self.inner.put_new(key, bytes).await
     }
 
-    async fn get(&self, key: &str, limit: u64) -> Result<Option<Bytes>, ShelfError> {
+    async fn get(&self, key: &str, limit: u64) -> Result<Option<Bytes>, BlobStoreError> {
         self.inner.get(key, limit).await
     }
 
-    async fn list(&self, below: &str) -> Result<Vec<Listed>, ShelfError> {
+    async fn list(&self, below: &str) -> Result<Vec<Listed>, BlobStoreError> {
         self.inner.list(below).await
     }
 
-    async fn delete(&self, key: &str) -> Result<(), ShelfError> {
+    async fn delete(&self, key: &str) -> Result<(), BlobStoreError> {
         self.pass(0)?;
         self.inner.delete(key).await
     }
 }
 
-fn vault(shelf: &Breaking) -> Vault<Breaking> {
-    Vault::new(shelf.clone(), &"acme".parse().unwrap(), &"workers".parse().unwrap())
+fn session_store(blobs: &Breaking) -> SessionStore<Breaking> {
+    SessionStore::new(blobs.clone(), &"acme".parse().unwrap(), &"workers".parse().unwrap())
 }
 
-async fn take(shelf: &Breaking, bits: u32) -> Session<Breaking> {
-    Session::take(vault(shelf), &holder(bits), Has::Nothing, EVERY).await.unwrap()
+async fn take(blobs: &Breaking, bits: u32) -> Session<Breaking> {
+    Session::take(session_store(blobs), &holder(bits), Has::Nothing, EVERY).await.unwrap()
 }
 
 /// A session of every kind of thing.
@@ -131,10 +131,10 @@ fn fill(folder: &Folder) {
 }
 
 /// What a new instance of the pool gets once every other is gone for good.
-async fn brought_back(shelf: &Breaking) -> BTreeMap<String, String> {
+async fn brought_back(blobs: &Breaking) -> BTreeMap<String, String> {
     let folder = Folder::new();
-    shelf.make_older(Duration::from_secs(3600));
-    let mut session = take(shelf, 0xffff).await;
+    blobs.make_older(Duration::from_secs(3600));
+    let mut session = take(blobs, 0xffff).await;
     assert_eq!(session.slot, 0);
     session.bring_back(&folder, folder.root()).await.unwrap();
     looks(&folder)
@@ -144,36 +144,36 @@ async fn brought_back(shelf: &Breaking) -> BTreeMap<String, String> {
 async fn a_session_comes_back_elsewhere_as_it_was() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
     fill(&folder);
-    let shelf = Breaking::at(store.path());
-    let mut session = take(&shelf, 1).await;
+    let blobs = Breaking::at(store.path());
+    let mut session = take(&blobs, 1).await;
     session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     assert_eq!(session.taken_at(), Some(at(1)));
     session.release().await.unwrap();
-    assert_eq!(brought_back(&shelf).await, looks(&folder));
+    assert_eq!(brought_back(&blobs).await, looks(&folder));
 }
 
 #[tokio::test]
 async fn a_folder_that_nobody_made_is_an_empty_session() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
-    let shelf = Breaking::at(store.path());
-    let mut session = take(&shelf, 1).await;
+    let blobs = Breaking::at(store.path());
+    let mut session = take(&blobs, 1).await;
     session.keep(&folder, &folder.text("never/made"), EVERY, at(1)).await.unwrap();
-    assert!(brought_back(&shelf).await.is_empty());
+    assert!(brought_back(&blobs).await.is_empty());
 }
 
 #[tokio::test]
 async fn only_what_changed_is_sent_and_what_nobody_names_is_removed() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
     fill(&folder);
-    let shelf = Breaking::at(store.path());
-    let mut session = take(&shelf, 1).await;
+    let blobs = Breaking::at(store.path());
+    let mut session = take(&blobs, 1).await;
     let first = session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     // Two chunks of the big file are the same.
     assert_eq!(first.sent_bytes, CHUNK_BYTES + 5 + 13);
     for now in [at(2), settled()] {
-        let sent = shelf.sent_bytes.load(Ordering::SeqCst);
+        let sent = blobs.sent_bytes.load(Ordering::SeqCst);
         let again = session.keep(&folder, folder.root(), EVERY, now).await.unwrap();
-        assert_eq!((again.sent_bytes, shelf.sent_bytes.load(Ordering::SeqCst)), (0, sent));
+        assert_eq!((again.sent_bytes, blobs.sent_bytes.load(Ordering::SeqCst)), (0, sent));
     }
     // Its length and all other chunks stay.
     let mut big = std::fs::read(folder.path("big")).unwrap();
@@ -183,11 +183,11 @@ async fn only_what_changed_is_sent_and_what_nobody_names_is_removed() {
     assert_eq!(changed.sent_bytes, CHUNK_BYTES);
     std::fs::remove_file(folder.path("big")).unwrap();
     session.keep(&folder, folder.root(), EVERY, settled()).await.unwrap();
-    let left = shelf.list("acme").await.unwrap();
+    let left = blobs.list("acme").await.unwrap();
     let kinds = |kind: &str| left.iter().filter(|listed| listed.key.contains(kind)).count();
     // One head; an index and the notes.
     assert_eq!((kinds("/heads/"), kinds("/content/")), (1, 2), "{left:?}");
-    assert_eq!(brought_back(&shelf).await, looks(&folder));
+    assert_eq!(brought_back(&blobs).await, looks(&folder));
 }
 
 #[tokio::test]
@@ -196,8 +196,8 @@ async fn whatever_write_is_the_last_the_session_is_the_old_or_the_new_one() {
     for writes in 0.. {
         let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
         fill(&folder);
-        let shelf = Breaking::at(store.path());
-        let mut session = take(&shelf, 1).await;
+        let blobs = Breaking::at(store.path());
+        let mut session = take(&blobs, 1).await;
         session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
         let old = looks(&folder);
         write(&folder.path("deep/down/notes.md"), b"forget that");
@@ -205,12 +205,12 @@ async fn whatever_write_is_the_last_the_session_is_the_old_or_the_new_one() {
         std::fs::remove_file(folder.path("empty")).unwrap();
         let new = looks(&folder);
 
-        shelf.writes_left.store(writes, Ordering::SeqCst);
+        blobs.writes_left.store(writes, Ordering::SeqCst);
         let kept = session.keep(&folder, folder.root(), EVERY, at(2)).await;
-        let unbroken = shelf.writes_left.load(Ordering::SeqCst) >= 0;
-        shelf.writes_left.store(i64::MAX, Ordering::SeqCst);
+        let unbroken = blobs.writes_left.load(Ordering::SeqCst) >= 0;
+        blobs.writes_left.store(i64::MAX, Ordering::SeqCst);
         drop(session);
-        let found = brought_back(&shelf).await;
+        let found = brought_back(&blobs).await;
         assert!(found == old || found == new, "after {writes} writes: {found:#?}");
         // What was said to be kept is.
         assert!(kept.is_err() || found == new, "after {writes} writes");
@@ -228,15 +228,15 @@ async fn a_file_that_is_written_all_the_time_is_never_kept_half() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
     write(&folder.path("log"), b"first");
     write(&folder.path("calm"), b"calm");
-    let shelf = Breaking::at(store.path());
-    let mut session = take(&shelf, 1).await;
+    let blobs = Breaking::at(store.path());
+    let mut session = take(&blobs, 1).await;
     session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     let old = looks(&folder);
     // From now on it is another one after each piece that is read of it.
     folder.change_while_read("log");
     let kept = session.keep(&folder, folder.root(), EVERY, at(2)).await.unwrap();
     assert_eq!(kept.unsettled, ["log"]);
-    assert_eq!(brought_back(&shelf).await, old);
+    assert_eq!(brought_back(&blobs).await, old);
 }
 
 #[test]
@@ -252,12 +252,12 @@ fn names_of_a_guest_s_files_are_escaped_and_cut_in_an_event() {
 async fn who_was_away_finds_its_session_taken_and_touches_nothing() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
     write(&folder.path("mine"), b"one");
-    let shelf = Breaking::at(store.path());
-    let mut away = take(&shelf, 1).await;
+    let blobs = Breaking::at(store.path());
+    let mut away = take(&blobs, 1).await;
     away.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
 
-    shelf.make_older(Duration::from_secs(120));
-    let mut other = take(&shelf, 2).await;
+    blobs.make_older(Duration::from_secs(120));
+    let mut other = take(&blobs, 2).await;
     assert_eq!(other.slot, away.slot);
     let theirs = Folder::new();
     other.bring_back(&theirs, theirs.root()).await.unwrap();
@@ -269,44 +269,44 @@ async fn who_was_away_finds_its_session_taken_and_touches_nothing() {
     write(&folder.path("mine"), b"three");
     let kept = away.keep(&folder, folder.root(), EVERY, at(3)).await;
     assert!(matches!(kept, Err(PersistError::Taken(_))), "{kept:?}");
-    let resumed = Session::resume(vault(&shelf), 0, &holder(1), &[], EVERY).await.unwrap();
+    let resumed = Session::resume(session_store(&blobs), 0, &holder(1), &[], EVERY).await.unwrap();
     assert!(resumed.is_none());
-    assert_eq!(brought_back(&shelf).await, looks(&theirs));
+    assert_eq!(brought_back(&blobs).await, looks(&theirs));
 }
 
 #[tokio::test]
 async fn two_that_start_at_once_get_two_sessions_and_content_is_never_mixed() {
     let store = tempfile::tempdir().unwrap();
-    let shelf = Breaking::at(store.path());
+    let blobs = Breaking::at(store.path());
     let starts = (1..=6).map(|bits| {
-        let shelf = shelf.clone();
-        tokio::spawn(async move { take(&shelf, bits).await.slot })
+        let blobs = blobs.clone();
+        tokio::spawn(async move { take(&blobs, bits).await.slot })
     });
     let slots: BTreeSet<u32> =
         futures::future::join_all(starts).await.into_iter().map(|slot| slot.unwrap()).collect();
     assert_eq!(slots, (0..6).collect());
     // One that has content never takes another's, free or not.
-    let free = Session::resume(vault(&shelf), 3, &holder(99), &[], EVERY).await.unwrap();
+    let free = Session::resume(session_store(&blobs), 3, &holder(99), &[], EVERY).await.unwrap();
     assert!(free.is_none());
     let me = holder(7);
-    let mine = Session::take(vault(&shelf), &me, Has::Content, EVERY).await.unwrap();
+    let mine = Session::take(session_store(&blobs), &me, Has::Content, EVERY).await.unwrap();
     assert_eq!(mine.slot, 6);
 }
 
 #[tokio::test]
 async fn a_session_goes_on_where_its_instance_was_moved_to_and_only_there() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
-    let shelf = Breaking::at(store.path());
+    let blobs = Breaking::at(store.path());
     write(&folder.path("mine"), b"one");
-    let mut there = take(&shelf, 1).await;
+    let mut there = take(&blobs, 1).await;
     there.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     let before = holder(1);
     let here = Holder { node: "node-b".parse().unwrap(), ..holder(1) };
     let stranger = Holder { node: "node-c".parse().unwrap(), ..holder(2) };
     // Another instance's, or from nowhere: not its own.
-    let others = Session::resume(vault(&shelf), 0, &stranger, &[], EVERY).await.unwrap();
+    let others = Session::resume(session_store(&blobs), 0, &stranger, &[], EVERY).await.unwrap();
     assert!(others.is_none());
-    let moved = Session::resume(vault(&shelf), 0, &here, std::slice::from_ref(&before), EVERY)
+    let moved = Session::resume(session_store(&blobs), 0, &here, std::slice::from_ref(&before), EVERY)
         .await
         .unwrap()
         .unwrap();
@@ -314,22 +314,23 @@ async fn a_session_goes_on_where_its_instance_was_moved_to_and_only_there() {
     // From here on it is held in its new name, and the node that it left has lost it.
     let kept = there.keep(&folder, folder.root(), EVERY, at(2)).await;
     assert!(matches!(kept, Err(PersistError::Taken(_))), "{kept:?}");
-    let back = Session::resume(vault(&shelf), 0, &before, &[], EVERY).await.unwrap();
+    let back = Session::resume(session_store(&blobs), 0, &before, &[], EVERY).await.unwrap();
     assert!(back.is_none());
-    assert!(Session::resume(vault(&shelf), 0, &here, &[], EVERY).await.unwrap().is_some());
+    assert!(Session::resume(session_store(&blobs), 0, &here, &[], EVERY).await.unwrap().is_some());
 }
 
 #[tokio::test]
 async fn another_tenants_pool_is_another_place() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
     write(&folder.path("secret"), b"one");
-    let shelf = Breaking::at(store.path());
-    let mut session = take(&shelf, 1).await;
+    let blobs = Breaking::at(store.path());
+    let mut session = take(&blobs, 1).await;
     session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     session.release().await.unwrap();
     for (tenant, pool) in [("acme2", "workers"), ("acme", "workers2"), ("acm", "workers"), ("acme", "worker")]
     {
-        let vault = Vault::new(shelf.clone(), &tenant.parse().unwrap(), &pool.parse().unwrap());
-        assert!(vault.heads().await.unwrap().is_empty(), "{tenant}/{pool}");
+        let session_store =
+            SessionStore::new(blobs.clone(), &tenant.parse().unwrap(), &pool.parse().unwrap());
+        assert!(session_store.heads().await.unwrap().is_empty(), "{tenant}/{pool}");
     }
 }

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::clock::Clock;
-use crate::intake::session_task::SessionState;
+use crate::intake::coordinator_session::SessionState;
 use crate::intake::source::FileState;
 use crate::metrics::{MEDIA_TYPE, Metrics};
 use crate::node::reconcile_task::NodeHandle;

@@ -12,8 +12,8 @@ use crate::node::reconcile_task::NodeHandle;
 
 /// So much of so long lost by someone is pressure: short enough to act before anything is killed. The kernel lets
 /// anyone ask for windows of two seconds.
-const LOST: Duration = Duration::from_millis(200);
-const OF: Duration = Duration::from_secs(2);
+const STALL: Duration = Duration::from_millis(200);
+const WINDOW: Duration = Duration::from_secs(2);
 
 /// How long it must be quiet before it is over.
 const OVER_AFTER: Duration = Duration::from_secs(30);
@@ -23,9 +23,9 @@ const SHARE_OF_TEN_SECONDS: f64 = 1.0;
 
 /// Whether the kernel's averages say so too. Some kernels count from the machine's start when they are first asked to
 /// tell, and so tell of what was long ago.
-async fn is_real() -> bool {
+async fn confirmed_by_averages() -> bool {
     // The averages are made anew every two seconds.
-    tokio::time::sleep(OF).await;
+    tokio::time::sleep(WINDOW).await;
     let said = read_pressure(Path::new(NODE_MEMORY_PRESSURE));
     said.map_or(true, |pressure| pressure.some.avg10 >= SHARE_OF_TEN_SECONDS)
 }
@@ -34,7 +34,7 @@ async fn is_real() -> bool {
 pub(crate) async fn pressure_task(node: NodeHandle, stop: CancellationToken) {
     let pressed = &node.shared.pressed;
     let micros = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-    let watch = PressureWatch::new(Path::new(NODE_MEMORY_PRESSURE), micros(LOST), micros(OF));
+    let watch = PressureWatch::new(Path::new(NODE_MEMORY_PRESSURE), micros(STALL), micros(WINDOW));
     let watch = match watch {
         Ok(watch) => watch,
         Err(error) => {
@@ -47,7 +47,7 @@ pub(crate) async fn pressure_task(node: NodeHandle, stop: CancellationToken) {
         let told = tokio::select! {
             () = stop.cancelled() => return,
             told = watch.pressed() => match told {
-                Ok(()) if !is_real().await => continue,
+                Ok(()) if !confirmed_by_averages().await => continue,
                 told => told.map(|()| true),
             },
             () = tokio::time::sleep(OVER_AFTER), if is_pressed => Ok(false),

@@ -1,4 +1,4 @@
-//! Stopping: doors close, what is in flight finishes, instances stay, and all within ten seconds.
+//! Stopping: listeners close, what is in flight finishes, instances stay, and all within ten seconds.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;

@@ -20,9 +20,9 @@ use crate::intake::authz::{Caller, Rule};
 /// The label of requests that no route took.
 const UNMATCHED: &str = "unmatched";
 
-/// How a caller came in, which decides how it is known.
+/// The listener that a request came through, which decides how its caller is identified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Door {
+pub enum Listener {
     /// HTTP/3 with mutual TLS: known by its certificate.
     Network,
     /// The unix socket: known by having been able to open it.
@@ -34,10 +34,10 @@ pub enum Door {
 struct Route(&'static str);
 
 /// Puts the [`Caller`] on the request. Outermost, so that nothing runs for a caller without a name.
-pub(super) async fn name_caller(door: Door, mut request: Request, next: Next) -> Response {
-    let caller = match door {
-        Door::Local => Caller::Local,
-        Door::Network => match request.extensions().get::<Peer>() {
+pub(super) async fn name_caller(listener: Listener, mut request: Request, next: Next) -> Response {
+    let caller = match listener {
+        Listener::Local => Caller::Local,
+        Listener::Network => match request.extensions().get::<Peer>() {
             Some(Peer { identity: Some(identity), .. }) => Caller::Certified(identity.clone()),
             _ => Caller::Unknown,
         },

@@ -8,14 +8,14 @@ use mvm_proto::guest::{Entry, SetEntry};
 use parking_lot::Mutex;
 
 use super::folder::{Folder, looks, write};
-use super::{Breaking, EVERY, at, brought_back, vault};
+use super::{Breaking, EVERY, at, brought_back, session_store};
 use crate::guest::LinkError;
 use crate::persist::PersistError;
+use crate::persist::blob_store::BlobStore;
 use crate::persist::guest_files::GuestFiles;
 use crate::persist::head::Has;
 use crate::persist::index::{CHUNK_BYTES, MAX_INDEX_BYTES};
 use crate::persist::session::Session;
-use crate::persist::shelf::Shelf;
 use crate::persist::space::{SessionSpace, TenantSpace};
 
 /// What these sessions may have.
@@ -105,34 +105,34 @@ impl GuestFiles for Hostile {
 }
 
 /// A session that holds something, with limits of its own.
-async fn limited(shelf: &Breaking, space: Option<TenantSpace>) -> (Session<Breaking>, Folder) {
+async fn limited(blobs: &Breaking, space: Option<TenantSpace>) -> (Session<Breaking>, Folder) {
     let folder = Folder::new();
     write(&folder.path("notes"), b"remember this");
-    let vault = vault(shelf).limited(MAX_BYTES, space);
-    let mut session = Session::take(vault, &super::holder(1), Has::Nothing, EVERY).await.unwrap();
+    let session_store = session_store(blobs).limited(MAX_BYTES, space);
+    let mut session = Session::take(session_store, &super::holder(1), Has::Nothing, EVERY).await.unwrap();
     session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     (session, folder)
 }
 
-async fn stored_bytes(shelf: &Breaking) -> u64 {
-    shelf.list("acme").await.unwrap().iter().map(|listed| listed.bytes).sum()
+async fn stored_bytes(blobs: &Breaking) -> u64 {
+    blobs.list("acme").await.unwrap().iter().map(|listed| listed.bytes).sum()
 }
 
 /// What a session does with such a guest, time after time.
 async fn refused(manner: Manner) -> (String, Hostile) {
     let store = tempfile::tempdir().unwrap();
-    let shelf = Breaking::at(store.path());
-    let (mut session, folder) = limited(&shelf, None).await;
+    let blobs = Breaking::at(store.path());
+    let (mut session, folder) = limited(&blobs, None).await;
     let guest = Hostile::new(manner);
     let mut said = BTreeSet::new();
     for time in 0..5 {
         let error = session.keep(&guest, "/session", EVERY, at(2 + time)).await.unwrap_err();
         said.insert(error.to_string());
-        let stored = stored_bytes(&shelf).await;
+        let stored = stored_bytes(&blobs).await;
         assert!(stored <= MAX_BYTES + CHUNK_BYTES, "{stored} bytes after copy {time}: {error}");
     }
     drop(session);
-    assert_eq!(brought_back(&shelf).await, looks(&folder), "the last copy is whole");
+    assert_eq!(brought_back(&blobs).await, looks(&folder), "the last copy is whole");
     (said.into_iter().collect::<Vec<_>>().join("; "), guest)
 }
 
@@ -196,20 +196,20 @@ async fn an_index_that_grows_by_escapes_is_refused_before_anything_is_replaced()
         }
     }
     let store = tempfile::tempdir().unwrap();
-    let shelf = Breaking::at(store.path());
-    let (mut session, folder) = limited(&shelf, None).await;
-    let before = shelf.list("acme").await.unwrap();
+    let blobs = Breaking::at(store.path());
+    let (mut session, folder) = limited(&blobs, None).await;
+    let before = blobs.list("acme").await.unwrap();
     let refused = session.keep(&Escapes, "/session", EVERY, at(2)).await;
     assert!(matches!(refused, Err(PersistError::TooLarge(_))), "{refused:?}");
-    assert_eq!(shelf.list("acme").await.unwrap().len(), before.len());
+    assert_eq!(blobs.list("acme").await.unwrap().len(), before.len());
     drop(session);
-    assert_eq!(brought_back(&shelf).await, looks(&folder));
+    assert_eq!(brought_back(&blobs).await, looks(&folder));
 }
 
 #[tokio::test]
 async fn sessions_count_towards_the_quota_of_their_tenant_with_what_its_instances_have() {
     let store = tempfile::tempdir().unwrap();
-    let shelf = Breaking::at(store.path());
+    let blobs = Breaking::at(store.path());
     let tenant: mvm_proto::TenantId = "acme".parse().unwrap();
     let all = std::sync::Arc::new(SessionSpace::default());
     let space = TenantSpace {
@@ -219,7 +219,7 @@ async fn sessions_count_towards_the_quota_of_their_tenant_with_what_its_instance
         folder: store.path().to_owned(),
     };
     all.note(&tenant, Some(6 * CHUNK_BYTES), 2 * CHUNK_BYTES);
-    let (mut session, folder) = limited(&shelf, Some(space.clone())).await;
+    let (mut session, folder) = limited(&blobs, Some(space.clone())).await;
     let old = looks(&folder);
     let piece = |bytes: u8| vec![bytes; usize::try_from(CHUNK_BYTES).unwrap()];
     for name in 1..=5 {
@@ -228,16 +228,17 @@ async fn sessions_count_towards_the_quota_of_their_tenant_with_what_its_instance
     let refused = session.keep(&folder, folder.root(), EVERY, at(2)).await;
     assert!(matches!(&refused, Err(PersistError::OverQuota { .. })), "{refused:?}");
     drop(session);
-    assert_eq!(brought_back(&shelf).await, old);
+    assert_eq!(brought_back(&blobs).await, old);
 
     // With less of it there is room, also where an earlier copy was taken for more.
-    let vault = vault(&shelf).limited(MAX_BYTES, Some(space));
-    let mut session = Session::take(vault, &super::holder(0xffff), Has::Nothing, EVERY).await.unwrap();
+    let session_store = session_store(&blobs).limited(MAX_BYTES, Some(space));
+    let mut session =
+        Session::take(session_store, &super::holder(0xffff), Has::Nothing, EVERY).await.unwrap();
     for name in 3..=5 {
         std::fs::remove_file(folder.path(&name.to_string())).unwrap();
     }
     session.keep(&folder, folder.root(), EVERY, at(3)).await.unwrap();
-    assert_eq!(brought_back(&shelf).await, looks(&folder));
+    assert_eq!(brought_back(&blobs).await, looks(&folder));
     // Another tenant's are its own.
     assert!(all.used(&tenant) > 0);
     assert_eq!(all.used(&"acme2".parse().unwrap()), 0);

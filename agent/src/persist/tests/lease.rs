@@ -8,14 +8,14 @@ use mvm_proto::guest::{Entry, SetEntry};
 use tokio::sync::Semaphore;
 
 use super::folder::{Folder, looks, write};
-use super::{Breaking, EVERY, at, brought_back, holder, take, vault};
+use super::{Breaking, EVERY, at, brought_back, holder, session_store, take};
 use crate::guest::LinkError;
 use crate::persist::PersistError;
+use crate::persist::blob_store::{BlobStore, BlobStoreError, Listed};
 use crate::persist::guest_files::GuestFiles;
 use crate::persist::head::Has;
 use crate::persist::session::Session;
-use crate::persist::shelf::{Listed, Shelf, ShelfError};
-use crate::persist::vault::Vault;
+use crate::persist::session_store::SessionStore;
 
 /// Every read and every write takes this long.
 #[derive(Debug)]
@@ -47,13 +47,13 @@ impl GuestFiles for Slow<'_> {
 #[tokio::test(start_paused = true)]
 async fn a_session_is_renewed_while_it_is_copied_and_while_it_is_brought_back() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
-    let shelf = Breaking::at(store.path());
+    let blobs = Breaking::at(store.path());
     for name in 0..10 {
         write(&folder.path(&name.to_string()), &[name]);
     }
     let takes = Duration::from_secs(EVERY);
-    let mut session = take(&shelf, 1).await;
-    let number = || async { vault(&shelf).head(0).await.unwrap().unwrap().head.number };
+    let mut session = take(&blobs, 1).await;
+    let number = || async { session_store(&blobs).head(0).await.unwrap().unwrap().head.number };
     let before = number().await;
     session.keep(&Slow { folder: &folder, takes }, folder.root(), EVERY, at(1)).await.unwrap();
     let copied = number().await;
@@ -69,12 +69,12 @@ async fn a_session_is_renewed_while_it_is_copied_and_while_it_is_brought_back() 
 #[tokio::test(start_paused = true)]
 async fn a_session_that_was_taken_meanwhile_is_left_alone_before_the_copy_is_over() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
-    let shelf = Breaking::at(store.path());
+    let blobs = Breaking::at(store.path());
     write(&folder.path("one"), b"one");
-    let mut session = take(&shelf, 1).await;
+    let mut session = take(&blobs, 1).await;
     // It was away for long, and does not know.
-    shelf.make_older(Duration::from_secs(120));
-    take(&shelf, 2).await;
+    blobs.make_older(Duration::from_secs(120));
+    take(&blobs, 2).await;
     let slow = Slow { folder: &folder, takes: Duration::from_secs(EVERY * 100) };
     let begun = tokio::time::Instant::now();
     let kept = session.keep(&slow, folder.root(), EVERY, at(1)).await;
@@ -90,20 +90,20 @@ struct Gated {
     waits: Arc<Semaphore>,
 }
 
-impl Shelf for Gated {
-    async fn put(&self, key: &str, bytes: Bytes) -> Result<(), ShelfError> {
+impl BlobStore for Gated {
+    async fn put(&self, key: &str, bytes: Bytes) -> Result<(), BlobStoreError> {
         self.inner.put(key, bytes).await
     }
 
-    async fn put_new(&self, key: &str, bytes: Bytes) -> Result<bool, ShelfError> {
+    async fn put_new(&self, key: &str, bytes: Bytes) -> Result<bool, BlobStoreError> {
         self.inner.put_new(key, bytes).await
     }
 
-    async fn get(&self, key: &str, limit: u64) -> Result<Option<Bytes>, ShelfError> {
+    async fn get(&self, key: &str, limit: u64) -> Result<Option<Bytes>, BlobStoreError> {
         self.inner.get(key, limit).await
     }
 
-    async fn list(&self, below: &str) -> Result<Vec<Listed>, ShelfError> {
+    async fn list(&self, below: &str) -> Result<Vec<Listed>, BlobStoreError> {
         if below.contains("/content/") {
             self.waits.add_permits(1);
             self.gate.acquire().await.unwrap().forget();
@@ -111,7 +111,7 @@ impl Shelf for Gated {
         self.inner.list(below).await
     }
 
-    async fn delete(&self, key: &str) -> Result<(), ShelfError> {
+    async fn delete(&self, key: &str) -> Result<(), BlobStoreError> {
         self.inner.delete(key).await
     }
 }
@@ -119,11 +119,11 @@ impl Shelf for Gated {
 #[tokio::test(start_paused = true)]
 async fn a_holder_that_stood_still_removes_nothing_of_the_next_ones() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
-    let shelf = Breaking::at(store.path());
+    let blobs = Breaking::at(store.path());
     let gated =
-        Gated { inner: shelf.clone(), gate: Arc::new(Semaphore::new(1)), waits: Arc::new(Semaphore::new(0)) };
+        Gated { inner: blobs.clone(), gate: Arc::new(Semaphore::new(1)), waits: Arc::new(Semaphore::new(0)) };
     write(&folder.path("mine"), b"one");
-    let its = Vault::new(gated.clone(), &"acme".parse().unwrap(), &"workers".parse().unwrap());
+    let its = SessionStore::new(gated.clone(), &"acme".parse().unwrap(), &"workers".parse().unwrap());
     let mut stalled = Session::take(its, &holder(1), Has::Nothing, EVERY).await.unwrap();
     let root = folder.root().to_owned();
     // Its first look for leftovers passes; after its head is written, the process stands still.
@@ -132,8 +132,8 @@ async fn a_holder_that_stood_still_removes_nothing_of_the_next_ones() {
     gated.waits.acquire_many(2).await.unwrap().forget();
 
     tokio::time::advance(Duration::from_secs(120)).await;
-    shelf.make_older(Duration::from_secs(120));
-    let mut other = take(&shelf, 2).await;
+    blobs.make_older(Duration::from_secs(120));
+    let mut other = take(&blobs, 2).await;
     assert_eq!(other.slot, 0);
     let theirs = Folder::new();
     other.bring_back(&theirs, theirs.root()).await.unwrap();
@@ -145,7 +145,7 @@ async fn a_holder_that_stood_still_removes_nothing_of_the_next_ones() {
     let kept = keep.await.unwrap();
     assert!(matches!(kept, Err(PersistError::Taken(_))), "{kept:?}");
     drop(other);
-    assert_eq!(brought_back(&shelf).await, wanted);
+    assert_eq!(brought_back(&blobs).await, wanted);
 }
 
 /// A store whose clock is behind every node's.
@@ -155,20 +155,20 @@ struct Behind {
     seconds: i64,
 }
 
-impl Shelf for Behind {
-    async fn put(&self, key: &str, bytes: Bytes) -> Result<(), ShelfError> {
+impl BlobStore for Behind {
+    async fn put(&self, key: &str, bytes: Bytes) -> Result<(), BlobStoreError> {
         self.inner.put(key, bytes).await
     }
 
-    async fn put_new(&self, key: &str, bytes: Bytes) -> Result<bool, ShelfError> {
+    async fn put_new(&self, key: &str, bytes: Bytes) -> Result<bool, BlobStoreError> {
         self.inner.put_new(key, bytes).await
     }
 
-    async fn get(&self, key: &str, limit: u64) -> Result<Option<Bytes>, ShelfError> {
+    async fn get(&self, key: &str, limit: u64) -> Result<Option<Bytes>, BlobStoreError> {
         self.inner.get(key, limit).await
     }
 
-    async fn list(&self, below: &str) -> Result<Vec<Listed>, ShelfError> {
+    async fn list(&self, below: &str) -> Result<Vec<Listed>, BlobStoreError> {
         let mut all = self.inner.list(below).await?;
         for listed in &mut all {
             let ms = listed.written_at.unix_ms() - self.seconds * 1000;
@@ -177,7 +177,7 @@ impl Shelf for Behind {
         Ok(all)
     }
 
-    async fn delete(&self, key: &str) -> Result<(), ShelfError> {
+    async fn delete(&self, key: &str) -> Result<(), BlobStoreError> {
         self.inner.delete(key).await
     }
 }
@@ -186,15 +186,16 @@ impl Shelf for Behind {
 async fn a_store_whose_clock_is_wrong_gives_no_session_away() {
     for seconds in [-86_400, 86_400] {
         let store = tempfile::tempdir().unwrap();
-        let shelf = Behind { inner: Breaking::at(store.path()), seconds };
-        let vault = || Vault::new(shelf.clone(), &"acme".parse().unwrap(), &"workers".parse().unwrap());
-        let first = Session::take(vault(), &holder(1), Has::Nothing, EVERY).await.unwrap();
-        let second = Session::take(vault(), &holder(2), Has::Nothing, EVERY).await.unwrap();
+        let blobs = Behind { inner: Breaking::at(store.path()), seconds };
+        let session_store =
+            || SessionStore::new(blobs.clone(), &"acme".parse().unwrap(), &"workers".parse().unwrap());
+        let first = Session::take(session_store(), &holder(1), Has::Nothing, EVERY).await.unwrap();
+        let second = Session::take(session_store(), &holder(2), Has::Nothing, EVERY).await.unwrap();
         assert_eq!((first.slot, second.slot), (0, 1), "{seconds} s");
         // Silence by the store's own clock is silence.
-        shelf.inner.make_older(Duration::from_secs(3 * EVERY + 40));
-        let third = Session::take(vault(), &holder(3), Has::Nothing, EVERY).await.unwrap();
+        blobs.inner.make_older(Duration::from_secs(3 * EVERY + 40));
+        let third = Session::take(session_store(), &holder(3), Has::Nothing, EVERY).await.unwrap();
         assert_eq!(third.slot, 0, "{seconds} s");
-        assert_eq!(shelf.inner.list("acme/workers/clocks").await.unwrap(), []);
+        assert_eq!(blobs.inner.list("acme/workers/clocks").await.unwrap(), []);
     }
 }

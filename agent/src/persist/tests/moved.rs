@@ -8,8 +8,8 @@ use mvm_vmm::FakeDriver;
 use serde_json::json;
 use tokio::sync::broadcast;
 
-use super::super::vault::Vault;
-use super::super::{ObjectShelf, SessionLimits, SessionSettings, Sessions};
+use super::super::session_store::SessionStore;
+use super::super::{ObjectBlobStore, SessionLimits, SessionSettings, Sessions};
 use super::{EVERY, Has, Holder, Session};
 use crate::clock::Clock;
 use crate::guest::GuestLinks;
@@ -31,8 +31,8 @@ fn sleeper() -> Record {
     .unwrap()
 }
 
-/// What a node with its sessions there says of the instance, once it has attended to its session.
-async fn attended(name: &str, sessions_dir: &Path, record: &Record) -> Record {
+/// What a node with its sessions there says of the instance, once it has copied to its session.
+async fn copied(name: &str, sessions_dir: &Path, record: &Record) -> Record {
     let (driver, clock) = (Arc::new(FakeDriver::in_memory()), Clock::system());
     let settings = SessionSettings {
         node: node(name),
@@ -44,7 +44,7 @@ async fn attended(name: &str, sessions_dir: &Path, record: &Record) -> Record {
     let sessions = Sessions::new(settings, links, clock, broadcast::Sender::new(16));
     let records = Records::empty();
     records.set(record.clone());
-    sessions.attend(record, &records).await;
+    sessions.copy_or_renew(record, &records).await;
     records.get(&record.id).unwrap()
 }
 
@@ -54,21 +54,21 @@ async fn a_sleeper_that_is_moved_on_before_its_store_could_be_reached_keeps_its_
     let nowhere = store.path().join("nowhere");
     std::fs::write(&nowhere, "no folder").unwrap();
     let (record, now) = (sleeper(), Timestamp::from_unix_ms(0));
-    let vault = || {
-        let shelf = ObjectShelf::open("local", store.path(), store.path()).unwrap();
-        Vault::new(shelf, &record.tenant, &record.pool)
+    let session_store = || {
+        let blobs = ObjectBlobStore::open("local", store.path(), store.path()).unwrap();
+        SessionStore::new(blobs, &record.tenant, &record.pool)
     };
     let first = Holder { node: node("node-a"), instance: record.id.clone() };
-    Session::take(vault(), &first, Has::Nothing, EVERY).await.unwrap();
+    Session::take(session_store(), &first, Has::Nothing, EVERY).await.unwrap();
 
-    let second = attended("node-b", &nowhere, &record.clone().arriving(node("node-a"), None, now)).await;
+    let second = copied("node-b", &nowhere, &record.clone().arriving(node("node-a"), None, now)).await;
     assert_eq!(second.came_from, Some(node("node-a")), "the store was not reached");
     // Back and forth is no other way.
     let again = second.arriving(node("node-b"), None, now).arriving(node("node-a"), None, now);
     let arriving = again.arriving(node("node-b"), None, now);
     assert_eq!(arriving.came_through, [node("node-a")]);
-    let third = attended("node-c", store.path(), &arriving).await;
-    let head = vault().head(0).await.unwrap().unwrap().head;
+    let third = copied("node-c", store.path(), &arriving).await;
+    let head = session_store().head(0).await.unwrap().unwrap().head;
     assert_eq!(head.holder.unwrap().node, node("node-c"));
     assert_eq!((third.session, third.came_from), (record.session, None));
     assert!(third.came_through.is_empty(), "it is called by its own name from here on");

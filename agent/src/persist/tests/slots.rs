@@ -15,12 +15,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::super::{SessionLimits, SessionSettings, Sessions};
-use super::{EVERY, Has, Holder, ObjectShelf, Session, Vault};
+use super::{EVERY, Has, Holder, ObjectBlobStore, Session, SessionStore};
 use crate::clock::Clock;
 use crate::guest::stand_in::{Answers, links_to};
 use crate::instance::record::Record;
 use crate::instance::records::Records;
-use crate::upkeep::sessions_task::sessions_task;
+use crate::upkeep::session_copy_task::session_copy_task;
 
 /// One copy may take this long.
 const COPY_WITHIN: Duration = Duration::from_secs(600);
@@ -35,9 +35,10 @@ async fn record(dir: &Path, tenant: &str, bits: u32) -> Record {
         "persist": { "path": "/session", "store": "local", "every_seconds": EVERY },
     }))
     .unwrap();
-    let vault = Vault::new(ObjectShelf::open("local", dir, dir).unwrap(), &record.tenant, &record.pool);
+    let session_store =
+        SessionStore::new(ObjectBlobStore::open("local", dir, dir).unwrap(), &record.tenant, &record.pool);
     let me = Holder { node: "node-a".parse().unwrap(), instance: record.id.clone() };
-    let slot = Session::take(vault, &me, Has::Content, EVERY).await.unwrap().slot;
+    let slot = Session::take(session_store, &me, Has::Content, EVERY).await.unwrap().slot;
     Record { session: Some(super::super::SessionMark::Bound { slot }), ..record }
 }
 
@@ -97,7 +98,7 @@ async fn guests_that_make_copies_endless_stop_no_other_tenants_copies() {
     let clock = Clock::starting_at(Timestamp::from_unix_ms(1_800_000_000_000));
     let sessions = Arc::new(Sessions::new(settings, links.clone(), clock, broadcast::Sender::new(64)));
     let stop = CancellationToken::new();
-    let task = tokio::spawn(sessions_task(Arc::clone(&sessions), Arc::clone(&records), stop.clone()));
+    let task = tokio::spawn(session_copy_task(Arc::clone(&sessions), Arc::clone(&records), stop.clone()));
     // By then they have all of the slots that they can have.
     tokio::time::sleep(Duration::from_secs(120)).await;
 

@@ -11,33 +11,33 @@ use mvm_proto::Timestamp;
 
 use super::folder::{Folder, looks};
 use super::{EVERY, at, fill, holder};
+use crate::persist::blob_store::{BlobStore, BlobStoreError, ObjectBlobStore};
 use crate::persist::head::Has;
 use crate::persist::session::Session;
-use crate::persist::shelf::{ObjectShelf, Shelf, ShelfError};
-use crate::persist::vault::Vault;
+use crate::persist::session_store::SessionStore;
 
 /// The laws that sessions rest on.
-async fn conforms(shelf: &ObjectShelf) {
-    assert!(shelf.get("a/none", 10).await.unwrap().is_none());
-    assert!(shelf.list("a").await.unwrap().is_empty());
-    shelf.put("a/one", "1".into()).await.unwrap();
-    shelf.put("a/one", "one".into()).await.unwrap();
-    assert_eq!(shelf.get("a/one", 3).await.unwrap().unwrap(), "one");
-    assert!(matches!(shelf.get("a/one", 2).await, Err(ShelfError::TooLong { .. })));
-    assert!(!shelf.put_new("a/one", "other".into()).await.unwrap());
-    assert_eq!(shelf.get("a/one", 3).await.unwrap().unwrap(), "one");
+async fn conforms(blobs: &ObjectBlobStore) {
+    assert!(blobs.get("a/none", 10).await.unwrap().is_none());
+    assert!(blobs.list("a").await.unwrap().is_empty());
+    blobs.put("a/one", "1".into()).await.unwrap();
+    blobs.put("a/one", "one".into()).await.unwrap();
+    assert_eq!(blobs.get("a/one", 3).await.unwrap().unwrap(), "one");
+    assert!(matches!(blobs.get("a/one", 2).await, Err(BlobStoreError::TooLong { .. })));
+    assert!(!blobs.put_new("a/one", "other".into()).await.unwrap());
+    assert_eq!(blobs.get("a/one", 3).await.unwrap().unwrap(), "one");
 
     // Of many at once, one.
     let tries = (0..8).map(|number| {
-        let shelf = shelf.clone();
-        tokio::spawn(async move { shelf.put_new("a/b/first", format!("{number}").into()).await.unwrap() })
+        let blobs = blobs.clone();
+        tokio::spawn(async move { blobs.put_new("a/b/first", format!("{number}").into()).await.unwrap() })
     });
     let won = futures::future::join_all(tries).await;
     assert_eq!(won.iter().filter(|won| *won.as_ref().unwrap()).count(), 1);
 
     // Whole steps only, with a time near ours.
-    shelf.put("ab/two", "2".into()).await.unwrap();
-    let mut keys: Vec<_> = shelf.list("a").await.unwrap();
+    blobs.put("ab/two", "2".into()).await.unwrap();
+    let mut keys: Vec<_> = blobs.list("a").await.unwrap();
     keys.sort_by(|one, other| one.key.cmp(&other.key));
     let now = Timestamp::from(std::time::SystemTime::now());
     for listed in &keys {
@@ -47,28 +47,29 @@ async fn conforms(shelf: &ObjectShelf) {
     let keys: Vec<_> = keys.into_iter().map(|listed| listed.key).collect();
     assert_eq!(keys, ["a/b/first", "a/one"]);
     for _ in 0..2 {
-        shelf.delete("a/one").await.unwrap();
+        blobs.delete("a/one").await.unwrap();
     }
-    assert!(shelf.put_new("a/one", "again".into()).await.unwrap());
+    assert!(blobs.put_new("a/one", "again".into()).await.unwrap());
     for key in ["../out", "a/../../out", "/a/one"] {
-        let put = shelf.put(key, "x".into()).await;
-        let outside = put.is_ok() && shelf.list("a").await.unwrap().len() != 2;
+        let put = blobs.put(key, "x".into()).await;
+        let outside = put.is_ok() && blobs.list("a").await.unwrap().len() != 2;
         assert!(!outside, "{key}");
     }
 }
 
 /// A whole session, with what a real store makes of it.
-async fn carries_a_session(shelf: &ObjectShelf) {
-    let vault = || Vault::new(shelf.clone(), &"acme".parse().unwrap(), &"workers".parse().unwrap());
+async fn carries_a_session(blobs: &ObjectBlobStore) {
+    let session_store =
+        || SessionStore::new(blobs.clone(), &"acme".parse().unwrap(), &"workers".parse().unwrap());
     let (here, there) = (Folder::new(), Folder::new());
     fill(&here);
-    let mut session = Session::take(vault(), &holder(1), Has::Nothing, EVERY).await.unwrap();
-    let held = Session::take(vault(), &holder(2), Has::Nothing, EVERY).await.unwrap();
+    let mut session = Session::take(session_store(), &holder(1), Has::Nothing, EVERY).await.unwrap();
+    let held = Session::take(session_store(), &holder(2), Has::Nothing, EVERY).await.unwrap();
     assert_eq!((session.slot, held.slot), (0, 1));
     session.keep(&here, here.root(), EVERY, at(1)).await.unwrap();
     session.keep(&here, here.root(), EVERY, at(2)).await.unwrap();
     session.release().await.unwrap();
-    let mut session = Session::take(vault(), &holder(3), Has::Nothing, EVERY).await.unwrap();
+    let mut session = Session::take(session_store(), &holder(3), Has::Nothing, EVERY).await.unwrap();
     assert_eq!((session.slot, session.taken_at()), (0, Some(at(2))));
     session.bring_back(&there, there.root()).await.unwrap();
     assert_eq!(looks(&there), looks(&here));
@@ -77,19 +78,19 @@ async fn carries_a_session(shelf: &ObjectShelf) {
 #[tokio::test]
 async fn a_folder_is_a_store() {
     let dir = tempfile::tempdir().unwrap();
-    let shelf = ObjectShelf::open("local", dir.path(), dir.path()).unwrap();
-    conforms(&shelf).await;
+    let blobs = ObjectBlobStore::open("local", dir.path(), dir.path()).unwrap();
+    conforms(&blobs).await;
     let below = format!("file://{}/below", dir.path().display());
-    carries_a_session(&ObjectShelf::open(&below, dir.path(), dir.path()).unwrap()).await;
+    carries_a_session(&ObjectBlobStore::open(&below, dir.path(), dir.path()).unwrap()).await;
 }
 
 #[tokio::test]
 async fn a_bucket_is_a_store() {
     let server = Server::start();
     let dir = tempfile::tempdir().unwrap();
-    let open = |store: &str| ObjectShelf::open(store, dir.path(), dir.path());
+    let open = |store: &str| ObjectBlobStore::open(store, dir.path(), dir.path());
     let missing = open("s3://sessions").unwrap_err();
-    assert!(matches!(missing, ShelfError::NoCredentials { name: "AWS_ACCESS_KEY_ID", .. }), "{missing}");
+    assert!(matches!(missing, BlobStoreError::NoCredentials { name: "AWS_ACCESS_KEY_ID", .. }), "{missing}");
     let credentials = format!(
         "AWS_ACCESS_KEY_ID=key\nAWS_SECRET_ACCESS_KEY=secret\nAWS_REGION=us-east-1\nAWS_ENDPOINT_URL={}\n\
          AWS_ALLOW_HTTP=true\n",

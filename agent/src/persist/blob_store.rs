@@ -34,7 +34,7 @@ const NEEDED: [(AmazonS3ConfigKey, &str); 2] = [
 ];
 
 #[derive(Debug, thiserror::Error)]
-pub enum ShelfError {
+pub enum BlobStoreError {
     #[error("{0} is no place for sessions: it must be `local`, `file:///FOLDER` or `s3://BUCKET[/PREFIX]`")]
     Unknown(String),
     #[error(
@@ -78,19 +78,23 @@ pub(crate) struct Listed {
 }
 
 /// A place for objects, each whole or not there. Keys are made of ids and digests, so none leads out of the place.
-pub(crate) trait Shelf: Clone + Send + Sync + 'static {
-    fn put(&self, key: &str, bytes: Bytes) -> impl Future<Output = Result<(), ShelfError>> + Send;
+pub(crate) trait BlobStore: Clone + Send + Sync + 'static {
+    fn put(&self, key: &str, bytes: Bytes) -> impl Future<Output = Result<(), BlobStoreError>> + Send;
 
     /// Puts it there unless something already is. Says whether it did; of many who try at once, one does.
-    fn put_new(&self, key: &str, bytes: Bytes) -> impl Future<Output = Result<bool, ShelfError>> + Send;
+    fn put_new(&self, key: &str, bytes: Bytes) -> impl Future<Output = Result<bool, BlobStoreError>> + Send;
 
-    fn get(&self, key: &str, limit: u64) -> impl Future<Output = Result<Option<Bytes>, ShelfError>> + Send;
+    fn get(
+        &self,
+        key: &str,
+        limit: u64,
+    ) -> impl Future<Output = Result<Option<Bytes>, BlobStoreError>> + Send;
 
     /// Everything whose key begins with these whole steps.
-    fn list(&self, below: &str) -> impl Future<Output = Result<Vec<Listed>, ShelfError>> + Send;
+    fn list(&self, below: &str) -> impl Future<Output = Result<Vec<Listed>, BlobStoreError>> + Send;
 
     /// What is not there is as good as deleted.
-    fn delete(&self, key: &str) -> impl Future<Output = Result<(), ShelfError>> + Send;
+    fn delete(&self, key: &str) -> impl Future<Output = Result<(), BlobStoreError>> + Send;
 }
 
 /// Which place a document means.
@@ -102,7 +106,7 @@ enum Place {
 
 /// `store` as a document has it. Folders must lie below `sessions_dir`: a document can't have the agent write
 /// anywhere else on its machine.
-fn place(store: &str, sessions_dir: &Path) -> Result<Place, ShelfError> {
+fn place(store: &str, sessions_dir: &Path) -> Result<Place, BlobStoreError> {
     if store == "local" {
         return Ok(Place::Folder(sessions_dir.to_owned()));
     }
@@ -111,30 +115,30 @@ fn place(store: &str, sessions_dir: &Path) -> Result<Place, ShelfError> {
         let plain = folder.is_absolute() && !store.split('/').any(|step| step == "..");
         return match plain && folder.starts_with(sessions_dir) {
             true => Ok(Place::Folder(folder)),
-            false => Err(ShelfError::NotAllowed { folder, allowed: sessions_dir.to_owned() }),
+            false => Err(BlobStoreError::NotAllowed { folder, allowed: sessions_dir.to_owned() }),
         };
     }
     let rest = store.strip_prefix("s3://").filter(|rest| !rest.is_empty());
-    let rest = rest.ok_or_else(|| ShelfError::Unknown(store.to_owned()))?;
+    let rest = rest.ok_or_else(|| BlobStoreError::Unknown(store.to_owned()))?;
     let (name, prefix) = rest.split_once('/').unwrap_or((rest, ""));
     Ok(Place::Bucket { name: name.to_owned(), prefix: prefix.trim_end_matches('/').to_owned() })
 }
 
 /// A folder or a bucket, through the one interface that both have.
 #[derive(Debug, Clone)]
-pub(crate) struct ObjectShelf {
+pub(crate) struct ObjectBlobStore {
     store: Arc<dyn ObjectStore>,
     prefix: String,
     /// Absent: it is not on this machine.
     folder: Option<PathBuf>,
 }
 
-impl ObjectShelf {
+impl ObjectBlobStore {
     /// Opens the place that a document means. Nothing is asked of a bucket yet.
-    pub(crate) fn open(store: &str, sessions_dir: &Path, secrets_dir: &Path) -> Result<Self, ShelfError> {
+    pub(crate) fn open(store: &str, sessions_dir: &Path, secrets_dir: &Path) -> Result<Self, BlobStoreError> {
         match place(store, sessions_dir)? {
             Place::Folder(path) => {
-                let failed = |cause| ShelfError::Folder { path: path.clone(), cause };
+                let failed = |cause| BlobStoreError::Folder { path: path.clone(), cause };
                 std::fs::create_dir_all(&path).map_err(failed)?;
                 // A session that a node says is kept survives a power cut.
                 let folder = LocalFileSystem::new_with_prefix(&path)?.with_fsync(true);
@@ -147,7 +151,7 @@ impl ObjectShelf {
                 let mut builder = AmazonS3Builder::from_env().with_client_options(options);
                 if let Some(text) = read_credentials(secrets_dir, &name)? {
                     for (key, value) in settings_of(&text)
-                        .map_err(|line| ShelfError::BadCredentials { path: path.clone(), line })?
+                        .map_err(|line| BlobStoreError::BadCredentials { path: path.clone(), line })?
                     {
                         builder = builder.with_config(key, value);
                     }
@@ -155,7 +159,7 @@ impl ObjectShelf {
                 for (key, name) in NEEDED {
                     // Without them the machine's own identity would be asked for over the network.
                     if builder.get_config_value(&key).is_none() {
-                        return Err(ShelfError::NoCredentials { name, path });
+                        return Err(BlobStoreError::NoCredentials { name, path });
                     }
                 }
                 let retry = RetryConfig {
@@ -174,9 +178,9 @@ impl ObjectShelf {
         self.folder.as_deref()
     }
 
-    fn key(&self, key: &str) -> Result<Key, ShelfError> {
+    fn key(&self, key: &str) -> Result<Key, BlobStoreError> {
         let whole = if self.prefix.is_empty() { key.to_owned() } else { format!("{}/{key}", self.prefix) };
-        Key::parse(whole).map_err(|error| ShelfError::Store(error.into()))
+        Key::parse(whole).map_err(|error| BlobStoreError::Store(error.into()))
     }
 }
 
@@ -185,7 +189,7 @@ fn credentials_file(bucket: &str) -> String {
     format!("s3.{bucket}")
 }
 
-fn read_credentials(secrets_dir: &Path, bucket: &str) -> Result<Option<Zeroizing<String>>, ShelfError> {
+fn read_credentials(secrets_dir: &Path, bucket: &str) -> Result<Option<Zeroizing<String>>, BlobStoreError> {
     let name = credentials_file(bucket);
     let read = || -> io::Result<Zeroizing<String>> {
         let mut file = Dir::open_root(secrets_dir)?.open_file(name.as_str(), OpenHow::Read)?;
@@ -200,7 +204,7 @@ fn read_credentials(secrets_dir: &Path, bucket: &str) -> Result<Option<Zeroizing
     match read() {
         Ok(text) => Ok(Some(text)),
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(cause) => Err(ShelfError::Credentials { path: secrets_dir.join(name), cause }),
+        Err(cause) => Err(BlobStoreError::Credentials { path: secrets_dir.join(name), cause }),
     }
 }
 
@@ -219,13 +223,13 @@ fn settings_of(text: &str) -> Result<Vec<(AmazonS3ConfigKey, String)>, usize> {
     Ok(settings)
 }
 
-impl Shelf for ObjectShelf {
-    async fn put(&self, key: &str, bytes: Bytes) -> Result<(), ShelfError> {
+impl BlobStore for ObjectBlobStore {
+    async fn put(&self, key: &str, bytes: Bytes) -> Result<(), BlobStoreError> {
         self.store.put_opts(&self.key(key)?, PutPayload::from(bytes), PutOptions::default()).await?;
         Ok(())
     }
 
-    async fn put_new(&self, key: &str, bytes: Bytes) -> Result<bool, ShelfError> {
+    async fn put_new(&self, key: &str, bytes: Bytes) -> Result<bool, BlobStoreError> {
         let options = PutOptions::from(PutMode::Create);
         match self.store.put_opts(&self.key(key)?, PutPayload::from(bytes), options).await {
             Ok(_) => Ok(true),
@@ -234,19 +238,19 @@ impl Shelf for ObjectShelf {
         }
     }
 
-    async fn get(&self, key: &str, limit: u64) -> Result<Option<Bytes>, ShelfError> {
+    async fn get(&self, key: &str, limit: u64) -> Result<Option<Bytes>, BlobStoreError> {
         let found = match self.store.get(&self.key(key)?).await {
             Ok(found) => found,
             Err(Error::NotFound { .. }) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         if found.meta.size > limit {
-            return Err(ShelfError::TooLong { key: key.to_owned(), limit });
+            return Err(BlobStoreError::TooLong { key: key.to_owned(), limit });
         }
         Ok(Some(found.bytes().await?))
     }
 
-    async fn list(&self, below: &str) -> Result<Vec<Listed>, ShelfError> {
+    async fn list(&self, below: &str) -> Result<Vec<Listed>, BlobStoreError> {
         let skipped = if self.prefix.is_empty() { 0 } else { self.prefix.len() + 1 };
         let found: Vec<_> = self.store.list(Some(&self.key(below)?)).try_collect().await?;
         let listed = found.into_iter().filter_map(|meta| {
@@ -257,7 +261,7 @@ impl Shelf for ObjectShelf {
         Ok(listed.collect())
     }
 
-    async fn delete(&self, key: &str) -> Result<(), ShelfError> {
+    async fn delete(&self, key: &str) -> Result<(), BlobStoreError> {
         match self.store.delete(&self.key(key)?).await {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error.into()),
@@ -284,10 +288,10 @@ mod tests {
         for bad in
             ["file:///etc", "file:///var/lib/sessions/../x", "file:///var/lib/sessions-2", "file://host/x"]
         {
-            assert!(matches!(place(bad, dir), Err(ShelfError::NotAllowed { .. })), "{bad}");
+            assert!(matches!(place(bad, dir), Err(BlobStoreError::NotAllowed { .. })), "{bad}");
         }
         for bad in ["", "s3://", "ftp://x", "/var/lib/sessions"] {
-            assert!(matches!(place(bad, dir), Err(ShelfError::Unknown(_))), "{bad}");
+            assert!(matches!(place(bad, dir), Err(BlobStoreError::Unknown(_))), "{bad}");
         }
     }
 

@@ -28,7 +28,11 @@ const AT_ONCE_PER_TENANT: usize = AT_ONCE / 2;
 type Running = BTreeMap<Id, (TenantId, InstanceId)>;
 
 /// Runs until `stop`. A copy under way is cut off then: the store has the session as it was.
-pub(crate) async fn sessions_task(sessions: Arc<Sessions>, records: Arc<Records>, stop: CancellationToken) {
+pub(crate) async fn session_copy_task(
+    sessions: Arc<Sessions>,
+    records: Arc<Records>,
+    stop: CancellationToken,
+) {
     let mut copies: JoinSet<()> = JoinSet::new();
     let mut running = Running::new();
     loop {
@@ -51,7 +55,7 @@ pub(crate) async fn sessions_task(sessions: Arc<Sessions>, records: Arc<Records>
             // One that was removed meanwhile is not due at the next look.
             let Some(record) = records.get(instance) else { break };
             let (sessions, records) = (Arc::clone(&sessions), Arc::clone(&records));
-            let copy = copies.spawn(async move { sessions.attend(&record, &records).await });
+            let copy = copies.spawn(async move { sessions.copy_or_renew(&record, &records).await });
             running.insert(copy.id(), (tenant.clone(), instance.clone()));
         }
     }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::head::Has;
 use super::session::Session;
-use super::{PersistError, Seat, Sessions, locked};
+use super::{InstanceSession, PersistError, Sessions, locked};
 use crate::instance::SessionMark;
 use crate::instance::record::Record;
 use crate::instance::records::Records;
@@ -35,7 +35,7 @@ impl Sessions {
             }
             let runs = record.phase == Phase::Running;
             let bound = matches!(record.session, Some(SessionMark::Bound { .. }));
-            let since = locked(&self.seat(&record.id).shown).due;
+            let since = locked(&self.instance_session(&record.id).status).due;
             if (runs || bound) && since.is_none_or(|since| since <= now) {
                 due.push(Due { since, tenant: record.tenant.clone(), instance: record.id.clone() });
             }
@@ -44,21 +44,21 @@ impl Sessions {
     }
 
     /// What is due for one instance: a copy of what runs, a word that it is still held of what rests.
-    pub(crate) async fn attend(&self, record: &Record, records: &Arc<Records>) {
+    pub(crate) async fn copy_or_renew(&self, record: &Record, records: &Arc<Records>) {
         let Some(persist) = self.policy(record).persist else { return };
-        let seat = self.seat(&record.id);
-        let attend = async {
+        let instance_session = self.instance_session(&record.id);
+        let copy_or_renew = async {
             match (record.phase, record.session) {
                 (Phase::Running, Some(SessionMark::Bound { .. })) => {
-                    self.copy(&seat, record, records, &persist, false).await
+                    self.copy(&instance_session, record, records, &persist, false).await
                 }
-                (Phase::Running, _) => self.begin(&seat, record, records, &persist).await,
-                _ => self.renew(&seat, record, &persist).await,
+                (Phase::Running, _) => self.begin(&instance_session, record, records, &persist).await,
+                _ => self.renew(&instance_session, record, &persist).await,
             }
         };
         let within = self.settings.limits.copy_within;
-        let attended = tokio::time::timeout(within, attend).await;
-        match attended.unwrap_or(Err(PersistError::TooSlow(within))) {
+        let done = tokio::time::timeout(within, copy_or_renew).await;
+        match done.unwrap_or(Err(PersistError::TooSlow(within))) {
             Ok(()) => records.set_arrived(record),
             Err(PersistError::Taken(session)) => {
                 let message = format!("{session} was taken by another: it goes on in a session of its own");
@@ -68,8 +68,8 @@ impl Sessions {
             // A step began with it meanwhile, and sees to its session itself.
             Err(_) if records.is_moving(&record.id) => {}
             Err(error) => {
-                let first = locked(&seat.shown).failures == 0;
-                let error = self.failed(&seat, record, &persist, error);
+                let first = locked(&instance_session.status).failures == 0;
+                let error = self.failed(&instance_session, record, &persist, error);
                 if first {
                     self.note(
                         "SessionNotKept",
@@ -84,28 +84,28 @@ impl Sessions {
     /// Takes a new session for an instance that has content and none.
     async fn begin(
         &self,
-        seat: &Seat,
+        instance_session: &InstanceSession,
         record: &Record,
         records: &Arc<Records>,
         persist: &Persist,
     ) -> Result<(), PersistError> {
-        let mut work = seat.work.lock().await;
-        let (vault, me) = (self.vault(record, &persist.store)?, self.me(record));
-        let session = Session::take(vault, &me, Has::Content, persist.every_seconds).await?;
+        let mut work = instance_session.work.lock().await;
+        let (store, me) = (self.store(record, &persist.store)?, self.me(record));
+        let session = Session::take(store, &me, Has::Content, persist.every_seconds).await?;
         let mark = SessionMark::Bound { slot: session.slot };
         if self.mark(record, records, Some(mark)).await {
             *work = Some(session);
             drop(work);
             let bound = Record { session: Some(mark), ..record.clone() };
-            return self.copy(seat, &bound, records, persist, false).await;
+            return self.copy(instance_session, &bound, records, persist, false).await;
         }
         session.release().await
     }
 
     async fn unbind(&self, record: &Record, records: &Arc<Records>) {
-        *self.seat(&record.id).work.lock().await = None;
+        *self.instance_session(&record.id).work.lock().await = None;
         if self.mark(record, records, None).await {
-            locked(&self.seat(&record.id).shown).due = None;
+            locked(&self.instance_session(&record.id).status).due = None;
         }
     }
 
@@ -121,16 +121,21 @@ impl Sessions {
         saved.is_ok()
     }
 
-    async fn renew(&self, seat: &Seat, record: &Record, persist: &Persist) -> Result<(), PersistError> {
-        let mut work = seat.work.lock().await;
-        let mut session = match seat.recall(&mut work) {
+    async fn renew(
+        &self,
+        instance_session: &InstanceSession,
+        record: &Record,
+        persist: &Persist,
+    ) -> Result<(), PersistError> {
+        let mut work = instance_session.work.lock().await;
+        let mut session = match instance_session.recall(&mut work) {
             Some(session) => session,
             None => self.resume(record, persist).await?,
         };
         session.renew(persist.every_seconds).await?;
-        let whole = locked(&seat.shown).whole;
-        self.succeeded(seat, &session, persist, whole);
-        *work = self.remember(seat, record, session);
+        let whole = locked(&instance_session.status).whole;
+        self.succeeded(instance_session, &session, persist, whole);
+        *work = self.remember(instance_session, record, session);
         Ok(())
     }
 }

@@ -133,7 +133,7 @@ impl Ending {
 }
 
 /// Dials, speaks and dials again until `shutdown`.
-pub async fn session_task(context: SessionContext, shutdown: CancellationToken) {
+pub async fn coordinator_session_task(context: SessionContext, shutdown: CancellationToken) {
     let mut backoff = Backoff::default();
     let mut swaps = context.credential.changed();
     loop {

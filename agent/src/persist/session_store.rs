@@ -12,11 +12,11 @@ use bytes::Bytes;
 use mvm_proto::{Digest, PoolId, TenantId, Timestamp};
 
 use super::PersistError;
+use super::blob_store::BlobStore;
 use super::copy_out::index_too_long;
 use super::head::{Found, Head, Holder, VERSION};
 use super::index::{CHUNK_BYTES, Index, MAX_INDEX_BYTES, MAX_STORED_INDEX_BYTES};
 use super::limits::SessionLimits;
-use super::shelf::Shelf;
 use super::space::{TenantSpace, object_bytes};
 use crate::crash;
 
@@ -27,8 +27,8 @@ const MAX_HEAD_BYTES: u64 = 64 * 1024;
 const LOOKS: usize = 5;
 
 #[derive(Debug, Clone)]
-pub(crate) struct Vault<S> {
-    shelf: S,
+pub(crate) struct SessionStore<S> {
+    blobs: S,
     /// Ids have neither slashes nor dots: no pool's keys lead into another's.
     pool: String,
     tenant: TenantId,
@@ -37,10 +37,10 @@ pub(crate) struct Vault<S> {
     space: Option<TenantSpace>,
 }
 
-impl<S: Shelf> Vault<S> {
-    pub(crate) fn new(shelf: S, tenant: &TenantId, pool: &PoolId) -> Self {
+impl<S: BlobStore> SessionStore<S> {
+    pub(crate) fn new(blobs: S, tenant: &TenantId, pool: &PoolId) -> Self {
         let max_bytes = SessionLimits::default().max_bytes;
-        Self { shelf, pool: format!("{tenant}/{pool}"), tenant: tenant.clone(), max_bytes, space: None }
+        Self { blobs, pool: format!("{tenant}/{pool}"), tenant: tenant.clone(), max_bytes, space: None }
     }
 
     /// The same with these limits.
@@ -74,9 +74,9 @@ impl<S: Shelf> Vault<S> {
     pub(crate) async fn time(&self, me: &Holder) -> Result<Timestamp, PersistError> {
         let clocks = format!("{}/clocks", self.pool);
         let key = format!("{clocks}/{}-{}", me.node, me.instance);
-        self.shelf.put(&key, Bytes::new()).await?;
-        let listed = self.shelf.list(&clocks).await?.into_iter().find(|listed| listed.key == key);
-        self.shelf.delete(&key).await?;
+        self.blobs.put(&key, Bytes::new()).await?;
+        let listed = self.blobs.list(&clocks).await?.into_iter().find(|listed| listed.key == key);
+        self.blobs.delete(&key).await?;
         let time = listed.map(|listed| listed.written_at);
         time.ok_or_else(|| PersistError::Damaged(format!("{key} was written and is not there")))
     }
@@ -94,7 +94,7 @@ impl<S: Shelf> Vault<S> {
     async fn newest_below(&self, below: &str) -> Result<Vec<Found>, PersistError> {
         'look: for _ in 0..LOOKS {
             let mut newest: BTreeMap<u32, (u64, Timestamp)> = BTreeMap::new();
-            for listed in self.shelf.list(below).await? {
+            for listed in self.blobs.list(below).await? {
                 let Some((slot, number)) = self.parse_head_key(&listed.key) else { continue };
                 let known = newest.entry(slot).or_insert((number, listed.written_at));
                 if number >= known.0 {
@@ -104,7 +104,7 @@ impl<S: Shelf> Vault<S> {
             let mut found = Vec::with_capacity(newest.len());
             for (slot, (number, written_at)) in newest {
                 let key = self.head_key(slot, number);
-                let Some(bytes) = self.shelf.get(&key, MAX_HEAD_BYTES).await? else { continue 'look };
+                let Some(bytes) = self.blobs.get(&key, MAX_HEAD_BYTES).await? else { continue 'look };
                 found.push(Found { slot, head: parse_head(&key, &bytes, number)?, written_at });
             }
             return Ok(found);
@@ -125,9 +125,9 @@ impl<S: Shelf> Vault<S> {
         let key = self.head_key(slot, head.number);
         // Ids, numbers and times always serialise.
         let bytes = Bytes::from(serde_json::to_vec(head).unwrap_or_default());
-        if !self.shelf.put_new(&key, bytes.clone()).await? {
+        if !self.blobs.put_new(&key, bytes.clone()).await? {
             // A store may have taken it and said nothing; then what is there is ours.
-            let there = self.shelf.get(&key, MAX_HEAD_BYTES).await?;
+            let there = self.blobs.get(&key, MAX_HEAD_BYTES).await?;
             if there.as_ref() != Some(&bytes) {
                 return Err(PersistError::Taken(self.name(slot)));
             }
@@ -135,10 +135,10 @@ impl<S: Shelf> Vault<S> {
         crash::point("persist.head");
         // Numbers that were collected can be written again by one who was away for long.
         let mut older = Vec::new();
-        for listed in self.shelf.list(&self.heads_key(slot)).await? {
+        for listed in self.blobs.list(&self.heads_key(slot)).await? {
             match self.parse_head_key(&listed.key) {
                 Some((_, number)) if number > head.number => {
-                    self.shelf.delete(&key).await?;
+                    self.blobs.delete(&key).await?;
                     return Err(PersistError::Taken(self.name(slot)));
                 }
                 Some((_, number)) if number < head.number => older.push(listed.key),
@@ -146,7 +146,7 @@ impl<S: Shelf> Vault<S> {
             }
         }
         for key in older {
-            self.shelf.delete(&key).await?;
+            self.blobs.delete(&key).await?;
         }
         Ok(())
     }
@@ -179,7 +179,7 @@ impl<S: Shelf> Vault<S> {
             self.measure(space).await?;
             space.take(bytes.len() as u64)?;
         }
-        self.shelf.put(&self.content_key(slot, digest), bytes.into()).await?;
+        self.blobs.put(&self.content_key(slot, digest), bytes.into()).await?;
         Ok(())
     }
 
@@ -189,7 +189,7 @@ impl<S: Shelf> Vault<S> {
 
     async fn content(&self, slot: u32, digest: &Digest, limit: u64) -> Result<Bytes, PersistError> {
         let damaged = |what: &str| PersistError::Damaged(format!("{digest} of {} {what}", self.name(slot)));
-        let found = self.shelf.get(&self.content_key(slot, digest), limit).await?;
+        let found = self.blobs.get(&self.content_key(slot, digest), limit).await?;
         let bytes = found.ok_or_else(|| damaged("is not there"))?;
         if Digest::of(&bytes) == *digest { Ok(bytes) } else { Err(damaged("is something else")) }
     }
@@ -203,7 +203,7 @@ impl<S: Shelf> Vault<S> {
     }
 
     async fn measure(&self, space: &TenantSpace) -> Result<(), PersistError> {
-        let listed = self.shelf.list(self.tenant.as_str()).await?;
+        let listed = self.blobs.list(self.tenant.as_str()).await?;
         let sizes = listed.iter().map(|listed| object_bytes(listed.bytes));
         space.set_measured(sizes.fold(0, u64::saturating_add));
         Ok(())
@@ -216,13 +216,13 @@ impl<S: Shelf> Vault<S> {
         named: &BTreeSet<Digest>,
     ) -> Result<Vec<String>, PersistError> {
         let named: BTreeSet<String> = named.iter().map(|digest| self.content_key(slot, digest)).collect();
-        let listed = self.shelf.list(&format!("{}/content/{slot}", self.pool)).await?;
+        let listed = self.blobs.list(&format!("{}/content/{slot}", self.pool)).await?;
         Ok(listed.into_iter().map(|listed| listed.key).filter(|key| !named.contains(key)).collect())
     }
 
     /// Removes content that [`Self::unnamed`] found. Only for who has just written the session's newest head.
     pub(crate) async fn remove(&self, key: &str) -> Result<(), PersistError> {
-        Ok(self.shelf.delete(key).await?)
+        Ok(self.blobs.delete(key).await?)
     }
 }
 

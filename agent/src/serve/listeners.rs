@@ -1,4 +1,4 @@
-//! The doors others come in by: the unix socket, the loopback port, HTTP/3. Bound first, opened when all is in place.
+//! The listeners of an agent: the unix socket, the loopback port, HTTP/3. All are bound first; they accept once the rest is ready.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -15,14 +15,14 @@ use tracing::warn;
 use super::error::AgentError;
 use super::member::Member;
 use super::tasks::{Tasks, http_task};
-use crate::intake::api::{Api, Door};
+use crate::intake::api::{Api, Listener};
 use crate::intake::local_socket::{LocalSocket, operators_group};
 use crate::serve::settings::AgentSettings;
 
 const IN_USE_PATIENCE: Duration = Duration::from_secs(2);
 const IN_USE_PAUSE: Duration = Duration::from_millis(10);
 
-pub(super) struct Doors {
+pub(super) struct Listeners {
     socket: LocalSocket,
     metrics: TcpListener,
     metrics_address: SocketAddr,
@@ -30,7 +30,7 @@ pub(super) struct Doors {
     server: Option<Server>,
 }
 
-impl Doors {
+impl Listeners {
     /// Waits a while for what is in use: a VMM that a killed agent was about to start holds all that the agent had open
     /// until it becomes its program.
     pub(super) async fn bind(settings: &AgentSettings, member: Option<&Member>) -> Result<Self, AgentError> {
@@ -67,10 +67,10 @@ impl Doors {
     /// Starts to serve.
     pub(super) fn open(self, tasks: &mut Tasks, api: &Api, health: Router) {
         let stop = tasks.stop_token();
-        tasks.spawn("socket", http_task(self.socket, api.router(Door::Local), stop.clone()));
+        tasks.spawn("socket", http_task(self.socket, api.router(Listener::Local), stop.clone()));
         tasks.spawn("metrics", http_task(self.metrics, health, stop.clone()));
         if let Some(server) = self.server {
-            tasks.spawn("api", server.serve(Some(api.router(Door::Network)), None, stop));
+            tasks.spawn("api", server.serve(Some(api.router(Listener::Network)), None, stop));
         }
     }
 }
@@ -123,7 +123,7 @@ mod tests {
             tokio::time::sleep(IN_USE_PATIENCE / 2).await;
             holder.kill().and_then(|()| holder.wait()).unwrap()
         };
-        let (bound, _) = tokio::join!(Doors::bind(&settings, None), ends);
+        let (bound, _) = tokio::join!(Listeners::bind(&settings, None), ends);
         assert_eq!(bound.unwrap().addresses(), (None, settings.metrics_listen));
     }
 }
