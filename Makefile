@@ -22,7 +22,7 @@ test: image
 # The same races and cycles as in the tests, many times over: hours on two cores, for before a release.
 soak: image
 	MVM_CYCLES=10000 MVM_SWAPPER_TRIES=100000 cargo nextest run --workspace --profile soak \
-	    -E 'binary(network) | binary(links_cycles) | (package(mvm-host) & binary(files))'
+	    -E '(package(mvm-agent) & test(/^network::/)) | (package(mvm-host) & (test(/^links::cycles::/) | test(/^files::/)))'
 
 # Figures as ratios against a peer in the same run; also written to target/bench/results.json.
 bench: image

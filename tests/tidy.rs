@@ -171,7 +171,7 @@ const UNSAFE_ALLOWED: [(&str, &str); 9] = [
     ),
     ("host/src/spawn.rs", "what a forked child may do is known to its caller only"),
     ("host/src/spawn/sys.rs", "mount attributes, Landlock, seccomp and execveat are bare calls"),
-    ("host/tests/sandbox/bare.rs", "what a VMM that was taken over would call has no safe wrapper"),
+    ("host/tests/it/sandbox/bare.rs", "what a VMM that was taken over would call has no safe wrapper"),
     ("host/src/links/tun.rs", "TAPs are made and opened by ioctls that no safe wrapper has"),
     ("agent/src/upkeep/give_back_task/pages.rs", "madvise and malloc_trim have no safe wrapper"),
     ("guest/src/reborn/entropy.rs", "two ioctls of the random device that no safe wrapper has"),

@@ -1,4 +1,4 @@
-//! That operations can be told to another process. What they do is in `tests/remote/suite.rs`.
+//! That operations can be told to another process. What they do is in `tests/it/remote/suite.rs`.
 
 use std::path::PathBuf;
 

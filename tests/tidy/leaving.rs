@@ -8,8 +8,8 @@ const DECIDES: &str = "tests/needs/src/lib.rs";
 /// Tests that look at their own user for another reason than to leave.
 const LOOKS_AT_ITS_USER: [(&str, &str); 3] = [
     ("tests/src/stand_in/jailer.rs", "plays the jailer, which does less for a user"),
-    ("tests/firecracker/jailed.rs", "gives a jail to a user of its own, or to itself"),
-    ("host/tests/sandbox/main.rs", "gives run directories away where it can"),
+    ("tests/it/firecracker/jailed.rs", "gives a jail to a user of its own, or to itself"),
+    ("host/tests/it/sandbox.rs", "gives run directories away where it can"),
 ];
 
 impl Source {

@@ -4,7 +4,7 @@ use crate::sources::Source;
 
 /// Files in which time must pass, each with its reason.
 const TIME_PASSES: [(&str, &str); 2] = [
-    ("tests/hostile_peers/site.rs", "what an attack costs the processor is measured over a span of time"),
+    ("tests/it/hostile_peers/site.rs", "what an attack costs the processor is measured over a span of time"),
     ("tests/src/stand_in/machine.rs", "plays a VMM that flushes its metrics every so often"),
 ];
 

@@ -6,7 +6,7 @@
 
 #![allow(clippy::unwrap_used)] // A test may end at the first surprise.
 
-#[path = "../support/ending.rs"]
+#[path = "../it/support/ending.rs"]
 mod ending;
 
 use std::io::{BufRead as _, BufReader, Write as _};

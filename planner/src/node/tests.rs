@@ -2,7 +2,7 @@
 
 // The worlds of the laws, by which the planner is known under its name from outside.
 #[allow(dead_code, reason = "the laws use the rest")]
-#[path = "../../tests/laws/fleet.rs"]
+#[path = "../../tests/it/world/fleet.rs"]
 mod fleet;
 
 use fleet::{Kinds, NOW_MS, cases, fleet};

@@ -1,0 +1,25 @@
+//! The node half of the agent from outside: what it accepts, what it makes true, and what survives its end.
+
+mod acceptance;
+mod at_rest;
+mod call_off;
+mod closing;
+mod cluster;
+mod crash;
+mod disk;
+mod disk_limits;
+mod documents;
+mod expiry;
+mod failures;
+mod full_disk;
+mod once;
+mod reclaim;
+mod revoked;
+mod secrets;
+mod subject;
+mod task;
+mod test_node;
+mod wake;
+mod wake_timing;
+mod warmup;
+mod workloads;

@@ -1,7 +1,0 @@
-//! Tenants' networks from outside: a node without real guests, with real links and real rules, in a network namespace
-//! of the test's own. Looked at with tools that are not ours.
-
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that can not go on fails there")]
-
-mod cycles;
-mod namespace;

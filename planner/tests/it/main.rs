@@ -1,0 +1,20 @@
+//! The planner from outside: its laws on random fleets, and what it does, one case each.
+
+#![allow(clippy::unwrap_used, reason = "a test that can not go on fails there")]
+
+mod contract;
+mod crowded;
+mod expired;
+mod faults;
+mod guards;
+mod laws;
+mod observations;
+mod on_the_way;
+mod pressure;
+mod pressure_laws;
+mod quotas;
+mod rollouts;
+mod sleep;
+mod steps;
+mod workloads;
+mod world;

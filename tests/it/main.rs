@@ -1,0 +1,26 @@
+//! Real processes together: coordinators, agents, microVMs, and peers that mean harm.
+
+#![allow(clippy::unwrap_used)] // A test may end at the first surprise.
+
+mod at_rest;
+mod bad_input;
+mod commands;
+mod connections;
+mod crash_matrix;
+mod day;
+mod firecracker;
+mod fleet;
+mod hostile_peers;
+mod interop;
+mod isolation;
+mod microvms;
+mod moves;
+mod privileges;
+mod rotation;
+mod sessions;
+mod sleep;
+mod standalone;
+mod terminal;
+mod trust;
+mod warm;
+mod workloads;
