@@ -166,8 +166,8 @@ const UNSAFE_ALLOWED: [(&str, &str); 9] = [
     ("vmm/src/qemu/tsc.rs", "reading the time stamp counter is an unsafe intrinsic"),
     ("host/src/firewall/sys.rs", "nftnl's traits for expressions and messages are made of raw pointers"),
     (
-        "host/src/born.rs",
-        "only a bare clone3 makes a process that is born inside its control group and namespaces",
+        "host/src/spawn_into.rs",
+        "only a bare clone3 makes a process that starts inside its control group and namespaces",
     ),
     ("host/src/spawn.rs", "what a forked child may do is known to its caller only"),
     ("host/src/spawn/sys.rs", "mount attributes, Landlock, seccomp and execveat are bare calls"),

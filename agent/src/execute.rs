@@ -32,7 +32,7 @@ use std::time::Duration;
 use mvm_host::HostError;
 use mvm_planner::{Action, Workload, WorkloadState};
 use mvm_proto::document::RuntimePolicy;
-use mvm_proto::instance::IllegalMove;
+use mvm_proto::instance::IllegalTransition;
 use mvm_proto::status::Event;
 use mvm_proto::text::one_line;
 use mvm_proto::{InstanceId, Phase};
@@ -101,7 +101,7 @@ pub enum StepError {
     #[error("the step was not begun, for its intent could not be recorded")]
     State(#[from] StateError),
     #[error(transparent)]
-    Illegal(#[from] IllegalMove),
+    Illegal(#[from] IllegalTransition),
     #[error("it did not end within {0:?}")]
     TimedOut(Duration),
     #[error("{0} does not exist")]

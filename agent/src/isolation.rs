@@ -1,12 +1,12 @@
 //! What keeps instances apart: each one's bounds are made before its VM starts and taken away after it ended.
 //!
 //! Nothing passes a port before its guest knows who it is: [`Isolation::prepare`] makes it shut, [`Isolation::open`]
-//! opens it once the guest has acknowledged its identity. [`keep`] looks at everything once per interval, repairs what
+//! opens it once the guest has acknowledged its identity. [`network_check`] looks at everything once per interval, repairs what
 //! was changed behind our back, and removes what nobody wants.
 
+mod cgroup_check;
 mod disk_limits;
-mod groups;
-mod keep;
+mod network_check;
 mod settings;
 mod verify;
 mod wanted;
@@ -24,9 +24,9 @@ use mvm_vmm::{Bounds, DriverKind, Nic, VmmJail};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::instance::record::{Net, Record};
-pub(crate) use groups::GroupKeeper;
-pub(crate) use keep::Keeper;
+pub(crate) use cgroup_check::CgroupCheck;
 pub use mvm_host::network::AddressRange;
+pub(crate) use network_check::NetworkCheck;
 pub use settings::{Effort, IsolationFlags, IsolationSettings, NetworkMode, UnknownMode};
 pub use verify::{NetworkReport, TenantNetworkReport};
 use wanted::{Wanted, wanted};

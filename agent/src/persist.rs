@@ -411,7 +411,7 @@ impl Sessions {
         };
         let files = LinkFiles { links: &self.links, instance: &record.id };
         let now = self.clock.now();
-        match session.keep(&files, &persist.path, persist.every_seconds, now).await {
+        match session.copy_folder(&files, &persist.path, persist.every_seconds, now).await {
             Ok(kept) => {
                 self.tell(instance_session, record, &kept);
                 self.succeeded(instance_session, &session, persist, last);

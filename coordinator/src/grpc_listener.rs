@@ -1,14 +1,14 @@
 //! TCP connections with mutual TLS for gRPC.
 //!
-//! One task accepts and never waits for a peer. Each handshake runs in its own task with a deadline and a place among
+//! One task accepts and never waits for a peer. Each handshake runs in its own task with a deadline and a slot among
 //! the handshakes; where there is none left, the newest takes that of the oldest, of its own site or of the one that has
 //! most, and of one that has said nothing before one that has. An honest handshake is over in milliseconds, so silent
 //! connections only ever push each other out.
 //!
-//! A place among the connections is taken by the certificate of an operator alone: the connection of a node or a
-//! coordinator is closed right after its handshake. One identity has few places, and its newest connection takes the place of its
-//! longest idle one (see [`mvm_transport::places`]); `calls` says which are idle. Certificates that are not good any more are
-//! counted apart: they take no place of who has the name now.
+//! A slot among the connections is taken by the certificate of an operator alone: the connection of a node or a
+//! coordinator is closed right after its handshake. One identity has few slots, and its newest connection takes the slot of its
+//! longest idle one (see [`mvm_transport::slots`]); `calls` says which are idle. Certificates that are not good any more are
+//! counted apart: they take no slot of who has the name now.
 
 pub(crate) mod calls;
 
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use mvm_pki::tls::PeerCertificate;
 use mvm_pki::{Identity, Role};
 use mvm_transport::RateLimit;
-use mvm_transport::places::{Activity, Displaced, Place, Places, Rules};
+use mvm_transport::slots::{Activity, Evict, Rules, Slot, Slots};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -37,9 +37,9 @@ use crate::stored::now;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Peers that have proven nothing yet, all together. Anyone may open these, so they are fewer than the connections.
 const MAX_HANDSHAKES: usize = 128;
-/// Of those, from one site: a whole office of operators behind one address, and far from all places.
+/// Of those, from one site: a whole office of operators behind one address, and far from all slots.
 const MAX_HANDSHAKES_PER_SITE: usize = 16;
-/// Connections of one identity: one operator's terminals and scripts, and far from all places.
+/// Connections of one identity: one operator's terminals and scripts, and far from all slots.
 const MAX_CONNECTIONS_PER_IDENTITY: usize = 32;
 /// After accept failed (no file descriptors left), wait for some to be freed.
 const ACCEPT_RETRY: Duration = Duration::from_millis(200);
@@ -63,7 +63,7 @@ pub(crate) struct GrpcStream {
     stream: TlsStream<TcpStream>,
     peer: GrpcPeer,
     /// Given back when the connection ends; the connection ends when a newer one has taken it.
-    place: Place<Holder>,
+    slot: Slot<Holder>,
 }
 
 impl Connected for GrpcStream {
@@ -81,13 +81,13 @@ pub(crate) fn accept(
 ) -> mpsc::Receiver<std::io::Result<GrpcStream>> {
     let (ready, connections) = mpsc::channel(1);
     let acceptor = TlsAcceptor::from(Arc::new(tls));
-    let places = Places::new(Rules {
+    let slots = Slots::new(Rules {
         most: state.settings.max_grpc_connections,
         most_per_key: MAX_CONNECTIONS_PER_IDENTITY,
-        displaced: Displaced::Idle,
+        evict: Evict::Idle,
     });
     let told = RateLimit::new(TOLD_PER_SECOND, TOLD_BURST);
-    let shared = Arc::new(Shared { acceptor, places, told, state });
+    let shared = Arc::new(Shared { acceptor, slots, told, state });
     tokio::spawn(async move {
         let shutdown = shared.state.shutdown.clone();
         tokio::select! {
@@ -101,7 +101,7 @@ pub(crate) fn accept(
 /// What all connections share.
 struct Shared {
     acceptor: TlsAcceptor,
-    places: Places<Holder>,
+    slots: Slots<Holder>,
     told: RateLimit<()>,
     state: Arc<State>,
 }
@@ -111,11 +111,8 @@ async fn accept_task(
     shared: Arc<Shared>,
     ready: mpsc::Sender<std::io::Result<GrpcStream>>,
 ) {
-    let under_way = Places::new(Rules {
-        most: MAX_HANDSHAKES,
-        most_per_key: MAX_HANDSHAKES_PER_SITE,
-        displaced: Displaced::Busy,
-    });
+    let under_way =
+        Slots::new(Rules { most: MAX_HANDSHAKES, most_per_key: MAX_HANDSHAKES_PER_SITE, evict: Evict::Busy });
     // Ends them when this task ends.
     let mut handshakes = JoinSet::new();
     loop {
@@ -129,7 +126,7 @@ async fn accept_task(
         };
         while handshakes.try_join_next().is_some() {}
         let mut under_way = match under_way.take(site_of(address.ip())) {
-            Ok(place) => place,
+            Ok(slot) => slot,
             Err(full) => {
                 shared.refused(address, &full.to_string());
                 continue;
@@ -145,10 +142,10 @@ async fn accept_task(
             };
             let shaken = tokio::select! {
                 shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, shaken) => shaken,
-                () = under_way.displaced() => Ok(Err("newer handshakes needed its place".to_owned())),
+                () = under_way.evicted() => Ok(Err("newer handshakes needed its slot".to_owned())),
             };
             match shaken {
-                // Handed over elsewhere: a verified connection no longer has a place among the handshakes.
+                // Handed over elsewhere: a verified connection no longer has a slot among the handshakes.
                 Ok(Ok(stream)) => drop(tokio::spawn(async move { ready.send(Ok(stream)).await })),
                 Ok(Err(reason)) => shared.refused(address, &reason),
                 Err(_) => shared.refused(address, "the handshake took too long"),
@@ -177,10 +174,10 @@ impl Shared {
         }
         // What it calls is judged again, and refused with the reason.
         let is_good = self.state.operators.check(&identity, Some(&certificate.fingerprint), now()).is_ok();
-        let place = self.places.take((identity.clone(), is_good));
-        let place = place.map_err(|full| format!("{identity}: {full}"))?;
-        let peer = GrpcPeer { identity, certificate, activity: place.activity() };
-        Ok(GrpcStream { stream, peer, place })
+        let slot = self.slots.take((identity.clone(), is_good));
+        let slot = slot.map_err(|full| format!("{identity}: {full}"))?;
+        let peer = GrpcPeer { identity, certificate, activity: slot.activity() };
+        Ok(GrpcStream { stream, peer, slot })
     }
 }
 
@@ -198,8 +195,8 @@ impl AsyncRead for GrpcStream {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
-        let Self { stream, place, .. } = self.get_mut();
-        if place.poll_displaced(cx).is_ready() {
+        let Self { stream, slot, .. } = self.get_mut();
+        if slot.poll_evicted(cx).is_ready() {
             // The end of what the peer says ends an idle connection.
             return Poll::Ready(Ok(()));
         }

@@ -23,7 +23,7 @@ use mvm_pki::TrustBundle;
 use mvm_proto::problem::PROBLEM_MEDIA_TYPE;
 use mvm_proto::{NodeId, Problem};
 use mvm_transport::Peer;
-use mvm_transport::places::network_of;
+use mvm_transport::slots::network_of;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;

@@ -9,6 +9,7 @@
 //! The store is the truth; sessions and progress live in memory and are rebuilt from the agents' hellos.
 
 mod api;
+mod cleanup_task;
 pub mod client;
 mod documents;
 mod enrolment;
@@ -34,7 +35,6 @@ mod session;
 mod settings;
 mod state;
 mod stored;
-mod tidy_task;
 mod tokens;
 mod trust;
 

@@ -20,6 +20,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use self::tasks::Tasks;
+use crate::cleanup_task::{cleanup_task, write_statuses};
 use crate::documents::{Carried, Documents};
 use crate::enrolment::Members;
 use crate::error::{BoxError, CoordinatorError};
@@ -33,7 +34,6 @@ use crate::session::Sessions;
 use crate::settings::{Addresses, CoordinatorSettings};
 use crate::state::State;
 use crate::stored::{Backend, StateError, now, take_epoch};
-use crate::tidy_task::{tidy_task, write_statuses};
 use crate::trust::Trust;
 use crate::{api, enrolment, grpc_listener, http, own_leaf, reset_key, session};
 
@@ -270,7 +270,7 @@ fn start_tasks(
 ) -> Tasks {
     let mut tasks = Tasks::default();
     tasks.spawn("reissue task", reissue_task(Arc::clone(state)).map(Ok));
-    tasks.spawn("tidy task", tidy_task(Arc::clone(state)).map(Ok));
+    tasks.spawn("cleanup task", cleanup_task(Arc::clone(state)).map(Ok));
     let own_leaf = own_leaf::own_leaf_task(
         data.clone(),
         live.clone(),

@@ -179,7 +179,7 @@ pub(crate) fn used(node_id: &NodeId) -> Problem {
 }
 
 /// Deletes tokens that ended a while ago; returns how many.
-pub(crate) async fn tidy(store: &Backend, now: Timestamp) -> Result<usize, StateError> {
+pub(crate) async fn remove_old(store: &Backend, now: Timestamp) -> Result<usize, StateError> {
     let mut gone = 0;
     for (id, found) in load_all::<TokenRecord>(store, TOKENS).await? {
         let over = found.value.ended_at(now).is_some_and(|ended| now.since(ended) > KEPT_AFTER_END);

@@ -13,14 +13,14 @@ mod disk;
 mod ensure;
 mod error;
 mod events;
+#[doc(hidden)]
+pub mod fake;
 mod file;
 mod group;
 mod hierarchy;
 mod io_max;
 mod limits;
 mod pressure;
-#[doc(hidden)]
-pub mod pretended;
 mod remove;
 mod usage;
 
@@ -125,14 +125,14 @@ pub struct Observed {
     #[serde(with = "usage::as_pairs")]
     pub groups: Usages,
     /// Groups among ours that no id of ours names.
-    pub strangers: Vec<PathBuf>,
+    pub orphans: Vec<PathBuf>,
 }
 
 /// What is right below a group.
 #[derive(Debug, Default)]
 struct Below {
     groups: Vec<Group>,
-    strangers: Vec<PathBuf>,
+    orphans: Vec<PathBuf>,
 }
 
 impl Cgroups {
@@ -284,11 +284,11 @@ impl Cgroups {
             if !matches!(group, Group::Instance(_)) {
                 let below = self.below(Some(&group))?;
                 found.groups.extend(below.groups);
-                found.strangers.extend(below.strangers);
+                found.orphans.extend(below.orphans);
             }
         }
-        found.strangers.sort();
-        observed.strangers = found.strangers;
+        found.orphans.sort();
+        observed.orphans = found.orphans;
         Ok(observed)
     }
 
@@ -301,7 +301,7 @@ impl Cgroups {
         for path in remove::groups_in(&directory).map_err(attempt())? {
             match path.file_name().and_then(|name| Group::child(group, name.to_str()?)) {
                 Some(child) => found.groups.push(child),
-                None => found.strangers.push(path),
+                None => found.orphans.push(path),
             }
         }
         Ok(found)

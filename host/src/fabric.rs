@@ -25,8 +25,8 @@ use tokio::task::AbortHandle;
 use super::firewall::{self, Firewall, FirewallError, Reason, Tally, Watch};
 use super::links::{LinkError, Links, Stray, enable_forwarding};
 use super::network::{
-    AddressRange, Dropped, NetworkFound, NetworkWanted, Port, StrangerLink, TenantNet, Traffic,
-    net_of_bridge, owner_of, place_of_tap,
+    AddressRange, Dropped, NetworkFound, NetworkWanted, OrphanLink, Port, TenantNet, Traffic, net_of_bridge,
+    owner_of, place_of_tap,
 };
 use super::{HostError, Operation, Outcome};
 
@@ -224,17 +224,17 @@ impl Open {
         }
         let owned: BTreeSet<String> =
             wanted.ports.iter().map(Port::tap).chain(wanted.hands_off.iter().cloned()).collect();
-        let stranger = |name: &str, alias: Option<&String>| StrangerLink {
+        let orphan = |name: &str, alias: Option<&String>| OrphanLink {
             name: name.to_owned(),
             owner: alias.map_or("nobody", |alias| owner_of(alias)).to_owned(),
         };
         let taps = seen.taps.iter().filter(|tap| !owned.contains(&tap.name));
-        let taps = taps.map(|tap| stranger(&tap.name, tap.alias.as_ref()));
+        let taps = taps.map(|tap| orphan(&tap.name, tap.alias.as_ref()));
         let bridges = seen.bridges.iter().filter(|bridge| !nets.contains_key(&bridge.net_id));
-        let bridges = bridges.map(|bridge| stranger(&bridge.name, bridge.alias.as_ref()));
-        let strays = seen.strays.iter().map(|stray| stranger(&stray.name, Some(&stray.alias)));
+        let bridges = bridges.map(|bridge| orphan(&bridge.name, bridge.alias.as_ref()));
+        let strays = seen.strays.iter().map(|stray| orphan(&stray.name, Some(&stray.alias)));
         // Ports first: a bridge goes last.
-        found.strangers = taps.chain(strays).chain(bridges).collect();
+        found.orphans = taps.chain(strays).chain(bridges).collect();
         self.strays = seen.strays;
         found.foreign = seen.foreign;
         Ok(found)

@@ -6,7 +6,6 @@
 
 mod access;
 mod any;
-mod born;
 pub mod cgroup;
 pub mod crash;
 mod data_dir;
@@ -29,6 +28,7 @@ mod process;
 mod remote;
 pub mod sandbox;
 mod spawn;
+mod spawn_into;
 #[cfg(test)]
 mod tests;
 
@@ -45,7 +45,6 @@ use serde::{Deserialize, Serialize};
 
 pub use access::{Access, JAIL};
 pub use any::AnyHost;
-pub use born::{Born, spawn_into};
 use cgroup::{InstanceGroup, InstanceLimits, TenantLimits};
 pub use files::{CloneKind, Dir, OpenHow, Owner, QuotaExceeded};
 pub use files::{clone_file, fits, free_space};
@@ -59,6 +58,7 @@ pub use remote::{
     HELPER_THREADS, HelperError, Policy, RemoteHost, VmmProgram, run_helper, serve_helper, start_helper,
 };
 pub use sandbox::Confinement;
+pub use spawn_into::{Child, spawn_into};
 
 /// Which process, beyond doubt: a pid is used again, a start time under one boot is not.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,7 +15,6 @@ use rustix::process::{WaitOptions, waitpid};
 use tokio::sync::watch;
 
 use super::access::{self, Access};
-use super::born::Born;
 use super::cgroup::CgroupSettings;
 use super::data_dir::DataDir;
 use super::files::{self, Dir, FILE_MODE, failed};
@@ -23,6 +22,7 @@ use super::groups::Groups;
 use super::images::Images;
 use super::remote::Policy;
 use super::spawn::{self, Launch};
+use super::spawn_into::Child;
 use super::{Host, HostError, Operation, Outcome, ProcessEnd, ProcessIdentity, SpawnVmm, TAP_FD, VmmProcess};
 use super::{jail, memory, process};
 
@@ -260,10 +260,10 @@ impl Inner {
 }
 
 /// Waits for a child in the background, so that none stays behind as a zombie.
-fn reap(child: Born) -> watch::Receiver<Option<ExitStatus>> {
+fn reap(child: Child) -> watch::Receiver<Option<ExitStatus>> {
     let (tell, ended) = watch::channel(None);
     tokio::spawn(async move {
-        let Born { pid, pidfd } = child;
+        let Child { pid, pidfd } = child;
         if let Err(cause) = process::ended(pidfd).await {
             tracing::warn!(error = %cause, "could not wait for a VMM's end by its handle");
         }

@@ -86,7 +86,7 @@ pub struct NetworkFound {
     /// Ports whose TAP was gone: it was made anew, but the VMM still holds the one that is no more.
     pub cut_off: Vec<InstanceId>,
     /// Links that are ours by name and tag, and that nobody wants.
-    pub strangers: Vec<StrangerLink>,
+    pub orphans: Vec<OrphanLink>,
     /// Links that have a name of ours and not our tag: they are not touched.
     pub foreign: Vec<String>,
     pub dropped: Vec<Dropped>,
@@ -95,7 +95,7 @@ pub struct NetworkFound {
 
 /// A link that nobody wants.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StrangerLink {
+pub struct OrphanLink {
     pub name: String,
     /// Whose it was: a tenant, or a tenant and an instance.
     pub owner: String,

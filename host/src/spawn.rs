@@ -29,10 +29,10 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{WaitOptions, waitpid};
 
 use super::HostError;
-use super::born::{Born, Forked, fork_into};
 use super::files::failed;
 use super::images::Image;
 use super::sandbox::{self, Capabilities, Confinement, Holes, Prepared, Seen, Weaker};
+use super::spawn_into::{Child, Forked, fork_into};
 use failure::{Failure, Step};
 use sys::Strings;
 
@@ -57,7 +57,7 @@ pub(crate) struct Launch<'a> {
 /// What was started.
 #[derive(Debug)]
 pub(crate) struct Launched {
-    pub(crate) child: Born,
+    pub(crate) child: Child,
     /// What it was started without.
     pub(crate) weaker: Vec<Weaker>,
 }
@@ -81,7 +81,7 @@ fn machine() -> &'static Capabilities {
     MACHINE.get_or_init(sandbox::probe)
 }
 
-/// Holes are pretended beside a balloon only: there the disks offer none (the agent's `driver/qemu/args.rs`). Others are
+/// Holes are fake beside a balloon only: there the disks offer none (the agent's `driver/qemu/args.rs`). Others are
 /// told the truth, for a block that is believed to be empty and is not would be somebody's data.
 fn holes(args: &[String]) -> Holes {
     let balloon = args.iter().any(|arg| arg.starts_with("virtio-balloon-device"));

@@ -26,7 +26,7 @@ fn script(text: &str) -> Vec<String> {
     vec!["-c".to_owned(), text.to_owned()]
 }
 
-fn ended(child: &Born) -> ExitStatus {
+fn ended(child: &Child) -> ExitStatus {
     let (_, status) = waitpid(Some(child.pid), WaitOptions::empty()).unwrap().unwrap();
     ExitStatus::from_raw(status.as_raw())
 }

@@ -1,29 +1,35 @@
-//! What one node does next.
+//! Plans the next steps of one node.
 //!
-//! [`plan_node`] sorts the observed instances into the document's pools and leaves those alone that are as they should
-//! be (see [`members`]). Over a [`view`] of each other pool it makes its passes: [`raise`] fills the running counts,
-//! pools in the order of their roles; [`sleep`] puts back what a request woke and [`settle`] what is spare, in the
-//! reverse order, after [`mend`] brought back programs that do not work; [`pressure`] puts to sleep what is idle when the node is short of memory; [`stage`], [`replace`] and
-//! [`retain`] make what the other counts lack, renew what is outdated and clear away what was kept long enough;
-//! [`prune`] deals with what the document does not name. All passes spend from one [`budget`], so that running counts
-//! come first everywhere, and all respect the same [`hold`]s. Past a document's expiry [`plan_expired`] does less: see [`keep`].
+//! [`plan_node`] sorts the observed instances into the document's pools and skips every pool that has converged (see
+//! [`members`]). For each other pool it builds a [`view`] and runs its stages, which all spend from one [`budget`] and all
+//! respect the same [`hold`]s:
+//!
+//! 1. [`scale_up`] fills the running counts, pools in the order of their roles.
+//! 2. In the reverse order: [`sleep`] puts back instances that a request woke, [`restart`] starts failed programs again,
+//!    [`surplus`] uses surplus instances for the warm and sleeping counts or stops them.
+//! 3. [`prune`] handles instances that the document does not name.
+//! 4. [`pressure`] puts idle instances to sleep while the node is short of memory.
+//! 5. [`stage`] boots what the warm and sleeping counts still lack, [`replace`] rolls out a new revision, [`retention`]
+//!    destroys instances that were stopped long enough ago.
+//!
+//! After the document has expired, [`plan_expired`] runs the smaller set of stages in [`expired`].
 
 mod budget;
 mod clock;
 mod draft;
+mod expired;
 mod hold;
 mod index;
-mod keep;
 mod members;
-mod mend;
 mod pressure;
 mod prune;
-mod raise;
 mod replace;
-mod retain;
-mod settle;
+mod restart;
+mod retention;
+mod scale_up;
 mod sleep;
 mod stage;
+mod surplus;
 mod view;
 
 #[cfg(test)]
@@ -37,14 +43,14 @@ use crate::observation::{Blocked, Observation, ObservedInstance};
 use crate::plan::{NodePlan, OverLimit};
 use budget::{Budget, Usage};
 use clock::Clock;
-use draft::{Draft, Freshness, Place};
+use draft::{Draft, Freshness, PoolRef};
 use members::{Members, pools, sort_in};
 use view::PoolView;
 
 /// The steps that bring `observed` closer to `desired`; empty when they already agree.
 #[must_use]
 pub fn plan_node(desired: &DesiredState, observed: &Observation, now: Timestamp) -> NodePlan {
-    plan_pools(desired, observed, now, Freshness::Current, skip_at_rest(observed))
+    plan_pools(desired, observed, now, Freshness::Current, skip_converged(observed))
 }
 
 /// The steps that a document past its expiry still asks for: the instances that there are go on. What failed is started
@@ -52,12 +58,12 @@ pub fn plan_node(desired: &DesiredState, observed: &Observation, now: Timestamp)
 /// destroyed, whatever the document says.
 #[must_use]
 pub fn plan_expired(desired: &DesiredState, observed: &Observation, now: Timestamp) -> NodePlan {
-    plan_pools(desired, observed, now, Freshness::Expired, skip_at_rest(observed))
+    plan_pools(desired, observed, now, Freshness::Expired, skip_converged(observed))
 }
 
 /// Under pressure even a pool at rest may have to give something.
-fn skip_at_rest(observed: &Observation) -> fn(&Members<'_>) -> bool {
-    if observed.memory_pressure { |_| false } else { |members| members.are_at_rest() }
+fn skip_converged(observed: &Observation) -> fn(&Members<'_>) -> bool {
+    if observed.memory_pressure { |_| false } else { |members| members.is_converged() }
 }
 
 /// The same without a look at the pools of which `skip` is true.
@@ -79,23 +85,23 @@ fn plan_pools(
 
     let busy = pools.iter().filter(|members| !skip(members));
     let mut views: Vec<_> = busy
-        .map(|members| PoolView::new(members, no_start(members.place, &observed.blocked), &draft.clock))
+        .map(|members| PoolView::new(members, no_start(members.pool_ref, &observed.blocked), &draft.clock))
         .collect();
     for view in &mut views {
         match freshness {
-            Freshness::Current => raise::raise(&mut draft, view),
-            Freshness::Expired => keep::restart(&mut draft, view),
+            Freshness::Current => scale_up::fill_running(&mut draft, view),
+            Freshness::Expired => expired::restart(&mut draft, view),
         }
     }
     for view in views.iter_mut().rev() {
         sleep::put_back_idle(&mut draft, view);
-        mend::mend(&mut draft, view);
+        restart::restart_failed(&mut draft, view);
         match freshness {
             Freshness::Current => {
-                settle::settle(&mut draft, view);
-                replace::dismiss_stand_ins(&mut draft, view);
+                surplus::use_or_stop(&mut draft, view);
+                replace::dismiss_surge(&mut draft, view);
             }
-            Freshness::Expired => keep::settle(&mut draft, view),
+            Freshness::Expired => expired::settle(&mut draft, view),
         }
     }
     // Told last, and decided before memory is looked for: what is pruned gives some back.
@@ -113,9 +119,9 @@ fn plan_pools(
             Freshness::Current => {
                 stage::stage(&mut draft, view);
                 replace::replace(&mut draft, view);
-                retain::retain(&mut draft, view);
+                retention::destroy_old(&mut draft, view);
             }
-            Freshness::Expired => keep::stage(&mut draft, view),
+            Freshness::Expired => expired::stage(&mut draft, view),
         }
     }
     draft.plan.steps[begun.0..].rotate_left(pruned.0);
@@ -152,23 +158,23 @@ pub fn check_move(
     for others in [&observed.instances[..at], &observed.instances[at + 1..]] {
         sort_in(&mut budget, desired, &mut pools, others);
     }
-    let place = pools
+    let pool_ref = pools
         .iter()
-        .map(|members| members.place)
-        .find(|place| place.tenant.tenant_id == found.tenant && place.pool.pool_id == found.pool);
-    if let Some(reason) = place.and_then(|place| no_start(place, &observed.blocked))
+        .map(|members| members.pool_ref)
+        .find(|pool_ref| pool_ref.tenant.tenant_id == found.tenant && pool_ref.pool.pool_id == found.pool);
+    if let Some(reason) = pool_ref.and_then(|pool_ref| no_start(pool_ref, &observed.blocked))
         && to == Phase::Running
     {
         return Err(reason);
     }
     // Starting boots the pool's current size; everything else leaves an instance as large as it is.
-    let size = match place {
-        Some(place) if to == Phase::Running && found.is_startable() => &place.pool.instance_resources,
+    let size = match pool_ref {
+        Some(pool_ref) if to == Phase::Running && found.is_startable() => &pool_ref.pool.instance_resources,
         _ => &found.resources,
     };
     let tenant = desired.tenants.iter().position(|tenant| tenant.tenant_id == found.tenant);
     let used = Usage::now(&found);
-    budget.count(tenant, place.map(|place| place.pool_index), used);
+    budget.count(tenant, pool_ref.map(|pool_ref| pool_ref.pool_index), used);
     let more = Usage::of(to, size, None).beyond(used);
     let of_tenant = tenant.map_or(Ok(()), |tenant| budget.fits_tenant(tenant, more));
     of_tenant.and_then(|()| budget.fits_node(more)).map_err(|shortage| shortage.to_string())
@@ -186,27 +192,26 @@ pub fn check_arrival(
     let mut pools = pools(desired);
     let mut budget = Budget::new(observed.capacity, &desired.tenants, pools.len());
     sort_in(&mut budget, desired, &mut pools, &others);
-    let place = pools
-        .iter()
-        .map(|members| members.place)
-        .find(|place| place.tenant.tenant_id == newcomer.tenant && place.pool.pool_id == newcomer.pool);
-    let Some(place) = place else {
+    let pool_ref = pools.iter().map(|members| members.pool_ref).find(|pool_ref| {
+        pool_ref.tenant.tenant_id == newcomer.tenant && pool_ref.pool.pool_id == newcomer.pool
+    });
+    let Some(pool_ref) = pool_ref else {
         return Err(format!("the document does not name {}/{}", newcomer.tenant, newcomer.pool));
     };
     let asked = Usage::of(to, &newcomer.resources, None);
-    budget.spend(place.tenant_index, place.pool_index, asked).map_err(|shortage| shortage.to_string())
+    budget.spend(pool_ref.tenant_index, pool_ref.pool_index, asked).map_err(|shortage| shortage.to_string())
 }
 
 /// Quotas hold before every start: what already runs beyond one that was lowered is told of, not stopped.
 fn report_passed_limits(draft: &mut Draft, desired: &DesiredState, pools: &[Members<'_>]) {
     let by_pool = |members: &Members<'_>| {
-        draft.budget.passed_by_pool(members.place.tenant_index, members.place.pool_index)
+        draft.budget.passed_by_pool(members.pool_ref.tenant_index, members.pool_ref.pool_index)
     };
     let passed: Vec<_> = draft.budget.passed().chain(pools.iter().filter_map(by_pool)).collect();
     for passed in passed {
         draft.plan.over_limit.push(OverLimit {
             tenant: passed.tenant.map(|tenant| desired.tenants[tenant].tenant_id.clone()),
-            pool: passed.pool.map(|pool| pools[pool].place.pool.pool_id.clone()),
+            pool: passed.pool.map(|pool| pools[pool].pool_ref.pool.pool_id.clone()),
             limit: passed.limit.to_owned(),
             allowed: passed.allowed,
             used: passed.used,
@@ -215,8 +220,8 @@ fn report_passed_limits(draft: &mut Draft, desired: &DesiredState, pools: &[Memb
 }
 
 /// Why nothing of this pool may be started now.
-fn no_start(place: Place<'_>, blocked: &[Blocked]) -> Option<String> {
-    let Place { tenant, pool, position, .. } = place;
+fn no_start(pool_ref: PoolRef<'_>, blocked: &[Blocked]) -> Option<String> {
+    let PoolRef { tenant, pool, position, .. } = pool_ref;
     let limit = tenant.quotas.max_pools;
     let is_beyond = position >= usize::try_from(limit).unwrap_or(usize::MAX);
     let beyond = || format!("max_pools is {limit}, this is the tenant's pool number {}", position + 1);

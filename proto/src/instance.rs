@@ -35,7 +35,7 @@ pub enum Phase {
 /// A move that the life of an instance does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an instance can't go from {from} to {to}")]
-pub struct IllegalMove {
+pub struct IllegalTransition {
     pub from: Phase,
     pub to: Phase,
 }
@@ -53,7 +53,7 @@ impl Phase {
     ];
 
     /// `to`, if an instance in this phase may go there. Staying is not a move.
-    pub fn advance(self, to: Phase) -> Result<Phase, IllegalMove> {
+    pub fn advance(self, to: Phase) -> Result<Phase, IllegalTransition> {
         use Phase::{Created, Destroyed, Failed, Ready, Running, Sleeping, Stopped, Warm};
         let legal = match self {
             Created => matches!(to, Ready | Failed | Destroyed),
@@ -65,7 +65,7 @@ impl Phase {
             Failed => matches!(to, Stopped | Destroyed),
             Destroyed => false,
         };
-        if legal { Ok(to) } else { Err(IllegalMove { from: self, to }) }
+        if legal { Ok(to) } else { Err(IllegalTransition { from: self, to }) }
     }
 
     #[must_use]

@@ -14,20 +14,19 @@ pub mod frame;
 mod h3_streams;
 pub mod limits;
 pub mod peer;
-pub mod places;
 mod quic;
 pub mod rate_limit;
 pub mod reset;
 pub mod resolve;
 pub mod server;
 pub mod session;
+pub mod slots;
 
 pub use backoff::Backoff;
 pub use client::{Client, RequestError, ResponseBody};
 pub use connect::ConnectError;
 pub use limits::Limits;
 pub use peer::Peer;
-pub use places::{Place, Places};
 pub use rate_limit::RateLimit;
 pub use reset::ResetKey;
 pub use resolve::{ResolveError, Target, TargetError};
@@ -36,6 +35,7 @@ pub use session::{
     AckBatcher, ClientSession, FrameReceiver, FrameSender, Pace, ServerSession, SessionControl,
     SessionDialer, SessionError, close_code, dial_session,
 };
+pub use slots::{Slot, Slots};
 
 /// HTTP/3.
 pub const ALPN_H3: &[u8] = b"h3";

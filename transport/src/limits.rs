@@ -43,21 +43,21 @@ pub struct Limits {
     /// Requests a peer may have open at once on one connection.
     pub max_streams: u32,
     /// Connections with a verified certificate. Neither handshakes nor connections without a certificate count here, so
-    /// they can't take these places. Above: refused.
+    /// they can't take these slots. Above: refused.
     pub max_connections: usize,
     /// Connections and handshakes from one address (IPv6: one /64): no address may take the whole table. Above: refused.
     pub max_connections_per_ip: usize,
-    /// Connections that showed no certificate, in all. Above: the newest takes the place of one from the address that
+    /// Connections that showed no certificate, in all. Above: the newest takes the slot of one from the address that
     /// has most.
     pub max_anonymous: usize,
-    /// Of those, from one address. Above: the newest takes the place of one without an open request, or is closed.
+    /// Of those, from one address. Above: the newest takes the slot of one without an open request, or is closed.
     pub max_anonymous_per_ip: usize,
     /// How long a connection without a certificate may last. Enrolment needs one for a second or two.
     pub anonymous_life: Duration,
     /// Connections with one identity, so that a stolen certificate can't crowd out the fleet. Above: the newest takes
-    /// the place of the longest idle, or is closed when all have open requests.
+    /// the slot of the longest idle, or is closed when all have open requests.
     pub max_connections_per_identity: usize,
-    /// Handshakes in flight in all. Above: the newest takes the place of the oldest of the address that has most, or is
+    /// Handshakes in flight in all. Above: the newest takes the slot of the oldest of the address that has most, or is
     /// ignored when that is its own, so an honest client's retransmission finds room later.
     pub max_handshakes: usize,
     /// Handshakes in flight from one address (IPv6: one /64). Above: ignored.

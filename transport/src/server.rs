@@ -69,7 +69,7 @@ where
 }
 
 /// Says whether a certificate that the handshake verified still counts. One that does not is heard, so that it learns
-/// why it is refused, but takes no place of those of its identity that do.
+/// why it is refused, but takes no slot of those of its identity that do.
 pub trait Registry: Send + Sync + 'static {
     fn counts<'a>(&'a self, peer: &'a Identity, certificate: &'a Digest) -> BoxFuture<'a, bool>;
 }

@@ -8,7 +8,7 @@ use mvm_image::BootImage;
 use mvm_planner::MAX_OVERRIDE;
 use mvm_planner::{Action, ObservedInstance, Workload, WorkloadState};
 use mvm_proto::document::{Health, IoLimits, Persist, Resources, Restart, SeccompPolicy, Subnet, Warmup};
-use mvm_proto::instance::IllegalMove;
+use mvm_proto::instance::IllegalTransition;
 use mvm_proto::status::InstanceStatus;
 use mvm_proto::{Digest, InstanceId, NodeId, Phase, PoolId, TenantId, Timestamp};
 use mvm_vmm::{AtRest, Bounds, Purpose, SnapshotRef, VmSpec};
@@ -142,7 +142,7 @@ impl Record {
     }
 
     /// Moves to another phase, if the life of an instance has that move.
-    pub fn advance(&mut self, to: Phase, now: Timestamp, reason: &str) -> Result<(), IllegalMove> {
+    pub fn advance(&mut self, to: Phase, now: Timestamp, reason: &str) -> Result<(), IllegalTransition> {
         self.phase.advance(to)?;
         self.enter(to, now, reason);
         Ok(())

@@ -66,7 +66,7 @@ struct Inner {
     /// Whose instances these are. An instance never changes its pool.
     by_pool: BTreeMap<(TenantId, PoolId), BTreeSet<InstanceId>>,
     /// What is being worked on.
-    moving: BTreeMap<InstanceId, Moving>,
+    leased: BTreeMap<InstanceId, LeaseState>,
     /// How often somebody was done with an instance, and which time of them was the last for each.
     releases: u64,
     last_release: BTreeMap<InstanceId, u64>,
@@ -80,7 +80,7 @@ struct Inner {
 
 /// What becomes of an instance that is being worked on.
 #[derive(Debug, Clone)]
-struct Moving {
+struct LeaseState {
     to: Phase,
     /// A request wants it: from here on it is no count's, also before its record says so.
     on_demand: bool,
@@ -90,7 +90,7 @@ struct Moving {
     call_off: Option<CallOff>,
 }
 
-impl Moving {
+impl LeaseState {
     fn to(to: Phase) -> Self {
         Self { to, on_demand: false, home: None, call_off: None }
     }
@@ -131,7 +131,7 @@ impl Inner {
     }
 
     fn release(&mut self, id: &InstanceId) {
-        self.moving.remove(id);
+        self.leased.remove(id);
         self.releases += 1;
         if self.records.contains_key(id) {
             self.last_release.insert(id.clone(), self.releases);
@@ -195,11 +195,11 @@ impl Records {
         self.lock().records.get(id).cloned()
     }
 
-    /// Calls `each` for every record and what it is moving to, in the order of ids.
+    /// Calls `each` for every record and the phase that its lease brings it to, in the order of ids.
     pub fn for_each(&self, mut each: impl FnMut(&Record, Option<Phase>)) {
         let inner = self.lock();
         for (id, record) in &inner.records {
-            each(record, inner.moving.get(id).map(|moving| moving.to));
+            each(record, inner.leased.get(id).map(|state| state.to));
         }
     }
 
@@ -214,7 +214,7 @@ impl Records {
         let inner = self.lock();
         for (id, record) in &inner.records {
             let acted = inner.last_release.get(id).is_some_and(|release| *release > moment);
-            each(record, acted || inner.moving.contains_key(id));
+            each(record, acted || inner.leased.contains_key(id));
         }
     }
 
@@ -230,11 +230,11 @@ impl Records {
         let inner = self.lock();
         let records = inner.by_pool.values().flatten().filter_map(|id| inner.records.get(id));
         let observed = records.map(|record| {
-            let moving = inner.moving.get(&record.id);
-            let mut observed = record.observed(moving.map(|moving| moving.to));
-            if let Some(moving) = moving.filter(|moving| moving.on_demand) {
+            let leased = inner.leased.get(&record.id);
+            let mut observed = record.observed(leased.map(|state| state.to));
+            if let Some(state) = leased.filter(|state| state.on_demand) {
                 observed.on_demand = true;
-                observed.home.get_or_insert(moving.home.unwrap_or(record.phase));
+                observed.home.get_or_insert(state.home.unwrap_or(record.phase));
             }
             observed
         });
@@ -254,16 +254,16 @@ impl Records {
     /// The right to act on `id`, unless someone else has it.
     #[must_use]
     pub fn lease(self: &Arc<Self>, id: &InstanceId, moving_to: Phase) -> Option<Lease> {
-        self.lease_as(id, Moving::to(moving_to))
+        self.lease_as(id, LeaseState::to(moving_to))
     }
 
-    fn lease_as(self: &Arc<Self>, id: &InstanceId, moving: Moving) -> Option<Lease> {
+    fn lease_as(self: &Arc<Self>, id: &InstanceId, state: LeaseState) -> Option<Lease> {
         let mut inner = self.lock();
-        if inner.closing || inner.moving.contains_key(id) {
+        if inner.closing || inner.leased.contains_key(id) {
             return None;
         }
-        let call_off = moving.call_off.clone().unwrap_or_default();
-        inner.moving.insert(id.clone(), moving);
+        let call_off = state.call_off.clone().unwrap_or_default();
+        inner.leased.insert(id.clone(), state);
         Some(Lease { records: Arc::clone(self), id: id.clone(), call_off })
     }
 
@@ -288,7 +288,7 @@ impl Records {
             tokio::pin!(released);
             // Registered before looking, so that a release in between is not missed.
             released.as_mut().enable();
-            if !self.is_moving(id) {
+            if !self.is_leased(id) {
                 return;
             }
             released.await;
@@ -297,7 +297,7 @@ impl Records {
 
     /// The right to bring `id` up for a request, unless someone else acts on it.
     pub(crate) fn lease_on_demand(self: &Arc<Self>, id: &InstanceId) -> Option<Lease> {
-        self.lease_as(id, Moving { on_demand: true, ..Moving::to(Phase::Running) })
+        self.lease_as(id, LeaseState { on_demand: true, ..LeaseState::to(Phase::Running) })
     }
 
     /// Waits until someone gives a lease back.
@@ -369,7 +369,7 @@ impl Records {
             intent: None,
         };
         inner.insert(record.clone());
-        inner.moving.insert(id.clone(), Moving::to(Phase::Running));
+        inner.leased.insert(id.clone(), LeaseState::to(Phase::Running));
         drop(inner);
         Ok((record, Lease { records: Arc::clone(self), id, call_off: CallOff::default() }))
     }
@@ -382,7 +382,7 @@ impl Records {
             return Err(StateError::Closing);
         }
         let template = inner.templates.values().any(|template| template.id == id);
-        if template || inner.records.contains_key(&id) || inner.moving.contains_key(&id) {
+        if template || inner.records.contains_key(&id) || inner.leased.contains_key(&id) {
             return Err(StateError::Exists(id));
         }
         let near = |other: &Record| other.tenant == record.tenant || other.net_id == record.net_id;
@@ -392,7 +392,7 @@ impl Records {
             return Err(StateError::AddressTaken { tenant, address: record.address, holder });
         }
         inner.insert(record);
-        inner.moving.insert(id.clone(), Moving::to(Phase::Sleeping));
+        inner.leased.insert(id.clone(), LeaseState::to(Phase::Sleeping));
         drop(inner);
         Ok(Lease { records: Arc::clone(self), id, call_off: CallOff::default() })
     }
@@ -474,8 +474,8 @@ impl Records {
 
     /// Whether someone acts on it now.
     #[must_use]
-    pub fn is_moving(&self, id: &InstanceId) -> bool {
-        self.lock().moving.contains_key(id)
+    pub fn is_leased(&self, id: &InstanceId) -> bool {
+        self.lock().leased.contains_key(id)
     }
 
     /// Every image that an instance or a template here was booted from.
@@ -534,7 +534,7 @@ impl Records {
             {
                 let mut inner = self.lock();
                 inner.closing = true;
-                if inner.moving.is_empty() {
+                if inner.leased.is_empty() {
                     return;
                 }
             }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_host::cgroup::{CgroupSettings, Mode, pretended};
+use mvm_host::cgroup::{CgroupSettings, Mode, fake};
 use mvm_proto::{DesiredState, Digest, Timestamp};
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
@@ -25,9 +25,9 @@ fn site(kind: &str, mode: Mode) -> Site {
     let dir = tempfile::tempdir().unwrap();
     let groups = dir.path().join("groups");
     for below in ["", "mvm", "mvm/acme", "mvm/acme/web", "mvm/acme/web/i-00000007"] {
-        pretended::group(&groups.join(below), "cpu memory pids io").unwrap();
+        fake::group(&groups.join(below), "cpu memory pids io").unwrap();
     }
-    let machine = pretended::machine(dir.path(), kind).unwrap();
+    let machine = fake::machine(dir.path(), kind).unwrap();
     let file = groups.join("mvm/acme/web/i-00000007/io.max");
     let settings = CgroupSettings { mode, mount: Some(groups), machine, ..CgroupSettings::default() };
     let host = AnyHost::local_with_groups(dir.path(), settings);
@@ -41,9 +41,9 @@ impl Site {
         fs::read_to_string(&self.file).unwrap()
     }
 
-    fn keeper(&self) -> GroupKeeper {
+    fn check(&self) -> CgroupCheck {
         let (time, events) = (Duration::from_secs(30), broadcast::Sender::new(16));
-        GroupKeeper::new(Arc::clone(&self.isolation), time, time, events, Clock::system())
+        CgroupCheck::new(Arc::clone(&self.isolation), time, time, events, Clock::system())
     }
 }
 
@@ -125,27 +125,27 @@ async fn with_best_effort_a_disk_that_is_not_limited_is_used_as_any_other() {
 async fn a_limit_that_can_not_be_held_any_more_is_a_condition_until_it_is_not_asked_for() {
     for (mode, reason) in [(Mode::Required, "Failed"), (Mode::BestEffort, "BestEffort")] {
         let site = site("tmpfs", mode);
-        let (mut keeper, records, now) = (site.keeper(), Records::empty(), Timestamp::from_unix_ms(0));
-        keeper.keep(Some(&document("web", Value::Null)), &records).await;
-        assert_eq!(keeper.condition(now).reason, "Held");
-        keeper.keep(Some(&document("web", writes(1 << 20))), &records).await;
-        let condition = keeper.condition(now);
+        let (mut check, records, now) = (site.check(), Records::empty(), Timestamp::from_unix_ms(0));
+        check.reconcile(Some(&document("web", Value::Null)), &records).await;
+        assert_eq!(check.condition(now).reason, "Held");
+        check.reconcile(Some(&document("web", writes(1 << 20))), &records).await;
+        let condition = check.condition(now);
         assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("False", reason));
         assert!(condition.message.contains("its file system is tmpfs"), "{condition:?}");
-        keeper.keep(Some(&document("web", Value::Null)), &records).await;
-        assert_eq!(keeper.condition(now).reason, "Held");
+        check.reconcile(Some(&document("web", Value::Null)), &records).await;
+        assert_eq!(check.condition(now).reason, "Held");
     }
 }
 
 #[tokio::test]
 async fn what_runs_is_limited_as_the_document_says_and_left_alone_where_it_says_nothing() {
     let site = site("ext4", Mode::Required);
-    let (mut keeper, records) = (site.keeper(), Records::empty());
-    keeper.keep(Some(&document("web", writes(1 << 20))), &records).await;
+    let (mut check, records) = (site.check(), Records::empty());
+    check.reconcile(Some(&document("web", writes(1 << 20))), &records).await;
     assert_eq!(site.now(), limited(1 << 20));
-    keeper.keep(Some(&document("web", writes(2 << 20))), &records).await;
+    check.reconcile(Some(&document("web", writes(2 << 20))), &records).await;
     assert_eq!(site.now(), limited(2 << 20));
-    keeper.keep(Some(&document("other", Value::Null)), &records).await;
+    check.reconcile(Some(&document("other", Value::Null)), &records).await;
     assert_eq!(site.now(), limited(2 << 20));
 }
 
@@ -158,10 +158,10 @@ async fn a_tenant_whose_group_can_not_be_had_keeps_nobody_else_from_their_limits
     let mut other = desired.tenants[0].clone();
     (other.tenant_id, other.network.tenant_net_id) = ("aaa".parse().unwrap(), 2);
     desired.tenants.push(other);
-    let mut keeper = site.keeper();
-    keeper.keep(Some(&desired), &Records::empty()).await;
+    let mut check = site.check();
+    check.reconcile(Some(&desired), &Records::empty()).await;
     assert_eq!(site.now(), limited(1 << 20));
-    assert_eq!(keeper.condition(Timestamp::from_unix_ms(0)).reason, "Failed", "and it is told");
+    assert_eq!(check.condition(Timestamp::from_unix_ms(0)).reason, "Failed", "and it is told");
 }
 
 #[tokio::test]

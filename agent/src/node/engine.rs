@@ -24,7 +24,7 @@ use crate::execute::{Executor, was_called_off};
 use crate::instance::record::Record;
 use crate::instance::records::{Lease, Records};
 use crate::instance::template::Template;
-use crate::isolation::{GroupKeeper, Keeper};
+use crate::isolation::{CgroupCheck, NetworkCheck};
 use crate::node::InForce;
 use crate::node::observe::{Ends, observe};
 use crate::node::sweep::Sweeper;
@@ -58,8 +58,8 @@ pub(crate) struct Engine<D> {
     ends: Ends,
     pub(crate) needs: Needs,
     pub(crate) revoked: Revoked,
-    pub(crate) keeper: Keeper,
-    pub(crate) groups: GroupKeeper,
+    pub(crate) network_check: NetworkCheck,
+    pub(crate) groups: CgroupCheck,
     work: WorkWatch,
     /// Whether memory is short on this machine.
     pub(crate) pressed: watch::Receiver<bool>,
@@ -125,7 +125,7 @@ impl<D: Driver> Engine<D> {
                 executor.seal_later(record);
             }
         });
-        let keeper = Keeper::new(
+        let network_check = NetworkCheck::new(
             Arc::clone(&executor.isolation),
             settings.interval,
             settings.sweep_after,
@@ -141,9 +141,9 @@ impl<D: Driver> Engine<D> {
             ends: Ends::of(&*executor.driver),
             needs: Needs::new(executor.images.clone(), Arc::clone(&executor.secrets)),
             revoked: Revoked::default(),
-            work: WorkWatch::new(keeper.found.subscribe()),
-            keeper,
-            groups: GroupKeeper::new(
+            work: WorkWatch::new(network_check.found.subscribe()),
+            network_check,
+            groups: CgroupCheck::new(
                 Arc::clone(&executor.isolation),
                 settings.interval,
                 settings.sweep_after,
@@ -194,9 +194,9 @@ impl<D: Driver> Engine<D> {
         });
         observation.blocked = waiting.collect();
         let desired = in_force.map(|in_force| &in_force.desired);
-        observation.blocked.extend(self.keeper.keep(desired, &self.records).await);
+        observation.blocked.extend(self.network_check.reconcile(desired, &self.records).await);
         self.work.look_at_ports(&self.executor.links);
-        self.groups.keep(desired, &self.records).await;
+        self.groups.reconcile(desired, &self.records).await;
         self.measure_disks(now);
         self.measure_memory(now);
         if let Some(in_force) = in_force {

@@ -202,7 +202,7 @@ impl<D: Driver> Node<D> {
             mover: Box::new(actor.clone()),
             actor: Box::new(actor),
             guests: links,
-            network: engine.keeper.found.subscribe(),
+            network: engine.network_check.found.subscribe(),
             pressed,
             isolation,
             sessions,
@@ -397,7 +397,7 @@ pub async fn reconcile_task<D: Driver>(
                     }
                     exit = exits.recv() => match exit {
                         // Whoever acts on it ended it, or sees that it ended.
-                        Ok(exit) if shared.records.is_moving(&exit.instance) => {}
+                        Ok(exit) if shared.records.is_leased(&exit.instance) => {}
                         // How it ended the pass hears itself, whatever it was woken by.
                         Ok(_) => return true,
                         Err(broadcast::error::RecvError::Lagged(_)) => return true,
@@ -503,7 +503,10 @@ fn tell<D: Driver>(
         needs: engine.needs.conditions(engine.clock.now()),
         images: engine.revoked.condition(engine.clock.now()),
         sessions: engine.executor.sessions.condition(),
-        bounds: [engine.keeper.condition(engine.clock.now()), engine.groups.condition(engine.clock.now())],
+        bounds: [
+            engine.network_check.condition(engine.clock.now()),
+            engine.groups.condition(engine.clock.now()),
+        ],
         next_reconcile_at,
     };
     node.handle.shared.status.send_modify(|status| status::update(status, &facts));

@@ -66,7 +66,7 @@ impl Sessions {
                 self.unbind(record, records).await;
             }
             // A step began with it meanwhile, and sees to its session itself.
-            Err(_) if records.is_moving(&record.id) => {}
+            Err(_) if records.is_leased(&record.id) => {}
             Err(error) => {
                 let first = locked(&instance_session.status).failures == 0;
                 let error = self.failed(&instance_session, record, &persist, error);

@@ -133,7 +133,7 @@ impl<S: BlobStore> Session<S> {
     }
 
     /// Copies the guest's folder out. Until the last write the store has the session as it was.
-    pub(crate) async fn keep<F: GuestFiles>(
+    pub(crate) async fn copy_folder<F: GuestFiles>(
         &mut self,
         files: &F,
         root: &str,

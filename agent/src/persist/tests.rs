@@ -146,7 +146,7 @@ async fn a_session_comes_back_elsewhere_as_it_was() {
     fill(&folder);
     let blobs = Breaking::at(store.path());
     let mut session = take(&blobs, 1).await;
-    session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
+    session.copy_folder(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     assert_eq!(session.taken_at(), Some(at(1)));
     session.release().await.unwrap();
     assert_eq!(brought_back(&blobs).await, looks(&folder));
@@ -157,7 +157,7 @@ async fn a_folder_that_nobody_made_is_an_empty_session() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
     let blobs = Breaking::at(store.path());
     let mut session = take(&blobs, 1).await;
-    session.keep(&folder, &folder.text("never/made"), EVERY, at(1)).await.unwrap();
+    session.copy_folder(&folder, &folder.text("never/made"), EVERY, at(1)).await.unwrap();
     assert!(brought_back(&blobs).await.is_empty());
 }
 
@@ -167,22 +167,22 @@ async fn only_what_changed_is_sent_and_what_nobody_names_is_removed() {
     fill(&folder);
     let blobs = Breaking::at(store.path());
     let mut session = take(&blobs, 1).await;
-    let first = session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
+    let first = session.copy_folder(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     // Two chunks of the big file are the same.
     assert_eq!(first.sent_bytes, CHUNK_BYTES + 5 + 13);
     for now in [at(2), settled()] {
         let sent = blobs.sent_bytes.load(Ordering::SeqCst);
-        let again = session.keep(&folder, folder.root(), EVERY, now).await.unwrap();
+        let again = session.copy_folder(&folder, folder.root(), EVERY, now).await.unwrap();
         assert_eq!((again.sent_bytes, blobs.sent_bytes.load(Ordering::SeqCst)), (0, sent));
     }
     // Its length and all other chunks stay.
     let mut big = std::fs::read(folder.path("big")).unwrap();
     big[0] = 8;
     write(&folder.path("big"), &big);
-    let changed = session.keep(&folder, folder.root(), EVERY, settled()).await.unwrap();
+    let changed = session.copy_folder(&folder, folder.root(), EVERY, settled()).await.unwrap();
     assert_eq!(changed.sent_bytes, CHUNK_BYTES);
     std::fs::remove_file(folder.path("big")).unwrap();
-    session.keep(&folder, folder.root(), EVERY, settled()).await.unwrap();
+    session.copy_folder(&folder, folder.root(), EVERY, settled()).await.unwrap();
     let left = blobs.list("acme").await.unwrap();
     let kinds = |kind: &str| left.iter().filter(|listed| listed.key.contains(kind)).count();
     // One head; an index and the notes.
@@ -198,7 +198,7 @@ async fn whatever_write_is_the_last_the_session_is_the_old_or_the_new_one() {
         fill(&folder);
         let blobs = Breaking::at(store.path());
         let mut session = take(&blobs, 1).await;
-        session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
+        session.copy_folder(&folder, folder.root(), EVERY, at(1)).await.unwrap();
         let old = looks(&folder);
         write(&folder.path("deep/down/notes.md"), b"forget that");
         write(&folder.path("deep/new"), b"new");
@@ -206,7 +206,7 @@ async fn whatever_write_is_the_last_the_session_is_the_old_or_the_new_one() {
         let new = looks(&folder);
 
         blobs.writes_left.store(writes, Ordering::SeqCst);
-        let kept = session.keep(&folder, folder.root(), EVERY, at(2)).await;
+        let kept = session.copy_folder(&folder, folder.root(), EVERY, at(2)).await;
         let unbroken = blobs.writes_left.load(Ordering::SeqCst) >= 0;
         blobs.writes_left.store(i64::MAX, Ordering::SeqCst);
         drop(session);
@@ -230,11 +230,11 @@ async fn a_file_that_is_written_all_the_time_is_never_kept_half() {
     write(&folder.path("calm"), b"calm");
     let blobs = Breaking::at(store.path());
     let mut session = take(&blobs, 1).await;
-    session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
+    session.copy_folder(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     let old = looks(&folder);
     // From now on it is another one after each piece that is read of it.
     folder.change_while_read("log");
-    let kept = session.keep(&folder, folder.root(), EVERY, at(2)).await.unwrap();
+    let kept = session.copy_folder(&folder, folder.root(), EVERY, at(2)).await.unwrap();
     assert_eq!(kept.unsettled, ["log"]);
     assert_eq!(brought_back(&blobs).await, old);
 }
@@ -254,7 +254,7 @@ async fn who_was_away_finds_its_session_taken_and_touches_nothing() {
     write(&folder.path("mine"), b"one");
     let blobs = Breaking::at(store.path());
     let mut away = take(&blobs, 1).await;
-    away.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
+    away.copy_folder(&folder, folder.root(), EVERY, at(1)).await.unwrap();
 
     blobs.make_older(Duration::from_secs(120));
     let mut other = take(&blobs, 2).await;
@@ -263,11 +263,11 @@ async fn who_was_away_finds_its_session_taken_and_touches_nothing() {
     other.bring_back(&theirs, theirs.root()).await.unwrap();
     write(&theirs.path("theirs"), b"two");
     // Twice, so that the number that the first would write next is free again.
-    other.keep(&theirs, theirs.root(), EVERY, at(2)).await.unwrap();
-    other.keep(&theirs, theirs.root(), EVERY, at(2)).await.unwrap();
+    other.copy_folder(&theirs, theirs.root(), EVERY, at(2)).await.unwrap();
+    other.copy_folder(&theirs, theirs.root(), EVERY, at(2)).await.unwrap();
 
     write(&folder.path("mine"), b"three");
-    let kept = away.keep(&folder, folder.root(), EVERY, at(3)).await;
+    let kept = away.copy_folder(&folder, folder.root(), EVERY, at(3)).await;
     assert!(matches!(kept, Err(PersistError::Taken(_))), "{kept:?}");
     let resumed = Session::resume(session_store(&blobs), 0, &holder(1), &[], EVERY).await.unwrap();
     assert!(resumed.is_none());
@@ -299,7 +299,7 @@ async fn a_session_goes_on_where_its_instance_was_moved_to_and_only_there() {
     let blobs = Breaking::at(store.path());
     write(&folder.path("mine"), b"one");
     let mut there = take(&blobs, 1).await;
-    there.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
+    there.copy_folder(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     let before = holder(1);
     let here = Holder { node: "node-b".parse().unwrap(), ..holder(1) };
     let stranger = Holder { node: "node-c".parse().unwrap(), ..holder(2) };
@@ -312,7 +312,7 @@ async fn a_session_goes_on_where_its_instance_was_moved_to_and_only_there() {
         .unwrap();
     assert_eq!((moved.slot, moved.taken_at()), (0, Some(at(1))));
     // From here on it is held in its new name, and the node that it left has lost it.
-    let kept = there.keep(&folder, folder.root(), EVERY, at(2)).await;
+    let kept = there.copy_folder(&folder, folder.root(), EVERY, at(2)).await;
     assert!(matches!(kept, Err(PersistError::Taken(_))), "{kept:?}");
     let back = Session::resume(session_store(&blobs), 0, &before, &[], EVERY).await.unwrap();
     assert!(back.is_none());
@@ -325,7 +325,7 @@ async fn another_tenants_pool_is_another_place() {
     write(&folder.path("secret"), b"one");
     let blobs = Breaking::at(store.path());
     let mut session = take(&blobs, 1).await;
-    session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
+    session.copy_folder(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     session.release().await.unwrap();
     for (tenant, pool) in [("acme2", "workers"), ("acme", "workers2"), ("acm", "workers"), ("acme", "worker")]
     {

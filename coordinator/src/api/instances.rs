@@ -24,36 +24,38 @@ pub(super) async fn act(
     asked: &ActOnInstanceRequest,
     by: &Identity,
 ) -> Result<ActOnInstanceResponse, Problem> {
-    let place =
-        Place::read(state, &asked.node_id, &asked.tenant_id, &asked.pool_id, &asked.instance_id).await?;
+    let instance =
+        InstanceRef::read(state, &asked.node_id, &asked.tenant_id, &asked.pool_id, &asked.instance_id)
+            .await?;
     let act = ActOnInstance {
-        tenant_id: place.tenant.to_string(),
-        pool_id: place.pool.to_string(),
-        instance_id: place.instance.to_string(),
+        tenant_id: instance.tenant.to_string(),
+        pool_id: instance.pool.to_string(),
+        instance_id: instance.instance.to_string(),
         action: asked.action.clone(),
         override_seconds: asked.override_seconds,
         by: by.to_string(),
     };
-    match state.fleet.ask(&place.node, request::Ask::Act(act), ACT_WAIT).await? {
+    match state.fleet.ask(&instance.node, request::Ask::Act(act), ACT_WAIT).await? {
         Some(reply::Answer::Instances(listed)) => {
             Ok(ActOnInstanceResponse { instance: listed.instances.into_iter().next(), wake: listed.wake })
         }
-        _ => Err(other_answer(&place.node)),
+        _ => Err(other_answer(&instance.node)),
     }
 }
 
 pub(super) async fn logs(state: &State, asked: &GetLogsRequest) -> Result<GetLogsResponse, Problem> {
-    let place =
-        Place::read(state, &asked.node_id, &asked.tenant_id, &asked.pool_id, &asked.instance_id).await?;
+    let instance =
+        InstanceRef::read(state, &asked.node_id, &asked.tenant_id, &asked.pool_id, &asked.instance_id)
+            .await?;
     let logs = GetLogs {
-        tenant_id: place.tenant.to_string(),
-        pool_id: place.pool.to_string(),
-        instance_id: place.instance.to_string(),
+        tenant_id: instance.tenant.to_string(),
+        pool_id: instance.pool.to_string(),
+        instance_id: instance.instance.to_string(),
         bytes: asked.bytes,
     };
-    match state.fleet.ask(&place.node, request::Ask::GetLogs(logs), TELL_WAIT).await? {
+    match state.fleet.ask(&instance.node, request::Ask::GetLogs(logs), TELL_WAIT).await? {
         Some(reply::Answer::Logs(data)) => Ok(GetLogsResponse { data }),
-        _ => Err(other_answer(&place.node)),
+        _ => Err(other_answer(&instance.node)),
     }
 }
 
@@ -61,14 +63,15 @@ pub(super) async fn wake(
     state: &State,
     asked: &WakeInstanceRequest,
 ) -> Result<WakeInstanceResponse, Problem> {
-    let place =
-        Place::read(state, &asked.node_id, &asked.tenant_id, &asked.pool_id, &asked.instance_id).await?;
+    let instance =
+        InstanceRef::read(state, &asked.node_id, &asked.tenant_id, &asked.pool_id, &asked.instance_id)
+            .await?;
     let wake = Wake {
-        tenant_id: place.tenant.to_string(),
-        pool_id: place.pool.to_string(),
-        instance_id: place.instance.to_string(),
+        tenant_id: instance.tenant.to_string(),
+        pool_id: instance.pool.to_string(),
+        instance_id: instance.instance.to_string(),
     };
-    match state.fleet.ask(&place.node, request::Ask::Wake(wake), ACT_WAIT).await? {
+    match state.fleet.ask(&instance.node, request::Ask::Wake(wake), ACT_WAIT).await? {
         Some(reply::Answer::Wake(timing)) => Ok(WakeInstanceResponse { wake: Some(timing) }),
         // Older agents say only that it is done.
         _ => Ok(WakeInstanceResponse { wake: None }),
@@ -76,14 +79,14 @@ pub(super) async fn wake(
 }
 
 /// Which instance, on which node of this cluster.
-struct Place {
+struct InstanceRef {
     node: NodeId,
     tenant: TenantId,
     pool: PoolId,
     instance: InstanceId,
 }
 
-impl Place {
+impl InstanceRef {
     async fn read(
         state: &State,
         node: &str,
@@ -91,14 +94,14 @@ impl Place {
         pool: &str,
         instance: &str,
     ) -> Result<Self, Problem> {
-        let place = Self {
+        let instance = Self {
             node: parse("node_id", node)?,
             tenant: parse("tenant_id", tenant)?,
             pool: parse("pool_id", pool)?,
             instance: parse("instance_id", instance)?,
         };
-        enrolment::registered(state, &place.node).await?;
-        Ok(place)
+        enrolment::registered(state, &instance.node).await?;
+        Ok(instance)
     }
 }
 

@@ -43,41 +43,46 @@ pub(super) async fn push(
     }
 
     let (progress, stages) = mpsc::channel(STAGES);
-    let teller = Teller { node: desired.node_id.clone(), progress };
-    teller.tell("validated", None, "the document is valid").await;
+    let progress_sender = ProgressSender { node: desired.node_id.clone(), progress };
+    progress_sender.tell("validated", None, "the document is valid").await;
     if !request.dry_run {
         let wait = Duration::from_secs(request.wait_seconds.into()).min(MAX_WAIT);
-        tokio::spawn(store_and_follow(Arc::clone(state), desired, wait, teller));
+        tokio::spawn(store_and_follow(Arc::clone(state), desired, wait, progress_sender));
     }
     Ok(stages)
 }
 
-async fn store_and_follow(state: Arc<State>, desired: DesiredState, wait: Duration, teller: Teller) {
+async fn store_and_follow(
+    state: Arc<State>,
+    desired: DesiredState,
+    wait: Duration,
+    progress_sender: ProgressSender,
+) {
     let begun = Instant::now();
     let stored = match state.documents.push(&desired, now()).await {
         Ok(stored) => stored,
-        Err(problem) => return teller.fail(&problem).await,
+        Err(problem) => return progress_sender.fail(&problem).await,
     };
     state.metrics.documents_pushed.inc();
     let mark = stored.assigned.mark();
-    tracing::info!(node = %teller.node, generation = mark.generation, "stored a document");
-    let offered = state.fleet.offer(&teller.node, &stored, Some(begun));
-    teller.tell("stored", Some(&mark), "the document is stored and will be delivered").await;
+    tracing::info!(node = %progress_sender.node, generation = mark.generation, "stored a document");
+    let offered = state.fleet.offer(&progress_sender.node, &stored, Some(begun));
+    progress_sender.tell("stored", Some(&mark), "the document is stored and will be delivered").await;
     if wait.is_zero() {
         return;
     }
     if offered == Offered::NotConnected {
-        teller.tell("waiting", Some(&mark), "the node is not connected").await;
+        progress_sender.tell("waiting", Some(&mark), "the node is not connected").await;
     }
-    let Teller { progress, .. } = &teller;
+    let ProgressSender { progress, .. } = &progress_sender;
     tokio::select! {
-        () = follow(&state, &stored, &teller) => {}
+        () = follow(&state, &stored, &progress_sender) => {}
         // The caller went away; nobody listens any more.
         () = progress.closed() => {}
-        () = state.shutdown.cancelled() => teller.fail(&refuse::stopping()).await,
+        () = state.shutdown.cancelled() => progress_sender.fail(&refuse::stopping()).await,
         () = tokio::time::sleep(wait) => {
             let message = format!("not converged within {} s; the document stays in force", wait.as_secs());
-            teller.tell("waiting", Some(&mark), &message).await;
+            progress_sender.tell("waiting", Some(&mark), &message).await;
         }
     }
 }
@@ -92,15 +97,15 @@ enum Reached {
 }
 
 /// Tells every stage once, until the node converged on this document or refused it.
-async fn follow(state: &State, stored: &Stored, teller: &Teller) {
+async fn follow(state: &State, stored: &Stored, progress_sender: &ProgressSender) {
     let (numbers, mark) = (stored.assigned.numbers, stored.assigned.mark());
-    let live = state.fleet.get_or_insert(&teller.node);
+    let live = state.fleet.get_or_insert(&progress_sender.node);
     let mut changes = live.watch();
     let mut told = Reached::Stored;
     loop {
         changes.mark_unchanged();
         // A mark above everything that was issued is no answer to this push: it is from before a reset, or made up.
-        let issued = state.documents.assigned(&teller.node).await.ok().flatten();
+        let issued = state.documents.assigned(&progress_sender.node).await.ok().flatten();
         let issued = issued.map_or(numbers, |newest| newest.numbers.max(numbers));
         let (reached, newest, refused) = {
             let live = live.lock();
@@ -117,20 +122,20 @@ async fn follow(state: &State, stored: &Stored, teller: &Teller) {
             if stage <= told || reached < stage {
                 continue;
             }
-            teller.tell(name, Some(&mark), &message(stage, numbers, newest.as_ref())).await;
+            progress_sender.tell(name, Some(&mark), &message(stage, numbers, newest.as_ref())).await;
             told = stage;
         }
         if reached == Reached::Converged {
             return;
         }
         if let Some(problem) = refused.filter(|_| reached < Reached::Accepted) {
-            return teller.refused(&mark, problem).await;
+            return progress_sender.refused(&mark, problem).await;
         }
         if changes.changed().await.is_err() {
             break;
         }
     }
-    teller.fail(&refuse::removed_node(&teller.node)).await;
+    progress_sender.fail(&refuse::removed_node(&progress_sender.node)).await;
 }
 
 /// How far the node is with one of these documents: the one pushed, or those issued since.
@@ -170,12 +175,12 @@ impl MaxByNumbers for Option<Mark> {
 }
 
 /// Writes the stream. A reader that went away is no reason to stop.
-struct Teller {
+struct ProgressSender {
     node: NodeId,
     progress: Progress,
 }
 
-impl Teller {
+impl ProgressSender {
     async fn tell(&self, stage: &str, mark: Option<&Mark>, message: &str) {
         self.send(Ok(self.stage(stage, mark, message.to_owned(), Vec::new()))).await;
     }

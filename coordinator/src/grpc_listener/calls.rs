@@ -1,4 +1,4 @@
-//! Counts the calls under way on each gRPC connection, so that only an idle one is displaced.
+//! Counts the calls under way on each gRPC connection, so that only an idle one is evicted.
 //!
 //! A layer around all services. A call begins with its head and ends when its answer, which may be a long stream, has
 //! been sent or given up.
@@ -40,7 +40,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // A connection that was displaced is about to end, and its calls with it.
+        // A connection that was evicted is about to end, and its calls with it.
         let busy = request.extensions().get::<GrpcPeer>().and_then(|peer| peer.activity.begin());
         let answering = self.inner.call(request);
         Box::pin(async move {

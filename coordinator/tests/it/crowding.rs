@@ -20,7 +20,7 @@ use crate::support::{
     soon,
 };
 
-/// More connections than one identity has places, and more than `max_grpc_connections` where a test lowers that.
+/// More connections than one identity has slots, and more than `max_grpc_connections` where a test lowers that.
 const CROWD: usize = 40;
 
 fn operator(running: &Running) -> LiveCredential {

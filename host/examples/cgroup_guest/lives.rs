@@ -80,8 +80,8 @@ pub(crate) fn cycles(bench: &Bench) -> Checked {
     bench.clear(&[crate::group("cycle", 0)]);
     let observed = bench.cgroups.observe().unwrap();
     let stat = fs::read_to_string(bench.cgroups.root().unwrap().join("cgroup.stat")).unwrap();
-    let none = observed.groups.is_empty() && observed.strangers.is_empty();
+    let none = observed.groups.is_empty() && observed.orphans.is_empty();
     let none = none && stat.lines().any(|line| line == "nr_descendants 0");
-    let left = observed.groups.len() + observed.strangers.len();
+    let left = observed.groups.len() + observed.orphans.len();
     expect(none, format!("{CYCLES}, every fourth with a process, {} us each, {left} left", each.as_micros()))
 }

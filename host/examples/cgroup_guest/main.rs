@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use mvm_host::cgroup::{
     CgroupSettings, Cgroups, Group, InstanceGroup, InstanceLimits, TenantLimits, VmmCost,
 };
-use mvm_host::{Born, spawn_into};
+use mvm_host::{Child, spawn_into};
 use mvm_proto::InstanceId;
 use rustix::mount::{MountFlags, mount};
 use rustix::process::{WaitId, WaitIdOptions, WaitOptions, wait, waitid};
@@ -168,7 +168,7 @@ impl Bench {
     }
 
     /// Starts this program inside a group.
-    pub(crate) fn start(&self, group: &InstanceGroup, what: &[&str]) -> Born {
+    pub(crate) fn start(&self, group: &InstanceGroup, what: &[&str]) -> Child {
         let args: Vec<&str> = std::iter::once(SELF).chain(what.iter().copied()).collect();
         spawn_into(Some(self.descriptor(group).as_fd()), Path::new(SELF), &args).unwrap()
     }
@@ -196,14 +196,14 @@ impl Bench {
 }
 
 /// Waits for a child: its exit code, or the signal that ended it as a negative number.
-pub(crate) fn ending(born: &Born) -> i32 {
+pub(crate) fn ending(born: &Child) -> i32 {
     wait_until("a child to end", || !lives(born)).unwrap();
     let status = waitid(WaitId::PidFd(born.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap().unwrap();
     status.exit_status().unwrap_or_else(|| -status.terminating_signal().unwrap())
 }
 
 /// Whether a child has not ended.
-pub(crate) fn lives(born: &Born) -> bool {
+pub(crate) fn lives(born: &Child) -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     waitid(WaitId::PidFd(born.pidfd.as_fd()), options).unwrap().is_none()
 }

@@ -29,16 +29,16 @@ mod tests {
     use mvm_proto::InstanceId;
 
     use super::*;
-    use crate::cgroup::{CgroupSettings, pretended};
+    use crate::cgroup::{CgroupSettings, fake};
 
     #[test]
     fn a_process_that_left_its_group_is_told_with_where_it_is() {
         let dir = tempfile::tempdir().unwrap();
         let (mount, pid) = (dir.path().join("cgroup"), 4711);
         for below in ["", "machine.slice", "machine.slice/mvm"] {
-            pretended::group(&mount.join(below), "cpu memory pids").unwrap();
+            fake::group(&mount.join(below), "cpu memory pids").unwrap();
         }
-        let machine = pretended::machine(dir.path(), "ext4").unwrap();
+        let machine = fake::machine(dir.path(), "ext4").unwrap();
         let own = machine.proc.join(pid.to_string());
         fs::create_dir_all(&own).unwrap();
         let settings = CgroupSettings {

@@ -11,7 +11,7 @@ use super::*;
 const COST: VmmCost = VmmCost { mem_mib: 50, pids: 20 };
 
 fn like_a_group(directory: &Path, controllers: &str) {
-    pretended::group(directory, controllers).unwrap();
+    fake::group(directory, controllers).unwrap();
 }
 
 fn settings(mount: &Path, mode: Mode) -> CgroupSettings {
@@ -214,5 +214,5 @@ fn what_is_there_is_found_by_its_ids_and_the_rest_is_told() {
     let names: Vec<String> = observed.groups.keys().map(ToString::to_string).collect();
     assert_eq!(names, ["acme", "acme/web", "acme/web/i-00000007"]);
     let root = mount.path().join("mvm");
-    assert_eq!(observed.strangers, [root.join("No"), root.join("acme/web/odd")]);
+    assert_eq!(observed.orphans, [root.join("No"), root.join("acme/web/odd")]);
 }

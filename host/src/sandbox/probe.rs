@@ -7,8 +7,8 @@ use nix::libc;
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
-use crate::born;
 use crate::spawn::sys;
+use crate::spawn_into;
 
 /// What a process can have of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -80,10 +80,10 @@ pub fn probe() -> Capabilities {
     let all = Namespace::ALL.iter().fold(0, |flags, namespace| flags | namespace.flag());
     let namespaces = if !missing.is_empty() {
         Vec::new()
-    } else if born::is_possible(all) {
+    } else if spawn_into::is_possible(all) {
         Namespace::ALL.to_vec()
     } else {
-        Namespace::ALL.into_iter().filter(|namespace| born::is_possible(namespace.flag())).collect()
+        Namespace::ALL.into_iter().filter(|namespace| spawn_into::is_possible(namespace.flag())).collect()
     };
     Capabilities { missing, namespaces, landlock: sys::landlock_abi(), seccomp: sys::can_filter() }
 }

@@ -142,11 +142,11 @@ async fn what_the_policy_does_not_allow_is_refused_over_the_wire_and_nothing_is_
 
 #[tokio::test]
 async fn groups_that_are_there_are_told_over_the_wire() {
-    use mvm_host::cgroup::{CgroupSettings, pretended};
+    use mvm_host::cgroup::{CgroupSettings, fake};
     let site = Site::new();
     let mount = site.data_dir().join("groups");
     for below in ["", "mvm", "mvm/acme", "mvm/acme/web", "mvm/acme/web/i-00000007"] {
-        pretended::group(&mount.join(below), "cpu memory pids").unwrap();
+        fake::group(&mount.join(below), "cpu memory pids").unwrap();
     }
     let settings = CgroupSettings { mount: Some(mount), ..CgroupSettings::default() };
     let (ours, theirs) = UnixStream::pair().unwrap();

@@ -33,7 +33,7 @@ pub(crate) enum Freshness {
 
 /// The pool that a pass works on, and its places in the budget.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct PoolRef<'a> {
     pub(crate) tenant: &'a Tenant,
     pub(crate) pool: &'a Pool,
     pub(crate) tenant_index: usize,
@@ -48,21 +48,21 @@ impl Draft {
         self.under_pressure.then(|| MEMORY_PRESSURE.to_owned())
     }
 
-    pub(crate) fn spend(&mut self, place: Place<'_>, more: Usage) -> Result<(), Shortage> {
-        self.budget.spend(place.tenant_index, place.pool_index, more)
+    pub(crate) fn spend(&mut self, pool_ref: PoolRef<'_>, more: Usage) -> Result<(), Shortage> {
+        self.budget.spend(pool_ref.tenant_index, pool_ref.pool_index, more)
     }
 
     pub(crate) fn step(
         &mut self,
-        place: Place<'_>,
+        pool_ref: PoolRef<'_>,
         instance: Option<&ObservedInstance>,
         action: Action,
         staging: Option<Phase>,
         reason: String,
     ) {
         self.plan.steps.push(Step {
-            tenant: place.tenant.tenant_id.clone(),
-            pool: place.pool.pool_id.clone(),
+            tenant: pool_ref.tenant.tenant_id.clone(),
+            pool: pool_ref.pool.pool_id.clone(),
             instance: instance.map(|instance| instance.id.clone()),
             action,
             staging,
@@ -72,15 +72,15 @@ impl Draft {
 
     pub(crate) fn defer(
         &mut self,
-        place: Place<'_>,
+        pool_ref: PoolRef<'_>,
         instance: Option<&InstanceId>,
         action: Action,
         count: usize,
         reason: String,
     ) {
         self.plan.deferred.push(Deferred {
-            tenant: place.tenant.tenant_id.clone(),
-            pool: place.pool.pool_id.clone(),
+            tenant: pool_ref.tenant.tenant_id.clone(),
+            pool: pool_ref.pool.pool_id.clone(),
             instance: instance.cloned(),
             action,
             count: u32::try_from(count).unwrap_or(u32::MAX),
@@ -105,13 +105,13 @@ impl Draft {
     /// A step that a hold forbids.
     pub(crate) fn held(
         &mut self,
-        place: Place<'_>,
+        pool_ref: PoolRef<'_>,
         instance: &ObservedInstance,
         action: Action,
         why: &str,
         hold: Hold,
     ) {
         let reason = format!("{}; {why}", hold.describe(&self.clock));
-        self.defer(place, Some(&instance.id), action, 1, reason);
+        self.defer(pool_ref, Some(&instance.id), action, 1, reason);
     }
 }

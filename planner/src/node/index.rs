@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use mvm_proto::{PoolId, TenantId};
 
-use super::draft::Place;
+use super::draft::PoolRef;
 
 /// A free place between any two taken ones, on average: a search ends after a step or two.
 const PLACES_PER_POOL: usize = 2;
@@ -21,7 +21,7 @@ pub(crate) struct PoolIndex {
 }
 
 impl PoolIndex {
-    pub(crate) fn new<'a>(pools: impl ExactSizeIterator<Item = Place<'a>>) -> Self {
+    pub(crate) fn new<'a>(pools: impl ExactSizeIterator<Item = PoolRef<'a>>) -> Self {
         let mut index = Self { places: vec![FREE; (PLACES_PER_POOL * pools.len() + 1).next_power_of_two()] };
         for (number, pool) in (0..).zip(pools) {
             let mut at = index.first_place(&pool.tenant.tenant_id, &pool.pool.pool_id);

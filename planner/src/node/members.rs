@@ -6,42 +6,42 @@ use mvm_proto::document::Tenant;
 use mvm_proto::{DesiredState, Digest, Phase, TenantId};
 
 use super::budget::{Budget, Usage};
-use super::draft::Place;
+use super::draft::PoolRef;
 use super::index::PoolIndex;
-use super::view::Places;
+use super::view::PhaseCounts;
 use crate::observation::ObservedInstance;
 use crate::revision::revision_of;
 
 /// One pool of the document and what exists of it.
 #[derive(Debug)]
 pub(crate) struct Members<'a> {
-    pub(crate) place: Place<'a>,
+    pub(crate) pool_ref: PoolRef<'a>,
     /// Worked out when its first instance is looked at: by then the pool itself is near.
     revision: Option<Digest>,
     /// Those that came first in the observation, and all that came apart from them later: mostly none.
     first: &'a [ObservedInstance],
     others: Vec<&'a [ObservedInstance]>,
     /// How many are in each phase that has a count, as far as [`is_settled`] holds for all.
-    have: Places,
+    have: PhaseCounts,
     all_settled: bool,
     /// As of the instances so far. Said while the pool's counts are near, which they are not when a plan asks.
-    at_rest: bool,
+    converged: bool,
 }
 
 /// The instances whose pool the document does not name, with the tenant if it names that.
 pub(crate) type Unnamed<'a> = Vec<(Option<&'a Tenant>, &'a ObservedInstance)>;
 
 impl<'a> Members<'a> {
-    fn none_of(place: Place<'a>) -> Self {
-        let have = Places::default();
+    fn none_of(pool_ref: PoolRef<'a>) -> Self {
+        let have = PhaseCounts::default();
         Self {
-            place,
+            pool_ref,
             revision: None,
             first: &[],
             others: Vec::new(),
             have,
             all_settled: true,
-            at_rest: false,
+            converged: false,
         }
     }
 
@@ -51,7 +51,7 @@ impl<'a> Members<'a> {
     }
 
     pub(crate) fn revision(&self) -> Digest {
-        self.revision.unwrap_or_else(|| revision_of(self.place.tenant, self.place.pool))
+        self.revision.unwrap_or_else(|| revision_of(self.pool_ref.tenant, self.pool_ref.pool))
     }
 
     fn add(&mut self, group: &'a [ObservedInstance]) {
@@ -61,7 +61,7 @@ impl<'a> Members<'a> {
             self.have.count(instance.phase);
         }
         self.revision = Some(revision);
-        self.at_rest = self.all_settled && self.have == Places::wanted(self.place.pool);
+        self.converged = self.all_settled && self.have == PhaseCounts::wanted(self.pool_ref.pool);
         if self.first.is_empty() {
             self.first = group;
         } else {
@@ -72,11 +72,11 @@ impl<'a> Members<'a> {
     /// Every instance is one of the counts' own, with nothing to do to it, and there are just as many as wanted.
     ///
     /// No pass has anything to do with such a pool. Most pools are like that most of the time.
-    pub(crate) fn are_at_rest(&self) -> bool {
+    pub(crate) fn is_converged(&self) -> bool {
         if self.first.is_empty() {
-            Places::wanted(self.place.pool) == Places::default()
+            PhaseCounts::wanted(self.pool_ref.pool) == PhaseCounts::default()
         } else {
-            self.at_rest
+            self.converged
         }
     }
 }
@@ -86,16 +86,16 @@ pub(crate) fn pools(desired: &DesiredState) -> Vec<Members<'_>> {
     let mut pools = Vec::with_capacity(desired.tenants.iter().map(|tenant| tenant.pools.len()).sum());
     for (tenant_index, tenant) in desired.tenants.iter().enumerate() {
         for (position, pool) in tenant.pools.iter().enumerate() {
-            let place = Place { tenant, pool, tenant_index, pool_index: 0, position };
-            pools.push(Members::none_of(place));
+            let pool_ref = PoolRef { tenant, pool, tenant_index, pool_index: 0, position };
+            pools.push(Members::none_of(pool_ref));
         }
     }
     // Sorting takes half as much memory again, also where there is nothing to sort.
-    if !pools.is_sorted_by_key(|members| members.place.pool.role) {
-        pools.sort_by_key(|members| members.place.pool.role);
+    if !pools.is_sorted_by_key(|members| members.pool_ref.pool.role) {
+        pools.sort_by_key(|members| members.pool_ref.pool.role);
     }
     for (pool_index, members) in pools.iter_mut().enumerate() {
-        members.place.pool_index = pool_index;
+        members.pool_ref.pool_index = pool_index;
     }
     pools
 }
@@ -116,16 +116,17 @@ pub(crate) fn sort_in<'a>(
     // most of a plan's time goes by waiting for memory, and the waits of a short loop overlap.
     for group in instances.chunk_by(|a, b| a.pool == b.pool && a.tenant == b.tenant) {
         let (tenant, pool) = (&group[0].tenant, &group[0].pool);
-        let is_it = |place: Place<'_>| place.pool.pool_id == *pool && place.tenant.tenant_id == *tenant;
+        let is_it =
+            |pool_ref: PoolRef<'_>| pool_ref.pool.pool_id == *pool && pool_ref.tenant.tenant_id == *tenant;
         // Mostly a node is observed in the order of its document: then nothing need be looked up at all.
-        let found = if pools.get(next).is_some_and(|members| is_it(members.place)) {
+        let found = if pools.get(next).is_some_and(|members| is_it(members.pool_ref)) {
             Some(next)
         } else {
             let index =
-                index.get_or_insert_with(|| PoolIndex::new(pools.iter().map(|members| members.place)));
-            index.find(tenant, pool, |number| is_it(pools[number].place))
+                index.get_or_insert_with(|| PoolIndex::new(pools.iter().map(|members| members.pool_ref)));
+            index.find(tenant, pool, |number| is_it(pools[number].pool_ref))
         };
-        let size = found.map(|number| &pools[number].place.pool.instance_resources);
+        let size = found.map(|number| &pools[number].pool_ref.pool.instance_resources);
         let used = group.iter().fold(Usage::default(), |used, instance| {
             used.plus(Usage::now(instance).most(Usage::soon(instance, size)))
         });
@@ -138,7 +139,7 @@ pub(crate) fn sort_in<'a>(
         };
         next = number + 1;
         let members = &mut pools[number];
-        budget.count(Some(members.place.tenant_index), Some(number), used);
+        budget.count(Some(members.pool_ref.tenant_index), Some(number), used);
         members.add(group);
     }
     unnamed

@@ -45,7 +45,7 @@ pub(crate) fn relieve(draft: &mut Draft, views: &mut [PoolView<'_>], observed: &
     }
     for (view, count) in views.iter().zip(waiting).filter(|(_, count)| *count > 0) {
         let reason = format!("{MEMORY_PRESSURE}; {AT_ONCE} at a time");
-        draft.defer(view.place, None, Action::Sleep, count, reason);
+        draft.defer(view.pool_ref, None, Action::Sleep, count, reason);
     }
     // Only when nothing else went, or is going.
     let mut room = if room == AT_ONCE { AT_ONCE } else { 0 };
@@ -54,7 +54,7 @@ pub(crate) fn relieve(draft: &mut Draft, views: &mut [PoolView<'_>], observed: &
         if room > 0 {
             room -= usize::from(put_to_sleep(draft, view, &candidate));
         } else if let Some(hold) = candidate.short_of {
-            draft.held(view.place, candidate.instance, Action::Sleep, MEMORY_PRESSURE, hold);
+            draft.held(view.pool_ref, candidate.instance, Action::Sleep, MEMORY_PRESSURE, hold);
         }
     }
 }
@@ -64,7 +64,7 @@ pub(crate) fn relieve(draft: &mut Draft, views: &mut [PoolView<'_>], observed: &
 fn candidates<'a>(draft: &mut Draft, views: &[PoolView<'a>]) -> (Vec<Candidate<'a>>, Vec<Candidate<'a>>) {
     let mut found = Vec::new();
     for (pool, view) in views.iter().enumerate() {
-        let (tenant, spec) = (view.place.tenant, view.place.pool);
+        let (tenant, spec) = (view.pool_ref.tenant, view.pool_ref.pool);
         let whole_pool = match (spec.critical, spec.pinned) {
             (true, _) => Some(Hold::Critical),
             (false, true) => Some(Hold::PinnedPool),
@@ -80,7 +80,7 @@ fn candidates<'a>(draft: &mut Draft, views: &[PoolView<'a>]) -> (Vec<Candidate<'
             let short_of = match hold(tenant, spec, instance, Action::Sleep, &draft.clock) {
                 hold @ (None | Some(Hold::MinRunning(_) | Hold::MinWarm(_))) => hold,
                 Some(hold) => {
-                    draft.held(view.place, instance, Action::Sleep, MEMORY_PRESSURE, hold);
+                    draft.held(view.pool_ref, instance, Action::Sleep, MEMORY_PRESSURE, hold);
                     continue;
                 }
             };
@@ -88,12 +88,12 @@ fn candidates<'a>(draft: &mut Draft, views: &[PoolView<'a>]) -> (Vec<Candidate<'
         }
         if let (Some(hold), true) = (whole_pool, kept > 0) {
             let reason = format!("{}; {MEMORY_PRESSURE}", hold.describe(&draft.clock));
-            draft.defer(view.place, None, Action::Sleep, kept, reason);
+            draft.defer(view.pool_ref, None, Action::Sleep, kept, reason);
         }
     }
     // Among equals: the last role first, as everywhere when something is put down, then the newest.
     found.sort_by(|a, b| {
-        let role = |c: &Candidate<'_>| views[c.pool].place.pool.role;
+        let role = |c: &Candidate<'_>| views[c.pool].pool_ref.pool.role;
         let key = |c: &Candidate<'_>| (c.idle_from, Reverse(role(c)), Reverse(c.instance.since));
         key(a).cmp(&key(b)).then_with(|| a.instance.id.cmp(&b.instance.id))
     });
@@ -108,11 +108,11 @@ fn put_to_sleep(draft: &mut Draft, view: &mut PoolView<'_>, candidate: &Candidat
         why = format!("{why}; nothing else can be put to sleep ({})", hold.describe(&draft.clock));
     }
     let more = Usage::of(Phase::Sleeping, &instance.resources, None).beyond(Usage::now(instance));
-    if let Err(shortage) = draft.spend(view.place, more) {
-        draft.defer(view.place, Some(&instance.id), Action::Sleep, 1, format!("{shortage}; {why}"));
+    if let Err(shortage) = draft.spend(view.pool_ref, more) {
+        draft.defer(view.pool_ref, Some(&instance.id), Action::Sleep, 1, format!("{shortage}; {why}"));
         return false;
     }
-    draft.step(view.place, Some(instance), Action::Sleep, None, why);
+    draft.step(view.pool_ref, Some(instance), Action::Sleep, None, why);
     for list in [&mut view.running, &mut view.warm, &mut view.on_demand] {
         remove(list, &[&instance.id]);
     }

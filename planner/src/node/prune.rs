@@ -6,8 +6,8 @@ use mvm_proto::document::{SleepPolicy, Tenant};
 use mvm_proto::{DesiredState, Phase};
 
 use super::draft::{Draft, Freshness};
+use super::expired::EXPIRED;
 use super::hold::{Hold, hands_off};
-use super::keep::EXPIRED;
 use crate::observation::ObservedInstance;
 use crate::plan::{Action, Deferred, Step, Unmanaged};
 

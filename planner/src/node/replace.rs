@@ -1,15 +1,15 @@
 //! Brings instances of an older revision up to the pool's current one, one at a time per pool.
 //!
-//! While running ones are replaced a stand-in runs beside them, so that the running count holds; without room for
-//! one and the replacement they are replaced in place. The stand-in goes when the last of them is done, or when the next
+//! While running ones are replaced a surge instance runs beside them, so that the running count holds; without room for
+//! one and the replacement they are replaced in place. The surge instance goes when the last of them is done, or when the next
 //! one needs its room.
 
 use mvm_proto::Phase;
 
 use super::budget::{Shortage, Usage};
-use super::draft::{Draft, Place};
+use super::draft::{Draft, PoolRef};
 use super::hold::{Hold, hold};
-use super::raise::backing_off;
+use super::scale_up::backing_off;
 use super::stage::ONE_AT_A_TIME;
 use super::view::{PoolView, coldest_first, readiest_first};
 use crate::observation::ObservedInstance;
@@ -21,7 +21,7 @@ const DONE: &str = "stood in during a replacement that is done";
 pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
     let Due { free, held } = find_due(draft, view);
     for (instance, hold) in held {
-        draft.held(view.place, instance, Action::Replace, WHY, hold);
+        draft.held(view.pool_ref, instance, Action::Replace, WHY, hold);
     }
     let replacing_running = is_running(free.first());
     let Some(first) = free.first() else { return };
@@ -42,22 +42,30 @@ pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
         None
     };
     if let Some(reason) = obstacle {
-        draft.defer(view.place, Some(&first.id), Action::Replace, 1, reason.clone());
+        draft.defer(view.pool_ref, Some(&first.id), Action::Replace, 1, reason.clone());
         return defer_others(draft, view, free.len() - 1, reason);
     }
     let mut why = WHY.to_owned();
     if too_few_up {
-        match stand_in(draft, view, more_for(view, first)) {
-            Ok(()) => return defer_others(draft, view, free.len(), "a stand-in starts first".to_owned()),
-            Err(shortage) => why = format!("{why}; no room for a stand-in: {shortage}"),
+        match surge(draft, view, more_for(view, first)) {
+            Ok(()) => {
+                return defer_others(draft, view, free.len(), "a surge instance starts first".to_owned());
+            }
+            Err(shortage) => why = format!("{why}; no room for a surge instance: {shortage}"),
         }
     }
     // The first that fits: one that shrinks makes room for one that grows.
     let mut short = Vec::new();
     for &instance in &free {
-        match draft.spend(view.place, more_for(view, instance)) {
+        match draft.spend(view.pool_ref, more_for(view, instance)) {
             Ok(()) => {
-                draft.step(view.place, Some(instance), Action::Replace, at_rest(instance), why.clone());
+                draft.step(
+                    view.pool_ref,
+                    Some(instance),
+                    Action::Replace,
+                    resting_phase(instance),
+                    why.clone(),
+                );
                 break;
             }
             Err(shortage) => short.push((instance, shortage)),
@@ -66,60 +74,60 @@ pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
     // One that serves for what is lacking is not spare.
     if let (Some((_, shortage)), true) = (short.first(), short.len() == free.len())
         && up(view) > view.wanted().running
-        && let Some(stand_in) = view.stand_ins.pop()
+        && let Some(surge) = view.surge.pop()
     {
-        dismiss(draft, view, stand_in, &format!("its room is needed for a replacement: {shortage}"));
+        dismiss(draft, view, surge, &format!("its room is needed for a replacement: {shortage}"));
     }
     let others = free.len().saturating_sub(short.len() + 1);
     for (instance, shortage) in short {
-        draft.defer(view.place, Some(&instance.id), Action::Replace, 1, format!("{shortage}; {why}"));
+        draft.defer(view.pool_ref, Some(&instance.id), Action::Replace, 1, format!("{shortage}; {why}"));
     }
     defer_others(draft, view, others, ONE_AT_A_TIME.to_owned());
 }
 
 /// Where a replaced instance goes back to, if that is not where it boots.
-fn at_rest(instance: &ObservedInstance) -> Option<Phase> {
+fn resting_phase(instance: &ObservedInstance) -> Option<Phase> {
     (instance.phase != Phase::Running).then_some(instance.phase)
 }
 
 /// What its replacement takes beyond what the instance has.
 pub(crate) fn more_for(view: &PoolView<'_>, instance: &ObservedInstance) -> Usage {
-    Usage::boot(&view.place.pool.instance_resources, at_rest(instance)).beyond(Usage::now(instance))
+    Usage::boot(&view.pool_ref.pool.instance_resources, resting_phase(instance)).beyond(Usage::now(instance))
 }
 
 /// How many work now: what is still on its way does not.
 fn up(view: &PoolView<'_>) -> usize {
-    view.running.len() + view.lent_running + view.stand_ins.len()
+    view.running.len() + view.lent_running + view.surge.len()
 }
 
 fn defer_others(draft: &mut Draft, view: &PoolView<'_>, count: usize, reason: String) {
     if count > 0 {
-        draft.defer(view.place, None, Action::Replace, count, reason);
+        draft.defer(view.pool_ref, None, Action::Replace, count, reason);
     }
 }
 
 /// Plans an instance that runs beside those that are replaced: one that does not run, or a new one. Only where the
 /// replacement, which takes `then`, has room beside it.
-fn stand_in(draft: &mut Draft, view: &mut PoolView<'_>, then: Usage) -> Result<(), Shortage> {
+fn surge(draft: &mut Draft, view: &mut PoolView<'_>, then: Usage) -> Result<(), Shortage> {
     let why = "stands in while instances of an older revision are replaced".to_owned();
-    let size = &view.place.pool.instance_resources;
+    let size = &view.pool_ref.pool.instance_resources;
     let full = Usage::of(Phase::Running, size, None);
     let is_free = |i: &&ObservedInstance| {
-        hold(view.place.tenant, view.place.pool, i, Action::Start, &draft.clock).is_none()
+        hold(view.pool_ref.tenant, view.pool_ref.pool, i, Action::Start, &draft.clock).is_none()
     };
-    let Place { tenant_index, pool_index, .. } = view.place;
+    let PoolRef { tenant_index, pool_index, .. } = view.pool_ref;
     readiest_first(&mut view.startable);
     let Some(index) = view.startable.iter().position(is_free) else {
         draft.budget.fits(tenant_index, pool_index, full.plus(then))?;
-        draft.spend(view.place, full)?;
-        draft.step(view.place, None, Action::Create, Some(Phase::Running), why);
+        draft.spend(view.pool_ref, full)?;
+        draft.step(view.pool_ref, None, Action::Create, Some(Phase::Running), why);
         return Ok(());
     };
     let more = full.beyond(Usage::now(view.startable[index]));
     draft.budget.fits(tenant_index, pool_index, more.plus(then))?;
-    draft.spend(view.place, more)?;
+    draft.spend(view.pool_ref, more)?;
     let instance = view.startable.remove(index);
-    draft.step(view.place, Some(instance), Action::Start, Some(Phase::Running), why);
+    draft.step(view.pool_ref, Some(instance), Action::Start, Some(Phase::Running), why);
     Ok(())
 }
 
@@ -143,7 +151,7 @@ fn find_due<'a>(draft: &Draft, view: &PoolView<'a>) -> Due<'a> {
         let mut outdated: Vec<_> = list.iter().copied().filter(|i| view.is_outdated(i)).collect();
         coldest_first(view, &mut outdated);
         for instance in outdated {
-            match hold(view.place.tenant, view.place.pool, instance, Action::Replace, &draft.clock) {
+            match hold(view.pool_ref.tenant, view.pool_ref.pool, instance, Action::Replace, &draft.clock) {
                 None => free.push(instance),
                 Some(hold) => held.push((instance, hold)),
             }
@@ -152,22 +160,22 @@ fn find_due<'a>(draft: &Draft, view: &PoolView<'a>) -> Due<'a> {
     Due { free, held }
 }
 
-/// Stops stand-ins that no replacement needs now or soon, or that are themselves of an older revision. Done before memory is
+/// Stops surge instances that no replacement needs now or soon, or that are themselves of an older revision. Done before memory is
 /// looked for: they give some back.
-pub(crate) fn dismiss_stand_ins(draft: &mut Draft, view: &mut PoolView<'_>) {
-    if view.stand_ins.is_empty() {
+pub(crate) fn dismiss_surge(draft: &mut Draft, view: &mut PoolView<'_>) {
+    if view.surge.is_empty() {
         return;
     }
     let Due { free, held } = find_due(draft, view);
     let needed = is_running(free.first()) || held.iter().any(|(_, hold)| matches!(hold, Hold::MinRunning(_)));
     let busy = view.staging_busy;
-    // What is replaced is stopped on its way: until it is up again its stand-in works for it, however old.
+    // What is replaced is stopped on its way: until it is up again its surge instance works for it, however old.
     let lacking = view.wanted().running.saturating_sub(view.running.len() + view.lent_running);
     let mut kept = Vec::new();
-    let mut stand_ins = std::mem::take(&mut view.stand_ins);
+    let mut surge = std::mem::take(&mut view.surge);
     // One of this revision serves on.
-    stand_ins.sort_by_key(|i| view.is_outdated(i));
-    for instance in stand_ins {
+    surge.sort_by_key(|i| view.is_outdated(i));
+    for instance in surge {
         if kept.len() < lacking || ((needed || busy) && !view.is_outdated(instance)) {
             kept.push(instance);
             continue;
@@ -176,12 +184,12 @@ pub(crate) fn dismiss_stand_ins(draft: &mut Draft, view: &mut PoolView<'_>) {
         let why = if outdated { "stood in, and is of an older revision itself" } else { DONE };
         dismiss(draft, view, instance, why);
     }
-    view.stand_ins = kept;
+    view.surge = kept;
 }
 
-fn dismiss(draft: &mut Draft, view: &PoolView<'_>, stand_in: &ObservedInstance, why: &str) {
-    match hold(view.place.tenant, view.place.pool, stand_in, Action::Stop, &draft.clock) {
-        None => draft.step(view.place, Some(stand_in), Action::Stop, None, why.to_owned()),
-        Some(hold) => draft.held(view.place, stand_in, Action::Stop, why, hold),
+fn dismiss(draft: &mut Draft, view: &PoolView<'_>, surge: &ObservedInstance, why: &str) {
+    match hold(view.pool_ref.tenant, view.pool_ref.pool, surge, Action::Stop, &draft.clock) {
+        None => draft.step(view.pool_ref, Some(surge), Action::Stop, None, why.to_owned()),
+        Some(hold) => draft.held(view.pool_ref, surge, Action::Stop, why, hold),
     }
 }

@@ -32,23 +32,23 @@ pub(crate) fn put_back_idle(draft: &mut Draft, view: &mut PoolView<'_>) {
             }
         };
         let why = format!("woken on demand, idle for {} s", idle.as_secs());
-        let (tenant, pool) = (view.place.tenant, view.place.pool);
+        let (tenant, pool) = (view.pool_ref.tenant, view.pool_ref.pool);
         let pinned = pool.pinned.then_some(Hold::PinnedPool);
         if let Some(hold) = pinned.or_else(|| hold(tenant, pool, instance, action, &draft.clock)) {
-            draft.held(view.place, instance, action, &why, hold);
+            draft.held(view.pool_ref, instance, action, &why, hold);
             view.on_demand.push(instance);
             continue;
         }
         if instance.phase == Phase::Running && may_go == 0 {
             let why = format!("the running count lacks {lacking}; {why}");
-            draft.defer(view.place, Some(&instance.id), action, 1, why);
+            draft.defer(view.pool_ref, Some(&instance.id), action, 1, why);
             view.on_demand.push(instance);
             continue;
         }
         let mut spend = |action: Action| {
             let to = action.leads_to(Some(instance.phase));
             let more = Usage::of(to, &instance.resources, None).beyond(Usage::now(instance));
-            draft.spend(view.place, more).map(|()| action)
+            draft.spend(view.pool_ref, more).map(|()| action)
         };
         // Where no more may be warm, it sleeps in its time.
         let spent = match spend(action) {
@@ -58,16 +58,16 @@ pub(crate) fn put_back_idle(draft: &mut Draft, view: &mut PoolView<'_>) {
         match spent {
             Ok(action) => {
                 may_go -= usize::from(instance.phase == Phase::Running);
-                draft.step(view.place, Some(instance), action, None, why);
+                draft.step(view.pool_ref, Some(instance), action, None, why);
             }
             Err(shortage) if stops_instead(draft, view, instance, action) => {
                 may_go -= usize::from(instance.phase == Phase::Running);
                 view.have.sleeping -= 1;
                 let why = format!("{why}; no count wants it, and it can't sleep: {shortage}");
-                draft.step(view.place, Some(instance), Action::Stop, None, why);
+                draft.step(view.pool_ref, Some(instance), Action::Stop, None, why);
             }
             Err(shortage) => {
-                draft.defer(view.place, Some(&instance.id), action, 1, format!("{shortage}; {why}"));
+                draft.defer(view.pool_ref, Some(&instance.id), action, 1, format!("{shortage}; {why}"));
                 view.on_demand.push(instance);
             }
         }
@@ -81,14 +81,14 @@ fn sleeps_instead(
     instance: &ObservedInstance,
     shortage: Shortage,
 ) -> Result<Action, Shortage> {
-    let after = Duration::from_secs(view.place.pool.sleep_policy.sleep_after_seconds);
+    let after = Duration::from_secs(view.pool_ref.pool.sleep_policy.sleep_after_seconds);
     let Some(at) = view.idle_from(instance).map(|since| since + after) else { return Err(shortage) };
     if !draft.clock.is_past(at) {
         return Err(shortage);
     }
     let more = Usage::of(Phase::Sleeping, &instance.resources, None).beyond(Usage::now(instance));
-    let held = hold(view.place.tenant, view.place.pool, instance, Action::Sleep, &draft.clock);
-    if held.is_some() || draft.spend(view.place, more).is_err() {
+    let held = hold(view.pool_ref.tenant, view.pool_ref.pool, instance, Action::Sleep, &draft.clock);
+    if held.is_some() || draft.spend(view.pool_ref, more).is_err() {
         return Err(shortage);
     }
     Ok(Action::Sleep)
@@ -99,7 +99,7 @@ fn stops_instead(draft: &Draft, view: &PoolView<'_>, instance: &ObservedInstance
     action == Action::Sleep
         && draft.freshness == Freshness::Current
         && view.have.sleeping > view.wanted().sleeping
-        && hold(view.place.tenant, view.place.pool, instance, Action::Stop, &draft.clock).is_none()
+        && hold(view.pool_ref.tenant, view.pool_ref.pool, instance, Action::Stop, &draft.clock).is_none()
 }
 
 /// The count that it has its place in.
@@ -110,7 +110,7 @@ fn home(instance: &ObservedInstance) -> Phase {
 /// The step that its idle time asks for now.
 fn due(draft: &Draft, view: &PoolView<'_>, instance: &ObservedInstance) -> Option<(Action, Duration)> {
     let since = view.idle_from(instance)?;
-    let policy = &view.place.pool.sleep_policy;
+    let policy = &view.pool_ref.pool.sleep_policy;
     let at = |seconds: u64| -> Timestamp { since + Duration::from_secs(seconds) };
     let (warm_at, sleep_at) = (at(policy.warm_after_seconds), at(policy.sleep_after_seconds));
     let home = home(instance);

@@ -6,7 +6,7 @@ use mvm_proto::Phase;
 use super::budget::{Shortage, Usage};
 use super::draft::Draft;
 use super::hold::hold;
-use super::raise::backing_off;
+use super::scale_up::backing_off;
 use super::view::{PoolView, best_first, readiest_first};
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
@@ -20,7 +20,7 @@ pub(crate) fn stage(draft: &mut Draft, view: &mut PoolView<'_>) {
         return;
     }
     if let Some(reason) = view.no_start.clone().or_else(|| draft.no_growth()) {
-        return draft.defer(view.place, None, Action::Create, warm + sleeping, reason);
+        return draft.defer(view.pool_ref, None, Action::Create, warm + sleeping, reason);
     }
     // How many of each count wait, and for what.
     let mut waiting: Vec<(usize, String)> = Vec::new();
@@ -45,7 +45,7 @@ pub(crate) fn stage(draft: &mut Draft, view: &mut PoolView<'_>) {
         }
     }
     for (count, reason) in waiting.into_iter().filter(|(count, _)| *count > 0) {
-        draft.defer(view.place, None, Action::Create, count, reason);
+        draft.defer(view.pool_ref, None, Action::Create, count, reason);
     }
 }
 
@@ -81,9 +81,9 @@ fn stage_one(
     if backing_off(draft, view) >= missing {
         return Ok(false);
     }
-    let size = &view.place.pool.instance_resources;
-    draft.spend(view.place, Usage::boot(size, Some(target)))?;
-    draft.step(view.place, None, Action::Create, Some(target), why);
+    let size = &view.pool_ref.pool.instance_resources;
+    draft.spend(view.pool_ref, Usage::boot(size, Some(target)))?;
+    draft.step(view.pool_ref, None, Action::Create, Some(target), why);
     Ok(true)
 }
 
@@ -98,14 +98,17 @@ pub(crate) fn start(
 ) -> Result<Option<usize>, Shortage> {
     let mut short = None;
     for (index, instance) in list.iter().enumerate() {
-        if hold(view.place.tenant, view.place.pool, instance, action, &draft.clock).is_some() {
+        if hold(view.pool_ref.tenant, view.pool_ref.pool, instance, action, &draft.clock).is_some() {
             continue;
         }
-        let size =
-            if action == Action::Start { &view.place.pool.instance_resources } else { &instance.resources };
-        match draft.spend(view.place, Usage::boot(size, Some(target)).beyond(Usage::now(instance))) {
+        let size = if action == Action::Start {
+            &view.pool_ref.pool.instance_resources
+        } else {
+            &instance.resources
+        };
+        match draft.spend(view.pool_ref, Usage::boot(size, Some(target)).beyond(Usage::now(instance))) {
             Ok(()) => {
-                draft.step(view.place, Some(instance), action, Some(target), why.to_owned());
+                draft.step(view.pool_ref, Some(instance), action, Some(target), why.to_owned());
                 return Ok(Some(index));
             }
             Err(shortage) => short = Some(shortage),

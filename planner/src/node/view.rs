@@ -7,20 +7,20 @@ use mvm_proto::document::Pool;
 use mvm_proto::{Digest, InstanceId, Phase, Timestamp};
 
 use super::clock::Clock;
-use super::draft::Place;
+use super::draft::PoolRef;
 use super::members::Members;
 use crate::observation::ObservedInstance;
 use crate::workload::{Workload, WorkloadState};
 
 /// How many instances hold a place in each count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Places {
+pub(crate) struct PhaseCounts {
     pub(crate) running: usize,
     pub(crate) warm: usize,
     pub(crate) sleeping: usize,
 }
 
-impl Places {
+impl PhaseCounts {
     pub(crate) fn wanted(pool: &Pool) -> Self {
         let counts = &pool.desired_counts;
         let size = |count: u32| usize::try_from(count).unwrap_or(usize::MAX);
@@ -39,7 +39,7 @@ impl Places {
 
 #[derive(Debug)]
 pub(crate) struct PoolView<'a> {
-    pub(crate) place: Place<'a>,
+    pub(crate) pool_ref: PoolRef<'a>,
     pub(crate) revision: Digest,
     /// Why nothing of this pool may be started now.
     pub(crate) no_start: Option<String>,
@@ -54,7 +54,7 @@ pub(crate) struct PoolView<'a> {
     /// Booted on the way to warm or sleeping.
     pub(crate) staged: Vec<&'a ObservedInstance>,
     /// Booted to stand in for one that is being replaced.
-    pub(crate) stand_ins: Vec<&'a ObservedInstance>,
+    pub(crate) surge: Vec<&'a ObservedInstance>,
     /// Woken by a request; the sleep policy puts them back.
     pub(crate) on_demand: Vec<&'a ObservedInstance>,
     /// Claimed or woken by a request, and of an older revision.
@@ -63,22 +63,22 @@ pub(crate) struct PoolView<'a> {
     pub(crate) lent_running: usize,
     /// Something is on its way to running: what counts as running is not all up yet.
     pub(crate) is_starting: bool,
-    pub(crate) have: Places,
+    pub(crate) have: PhaseCounts,
     /// Those of them that are still on their way there, and no request's.
-    pub(crate) arriving: Places,
-    /// Places that may be filled already: nobody is made for them, and nobody goes for them either.
-    pub(crate) undecided: Places,
+    pub(crate) arriving: PhaseCounts,
+    /// PhaseCounts that may be filled already: nobody is made for them, and nobody goes for them either.
+    pub(crate) undecided: PhaseCounts,
     /// Something is being staged or replaced now: one at a time per pool.
     pub(crate) staging_busy: bool,
-    /// Places that the passes so far could not fill, and those that a spare instance will fill when it may.
-    pub(crate) missing: Places,
-    pub(crate) waiting: Places,
+    /// PhaseCounts that the passes so far could not fill, and those that a spare instance will fill when it may.
+    pub(crate) missing: PhaseCounts,
+    pub(crate) waiting: PhaseCounts,
 }
 
 impl<'a> PoolView<'a> {
     pub(crate) fn new(members: &Members<'a>, no_start: Option<String>, clock: &Clock) -> Self {
         let mut view = Self {
-            place: members.place,
+            pool_ref: members.pool_ref,
             revision: members.revision(),
             no_start,
             running: Vec::new(),
@@ -87,17 +87,17 @@ impl<'a> PoolView<'a> {
             down: Vec::new(),
             startable: Vec::new(),
             staged: Vec::new(),
-            stand_ins: Vec::new(),
+            surge: Vec::new(),
             on_demand: Vec::new(),
             lent_outdated: Vec::new(),
             lent_running: 0,
             is_starting: false,
-            have: Places::default(),
-            arriving: Places::default(),
-            undecided: Places::default(),
+            have: PhaseCounts::default(),
+            arriving: PhaseCounts::default(),
+            undecided: PhaseCounts::default(),
             staging_busy: false,
-            missing: Places::default(),
-            waiting: Places::default(),
+            missing: PhaseCounts::default(),
+            waiting: PhaseCounts::default(),
         };
         members.instances().for_each(|instance| view.add(instance, clock));
         // No plan, nor what it says, depends on the order of an observation.
@@ -115,14 +115,14 @@ impl<'a> PoolView<'a> {
             &mut self.down,
             &mut self.startable,
             &mut self.staged,
-            &mut self.stand_ins,
+            &mut self.surge,
             &mut self.on_demand,
             &mut self.lent_outdated,
         ]
     }
 
-    pub(crate) fn wanted(&self) -> Places {
-        Places::wanted(self.place.pool)
+    pub(crate) fn wanted(&self) -> PhaseCounts {
+        PhaseCounts::wanted(self.pool_ref.pool)
     }
 
     pub(crate) fn is_outdated(&self, instance: &ObservedInstance) -> bool {
@@ -178,7 +178,7 @@ impl<'a> PoolView<'a> {
                     self.have.running += usize::from(staging.is_none());
                     self.down.push(instance);
                 }
-                Some(_) => self.stand_ins.push(instance),
+                Some(_) => self.surge.push(instance),
                 None => {
                     self.have.running += 1;
                     self.running.push(instance);
@@ -214,7 +214,7 @@ impl<'a> PoolView<'a> {
     /// Its program does not work and is started again.
     pub(crate) fn is_brought_back(&self, instance: &ObservedInstance) -> bool {
         let state = instance.workload.as_ref().map(|workload| workload.state);
-        instance.is_down() && state.is_some_and(|state| state.is_restarted(self.place.pool.restart))
+        instance.is_down() && state.is_some_and(|state| state.is_restarted(self.pool_ref.pool.restart))
     }
 
     /// A request's hold on an instance ends by itself where the counts then decide: back at home, or idle.
@@ -224,7 +224,7 @@ impl<'a> PoolView<'a> {
         }
         match instance.home.unwrap_or(Phase::Running) {
             Phase::Running => {
-                let after = Duration::from_secs(self.place.pool.sleep_policy.warm_after_seconds);
+                let after = Duration::from_secs(self.pool_ref.pool.sleep_policy.warm_after_seconds);
                 self.idle_from(instance).is_some_and(|since| clock.is_past(since + after))
             }
             home => instance.phase == home && instance.moving_to.is_none(),

@@ -119,7 +119,7 @@ fn what_may_not_be_warm_sleeps_when_it_was_idle_for_long_enough() {
 }
 
 #[test]
-fn a_stand_in_stays_for_one_that_is_short_of_its_minimum() {
+fn a_surge_instance_stays_for_one_that_is_short_of_its_minimum() {
     let desired = desired(2, 0, 0);
     let mut seen =
         observed(&desired, &[(Phase::Running, 5000), (Phase::Running, 57), (Phase::Running, 5000)]);

@@ -35,7 +35,7 @@ fn is_startable(instance: &ObservedInstance) -> bool {
     matches!(instance.phase, Phase::Created | Phase::Ready | Phase::Stopped | Phase::Failed)
 }
 
-fn starts_a_stand_in(step: &Step) -> bool {
+fn starts_a_surge_instance(step: &Step) -> bool {
     matches!(step.action, Action::Create | Action::Start) && step.staging == Some(Phase::Running)
 }
 
@@ -136,7 +136,7 @@ proptest! {
             matches!(step, Some(Action::Stop | Action::Warm | Action::Sleep | Action::Replace))
         };
         let gone = seen.instances.iter().filter(counted).filter(goes).count();
-        let in_place = plan.steps.iter().any(|step| step.reason.contains("no room for a stand-in"));
+        let in_place = plan.steps.iter().any(|step| step.reason.contains("no room for a surge instance"));
         let allowed = before.saturating_sub(wanted) + usize::from(in_place);
         prop_assert!(gone <= allowed, "{gone} of {before} go, {wanted} wanted: {:#?}", plan.steps);
     }
@@ -240,14 +240,14 @@ proptest! {
     }
 
     #[test]
-    fn no_stand_in_goes_before_another_one_is_made((desired, mut seen) in one_pool(FREE)) {
+    fn no_surge_instance_goes_before_another_one_is_made((desired, mut seen) in one_pool(FREE)) {
         for instance in &mut seen.instances {
             (instance.moving_to, instance.retry_not_before) = (None, None);
         }
         let revision = revision_of(&desired.tenants[0], &desired.tenants[0].pools[0]);
         let mut dismissed = None;
         run_to_rest(&desired, &mut World::new(seen, now()), |before, _, step| {
-            if starts_a_stand_in(step) {
+            if starts_a_surge_instance(step) {
                 assert_eq!(dismissed, None, "{step}");
             }
             let stood_in = before.observed.instances.iter().any(|i| {

@@ -334,7 +334,7 @@ fn sleeping_goes_in_the_reverse_order_of_roles() {
 }
 
 #[test]
-fn a_new_revision_starts_a_stand_in_then_replaces_one_at_a_time_and_says_so() {
+fn a_new_revision_starts_a_surge_instance_then_replaces_one_at_a_time_and_says_so() {
     let desired = desired(2, 0, 1);
     let mut seen =
         observed(&desired, &[(Phase::Running, 100), (Phase::Running, 100), (Phase::Sleeping, 100)]);
@@ -342,13 +342,16 @@ fn a_new_revision_starts_a_stand_in_then_replaces_one_at_a_time_and_says_so() {
     let plan = plan_node(&desired, &seen, now());
     assert_eq!(steps(&plan), [(Action::Create, None)]);
     assert_eq!(plan.steps[0].staging, Some(Phase::Running));
-    assert_eq!((plan.deferred[0].count, plan.deferred[0].reason.as_str()), (3, "a stand-in starts first"));
+    assert_eq!(
+        (plan.deferred[0].count, plan.deferred[0].reason.as_str()),
+        (3, "a surge instance starts first")
+    );
 
-    let mut stand_in = seen.instances[0].clone();
-    stand_in.id = InstanceId::from_bits(9);
-    stand_in.revision = mvm_planner::revision_of(&desired.tenants[0], &desired.tenants[0].pools[0]);
-    stand_in.staging = Some(Phase::Running);
-    seen.instances.push(stand_in);
+    let mut surge = seen.instances[0].clone();
+    surge.id = InstanceId::from_bits(9);
+    surge.revision = mvm_planner::revision_of(&desired.tenants[0], &desired.tenants[0].pools[0]);
+    surge.staging = Some(Phase::Running);
+    seen.instances.push(surge);
     let plan = plan_node(&desired, &seen, now());
     assert_eq!(steps(&plan), [(Action::Replace, id(1))]);
     assert_eq!((plan.deferred[0].count, plan.deferred[0].reason.as_str()), (2, "one at a time per pool"));

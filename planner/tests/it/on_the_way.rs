@@ -14,7 +14,7 @@ fn two_pools(running: u32, warm: u32, sleeping: u32) -> DesiredState {
 }
 
 #[test]
-fn a_stand_in_stays_until_what_it_stands_in_for_is_up_again() {
+fn a_surge_instance_stays_until_what_it_stands_in_for_is_up_again() {
     let desired = desired(1, 0, 0);
     let mut seen = observed(&desired, &[(Phase::Running, 100), (Phase::Running, 100)]);
     seen.instances[1].staging = Some(Phase::Running);
@@ -23,7 +23,7 @@ fn a_stand_in_stays_until_what_it_stands_in_for_is_up_again() {
     seen.instances[0].moving_to = Some(Phase::Running);
     assert_eq!(steps(&plan_node(&desired, &seen, now())), []);
     seen.instances[1].revision = Digest::of(b"older");
-    assert_eq!(steps(&plan_node(&desired, &seen, now())), [], "however old the stand-in is");
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), [], "however old the surge instance is");
     seen.instances[0].phase = Phase::Running;
     seen.instances[0].moving_to = None;
     assert_eq!(steps(&plan_node(&desired, &seen, now())), [(Action::Stop, id(2))]);
@@ -81,7 +81,7 @@ fn for_what_was_staged_or_stood_in_and_is_being_kept_running_no_other_is_started
 }
 
 #[test]
-fn for_what_was_just_booted_to_rest_or_to_stand_in_nothing_else_is_put_down_or_made() {
+fn for_what_was_just_booted_to_rest_or_as_surge_nothing_else_is_put_down_or_made() {
     for staging in [Phase::Warm, Phase::Sleeping, Phase::Running] {
         let desired = desired(1, u32::from(staging == Phase::Warm), u32::from(staging == Phase::Sleeping));
         let mut seen = observed(&desired, &[(Phase::Running, 100), (Phase::Running, 1)]);

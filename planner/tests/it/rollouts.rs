@@ -43,15 +43,15 @@ fn a_rollout_to_larger_instances_is_done_wherever_all_of_them_fit() {
 }
 
 #[test]
-fn with_room_for_a_stand_in_and_the_replacement_nobody_misses_an_instance() {
-    // Three of the new size, and the stand-in.
+fn with_room_for_a_surge_instance_and_the_replacement_no_instance_is_missing() {
+    // Three of the new size, and the surge instance.
     let (desired, mut world) = outgrown(3, |desired| desired.tenants[0].quotas.max_vcpus = 8);
     let up = |world: &World| world.observed.instances.iter().filter(|i| i.phase == Phase::Running).count();
     run_to_rest(&desired, &mut world, |_, after, _| assert!(up(after) >= 3));
 }
 
 #[test]
-fn the_stand_in_that_stays_is_the_one_of_the_new_revision() {
+fn the_surge_instance_that_stays_is_the_one_of_the_new_revision() {
     let mut desired = desired(1, 0, 2);
     desired.tenants[0].pools[0].runtime_policy.min_running_seconds = 0;
     let mut seen = observed(&desired, &[(Phase::Running, 0); 3]);

@@ -1,8 +1,8 @@
 //! Which connections are let in: counts them in all, per address and per identity.
 //!
-//! Handshakes, connections without a certificate and connections with one have places of their own kind
-//! ([`Places`]), so that peers that have proven nothing can't take the places of those that have. A [`Permit`] is one
-//! connection's place; dropping it frees the place, however the connection ended.
+//! Handshakes, connections without a certificate and connections with one have slots of their own kind
+//! ([`Slots`]), so that peers that have proven nothing can't take the slots of those that have. A [`Permit`] is one
+//! connection's slot; dropping it frees the slot, however the connection ended.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use mvm_pki::Identity;
 
 use super::stats::{Count, ServerStats};
 use crate::limits::Limits;
-use crate::places::{Activity, Displaced, Full, Place, Places, Rules, network_of};
+use crate::slots::{Activity, Evict, Full, Rules, Slot, Slots, network_of};
 
 /// What to do with a connection attempt.
 #[derive(Debug)]
@@ -26,11 +26,11 @@ pub(super) enum Decision {
     Ignore,
 }
 
-/// What places are counted by.
+/// What slots are counted by.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Holder {
     Network(IpAddr),
-    /// With whether its certificate counts: one that does not takes no place of those that do.
+    /// With whether its certificate counts: one that does not takes no slot of those that do.
     Identity(Identity, bool),
 }
 
@@ -39,19 +39,19 @@ pub(super) struct Admission {
     retry_above: usize,
     stats: Arc<ServerStats>,
     /// Every connection, by its address.
-    addresses: Places<Holder>,
-    handshakes: Places<Holder>,
-    anonymous: Places<Holder>,
-    known: Places<Holder>,
+    addresses: Slots<Holder>,
+    handshakes: Slots<Holder>,
+    anonymous: Slots<Holder>,
+    known: Slots<Holder>,
 }
 
-/// One connection's place in the counts.
+/// One connection's slot in the counts.
 #[derive(Debug)]
 pub(super) struct Permit {
     network: Holder,
-    stage: Place<Holder>,
-    _address: Place<Holder>,
-    /// Last, so that it is dropped when the places are free.
+    stage: Slot<Holder>,
+    _address: Slot<Holder>,
+    /// Last, so that it is dropped when the slots are free.
     admitted: Admitted,
 }
 
@@ -61,14 +61,14 @@ struct Admitted(Arc<Admission>);
 
 impl Admission {
     pub(super) fn new(limits: &Limits, stats: Arc<ServerStats>) -> Arc<Self> {
-        let places = |most, most_per_key, displaced| Places::new(Rules { most, most_per_key, displaced });
+        let slots = |most, most_per_key, evict| Slots::new(Rules { most, most_per_key, evict });
         Arc::new(Self {
             retry_above: limits.retry_above,
             stats,
-            addresses: places(usize::MAX, limits.max_connections_per_ip, Displaced::Idle),
-            handshakes: places(limits.max_handshakes, limits.max_handshakes_per_ip, Displaced::BusyOfOthers),
-            anonymous: places(limits.max_anonymous, limits.max_anonymous_per_ip, Displaced::BusyOfOthers),
-            known: places(limits.max_connections, limits.max_connections_per_identity, Displaced::Idle),
+            addresses: slots(usize::MAX, limits.max_connections_per_ip, Evict::Idle),
+            handshakes: slots(limits.max_handshakes, limits.max_handshakes_per_ip, Evict::BusyOfOthers),
+            anonymous: slots(limits.max_anonymous, limits.max_anonymous_per_ip, Evict::BusyOfOthers),
+            known: slots(limits.max_connections, limits.max_connections_per_identity, Evict::Idle),
         })
     }
 
@@ -103,7 +103,7 @@ impl Admission {
 }
 
 impl Permit {
-    /// The handshake has ended and shown which peer it is. In exchange for its place among the handshakes the
+    /// The handshake has ended and shown which peer it is. In exchange for its slot among the handshakes the
     /// connection gets one among its own kind. `counts`: whether its certificate is of those that are good now.
     pub(super) fn established(&mut self, identity: Option<&Identity>, counts: bool) -> Result<(), Full> {
         let Admission { anonymous, known, stats, .. } = &*self.admitted.0;
@@ -122,12 +122,12 @@ impl Permit {
         Ok(())
     }
 
-    /// Waits until a newer connection or handshake has taken this place.
-    pub(super) async fn displaced(&mut self) {
-        self.stage.displaced().await;
+    /// Waits until a newer connection or handshake has taken this slot.
+    pub(super) async fn evicted(&mut self) {
+        self.stage.evicted().await;
     }
 
-    /// For the requests on this connection, which is not displaced while it has any.
+    /// For the requests on this connection, which is not evicted while it has any.
     pub(super) fn activity(&self) -> Activity<Holder> {
         self.stage.activity()
     }
@@ -174,8 +174,8 @@ mod tests {
         permit.established(identity, true).map(|()| permit)
     }
 
-    fn is_displaced(permit: &mut Permit) -> bool {
-        permit.displaced().now_or_never().is_some()
+    fn is_evicted(permit: &mut Permit) -> bool {
+        permit.evicted().now_or_never().is_some()
     }
 
     #[test]
@@ -187,8 +187,8 @@ mod tests {
         assert_eq!((admission.stats.connections_open(), admission.stats.handshakes_open()), (3, 1));
         drop((known, anonymous, handshake));
         assert_eq!((admission.stats.connections_open(), admission.stats.handshakes_open()), (0, 0));
-        for places in [&admission.addresses, &admission.handshakes, &admission.anonymous, &admission.known] {
-            assert_eq!(places.taken(), 0);
+        for slots in [&admission.addresses, &admission.handshakes, &admission.anonymous, &admission.known] {
+            assert_eq!(slots.taken(), 0);
         }
     }
 
@@ -235,8 +235,8 @@ mod tests {
         let mut one = admit(&admission, ip(1)).expect("room");
         let mut two = [admit(&admission, ip(2)).expect("room"), admit(&admission, ip(2)).expect("room")];
         let _honest = admit(&admission, ip(3)).expect("one gives way");
-        assert!(!is_displaced(&mut one));
-        assert_eq!(two.each_mut().map(is_displaced), [true, false]);
+        assert!(!is_evicted(&mut one));
+        assert_eq!(two.each_mut().map(is_evicted), [true, false]);
         assert!(matches!(admission.decide(ip(2), true), Decision::Ignore), "all addresses have one");
     }
 
@@ -272,7 +272,7 @@ mod tests {
         let _request = busy.activity().begin();
         let mut idle = connect(&admission, 1, Some(&node("a"))).expect("room");
         let _newest = connect(&admission, 1, Some(&node("a"))).expect("the idle one gives way");
-        assert!(is_displaced(&mut idle) && !is_displaced(&mut busy));
+        assert!(is_evicted(&mut idle) && !is_evicted(&mut busy));
     }
 
     #[test]
@@ -281,9 +281,9 @@ mod tests {
         let mut old = admit(&admission, ip(1)).expect("room");
         old.established(Some(&node("a")), false).expect("room");
         let _request = old.activity().begin();
-        let mut known = connect(&admission, 1, Some(&node("a"))).expect("its own place");
+        let mut known = connect(&admission, 1, Some(&node("a"))).expect("its own slot");
         let mut older = admit(&admission, ip(1)).expect("room");
         assert_eq!(older.established(Some(&node("a")), false).expect_err("one is enough"), Full::Key);
-        assert!(!is_displaced(&mut known));
+        assert!(!is_evicted(&mut known));
     }
 }

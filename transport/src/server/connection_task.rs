@@ -89,10 +89,10 @@ async fn run(incoming: quinn::Incoming, mut permit: Permit, services: Arc<Servic
                             return connection.close(close_code::TOO_SLOW.into(), b"no session was opened");
                         }
                     },
-                    () = permit.displaced() => return close_displaced(&connection, &services),
+                    () = permit.evicted() => return close_evicted(&connection, &services),
                 };
                 // A session is in use for as long as it lasts, and idle before it was opened.
-                let Some(_busy) = activity.begin() else { return close_displaced(&connection, &services) };
+                let Some(_busy) = activity.begin() else { return close_evicted(&connection, &services) };
                 let handler = Arc::clone(handler);
                 Box::pin(serve_session(connection, streams, handler, identity, &services)).await;
             }
@@ -103,7 +103,7 @@ async fn run(incoming: quinn::Incoming, mut permit: Permit, services: Arc<Servic
     }
 }
 
-/// Closes a connection once a newer one has its place, or once it lasted as long as one without a certificate may.
+/// Closes a connection once a newer one has its slot, or once it lasted as long as one without a certificate may.
 async fn cut_off(connection: &quinn::Connection, permit: &mut Permit, anonymous: bool, services: &Services) {
     let life = async {
         if !anonymous {
@@ -112,7 +112,7 @@ async fn cut_off(connection: &quinn::Connection, permit: &mut Permit, anonymous:
         sleep(services.limits.anonymous_life).await;
     };
     tokio::select! {
-        () = permit.displaced() => close_displaced(connection, services),
+        () = permit.evicted() => close_evicted(connection, services),
         () = life => {
             services.stats.count(Count::anonymous_expired);
             debug!("closing a connection without a certificate at the end of its life");
@@ -121,10 +121,10 @@ async fn cut_off(connection: &quinn::Connection, permit: &mut Permit, anonymous:
     }
 }
 
-fn close_displaced(connection: &quinn::Connection, services: &Services) {
+fn close_evicted(connection: &quinn::Connection, services: &Services) {
     services.stats.count(Count::connections_displaced);
     debug!("closing a connection for a newer one");
-    connection.close(close_code::OVERLOADED.into(), b"a newer connection took its place");
+    connection.close(close_code::OVERLOADED.into(), b"a newer connection took its slot");
 }
 
 async fn shake_hands(
@@ -144,7 +144,7 @@ async fn shake_hands(
     };
     let shaken = tokio::select! {
         shaken = timeout(services.limits.handshake_timeout, connecting) => shaken,
-        () = permit.displaced() => {
+        () = permit.evicted() => {
             stats.count(Count::handshakes_displaced);
             debug!("gave up a handshake for one of another address");
             return None;

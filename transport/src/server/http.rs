@@ -26,7 +26,7 @@ use super::stats::Count;
 use crate::h3_streams::{Connection, Send};
 use crate::limits::Limits;
 use crate::peer::Peer;
-use crate::places::Activity;
+use crate::slots::Activity;
 
 /// How long a connection whose requests are all answered is kept for the answers to arrive.
 const LINGER: Duration = Duration::from_millis(250);

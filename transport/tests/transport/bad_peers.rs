@@ -54,7 +54,7 @@ async fn a_handshake_that_stalls_is_given_up_in_time() {
     let packet = first_packet(&server).await;
     let _socket = send_all(&[packet], [127, 0, 0, 1], server.address);
     wait_until("it is given up", || server.stats.handshakes_timed_out() == 1).await;
-    wait_until("its place is free", || server.stats.connections_open() == 0).await;
+    wait_until("its slot is free", || server.stats.connections_open() == 0).await;
 }
 
 #[tokio::test]
@@ -98,7 +98,7 @@ async fn half_open_handshakes_of_a_few_addresses_do_not_delay_another() {
         }
         sockets.extend(send_all(&packets, [127, 0, 5, last], server.address));
     }
-    wait_until("the flood fills its places", || server.stats.handshakes_open() == 64).await;
+    wait_until("the flood fills its slots", || server.stats.handshakes_open() == 64).await;
     let mut crowded = Duration::MAX;
     for _ in 0..5 {
         crowded = crowded.min(time_to_serve(&server).await);

@@ -118,10 +118,10 @@ async fn strangers_are_few_in_all_and_the_address_with_most_of_them_makes_room()
     let many = strangers(&server, 3, 1, 6).await;
     let _requests = [hang(&many[0]).await, hang(&many[1]).await];
     wait_until("both ask", || server.stats.requests() == 2).await;
-    // One address more, and each takes one place of the first one's.
+    // One address more, and each takes one slot of the first one's.
     let others = strangers(&server, 4, 3, 1).await;
-    for displaced in &many[2..5] {
-        within("its end", displaced.connection.closed()).await;
+    for evicted in &many[2..5] {
+        within("its end", evicted.connection.closed()).await;
     }
     assert_eq!(server.stats.connections_displaced(), 3);
     wait_until("they have gone", || server.stats.connections_open() == 6).await;
@@ -138,7 +138,7 @@ async fn a_connection_without_a_certificate_is_closed_at_the_end_of_its_life() {
     let held = strangers(&server, 0, 1, 1).await;
     let _request = hang(&held[0]).await;
     within("its end", held[0].connection.closed()).await;
-    wait_until("its place is free", || server.stats.connections_open() == 1).await;
+    wait_until("its slot is free", || server.stats.connections_open() == 1).await;
     assert_eq!(server.stats.anonymous_expired(), 1);
     assert_eq!(ask(&node).await, StatusCode::OK, "a node's connection lasts");
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use mvm_proto::{InstanceId, Phase};
 use tokio::sync::watch;
 
-use super::{Lease, Moving, Records};
+use super::{Lease, LeaseState, Records};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Word {
@@ -64,18 +64,18 @@ impl Records {
     /// The right to put `id` to rest, which requests may call off; none while someone else acts on it.
     #[must_use]
     pub fn lease_to_rest(self: &Arc<Self>, id: &InstanceId, rests_as: Phase) -> Option<Lease> {
-        self.lease_as(id, Moving { call_off: Some(CallOff::default()), ..Moving::to(rests_as) })
+        self.lease_as(id, LeaseState { call_off: Some(CallOff::default()), ..LeaseState::to(rests_as) })
     }
 
     /// For a request that wants `id`: calls off the step that is putting it to rest, if there is one that can be. From
     /// here on the instance is the request's, with its place in the count that it was on its way to.
     pub fn call_off_rest(&self, id: &InstanceId) -> bool {
         let mut inner = self.lock();
-        let Some(moving) = inner.moving.get_mut(id) else { return false };
-        let called_off = moving.call_off.as_ref().is_some_and(CallOff::call_off);
-        if called_off && !moving.on_demand {
-            moving.home = Some(moving.to);
-            (moving.to, moving.on_demand) = (Phase::Running, true);
+        let Some(state) = inner.leased.get_mut(id) else { return false };
+        let called_off = state.call_off.as_ref().is_some_and(CallOff::call_off);
+        if called_off && !state.on_demand {
+            state.home = Some(state.to);
+            (state.to, state.on_demand) = (Phase::Running, true);
         }
         called_off
     }
@@ -84,7 +84,7 @@ impl Records {
     #[must_use]
     pub(crate) fn can_call_off(&self, id: &InstanceId) -> bool {
         let inner = self.lock();
-        let call_off = inner.moving.get(id).and_then(|moving| moving.call_off.as_ref());
+        let call_off = inner.leased.get(id).and_then(|state| state.call_off.as_ref());
         call_off.is_some_and(|call_off| *call_off.0.borrow() != Word::Passed)
     }
 }

@@ -110,7 +110,7 @@ async fn limited(blobs: &Breaking, space: Option<TenantSpace>) -> (Session<Break
     write(&folder.path("notes"), b"remember this");
     let session_store = session_store(blobs).limited(MAX_BYTES, space);
     let mut session = Session::take(session_store, &super::holder(1), Has::Nothing, EVERY).await.unwrap();
-    session.keep(&folder, folder.root(), EVERY, at(1)).await.unwrap();
+    session.copy_folder(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     (session, folder)
 }
 
@@ -126,7 +126,7 @@ async fn refused(manner: Manner) -> (String, Hostile) {
     let guest = Hostile::new(manner);
     let mut said = BTreeSet::new();
     for time in 0..5 {
-        let error = session.keep(&guest, "/session", EVERY, at(2 + time)).await.unwrap_err();
+        let error = session.copy_folder(&guest, "/session", EVERY, at(2 + time)).await.unwrap_err();
         said.insert(error.to_string());
         let stored = stored_bytes(&blobs).await;
         assert!(stored <= MAX_BYTES + CHUNK_BYTES, "{stored} bytes after copy {time}: {error}");
@@ -199,7 +199,7 @@ async fn an_index_that_grows_by_escapes_is_refused_before_anything_is_replaced()
     let blobs = Breaking::at(store.path());
     let (mut session, folder) = limited(&blobs, None).await;
     let before = blobs.list("acme").await.unwrap();
-    let refused = session.keep(&Escapes, "/session", EVERY, at(2)).await;
+    let refused = session.copy_folder(&Escapes, "/session", EVERY, at(2)).await;
     assert!(matches!(refused, Err(PersistError::TooLarge(_))), "{refused:?}");
     assert_eq!(blobs.list("acme").await.unwrap().len(), before.len());
     drop(session);
@@ -225,7 +225,7 @@ async fn sessions_count_towards_the_quota_of_their_tenant_with_what_its_instance
     for name in 1..=5 {
         write(&folder.path(&name.to_string()), &piece(name));
     }
-    let refused = session.keep(&folder, folder.root(), EVERY, at(2)).await;
+    let refused = session.copy_folder(&folder, folder.root(), EVERY, at(2)).await;
     assert!(matches!(&refused, Err(PersistError::OverQuota { .. })), "{refused:?}");
     drop(session);
     assert_eq!(brought_back(&blobs).await, old);
@@ -237,7 +237,7 @@ async fn sessions_count_towards_the_quota_of_their_tenant_with_what_its_instance
     for name in 3..=5 {
         std::fs::remove_file(folder.path(&name.to_string())).unwrap();
     }
-    session.keep(&folder, folder.root(), EVERY, at(3)).await.unwrap();
+    session.copy_folder(&folder, folder.root(), EVERY, at(3)).await.unwrap();
     assert_eq!(brought_back(&blobs).await, looks(&folder));
     // Another tenant's are its own.
     assert!(all.used(&tenant) > 0);

@@ -55,14 +55,14 @@ async fn a_session_is_renewed_while_it_is_copied_and_while_it_is_brought_back() 
     let mut session = take(&blobs, 1).await;
     let number = || async { session_store(&blobs).head(0).await.unwrap().unwrap().head.number };
     let before = number().await;
-    session.keep(&Slow { folder: &folder, takes }, folder.root(), EVERY, at(1)).await.unwrap();
+    session.copy_folder(&Slow { folder: &folder, takes }, folder.root(), EVERY, at(1)).await.unwrap();
     let copied = number().await;
     assert!(copied >= before + 10, "{before} to {copied}");
     let there = Folder::new();
     session.bring_back(&Slow { folder: &there, takes }, there.root()).await.unwrap();
     assert!(number().await >= copied + 9, "{copied} to {}", number().await);
     // And what comes after it has the right number.
-    session.keep(&folder, folder.root(), EVERY, at(2)).await.unwrap();
+    session.copy_folder(&folder, folder.root(), EVERY, at(2)).await.unwrap();
     assert_eq!(looks(&there), looks(&folder));
 }
 
@@ -77,7 +77,7 @@ async fn a_session_that_was_taken_meanwhile_is_left_alone_before_the_copy_is_ove
     take(&blobs, 2).await;
     let slow = Slow { folder: &folder, takes: Duration::from_secs(EVERY * 100) };
     let begun = tokio::time::Instant::now();
-    let kept = session.keep(&slow, folder.root(), EVERY, at(1)).await;
+    let kept = session.copy_folder(&slow, folder.root(), EVERY, at(1)).await;
     assert!(matches!(kept, Err(PersistError::Taken(_))), "{kept:?}");
     assert!(begun.elapsed() <= Duration::from_secs(EVERY), "{:?}", begun.elapsed());
 }
@@ -127,7 +127,7 @@ async fn a_holder_that_stood_still_removes_nothing_of_the_next_ones() {
     let mut stalled = Session::take(its, &holder(1), Has::Nothing, EVERY).await.unwrap();
     let root = folder.root().to_owned();
     // Its first look for leftovers passes; after its head is written, the process stands still.
-    let keep = async move { stalled.keep(&folder, &root, EVERY, at(1)).await };
+    let keep = async move { stalled.copy_folder(&folder, &root, EVERY, at(1)).await };
     let keep = tokio::spawn(keep);
     gated.waits.acquire_many(2).await.unwrap().forget();
 
@@ -138,7 +138,7 @@ async fn a_holder_that_stood_still_removes_nothing_of_the_next_ones() {
     let theirs = Folder::new();
     other.bring_back(&theirs, theirs.root()).await.unwrap();
     write(&theirs.path("theirs"), b"two");
-    other.keep(&theirs, theirs.root(), EVERY, at(2)).await.unwrap();
+    other.copy_folder(&theirs, theirs.root(), EVERY, at(2)).await.unwrap();
     let wanted = looks(&theirs);
 
     gated.gate.add_permits(8);

@@ -66,8 +66,8 @@ async fn carries_a_session(blobs: &ObjectBlobStore) {
     let mut session = Session::take(session_store(), &holder(1), Has::Nothing, EVERY).await.unwrap();
     let held = Session::take(session_store(), &holder(2), Has::Nothing, EVERY).await.unwrap();
     assert_eq!((session.slot, held.slot), (0, 1));
-    session.keep(&here, here.root(), EVERY, at(1)).await.unwrap();
-    session.keep(&here, here.root(), EVERY, at(2)).await.unwrap();
+    session.copy_folder(&here, here.root(), EVERY, at(1)).await.unwrap();
+    session.copy_folder(&here, here.root(), EVERY, at(2)).await.unwrap();
     session.release().await.unwrap();
     let mut session = Session::take(session_store(), &holder(3), Has::Nothing, EVERY).await.unwrap();
     assert_eq!((session.slot, session.taken_at()), (0, Some(at(2))));

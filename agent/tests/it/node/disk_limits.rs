@@ -11,7 +11,7 @@ use std::time::Duration;
 use mvm_agent::isolation::{Effort, IsolationSettings};
 use mvm_agent::node::assemble::NodeSettings;
 use mvm_host::AnyHost;
-use mvm_host::cgroup::{CgroupSettings, Mode, pretended};
+use mvm_host::cgroup::{CgroupSettings, Mode, fake};
 use mvm_proto::DesiredState;
 use mvm_proto::status::NodeStatus;
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ const UNLIMITED: &str = "8:16 rbps=max wbps=max riops=max wiops=max";
 
 /// Makes the files of every group that has none yet.
 fn like_a_kernel(group: &Path) {
-    pretended::group(group, "cpu memory pids io").unwrap();
+    fake::group(group, "cpu memory pids io").unwrap();
     for below in fs::read_dir(group).unwrap().flatten().filter(|below| below.path().is_dir()) {
         like_a_kernel(&below.path());
     }
@@ -34,7 +34,7 @@ fn on(dir: &Path, kind: &str) -> NodeSettings {
     let groups = dir.join("groups");
     fs::create_dir_all(groups.join("mvm/acme/workers")).unwrap();
     like_a_kernel(&groups);
-    let machine = pretended::machine(dir, kind).unwrap();
+    let machine = fake::machine(dir, kind).unwrap();
     let cgroups =
         CgroupSettings { mode: Mode::BestEffort, mount: Some(groups), machine, ..CgroupSettings::default() };
     NodeSettings {

@@ -16,9 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use mvm_host::cgroup::{
-    CgroupSettings, InstanceGroup, InstanceLimits, Mode, TenantLimits, VmmCost, pretended,
-};
+use mvm_host::cgroup::{CgroupSettings, InstanceGroup, InstanceLimits, Mode, TenantLimits, VmmCost, fake};
 use mvm_host::{
     Access, Confinement, EndSignal, HELPER_THREADS, Host as _, HostError, Jail, JailFile, Operation,
     ProcessIdentity, RemoteHost, SpawnVmm, VmmProcess, serve_helper,
@@ -514,7 +512,7 @@ async fn whatever_a_hostile_agent_asks_for_in_whatever_order_nothing_outside_is_
     let (ours, theirs) = UnixStream::pair().unwrap();
     let groups = scene.dir.path().join("groups");
     for dir in [groups.clone(), groups.join("mvm")] {
-        pretended::group(&dir, "cpu memory pids").unwrap();
+        fake::group(&dir, "cpu memory pids").unwrap();
     }
     let listed = || {
         let names = fs::read_dir(&groups).unwrap().map(|entry| entry.unwrap().file_name());

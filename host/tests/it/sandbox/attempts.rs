@@ -83,8 +83,8 @@ pub(crate) const ALLOWED: &[Attempt] = &[
         file.write_all(&[7; LENGTH])?;
         let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(&file, hole, 0, LENGTH as u64)?;
-        let pretended = io::Error::from_raw_os_error(PRETENDED);
-        if fs::read("whole")?.contains(&7) { Err(pretended) } else { Ok(()) }
+        let fake = io::Error::from_raw_os_error(PRETENDED);
+        if fs::read("whole")?.contains(&7) { Err(fake) } else { Ok(()) }
     }),
 ];
 

@@ -21,7 +21,7 @@ use crate::workload::{RESTARTS_IN_PLACE, Workload, WorkloadState};
 /// No wait is longer: a time further ahead was written before the clock was set back.
 const MAX_WAIT: Duration = Duration::from_secs(3600);
 
-pub(crate) fn mend(draft: &mut Draft, view: &mut PoolView<'_>) {
+pub(crate) fn restart_failed(draft: &mut Draft, view: &mut PoolView<'_>) {
     let mut spare = view.have.running.saturating_sub(view.wanted().running);
     for instance in std::mem::take(&mut view.down) {
         let Some(workload) = instance.workload.as_deref() else { continue };
@@ -45,11 +45,11 @@ fn stop(
     workload: &Workload,
 ) -> bool {
     let why = format!("no count wants it, and its program {}", describe(workload));
-    match hold(view.place.tenant, view.place.pool, instance, Action::Stop, &draft.clock) {
+    match hold(view.pool_ref.tenant, view.pool_ref.pool, instance, Action::Stop, &draft.clock) {
         Some(Hold::PinnedTenant | Hold::Critical) => return false,
-        Some(hold) => draft.held(view.place, instance, Action::Stop, &why, hold),
+        Some(hold) => draft.held(view.pool_ref, instance, Action::Stop, &why, hold),
         None => {
-            draft.step(view.place, Some(instance), Action::Stop, None, why);
+            draft.step(view.pool_ref, Some(instance), Action::Stop, None, why);
             view.have.running -= 1;
         }
     }
@@ -65,7 +65,7 @@ fn bring_back(
 ) {
     let why = format!("its program {}", describe(workload));
     if let Some(hold) = hands_off(instance, &draft.clock) {
-        return draft.held(view.place, instance, Action::Restart, &why, hold);
+        return draft.held(view.pool_ref, instance, Action::Restart, &why, hold);
     }
     // What is of an older revision may be down for that.
     if is_own && view.is_outdated(instance) && replace(draft, view, instance, &why) {
@@ -74,28 +74,28 @@ fn bring_back(
     if let Some(due) = waits_until(workload, &draft.clock) {
         let left = draft.clock.left(due).as_millis().div_ceil(1000);
         let reason = format!("{why}; restarted {} times in a row, {left} s left", workload.restarts);
-        return draft.defer(view.place, Some(&instance.id), Action::Restart, 1, reason);
+        return draft.defer(view.pool_ref, Some(&instance.id), Action::Restart, 1, reason);
     }
     if is_own && workload.restarts >= RESTARTS_IN_PLACE && replace(draft, view, instance, &why) {
         return;
     }
-    draft.step(view.place, Some(instance), Action::Restart, None, why);
+    draft.step(view.pool_ref, Some(instance), Action::Restart, None, why);
 }
 
 /// Plans a new guest in place of this one. False: something is in the way.
 fn replace(draft: &mut Draft, view: &mut PoolView<'_>, instance: &ObservedInstance, why: &str) -> bool {
     let is_barred = draft.freshness == Freshness::Expired || view.no_start.is_some() || draft.under_pressure;
-    let hold = hold(view.place.tenant, view.place.pool, instance, Action::Replace, &draft.clock);
+    let hold = hold(view.pool_ref.tenant, view.pool_ref.pool, instance, Action::Replace, &draft.clock);
     // Nothing works in it that its minimum would be for.
     let is_free = matches!(hold, None | Some(Hold::MinRunning(_)));
     if is_barred
         || !is_free
         || view.staging_busy
-        || draft.spend(view.place, more_for(view, instance)).is_err()
+        || draft.spend(view.pool_ref, more_for(view, instance)).is_err()
     {
         return false;
     }
-    draft.step(view.place, Some(instance), Action::Replace, None, why.to_owned());
+    draft.step(view.pool_ref, Some(instance), Action::Replace, None, why.to_owned());
     view.staging_busy = true;
     true
 }

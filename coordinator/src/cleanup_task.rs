@@ -19,7 +19,7 @@ const MAX_WRITE_BYTES: usize = 4 * 1024 * 1024;
 /// Old tokens hurt nobody; an hour is soon enough.
 const TOKENS_EVERY: Duration = Duration::from_secs(3600);
 
-pub(crate) async fn tidy_task(state: Arc<State>) {
+pub(crate) async fn cleanup_task(state: Arc<State>) {
     let mut write = tokio::time::interval(WRITE_EVERY);
     let mut old_tokens = tokio::time::interval(TOKENS_EVERY);
     for timer in [&mut write, &mut old_tokens] {
@@ -35,7 +35,7 @@ pub(crate) async fn tidy_task(state: Arc<State>) {
                 }
             }
             _ = old_tokens.tick() => {
-                log(tokens::tidy(&state.store, now()).await.map(drop), "could not tidy up tokens");
+                log(tokens::remove_old(&state.store, now()).await.map(drop), "could not remove expired join tokens");
             }
         }
     }

@@ -36,7 +36,7 @@ impl Obstacle {
     }
 }
 
-pub(crate) fn raise(draft: &mut Draft, view: &mut PoolView<'_>) {
+pub(crate) fn fill_running(draft: &mut Draft, view: &mut PoolView<'_>) {
     let wanted = view.wanted().running;
     let need = wanted.saturating_sub(view.have.running + view.undecided.running);
     if need == 0 {
@@ -44,7 +44,7 @@ pub(crate) fn raise(draft: &mut Draft, view: &mut PoolView<'_>) {
     }
     if let Some(reason) = view.no_start.clone() {
         view.missing.running = need;
-        draft.defer(view.place, None, next_step(view), need, reason);
+        draft.defer(view.pool_ref, None, next_step(view), need, reason);
         return;
     }
     let why = format!("running {} of {wanted}", view.have.running);
@@ -52,11 +52,10 @@ pub(crate) fn raise(draft: &mut Draft, view: &mut PoolView<'_>) {
     let mut left = need;
 
     let mut kept_running = std::mem::take(&mut view.staged);
-    kept_running.append(&mut view.stand_ins);
+    kept_running.append(&mut view.surge);
     take(draft, view, &mut kept_running, Action::Resume, &mut left, &why, &mut obstacle);
     for instance in kept_running {
-        let list =
-            if instance.staging == Some(Phase::Running) { &mut view.stand_ins } else { &mut view.staged };
+        let list = if instance.staging == Some(Phase::Running) { &mut view.surge } else { &mut view.staged };
         list.push(instance);
     }
 
@@ -72,7 +71,7 @@ pub(crate) fn raise(draft: &mut Draft, view: &mut PoolView<'_>) {
     view.missing.running = left;
     if left > 0 {
         let reason = obstacle.describe(&draft.clock);
-        draft.defer(view.place, None, next_step(view), left, format!("{reason}; {why}"));
+        draft.defer(view.pool_ref, None, next_step(view), left, format!("{reason}; {why}"));
     }
 }
 
@@ -122,12 +121,12 @@ fn bring_up(
     let backing_off = backing_off(draft, view) + resting_and_retried(draft, view);
     let arriving = arriving(view);
     while *left > backing_off + arriving {
-        let size = &view.place.pool.instance_resources;
-        if let Err(shortage) = draft.spend(view.place, Usage::of(Phase::Running, size, None)) {
+        let size = &view.pool_ref.pool.instance_resources;
+        if let Err(shortage) = draft.spend(view.pool_ref, Usage::of(Phase::Running, size, None)) {
             obstacle = Some(Obstacle::Shortage(shortage));
             break;
         }
-        draft.step(view.place, None, Action::Create, None, why.to_owned());
+        draft.step(view.pool_ref, None, Action::Create, None, why.to_owned());
         *left -= 1;
     }
     obstacle.unwrap_or(if arriving > 0 { Obstacle::Arriving } else { Obstacle::BackingOff })
@@ -174,7 +173,7 @@ pub(crate) fn take<'a>(
     why: &str,
     obstacle: &mut Option<Obstacle>,
 ) -> usize {
-    let (tenant, pool) = (view.place.tenant, view.place.pool);
+    let (tenant, pool) = (view.pool_ref.tenant, view.pool_ref.pool);
     let mut taken = Vec::new();
     for instance in list.iter() {
         if *left == 0 {
@@ -187,11 +186,11 @@ pub(crate) fn take<'a>(
         // Starting boots the pool's current size; waking brings back the size that was put to sleep.
         let size = if action == Action::Start { &pool.instance_resources } else { &instance.resources };
         let more = Usage::of(Phase::Running, size, None).beyond(Usage::now(instance));
-        if let Err(shortage) = draft.spend(view.place, more) {
+        if let Err(shortage) = draft.spend(view.pool_ref, more) {
             *obstacle = Some(Obstacle::Shortage(shortage));
             continue;
         }
-        draft.step(view.place, Some(instance), action, None, why.to_owned());
+        draft.step(view.pool_ref, Some(instance), action, None, why.to_owned());
         taken.push(&instance.id);
         *left -= 1;
     }

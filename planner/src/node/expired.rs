@@ -7,9 +7,9 @@
 use mvm_proto::Phase;
 
 use super::draft::Draft;
-use super::raise::take;
-use super::settle::{count_missing, settle_staged};
+use super::scale_up::take;
 use super::stage::start;
+use super::surplus::{count_missing, settle_staged};
 use super::view::{PoolView, best_first, readiest_first};
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
@@ -25,7 +25,7 @@ pub(crate) fn restart(draft: &mut Draft, view: &mut PoolView<'_>) {
     }
     if let Some(reason) = view.no_start.clone().or_else(|| draft.no_growth()) {
         view.missing.running = need;
-        draft.defer(view.place, None, Action::Start, need, reason);
+        draft.defer(view.pool_ref, None, Action::Start, need, reason);
         return;
     }
     let why = format!("running {} of {}", view.have.running, wanted.running);
@@ -60,7 +60,7 @@ pub(crate) fn restart(draft: &mut Draft, view: &mut PoolView<'_>) {
     if left > 0 {
         let action = if obstacle.is_some() { Action::Start } else { Action::Create };
         let reason = obstacle.map_or_else(|| EXPIRED.to_owned(), |obstacle| obstacle.describe(&draft.clock));
-        draft.defer(view.place, None, action, left, format!("{reason}; {why}"));
+        draft.defer(view.pool_ref, None, action, left, format!("{reason}; {why}"));
     }
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn stage(draft: &mut Draft, view: &mut PoolView<'_>) {
     }
     if left > 0 {
         let reason = reason.unwrap_or_else(|| EXPIRED.to_owned());
-        draft.defer(view.place, None, Action::Create, left, reason);
+        draft.defer(view.pool_ref, None, Action::Create, left, reason);
     }
     say_what_waits(draft, view);
 }
@@ -107,10 +107,10 @@ fn say_what_waits(draft: &mut Draft, view: &PoolView<'_>) {
     let spare = have.running.saturating_sub(wanted.running)
         + have.warm.saturating_sub(wanted.warm)
         + have.sleeping.saturating_sub(wanted.sleeping)
-        + view.stand_ins.len();
+        + view.surge.len();
     for (action, count) in [(Action::Replace, outdated), (Action::Stop, spare)] {
         if count > 0 {
-            draft.defer(view.place, None, action, count, EXPIRED.to_owned());
+            draft.defer(view.pool_ref, None, action, count, EXPIRED.to_owned());
         }
     }
 }

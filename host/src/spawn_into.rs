@@ -56,7 +56,7 @@ struct CloneArgs {
 
 /// A child and the handle that means it and no later process with its pid.
 #[derive(Debug)]
-pub struct Born {
+pub struct Child {
     pub pid: Pid,
     pub pidfd: OwnedFd,
 }
@@ -64,7 +64,7 @@ pub struct Born {
 /// On which side of the fork the caller finds itself.
 #[derive(Debug)]
 pub(crate) enum Forked {
-    Parent(Born),
+    Parent(Child),
     Child,
 }
 
@@ -97,9 +97,9 @@ pub(crate) unsafe fn fork_into(cgroup: Option<BorrowedFd<'_>>, extra_clone_flags
 pub(crate) fn is_possible(namespaces: u64) -> bool {
     // SAFETY: the child makes no call but `_exit`.
     match unsafe { fork_into(None, namespaces) } {
-        Ok(Forked::Parent(born)) => {
+        Ok(Forked::Parent(child)) => {
             // It has nothing to tell but that it was there.
-            let _ = rustix::process::waitpid(Some(born.pid), rustix::process::WaitOptions::empty());
+            let _ = rustix::process::waitpid(Some(child.pid), rustix::process::WaitOptions::empty());
             true
         }
         // SAFETY: ends the child without running anything of its parent's.
@@ -135,7 +135,7 @@ unsafe fn clone_into(cgroup: Option<BorrowedFd<'_>>, extra_clone_flags: u64) -> 
     }
     let pid = child_pid(pid)?;
     // SAFETY: the kernel just made this descriptor for us, close-on-exec, and nobody else knows it.
-    Ok(Forked::Parent(Born { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }))
+    Ok(Forked::Parent(Child { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }))
 }
 
 /// What a fork that returned this to the parent made; must be asked before any other call.
@@ -171,14 +171,14 @@ unsafe fn fork_and_enter(cgroup: Option<BorrowedFd<'_>>, extra_clone_flags: u64)
     let pid = child_pid(pid);
     drop((masked, tell));
     let pid = pid?;
-    let born = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from);
+    let child = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from);
     let mut code = [0; 4];
     let answer = fs::File::from(told).read_exact(&mut code).and_then(|()| match i32::from_ne_bytes(code) {
-        0 => born,
+        0 => child,
         code => Err(io::Error::from_raw_os_error(code)),
     });
     match answer {
-        Ok(pidfd) => Ok(Forked::Parent(Born { pid, pidfd })),
+        Ok(pidfd) => Ok(Forked::Parent(Child { pid, pidfd })),
         Err(cause) => {
             // It may be past the telling when only its handle could not be had; nothing of it may stay.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
@@ -243,7 +243,7 @@ pub fn spawn_into<A: AsRef<OsStr>>(
     cgroup: Option<BorrowedFd<'_>>,
     program: &Path,
     args: &[A],
-) -> io::Result<Born> {
+) -> io::Result<Child> {
     let program = CString::new(program.as_os_str().as_bytes())?;
     let args: Vec<CString> =
         args.iter().map(|arg| CString::new(arg.as_ref().as_bytes())).collect::<Result<_, _>>()?;
@@ -252,8 +252,8 @@ pub fn spawn_into<A: AsRef<OsStr>>(
     let no_environment = [ptr::null()];
     let (told, tell) = pipe_with(PipeFlags::CLOEXEC)?;
     // SAFETY: the child calls execve, write and _exit only, on what was made before the fork.
-    let born = match unsafe { fork_into(cgroup, 0) }? {
-        Forked::Parent(born) => born,
+    let child = match unsafe { fork_into(cgroup, 0) }? {
+        Forked::Parent(child) => child,
         Forked::Child => unsafe {
             libc::execve(program.as_ptr(), arg_pointers.as_ptr(), no_environment.as_ptr());
             let code = (*libc::__errno_location()).to_ne_bytes();
@@ -265,8 +265,8 @@ pub fn spawn_into<A: AsRef<OsStr>>(
     let mut code = Vec::new();
     fs::File::from(told).read_to_end(&mut code)?;
     // Nothing is written, and the pipe is closed, when the program runs.
-    let Ok(code) = <[u8; 4]>::try_from(code.as_slice()) else { return Ok(born) };
-    let _ = rustix::process::waitpid(Some(born.pid), rustix::process::WaitOptions::empty());
+    let Ok(code) = <[u8; 4]>::try_from(code.as_slice()) else { return Ok(child) };
+    let _ = rustix::process::waitpid(Some(child.pid), rustix::process::WaitOptions::empty());
     Err(io::Error::from_raw_os_error(i32::from_ne_bytes(code)))
 }
 
@@ -278,15 +278,15 @@ mod tests {
 
     use super::*;
 
-    fn exit_code(born: &Born) -> Option<i32> {
-        let ended = waitid(WaitId::PidFd(born.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap();
+    fn exit_code(child: &Child) -> Option<i32> {
+        let ended = waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap();
         ended.and_then(|status| status.exit_status())
     }
 
     #[test]
     fn a_program_runs_with_its_arguments_and_a_handle_that_tells_its_end() {
-        let born = spawn_into(None, Path::new("/bin/sh"), &["sh", "-c", "exit $1", "sh", "41"]).unwrap();
-        assert_eq!(exit_code(&born), Some(41));
+        let child = spawn_into(None, Path::new("/bin/sh"), &["sh", "-c", "exit $1", "sh", "41"]).unwrap();
+        assert_eq!(exit_code(&child), Some(41));
     }
 
     #[test]
@@ -317,13 +317,13 @@ mod tests {
         fs::write(group.path().join("cgroup.procs"), "").unwrap();
         let directory = fs::File::open(group.path()).unwrap();
         // SAFETY: the child does nothing but end.
-        let born = match unsafe { fork_and_enter(Some(directory.as_fd()), 0) }.unwrap() {
-            Forked::Parent(born) => born,
+        let child = match unsafe { fork_and_enter(Some(directory.as_fd()), 0) }.unwrap() {
+            Forked::Parent(child) => child,
             Forked::Child => unsafe { libc::_exit(3) },
         };
         // Before the parent went on, that is: nothing waits here.
         assert_eq!(fs::read_to_string(group.path().join("cgroup.procs")).unwrap(), "0");
-        assert_eq!(exit_code(&born), Some(3));
+        assert_eq!(exit_code(&child), Some(3));
     }
 
     #[test]

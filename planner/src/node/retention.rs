@@ -10,7 +10,7 @@ use super::view::PoolView;
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
 
-pub(crate) fn retain(draft: &mut Draft, view: &mut PoolView<'_>) {
+pub(crate) fn destroy_old(draft: &mut Draft, view: &mut PoolView<'_>) {
     // What can't be filled now may be filled from these later.
     let wanted = view.missing.running + view.missing.warm + view.missing.sleeping;
     if view.startable.len() <= wanted {
@@ -28,19 +28,22 @@ pub(crate) fn retain(draft: &mut Draft, view: &mut PoolView<'_>) {
             break;
         }
         let why = format!("{} and no count wants it", instance.phase);
-        match hold(view.place.tenant, view.place.pool, instance, Action::Destroy, &draft.clock) {
+        match hold(view.pool_ref.tenant, view.pool_ref.pool, instance, Action::Destroy, &draft.clock) {
             None => {
                 spare -= 1;
-                draft.step(view.place, Some(instance), Action::Destroy, None, why);
+                draft.step(view.pool_ref, Some(instance), Action::Destroy, None, why);
             }
-            Some(hold) => draft.held(view.place, instance, Action::Destroy, &why, hold),
+            Some(hold) => draft.held(view.pool_ref, instance, Action::Destroy, &why, hold),
         }
     }
 }
 
-/// A stand-in leaves nothing worth keeping.
+/// A surge instance leaves nothing worth keeping.
 fn ends_at(view: &PoolView<'_>, instance: &ObservedInstance) -> Timestamp {
-    let kept =
-        if instance.staging == Some(Phase::Running) { 0 } else { view.place.pool.stopped_retention_seconds };
+    let kept = if instance.staging == Some(Phase::Running) {
+        0
+    } else {
+        view.pool_ref.pool.stopped_retention_seconds
+    };
     instance.since + Duration::from_secs(kept)
 }

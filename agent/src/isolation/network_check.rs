@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_host::network::{NetworkFound, NetworkWanted, StrangerLink, TenantNet};
+use mvm_host::network::{NetworkFound, NetworkWanted, OrphanLink, TenantNet};
 use mvm_host::{Host as _, HostError, Operation, Outcome};
 use mvm_planner::Blocked;
 use mvm_proto::status::{Condition, Event};
@@ -23,7 +23,7 @@ const NAMED: usize = 3;
 
 /// Looks after what all instances share.
 #[derive(Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct NetworkCheck {
     isolation: Arc<Isolation>,
     interval: Duration,
     grace: Duration,
@@ -40,7 +40,7 @@ pub(crate) struct Keeper {
     pub(crate) found: watch::Sender<NetworkFound>,
 }
 
-impl Keeper {
+impl NetworkCheck {
     pub(crate) fn new(
         isolation: Arc<Isolation>,
         interval: Duration,
@@ -64,7 +64,11 @@ impl Keeper {
     }
 
     /// Looks if it is time to, and answers which tenants can't be given their network now.
-    pub(crate) async fn keep(&mut self, desired: Option<&DesiredState>, records: &Records) -> Vec<Blocked> {
+    pub(crate) async fn reconcile(
+        &mut self,
+        desired: Option<&DesiredState>,
+        records: &Records,
+    ) -> Vec<Blocked> {
         if self.isolation.settings.network == NetworkMode::None {
             return Vec::new();
         }
@@ -144,19 +148,19 @@ impl Keeper {
         let since = |id: &InstanceId| Some((id.clone(), records.get(id)?.since));
         self.cut_off.extend(found.cut_off.iter().filter_map(since));
         if removes {
-            self.sweep(&found.strangers, records).await?;
+            self.sweep(&found.orphans, records).await?;
         }
         self.found.send_replace(found);
         Ok(())
     }
 
     /// Removes links of ours that nobody has wanted for long enough; ports first, for a bridge goes last.
-    async fn sweep(&mut self, strangers: &[StrangerLink], records: &Records) -> Result<(), HostError> {
+    async fn sweep(&mut self, orphans: &[OrphanLink], records: &Records) -> Result<(), HostError> {
         let now = Instant::now();
-        self.due.retain(|name, _| strangers.iter().any(|stranger| stranger.name == *name));
-        for stranger in strangers {
-            let name = stranger.name.clone();
-            let instance = stranger.owner.split_once('/').and_then(|(_, id)| id.parse().ok());
+        self.due.retain(|name, _| orphans.iter().any(|orphan| orphan.name == *name));
+        for orphan in orphans {
+            let name = orphan.name.clone();
+            let instance = orphan.owner.split_once('/').and_then(|(_, id)| id.parse().ok());
             // One that rests, or whose VM died: who owns it is known, and that it is not in use.
             if instance.is_some_and(|id| records.get(&id).is_some()) {
                 self.isolation.host.perform(&Operation::RemoveLink { name }).await?;
@@ -166,7 +170,7 @@ impl Keeper {
                 None => {
                     let message = format!(
                         "nobody wants {name} of {}; it is removed in {} s",
-                        stranger.owner,
+                        orphan.owner,
                         self.grace.as_secs()
                     );
                     self.tell("StrangerFound", &message);
@@ -236,12 +240,12 @@ mod tests {
         let settings = IsolationSettings { network: NetworkMode::Bridges, ..IsolationSettings::NONE };
         let isolation = Arc::new(Isolation::new(AnyHost::local(dir.path()), DriverKind::Fake, settings));
         let (every, events) = (Duration::from_secs(30), broadcast::Sender::new(16));
-        let mut keeper = Keeper::new(Arc::clone(&isolation), every, every, events, Clock::system());
-        keeper.last = Some((Instant::now(), Vec::new()));
+        let mut check = NetworkCheck::new(Arc::clone(&isolation), every, every, events, Clock::system());
+        check.last = Some((Instant::now(), Vec::new()));
         let records = Records::empty();
         let _makes_one = isolation.comparing.read().await;
-        assert_eq!(futures::poll!(std::pin::pin!(keeper.keep(None, &records))), Poll::Ready(Vec::new()));
+        assert_eq!(futures::poll!(std::pin::pin!(check.reconcile(None, &records))), Poll::Ready(Vec::new()));
         tokio::time::advance(every).await;
-        assert!(futures::poll!(std::pin::pin!(keeper.keep(None, &records))).is_pending());
+        assert!(futures::poll!(std::pin::pin!(check.reconcile(None, &records))).is_pending());
     }
 }

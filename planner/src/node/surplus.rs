@@ -3,14 +3,14 @@
 use mvm_proto::Phase;
 
 use super::budget::Usage;
-use super::draft::{Draft, Freshness, Place};
+use super::draft::{Draft, Freshness, PoolRef};
+use super::expired::EXPIRED;
 use super::hold::{Hold, hands_off, hold};
-use super::keep::EXPIRED;
-use super::view::{Places, PoolView, coldest_first, remove};
+use super::view::{PhaseCounts, PoolView, coldest_first, remove};
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
 
-pub(crate) fn settle(draft: &mut Draft, view: &mut PoolView<'_>) {
+pub(crate) fn use_or_stop(draft: &mut Draft, view: &mut PoolView<'_>) {
     count_missing(draft, view);
     settle_staged(draft, view);
 
@@ -49,7 +49,7 @@ fn spare_up(draft: &Draft, view: &PoolView<'_>) -> usize {
 
 /// Whether a running instance of an older revision can be replaced now, beside all the others.
 fn can_replace_one(draft: &Draft, view: &PoolView<'_>) -> bool {
-    let Place { tenant, pool, tenant_index, pool_index, .. } = view.place;
+    let PoolRef { tenant, pool, tenant_index, pool_index, .. } = view.pool_ref;
     let is_free = view.no_start.is_none() && !draft.under_pressure && !view.staging_busy;
     let backs_off = |i: &&ObservedInstance| matches!(hands_off(i, &draft.clock), Some(Hold::Backoff(_)));
     is_free
@@ -66,9 +66,9 @@ pub(crate) fn count_missing(draft: &mut Draft, view: &mut PoolView<'_>) {
     let wanted = view.wanted();
     view.missing.warm = wanted.warm.saturating_sub(view.have.warm + view.undecided.warm);
     view.missing.sleeping = wanted.sleeping.saturating_sub(view.have.sleeping + view.undecided.sleeping);
-    if view.missing.sleeping > 0 && view.place.pool.pinned {
+    if view.missing.sleeping > 0 && view.pool_ref.pool.pinned {
         let why = Hold::PinnedPool.describe(&draft.clock);
-        draft.defer(view.place, None, Action::Sleep, view.missing.sleeping, why);
+        draft.defer(view.pool_ref, None, Action::Sleep, view.missing.sleeping, why);
         view.missing.sleeping = 0;
     }
 }
@@ -76,12 +76,12 @@ pub(crate) fn count_missing(draft: &mut Draft, view: &mut PoolView<'_>) {
 /// What rests above its count and is wanted among those that run, where something keeps it from running now: it comes
 /// back when it may, sleepers first. Of an older revision it may be too large to come back ever; one that is stopped
 /// starts at its pool's size.
-fn owed_to_running(draft: &Draft, view: &PoolView<'_>, spare_sleeping: usize) -> Places {
+fn owed_to_running(draft: &Draft, view: &PoolView<'_>, spare_sleeping: usize) -> PhaseCounts {
     let comes_back = |i: &&&ObservedInstance| draft.under_pressure || !view.is_outdated(i);
     let missing = view.missing.running;
     let sleeping = missing.min(spare_sleeping).min(view.sleeping.iter().filter(comes_back).count());
     let warm = (missing - sleeping).min(view.warm.iter().filter(comes_back).count());
-    Places { running: 0, warm, sleeping }
+    PhaseCounts { running: 0, warm, sleeping }
 }
 
 /// What was booted on its way to rest goes there, or where else a place is free; else it stops, unless the document has
@@ -94,7 +94,7 @@ pub(crate) fn settle_staged(draft: &mut Draft, view: &mut PoolView<'_>) {
             uses.reverse();
         }
         let mut why = "staged, and no count wants it".to_owned();
-        if view.place.pool.pinned && instance.staging == Some(Phase::Sleeping) {
+        if view.pool_ref.pool.pinned && instance.staging == Some(Phase::Sleeping) {
             why = format!("staged, and may not sleep: {}", Hold::PinnedPool.describe(&draft.clock));
         }
         let mut action = None;
@@ -107,12 +107,12 @@ pub(crate) fn settle_staged(draft: &mut Draft, view: &mut PoolView<'_>) {
             }
         }
         let action = action.unwrap_or((Action::Stop, why));
-        if let Some(hold) = hold(view.place.tenant, view.place.pool, instance, action.0, &draft.clock) {
-            draft.held(view.place, instance, action.0, &action.1, hold);
+        if let Some(hold) = hold(view.pool_ref.tenant, view.pool_ref.pool, instance, action.0, &draft.clock) {
+            draft.held(view.pool_ref, instance, action.0, &action.1, hold);
         } else if action.0 == Action::Stop && draft.freshness == Freshness::Expired {
-            draft.defer(view.place, Some(&instance.id), action.0, 1, format!("{EXPIRED}; {}", action.1));
+            draft.defer(view.pool_ref, Some(&instance.id), action.0, 1, format!("{EXPIRED}; {}", action.1));
         } else {
-            draft.step(view.place, Some(instance), action.0, None, action.1);
+            draft.step(view.pool_ref, Some(instance), action.0, None, action.1);
             gone.push(&instance.id);
         }
         // The slot is free again when the step is done, not when it is planned.
@@ -142,7 +142,7 @@ fn rest(
         return Err(why);
     }
     let more = Usage::of(to, &instance.resources, None).beyond(Usage::now(instance));
-    draft.spend(view.place, more).map_err(|shortage| format!("{shortage}; {why}"))?;
+    draft.spend(view.pool_ref, more).map_err(|shortage| format!("{shortage}; {why}"))?;
     *missing -= 1;
     Ok((action, why))
 }
@@ -159,7 +159,7 @@ fn put_to_use<'a>(
         return;
     }
     coldest_first(view, list);
-    // Places that a spare instance will take, only not yet. One that someone holds by hand may be held for days: nobody is
+    // PhaseCounts that a spare instance will take, only not yet. One that someone holds by hand may be held for days: nobody is
     // made for its place, but another spare one may take it.
     let mut waiting = 0;
     let mut left = spare;
@@ -175,7 +175,7 @@ fn put_to_use<'a>(
     let others: Vec<_> =
         list.iter().copied().filter(|i| by_hand.iter().all(|(other, ..)| other.id != i.id)).collect();
     let is_free = |i: &&&ObservedInstance| {
-        hold(view.place.tenant, view.place.pool, i, Action::Warm, &draft.clock).is_none()
+        hold(view.pool_ref.tenant, view.pool_ref.pool, i, Action::Warm, &draft.clock).is_none()
     };
     // Those that can go now do. Only as many of the others are spare too, and keep a place for when they may.
     let mut may_wait = left.saturating_sub(others.iter().filter(is_free).count());
@@ -185,7 +185,7 @@ fn put_to_use<'a>(
         }
         let to = use_for(view, instance.phase, kept + waiting);
         let action = toward(to);
-        if let Some(hold) = hold(view.place.tenant, view.place.pool, instance, action, &draft.clock) {
+        if let Some(hold) = hold(view.pool_ref.tenant, view.pool_ref.pool, instance, action, &draft.clock) {
             if hold.is_short() && may_wait > 0 {
                 may_wait -= 1;
                 waiting += usize::from(to.is_some());
@@ -202,13 +202,13 @@ fn put_to_use<'a>(
         };
         match use_of_it {
             Ok((action, why)) => {
-                draft.step(view.place, Some(instance), action, None, why);
+                draft.step(view.pool_ref, Some(instance), action, None, why);
                 gone.push(&instance.id);
                 left -= 1;
             }
             Err(why) => {
                 kept += 1;
-                draft.defer(view.place, Some(&instance.id), action, 1, why);
+                draft.defer(view.pool_ref, Some(&instance.id), action, 1, why);
             }
         }
     }
@@ -239,7 +239,7 @@ fn keep_free(draft: &mut Draft, view: &mut PoolView<'_>, arriving: usize, what: 
             (false, false) => return,
         };
         *waiting += 1;
-        draft.defer(view.place, None, action, 1, format!("one more than wanted will be {what} first"));
+        draft.defer(view.pool_ref, None, action, 1, format!("one more than wanted will be {what} first"));
     }
 }
 
@@ -256,7 +256,7 @@ fn overridden<'a>(
     for instance in list {
         let spoken_for = found.iter().filter(|(_, action, _)| *action != Action::Stop).count();
         let action = toward(use_for(view, instance.phase, spoken_for));
-        let hold = hold(view.place.tenant, view.place.pool, instance, action, &draft.clock);
+        let hold = hold(view.pool_ref.tenant, view.pool_ref.pool, instance, action, &draft.clock);
         if let Some(hold @ Hold::Override(_)) = hold
             && found.len() < spare
         {
@@ -275,7 +275,7 @@ fn wait_for(
     hold: Hold,
     why: &str,
 ) {
-    draft.held(view.place, instance, action, why, hold);
+    draft.held(view.pool_ref, instance, action, why, hold);
     match action {
         Action::Warm if hold.is_short() => view.waiting.warm += 1,
         Action::Sleep if hold.is_short() => view.waiting.sleeping += 1,

@@ -20,7 +20,7 @@ use crate::clock::Clock;
 use crate::instance::records::Records;
 
 #[derive(Debug)]
-pub(crate) struct GroupKeeper {
+pub(crate) struct CgroupCheck {
     isolation: Arc<Isolation>,
     interval: Duration,
     grace: Duration,
@@ -35,7 +35,7 @@ pub(crate) struct GroupKeeper {
     error: Option<String>,
 }
 
-impl GroupKeeper {
+impl CgroupCheck {
     pub(crate) fn new(
         isolation: Arc<Isolation>,
         interval: Duration,
@@ -48,7 +48,7 @@ impl GroupKeeper {
     }
 
     /// Looks if it is time to, or if a tenant's quotas or a pool's limits on the disk are others than before.
-    pub(crate) async fn keep(&mut self, desired: Option<&DesiredState>, records: &Records) {
+    pub(crate) async fn reconcile(&mut self, desired: Option<&DesiredState>, records: &Records) {
         if self.isolation.settings.cgroups == Effort::None {
             return;
         }
@@ -150,12 +150,12 @@ impl GroupKeeper {
     ) -> Result<(), HostError> {
         let now = Instant::now();
         let tenants = records.tenants();
-        let mut strangers = BTreeSet::new();
+        let mut orphans = BTreeSet::new();
         let mut empty = Vec::new();
         for group in groups {
             match group {
                 Group::Instance(instance) if records.get(&instance.instance).is_none() => {
-                    strangers.insert(group.clone());
+                    orphans.insert(group.clone());
                 }
                 Group::Tenant(tenant) if !wanted.contains_key(tenant) && !tenants.contains(tenant) => {
                     empty.push(tenant.clone());
@@ -163,8 +163,8 @@ impl GroupKeeper {
                 _ => {}
             }
         }
-        self.due.retain(|group, _| strangers.contains(group));
-        for group in strangers {
+        self.due.retain(|group, _| orphans.contains(group));
+        for group in orphans {
             let due = *self.due.entry(group.clone()).or_insert(now + self.grace);
             if let Group::Instance(group) = group
                 && due <= now
