@@ -67,7 +67,7 @@ pub enum AuditError {
         #[source]
         cause: std::io::Error,
     },
-    #[error("audit entries are not on the disk: {0}")]
+    #[error("could not sync audit entries to disk: {0}")]
     Unwritten(String),
     #[error("the audit log's writer has ended")]
     Ended,
@@ -118,7 +118,7 @@ impl Shared {
             changed
         });
         match failing {
-            Some(error) if changed => tracing::error!(%error, "the audit log can't be written"),
+            Some(error) if changed => tracing::error!(%error, "could not write the audit log"),
             None if changed => tracing::info!("the audit log is written again"),
             _ => {}
         }

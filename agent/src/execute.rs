@@ -73,41 +73,41 @@ pub enum StepError {
     Guest(#[from] LinkError),
     #[error(transparent)]
     Image(#[from] ImageError),
-    #[error("its session could not be brought back")]
+    #[error("could not restore its session")]
     Session(#[from] PersistError),
-    #[error("its bounds could not be made or removed")]
+    #[error("could not create or remove its cgroup, jail or network port")]
     Bounds(#[from] HostError),
     #[error(transparent)]
     Secrets(#[from] SecretsError),
-    #[error("its memory can't be encrypted now, and is not saved in clear")]
+    #[error("could not encrypt its memory; an unencrypted snapshot is not written")]
     Key(#[from] KeyError),
     #[error(
         "its memory is to be encrypted, which the {0} driver can't do: run its pool by another driver, or set \
          snapshot_encryption to false"
     )]
     NoEncryption(DriverKind),
-    #[error("its archive can't be used")]
+    #[error("could not use its archive")]
     Archive(#[from] ArchiveError),
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
-    #[error("its image can't be used: {0}")]
+    #[error("could not use its image: {0}")]
     NoImage(String),
     #[error("its VM ended: {0}")]
     Died(String),
     #[error("the pool's warm-up {0}")]
     Warmup(String),
-    #[error("its guest speaks version 1 of the guest protocol, and can't be given an identity")]
+    #[error("its guest speaks version 1 of the guest protocol, which can't carry an identity")]
     NoRebirth,
-    #[error("the step was not begun, for its intent could not be recorded")]
+    #[error("could not record the step's intent; the step was not started")]
     State(#[from] StateError),
     #[error(transparent)]
     Illegal(#[from] IllegalTransition),
-    #[error("it did not end within {0:?}")]
+    #[error("its VMM did not exit within {0:?}")]
     TimedOut(Duration),
     #[error("{0} does not exist")]
     Gone(InstanceId),
     #[error(
-        "{0} is being removed, for it was moved: release it again, or start this agent anew to finish that"
+        "{0} was exported and is being removed: release it again, or restart this agent to finish the removal"
     )]
     Leaving(InstanceId),
     #[error("{instance} is {found}, and can't {action}")]
@@ -366,7 +366,7 @@ impl<D: Driver> Executor<D> {
         if half_booted || half_woken {
             // What came up without being recorded as up is not trusted to be whole.
             if let Err(error) = self.driver.kill(id).await {
-                tracing::warn!(%id, error = %chain(&error), "could not clear away a failed boot");
+                tracing::warn!(%id, error = %chain(&error), "could not clean up after a failed boot");
             }
             crash::point("failure.cleared");
         }
@@ -393,7 +393,7 @@ impl<D: Driver> Executor<D> {
                 if action == Action::Warm
                     && let Err(error) = self.driver.resume(id).await
                 {
-                    tracing::warn!(%id, error = %chain(&error), "could not let it go on with all of its memory");
+                    tracing::warn!(%id, error = %chain(&error), "could not deflate the balloon of a running guest");
                 }
             }
             Err(_) => {}
@@ -417,7 +417,7 @@ impl<D: Driver> Executor<D> {
     /// Takes away the bounds of a VM that is gone. What is left of them is found and removed by the next look.
     async fn let_go(&self, record: &Record) {
         if let Err(error) = self.isolation.release(record).await {
-            tracing::warn!(id = %record.id, error = %chain(&error), "could not take away an instance's bounds");
+            tracing::warn!(id = %record.id, error = %chain(&error), "could not remove an instance's cgroup, jail or network port");
         }
     }
 

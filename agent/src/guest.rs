@@ -358,7 +358,7 @@ impl GuestLinks {
         let call = link.begin(host_frame::Body::Reborn(reborn))?;
         tokio::spawn(async move {
             if let Ok(Err(error)) = tokio::time::timeout(ANSWER_WITHIN, call.done()).await {
-                tracing::debug!(%error, "a resumed guest could not be refreshed");
+                tracing::debug!(%error, "could not refresh the identity of a resumed guest");
             }
         });
         Ok(())

@@ -142,7 +142,7 @@ impl Isolation {
     pub async fn disk_use(&self, instance: &InstanceId) -> Result<Option<DiskUse>, HostError> {
         match self.host.perform(&Operation::MeasureDisk { instance: instance.clone() }).await? {
             Outcome::Disk(found) => Ok(found),
-            other => Err(HostError::Refused(format!("{other:?} is not the answer to a measurement"))),
+            other => Err(HostError::Refused(format!("{other:?} is not a measurement"))),
         }
     }
 
@@ -150,7 +150,7 @@ impl Isolation {
     pub async fn memory_use(&self, instances: Vec<InstanceId>) -> Result<Vec<MemoryUse>, HostError> {
         match self.host.perform(&Operation::MeasureMemory { instances }).await? {
             Outcome::Memory(found) => Ok(found),
-            other => Err(HostError::Refused(format!("{other:?} is not the answer to a measurement"))),
+            other => Err(HostError::Refused(format!("{other:?} is not a measurement"))),
         }
     }
 

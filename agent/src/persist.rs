@@ -78,7 +78,9 @@ const NAMED_BYTES: usize = 512;
 /// What an event says of files that could not be copied whole. Their names are the guest's.
 fn unsettled_message(count: usize, named: &[String]) -> String {
     let named = one_line(&named.join(", "), NAMED_BYTES);
-    format!("{count} file(s) changed all the time; their last copy stands: {named}")
+    format!(
+        "{count} file(s) kept changing and were not copied; the store keeps their previous version: {named}"
+    )
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -87,27 +89,29 @@ pub enum PersistError {
     Store(#[from] BlobStoreError),
     #[error(transparent)]
     Guest(#[from] LinkError),
-    #[error("the session {0} is another instance's by now")]
+    #[error("another instance took the session {0}")]
     Taken(String),
     #[error("the store is damaged: {0}")]
     Damaged(String),
-    #[error("no session like {0} could be taken")]
+    #[error("could not take a session like {0}")]
     NoneFree(String),
     #[error("the session has more than {} files", index::MAX_ENTRIES)]
     TooMany,
-    #[error("the session is larger than it may be: {0}")]
+    #[error("the session exceeds its size limit: {0}")]
     TooLarge(String),
-    #[error("the session passes max_disk_gib of {tenant}: {exceeded}; free some of it, or raise the quota")]
+    #[error(
+        "the session exceeds max_disk_gib of tenant {tenant}: {exceeded}; free disk space, or raise the quota"
+    )]
     OverQuota { tenant: TenantId, exceeded: QuotaExceeded },
     #[error(
-        "the store's disk has no room: {free_bytes} bytes are free, and sessions leave {keep_bytes} to the node"
+        "the store's disk is full: {free_bytes} bytes are free, of which {keep_bytes} are reserved for the node"
     )]
     NoRoom { free_bytes: u64, keep_bytes: u64 },
     #[error("{0} is not a folder in the guest")]
     NotAFolder(String),
-    #[error("it was not done within {0:?}")]
+    #[error("the session store did not finish within {0:?}")]
     TooSlow(Duration),
-    #[error("it has no session yet")]
+    #[error("the instance has no session yet")]
     NoSession,
 }
 
@@ -255,7 +259,7 @@ impl Sessions {
         {
             let measured = tokio::time::timeout(MEASURE_WITHIN, store.measure_once()).await;
             if let Err(error) = measured.unwrap_or(Err(PersistError::TooSlow(MEASURE_WITHIN))) {
-                tracing::warn!(id = %record.id, error = %chain(&error), "could not measure its tenant's sessions");
+                tracing::warn!(id = %record.id, error = %chain(&error), "could not measure the disk use of its tenant's sessions");
             }
         }
         self.space.used(&record.tenant)
@@ -321,8 +325,10 @@ impl Sessions {
             Ok(session) => session,
             Err(error) if half => return Err(self.failed(&instance_session, record, &persist, error)),
             Err(error) => {
-                let message =
-                    format!("begins with nothing, for its session could not be had: {}", chain(&error));
+                let message = format!(
+                    "starts with an empty session, because its own could not be restored: {}",
+                    chain(&error)
+                );
                 self.note("SessionNotBroughtBack", record, &message);
                 self.failed(&instance_session, record, &persist, error);
                 record.session = None;
@@ -332,7 +338,7 @@ impl Sessions {
         record.session = Some(SessionMark::Taken { slot: session.slot });
         record.has_arrived();
         if let Err(error) = records.save(record).await {
-            tracing::warn!(id = %record.id, error = %chain(&error), "could not note which session is taken");
+            tracing::warn!(id = %record.id, error = %chain(&error), "could not record which session it holds");
         }
         let files = LinkFiles { links: &self.links, instance: &record.id };
         if let Err(error) = session.bring_back(&files, &persist.path).await {
@@ -372,7 +378,7 @@ impl Sessions {
     pub(crate) async fn keep_before_stop(&self, record: &Record, records: &Records, grace: Duration) {
         let Policy { persist: Some(_), drain, .. } = self.policy(record) else { return };
         if let Err(error) = self.links.end_work(&record.id, grace).await {
-            tracing::info!(id = %record.id, %error, "its session is copied while it works");
+            tracing::info!(id = %record.id, %error, "its session is copied while it runs");
         }
         self.keep_within(record, records, drain.max(KEEP_AT_LEAST)).await;
     }
@@ -468,7 +474,10 @@ impl Sessions {
         };
         let released = tokio::time::timeout(RELEASE_WITHIN, release).await;
         if let Err(error) = released.unwrap_or(Err(PersistError::TooSlow(RELEASE_WITHIN))) {
-            let message = format!("its session is free only once it was silent for long: {}", chain(&error));
+            let message = format!(
+                "could not release its session, which another instance can take only after its lease expires: {}",
+                chain(&error)
+            );
             self.note("SessionNotReleased", record, &message);
         }
     }

@@ -140,7 +140,7 @@ impl AgentClient {
         };
         let request = Request::builder().method(Method::POST).uri(path).header(header::HOST, LOCAL_HOST);
         let request = request.header(header::CONTENT_TYPE, "application/octet-stream");
-        let request = request.body(Upload::of(content)).context("could not make the request")?;
+        let request = request.body(Upload::of(content)).context("could not build the request")?;
         let mut connection = connect(socket).await?;
         let answer = connection.send_request(request).await;
         let answer = answer.map_err(|error| gone(anyhow::Error::new(error)))?;
@@ -160,14 +160,14 @@ impl AgentClient {
         let (status, body) = match &self.wire {
             Wire::Local(socket) => {
                 let request = request.header(header::HOST, LOCAL_HOST).body(Full::new(body));
-                let request = request.context("could not make the request")?;
+                let request = request.context("could not build the request")?;
                 let mut connection = connect(socket).await?;
                 let answer = connection.send_request(request).await;
                 let answer = answer.map_err(|error| gone(anyhow::Error::new(error)))?;
                 (answer.status(), Pieces::Local(answer.into_body()))
             }
             Wire::Network(client) => {
-                let request = request.body(body).context("could not make the request")?;
+                let request = request.body(body).context("could not build the request")?;
                 let answer = client.request(request).await;
                 let answer = answer.map_err(|error| gone(anyhow::Error::new(error)))?;
                 (answer.status(), Pieces::Network(Box::new(answer.into_body())))
@@ -181,7 +181,7 @@ impl AgentClient {
 }
 
 fn gone(error: anyhow::Error) -> Outcome {
-    Outcome::Unreachable(error.context("the agent went away while it was asked"))
+    Outcome::Unreachable(error.context("lost the connection to the agent during the request"))
 }
 
 async fn connect<B>(socket: &Path) -> Result<SendRequest<B>, Outcome>

@@ -35,7 +35,7 @@ pub(crate) enum Command {
     /// The node daemon and its certificates
     #[command(subcommand)]
     Agent(commands::agent::AgentCommand),
-    /// What was done to whose instances, and whether the record of it is whole
+    /// Audit logs of tenants' instances: show them, and verify that they are complete
     #[command(subcommand)]
     Audit(commands::audit::AuditCommand),
     /// The control plane, its keys and join tokens
@@ -50,7 +50,7 @@ pub(crate) enum Command {
     /// Tenants that have instances
     #[command(subcommand)]
     Tenant(commands::tenant::TenantCommand),
-    /// Whether this machine can be a node, and how to mend what can't
+    /// Check whether this machine can be a node, and how to fix what is missing
     Doctor(commands::doctor::DoctorArgs),
     /// What happened lately
     Events(commands::events::EventsArgs),
@@ -60,12 +60,12 @@ pub(crate) enum Command {
     /// Nodes of the cluster
     #[command(subcommand)]
     Node(commands::node::NodeCommand),
-    /// Show what would be done, and why, without touching anything
+    /// Show planned steps and their reasons, without changing anything
     #[command(subcommand)]
     Plan(commands::plan::PlanCommand),
     /// Declare what a node runs
     Push(commands::push::PushArgs),
-    /// What guests boot from: build, import, look after
+    /// Images that guests boot from: build, import, list, verify, remove
     #[command(subcommand)]
     Image(commands::image::ImageCommand),
     /// Who may sign documents and images

@@ -126,7 +126,7 @@ pub(crate) fn refused(status: &tonic::Status) -> Outcome {
     }
     match status.code() {
         tonic::Code::Unavailable => {
-            Outcome::Unreachable(anyhow!("the coordinator went away: {}", status.message()))
+            Outcome::Unreachable(anyhow!("lost the connection to the coordinator: {}", status.message()))
         }
         tonic::Code::DeadlineExceeded => {
             Outcome::TimedOut(anyhow!("no answer in time: {}", status.message()))

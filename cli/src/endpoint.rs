@@ -44,7 +44,7 @@ impl FromStr for Endpoint {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EndpointArgs {
-    /// Whom to ask: unix:PATH (an agent here), agent:https://HOST:4434 (an agent), https://HOST:4433 (a coordinator) [default: the coordinator if one is named, else this machine's agent]
+    /// The agent or coordinator to call: unix:PATH (an agent here), agent:https://HOST:4434 (an agent), https://HOST:4433 (a coordinator) [default: the coordinator if one is named, else this machine's agent]
     #[arg(long, value_name = "ENDPOINT", env = "MVM_ENDPOINT")]
     endpoint: Option<Endpoint>,
     /// Folder of this machine's agent, which holds its socket

@@ -15,7 +15,7 @@ pub(crate) struct Global {
     /// How results are printed
     #[arg(short, long, global = true, value_enum, default_value = "table", help_heading = "Global options")]
     pub(crate) output: Format,
-    /// Say nothing but results and errors
+    /// Print only results and errors
     #[arg(short, long, global = true, help_heading = "Global options")]
     pub(crate) quiet: bool,
     /// How long to wait for answers
@@ -33,7 +33,7 @@ pub(crate) struct Global {
         help_heading = "Global options"
     )]
     pub(crate) log_level: String,
-    /// How log lines look
+    /// Format of log lines
     #[arg(long, global = true, value_enum, default_value = "text", help_heading = "Global options")]
     pub(crate) log_format: LogFormat,
 }

@@ -102,7 +102,7 @@ async fn note_operator(state: &State, peer: &GrpcPeer) {
     let presented = IssuedRecord { serial: serial_hex, fingerprint, issued_at: not_before, not_after };
     if let Err(problem) = operators::note_use(state, &peer.identity, &presented, now()).await {
         // Whether it may go on does not depend on this.
-        tracing::warn!(%problem, "could not note an operator's certificate");
+        tracing::warn!(%problem, "could not record an operator's certificate");
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) async fn cleanup_task(state: Arc<State>) {
         tokio::select! {
             () = state.shutdown.cancelled() => return,
             _ = write.tick() => {
-                log(write_statuses(&state).await, "could not write what nodes said");
+                log(write_statuses(&state).await, "could not write the nodes' statuses");
                 if let Some(on_beat) = &state.settings.on_beat {
                     on_beat();
                 }

@@ -24,7 +24,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    #[error("could not find {target}")]
+    #[error("could not resolve {target}")]
     Resolve {
         target: Target,
         #[source]

@@ -205,7 +205,7 @@ impl Documents {
                 Ok(None)
             }
             AfterHello::Renumber => {
-                tracing::warn!(%node, "the node has other content under the stored document's numbers; numbering it anew");
+                tracing::warn!(%node, "the node has different content under the stored document's numbers; issuing the document again");
                 check::set_aside(node, live, self.renumber(node, reported.map(Numbers::from), now).await, now)
             }
         }
@@ -223,7 +223,7 @@ impl Documents {
         let assigned = self.assigned(node).await?;
         match numbering::after_hello(assigned.as_ref(), Some(reported)) {
             AfterHello::Renumber | AfterHello::StoredOlder => {
-                tracing::warn!(%node, "the node is past the document sent; numbering it anew above the node's");
+                tracing::warn!(%node, "the node has a newer generation than the document sent; issuing it again above that");
                 let numbered = self.renumber(node, Some(Numbers::from(reported)), now).await;
                 check::set_aside(node, live, numbered, now)
             }

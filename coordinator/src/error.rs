@@ -32,7 +32,7 @@ pub enum CoordinatorError {
     Tls(#[source] BoxError),
     #[error("{0}")]
     Settings(String),
-    #[error("the {what} stopped unexpectedly")]
+    #[error("the {what} ended unexpectedly")]
     Stopped {
         what: &'static str,
         #[source]

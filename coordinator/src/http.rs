@@ -83,7 +83,7 @@ fn wrong_method() -> Problem {
     Problem::new(
         405,
         "method_not_allowed",
-        "this path does not take this method",
+        "this path does not support this method",
         "Use GET or POST as documented.",
     )
 }

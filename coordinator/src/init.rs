@@ -88,7 +88,7 @@ pub enum InitError {
     NotEmpty { path: PathBuf },
     #[error("{} holds no cluster; make one with `mvm coordinator init`", path.display())]
     NotInitialised { path: PathBuf },
-    #[error("{name:?} can't be a name: {reason}")]
+    #[error("{name:?} is not a valid name: {reason}")]
     Name { name: String, reason: String },
     #[error(
         "the root {fingerprint} is not trusted yet; add it first and let every node renew its certificate"

@@ -11,7 +11,7 @@ pub(crate) const MAX_NUMBER: u64 = (1 << 53) - 1;
 
 /// A node's numbers can't grow any more; only a new trust root that resets them helps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the numbers for this node are used up")]
+#[error("no document number is left for this node")]
 pub(crate) struct Exhausted;
 
 /// The numbers above everything known: this process's epoch, the stored document, what the node reported.

@@ -17,7 +17,7 @@ pub(crate) fn internal(error: &(dyn std::error::Error + 'static)) -> Problem {
     Problem::new(
         500,
         "internal",
-        "the coordinator could not do this",
+        "the coordinator failed to carry out the request",
         "Look for the cause in the coordinator's log, then try again.",
     )
 }
@@ -115,7 +115,7 @@ pub(crate) fn wrong_role(found: &str, needed: &str) -> Problem {
     Problem::new(
         403,
         "wrong_role",
-        format!("the certificate of {found} may not do this"),
+        format!("the role {found} may not make this request"),
         format!("Use a certificate of the role {needed}."),
     )
 }
@@ -139,7 +139,7 @@ pub(crate) fn not_connected(node: &NodeId) -> Problem {
 }
 
 pub(crate) fn too_busy(what: &str) -> Problem {
-    Problem::new(409, "conflict", format!("{what} was changed by others again and again"), "Try again.")
+    Problem::new(409, "conflict", format!("other requests kept changing {what}"), "Try again.")
 }
 
 pub(crate) fn stopping() -> Problem {

@@ -254,7 +254,7 @@ async fn run(state: Arc<State>, data: &DataDir) -> Result<(), CoordinatorError> 
     state.metrics.set_ready(false);
     let stopping = stop(&state, quic_stop, quic, grpc, &mut tasks);
     if tokio::time::timeout(STOP_WITHIN, stopping).await.is_err() {
-        tracing::warn!("not everything ended in time; stopping all the same");
+        tracing::warn!("some tasks did not end in time; stopping anyway");
     }
     state.store.close().await;
     tracing::info!("stopped");
@@ -311,6 +311,6 @@ async fn stop(
         }
     }
     if let Err(error) = write_statuses(state).await {
-        tracing::warn!(error = %mvm_proto::text::chain(&error), "could not write what nodes said last");
+        tracing::warn!(error = %mvm_proto::text::chain(&error), "could not write the nodes' last statuses");
     }
 }

@@ -268,7 +268,7 @@ fn agree(node: &NodeId, hello: &Hello) -> Result<u32, End> {
     check_mark(hello.high_water.as_ref())?;
     if hello.protocol < OLDEST_PROTOCOL {
         let reason = format!(
-            "session version {} is not spoken here, only {OLDEST_PROTOCOL} to {SESSION_PROTOCOL}; upgrade the agent",
+            "session version {} is not supported, only {OLDEST_PROTOCOL} to {SESSION_PROTOCOL}; upgrade the agent",
             hello.protocol
         );
         return Err(End::Refused { code: close_code::PROTOCOL, reason, redial: false });
@@ -285,7 +285,7 @@ fn check_info(node: &NodeId, info: Option<&NodeInfo>) -> Result<(), End> {
         return Err(End::Refused { code: close_code::PROTOCOL, reason, redial: false });
     }
     if info.is_some_and(|info| info.encoded_len() > MAX_INFO_BYTES) {
-        return Err(End::protocol(format!("a description of more than {MAX_INFO_BYTES} bytes came")));
+        return Err(End::protocol(format!("the node's description exceeds {MAX_INFO_BYTES} bytes")));
     }
     Ok(())
 }

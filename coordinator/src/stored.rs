@@ -38,7 +38,7 @@ pub(crate) enum StateError {
 impl From<StateError> for Problem {
     fn from(error: StateError) -> Self {
         let unwritable = |cause: &StoreError, help| {
-            tracing::error!(error = %cause, "the store takes no writes");
+            tracing::error!(error = %cause, "the store refuses writes");
             Problem::new(503, "store_unwritable", format!("nothing was changed: {cause}"), help)
         };
         match &error {
@@ -49,7 +49,7 @@ impl From<StateError> for Problem {
             // Whether this one write reached the disk is known when the store is opened again.
             StateError::Store(cause @ StoreError::Failed { .. }) => unwritable(
                 cause,
-                "The coordinator stops: mend the disk on its machine, restart the coordinator, then look \
+                "The coordinator stops: repair the disk on its machine, restart the coordinator, then check \
                  whether the change is there.",
             ),
             _ => refuse::internal(&error),

@@ -97,7 +97,7 @@ pub(crate) async fn revoke(store: &Backend, id: &str, now: Timestamp) -> Result<
         let mut record = found.value;
         if record.used_at.is_some() {
             let detail = format!("token {id} was already used by node {}", record.node_id);
-            let advice = format!("If that was not meant to be: `mvm node remove {}`.", record.node_id);
+            let advice = format!("If that was not you: `mvm node remove {}`.", record.node_id);
             return Err(Problem::new(409, "token_used", detail, advice));
         }
         if record.revoked_at.is_some() {

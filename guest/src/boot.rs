@@ -44,7 +44,7 @@ pub fn run() -> io::Result<()> {
         let service = Command::new("/proc/self/exe").arg0("mvm-guest").arg(SERVICE).spawn()?;
         reap_until(Pid::from_child(&service));
         // Whatever it had started has lost its keeper.
-        complain("the guest program ended; it is started again");
+        complain("the guest program ended; restarting it");
         let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(-1), nix::sys::signal::Signal::SIGKILL);
         std::thread::sleep(pause);
         pause = (pause * 2).min(LAST_PAUSE);

@@ -28,7 +28,7 @@ impl Guest {
                     state.link.reply(number, body);
                     Known::Yes
                 }
-                Some(_) => Known::Refused(Refusal::invalid("this number names another request")),
+                Some(_) => Known::Refused(Refusal::invalid("this number belongs to another request")),
                 None if state.going => Known::Refused(Refusal::new("busy", "this guest is shutting down")),
                 None if open >= limits::MAX_EXECS => Known::Refused(Refusal::busy("execs")),
                 None => Known::No,

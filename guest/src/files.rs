@@ -39,7 +39,7 @@ fn stream(guest: &Guest, number: u64, work: impl FnOnce(Put<'_>) -> Result<(), R
         match state.requests.all.get(&number) {
             // Asked for again on the same connection: it is on its way.
             Some(Request::Reading(_)) => Some(None),
-            Some(_) => Some(Some(Refusal::invalid("this number names another request"))),
+            Some(_) => Some(Some(Refusal::invalid("this number belongs to another request"))),
             None if open >= limits::MAX_READS => Some(Some(Refusal::busy("files to read"))),
             None => {
                 state.requests.all.insert(number, Request::Reading(Reading::default()));

@@ -174,7 +174,7 @@ impl Guest {
                     return false;
                 }
                 Some(_) => {
-                    let refusal = Refusal::invalid("this number names another request");
+                    let refusal = Refusal::invalid("this number belongs to another request");
                     state.link.reply(number, refusal.into_body());
                     return false;
                 }

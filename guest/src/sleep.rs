@@ -89,7 +89,7 @@ pub(crate) fn prepare(guest: &Guest, number: u64, request: &PrepareSleep) -> Res
             drop_caches(caches);
         }
     }
-    if in_time { Ok(()) } else { Err(Refusal::new("timed_out", "there is still work under way")) }
+    if in_time { Ok(()) } else { Err(Refusal::new("timed_out", "work is still in progress")) }
 }
 
 fn drop_caches(caches: &File) {

@@ -99,7 +99,7 @@ impl Fabric {
                 open.probe(net, port, others).await.map(Outcome::Probed)
             }
             Operation::KeepNetwork { wanted } => open.keep(wanted).await.map(Outcome::Network),
-            other => Err(HostError::Refused(format!("{other:?} is nothing that is done to a network"))),
+            other => Err(HostError::Refused(format!("{other:?} is not a network operation"))),
         }
     }
 
@@ -116,7 +116,7 @@ impl Fabric {
 async fn mend_task(mut watch: Watch, fabric: Weak<Shared>) {
     loop {
         if let Err(error) = watch.changed().await {
-            tracing::error!(error = %chain(&error), "changes of the firewall are found by regular looks only");
+            tracing::error!(error = %chain(&error), "firewall changes are found only by the regular check");
             return;
         }
         let Some(fabric) = fabric.upgrade() else { return };
@@ -286,7 +286,7 @@ impl Open {
         match mended {
             Ok(faults) => {
                 for fault in &faults {
-                    tracing::warn!(%fault, "someone else changed the firewall; it is as it should be again");
+                    tracing::warn!(%fault, "another program changed the firewall; the rules are restored");
                 }
                 // Once each, however often someone did it.
                 let fresh = faults.iter().map(|fault| format!("firewall: {fault}"));
@@ -295,7 +295,7 @@ impl Open {
                 self.mended.truncate(TOLD_REPAIRS);
             }
             // The next look tries again.
-            Err(error) => tracing::error!(error = %chain(&error), "could not put the firewall right"),
+            Err(error) => tracing::error!(error = %chain(&error), "could not repair the firewall"),
         }
     }
 

@@ -61,11 +61,9 @@ pub enum FirewallError {
     },
     #[error("could not {attempt}: the kernel did not answer")]
     Silent { attempt: String },
-    #[error(
-        "the packet filter's rules changed each time that they were read; someone else rewrites them without end"
-    )]
+    #[error("the packet filter's rules changed during every read; another program keeps rewriting them")]
     Unsteady,
-    #[error("the firewall is not what was written to it: {0}")]
+    #[error("the kernel's firewall rules differ from the written ones: {0}")]
     NotHeld(Fault),
     #[error("refused: {0}")]
     Refused(String),
@@ -191,7 +189,7 @@ impl Firewall {
                 Ok(())
             }
             Err(error @ FirewallError::Batch { .. }) => {
-                tracing::warn!(%error, "the firewall's tables are not as they should be; all of them are repaired");
+                tracing::warn!(%error, "the firewall's tables differ from the expected ones; repairing all of them");
                 self.repair()
             }
             Err(error) => Err(error),

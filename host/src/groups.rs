@@ -48,7 +48,7 @@ impl Groups {
             Some((settings, vms_dir)) => {
                 Cgroups::open(settings).map_err(failed)?.with_disk_of(vms_dir.clone())
             }
-            None => Cgroups::absent("control groups are switched off"),
+            None => Cgroups::absent("cgroups are disabled"),
         };
         Ok(Arc::clone(open.insert(Arc::new(opened))))
     }
@@ -106,7 +106,7 @@ impl Groups {
                 let observed = groups.observe().map_err(failed)?;
                 return Ok(Outcome::Groups(GroupsFound { observed, missing: groups.missing() }));
             }
-            other => return Err(HostError::Refused(format!("{other:?} is nothing that is done to groups"))),
+            other => return Err(HostError::Refused(format!("{other:?} is not a cgroup operation"))),
         }
         Ok(Outcome::Done)
     }

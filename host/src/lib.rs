@@ -335,9 +335,9 @@ pub enum HostError {
     ProgramMissing { program: PathBuf },
     #[error("refused: {0}")]
     Refused(String),
-    #[error("the network could not be changed: {reason}")]
+    #[error("could not change the network: {reason}")]
     Network { reason: String },
-    #[error("control groups could not be changed: {reason}")]
+    #[error("could not change cgroups: {reason}")]
     Groups { reason: String },
 }
 

@@ -128,7 +128,7 @@ impl LocalHost {
         let inner = Arc::clone(&self.inner);
         match tokio::task::spawn_blocking(move || work(&inner)).await {
             Ok(done) => done,
-            Err(cause) => Err(HostError::Refused(format!("the work was given up: {cause}"))),
+            Err(cause) => Err(HostError::Refused(format!("the task panicked: {cause}"))),
         }
     }
 
@@ -234,7 +234,7 @@ impl Inner {
             cgroup: group.as_ref().map(std::os::fd::AsFd::as_fd),
         })?;
         for weaker in &launched.weaker {
-            tracing::warn!(instance = %vmm.instance, %weaker, "a VMM is confined less than it could be");
+            tracing::warn!(instance = %vmm.instance, %weaker, "a VMM is confined less than requested");
         }
         let child = launched.child;
         // A child keeps its pid until it is waited for, so this is sure to be it.

@@ -83,7 +83,7 @@ pub(super) fn check_way(path: &Path, user: u32, groups: &[u32]) -> Result<(), Ho
         if found.is_symlink() && found.uid() == user {
             let link = link.display();
             return Err(HostError::Refused(format!(
-                "{link} is a link of user {user}, who could make it lead anywhere; name what it leads to instead"
+                "{link} is a link that user {user} owns and can redirect; give the path that it leads to instead"
             )));
         }
     }
@@ -95,7 +95,7 @@ pub(super) fn check_way(path: &Path, user: u32, groups: &[u32]) -> Result<(), Ho
         if meta.uid() == user || open {
             let (path, dir) = (path.display(), dir.display());
             return Err(HostError::Refused(format!(
-                "{dir} may be changed by user {user}, who could replace {path}; give it to root, and to others to read only"
+                "user {user} can write to {dir} and so replace {path}; make root its owner, and make it read-only for others"
             )));
         }
     }

@@ -101,7 +101,7 @@ pub fn confine_helper() -> Result<(), HostError> {
     set_no_new_privs(true).map_err(|cause| step(cause.into()))?;
     let held = Held::by_this_process()?;
     if held.effective != kept.bits() || held.bounding & !kept.bits() != 0 {
-        return Err(HostError::Refused("capabilities that were given up are still there".to_owned()));
+        return Err(HostError::Refused("dropped capabilities are still held".to_owned()));
     }
     Ok(())
 }
@@ -123,7 +123,7 @@ fn one_thread() -> Result<(), HostError> {
     let threads = fs::read_dir("/proc/self/task").map(Iterator::count);
     match threads.map_err(|cause| failed("count", "threads", cause))? {
         1 => Ok(()),
-        threads => Err(HostError::Refused(format!("privileges can't be given up with {threads} threads"))),
+        threads => Err(HostError::Refused(format!("can't drop privileges with {threads} threads running"))),
     }
 }
 

@@ -136,11 +136,11 @@ pub enum Weaker {
         "it has the user, the files and the namespaces of the agent: that one is not privileged ({missing})"
     )]
     Unprivileged { missing: String },
-    #[error("it shares the {0} namespace: this kernel makes no new one")]
+    #[error("the VMM shares the host's {0} namespace: this kernel can't create a new one")]
     Namespace(Namespace),
-    #[error("Landlock is not switched on in this kernel")]
+    #[error("Landlock is not enabled in this kernel")]
     NoLandlock,
-    #[error("Landlock of this kernel is at version {abi}: {without} can't be forbidden by it")]
+    #[error("Landlock version {abi} of this kernel can't restrict {without}")]
     OldLandlock { abi: u32, without: String },
     #[error("this kernel does not filter system calls")]
     NoFilter,

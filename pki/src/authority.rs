@@ -68,21 +68,21 @@ pub enum AuthorityError {
     WrongCluster { authority: ClusterId, asked: ClusterId },
     #[error("the certificate request is {found} bytes long, the limit is {MAX_CSR_BYTES}")]
     RequestTooLarge { found: usize },
-    #[error("the certificate request can not be read")]
+    #[error("the certificate request can't be read")]
     RequestUnreadable,
     #[error("the certificate request is not signed by its own key")]
     RequestUnproven,
     #[error("the certificate request's key must be P-256 or Ed25519")]
     RequestKey,
-    #[error("{0:?} can not be a name in a certificate")]
+    #[error("{0:?} can't be a name in a certificate")]
     Name(String),
     #[error("{found} names are asked for, the limit is {MAX_NAMES}")]
     TooManyNames { found: usize },
     #[error("a certificate must live for at least a second")]
     NoLife,
-    #[error("the system gave no random bytes")]
+    #[error("could not read random bytes from the system")]
     Random,
-    #[error("could not make the certificate")]
+    #[error("could not create the certificate")]
     Make(#[source] rcgen::Error),
 }
 

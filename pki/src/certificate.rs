@@ -11,7 +11,7 @@ pub(crate) const SCHEME: &str = "spiffe://";
 const MAX_PRESENTED_NAMES: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the certificate can not be read")]
+#[error("the certificate can't be read")]
 pub(crate) struct Unreadable;
 
 /// What everyone needs to know of a certificate that they hold.

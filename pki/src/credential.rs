@@ -47,25 +47,25 @@ pub enum CredentialError {
     NotOneKey,
     #[error("the chain holds {found} certificates, the limit is {MAX_CHAIN}")]
     ChainTooLong { found: usize },
-    #[error("a certificate can not be read")]
+    #[error("a certificate can't be read")]
     Unreadable,
     #[error("the certificate carries no usable identity")]
     Identity(#[source] IdentityError),
     #[error("the key does not belong to the certificate")]
     KeyMismatch,
-    #[error("the key can not be used")]
+    #[error("the key can't be used")]
     Key(#[source] rustls::Error),
-    #[error("could not make a key or a certificate request")]
+    #[error("could not create a key or a certificate request")]
     Make(#[source] rcgen::Error),
-    #[error("{0:?} can not be a name in a certificate request")]
+    #[error("{0:?} can't be a name in a certificate request")]
     Name(String),
     #[error("the certificate is not that of a root authority of one cluster")]
     NotARoot,
     #[error("the roots are of different clusters")]
     MixedClusters,
-    #[error("none of the roots has the fingerprint {expected}; do not trust whoever sent them")]
+    #[error("none of the roots has the fingerprint {expected}; do not trust their sender")]
     NotPinned { expected: Digest },
-    #[error("the last trusted root can not be retired; add its successor first")]
+    #[error("the last trusted root can't be retired; add its successor first")]
     LastRoot,
     #[error("none of the roots {} is trusted, or endorsed by one that is", listed(.0))]
     NotEndorsed(Vec<Digest>),

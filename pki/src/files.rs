@@ -18,7 +18,7 @@ const PRIVATE_DIR_MODE: u32 = 0o700;
 /// Permission bits of anyone but the owner.
 const OTHERS: u32 = 0o077;
 
-/// Far above any key file, so that a wrong path can not fill the memory.
+/// Far above any key file, so that a wrong path can't fill the memory.
 const MAX_PRIVATE_BYTES: u64 = 1024 * 1024;
 
 /// How often a name for the temporary file is drawn before giving up.
@@ -101,7 +101,7 @@ pub fn read_private(path: impl AsRef<Path>) -> io::Result<Zeroizing<Vec<u8>>> {
     let mode = metadata.permissions().mode() & 0o7777;
     if mode & OTHERS != 0 {
         let text = format!(
-            "its mode is {mode:04o}, so others may have read the key; run `chmod 600 {}`, and replace the key if \
+            "its mode is {mode:04o}, so other users may have read the key; run `chmod 600 {}`, and replace the key if \
              they did",
             path.display()
         );

@@ -31,7 +31,7 @@ pub enum IdentityError {
     Part { part: &'static str, cause: IdError },
     #[error("the certificate carries {found} URI names, exactly one is needed")]
     NotExactlyOne { found: usize },
-    #[error("the certificate can not be read")]
+    #[error("the certificate can't be read")]
     Unreadable,
 }
 

@@ -88,7 +88,7 @@ pub(crate) struct Prepared {
 
 impl Prepared {
     pub(crate) fn new(anchors: Anchors) -> Self {
-        // `Anchors` takes no root that can not be parsed.
+        // `Anchors` takes no root that can't be parsed.
         let parse = |root| webpki::anchor_from_trusted_cert(root).map(|anchor| anchor.to_owned()).ok();
         let trusted = anchors.certificates().iter().filter_map(parse).collect();
         Self { anchors: Arc::new(anchors), trusted }

@@ -16,7 +16,7 @@ const LINE: usize = 64;
 /// Appends one section to `out`. Grows `out` once, so that no shorter copy is left behind.
 pub(crate) fn push(out: &mut Zeroizing<String>, label: &str, der: &[u8]) {
     let mut body = Zeroizing::new(vec![0; der.len().div_ceil(3) * 4]);
-    // The buffer has exactly the encoded length, so encoding can not fail.
+    // The buffer has exactly the encoded length, so encoding can't fail.
     let length = STANDARD.encode_slice(der, &mut body).unwrap_or(0);
     let body = &body[..length];
     let total = out.len() + length + length.div_ceil(LINE) + 2 * label.len() + 40;

@@ -22,9 +22,9 @@ pub enum Refusal {
     Expired { not_after: Timestamp },
     #[error("the certificate is not valid before {not_before}")]
     NotYetValid { not_before: Timestamp },
-    #[error("the certificate was issued by an authority that is not trusted here")]
+    #[error("the certificate's issuer is not trusted")]
     ForeignAuthority,
-    #[error("the certificate is of cluster {found}, not of {expected}")]
+    #[error("the certificate is for cluster {found}, not for {expected}")]
     WrongCluster { expected: ClusterId, found: ClusterId },
     #[error("the certificate is for the role {found}, not {expected}")]
     WrongRole { expected: Role, found: Role },
@@ -36,7 +36,7 @@ pub enum Refusal {
     BadSignature,
     #[error("no certificate was presented")]
     NoCertificate,
-    #[error("the certificate can not be used: {0}")]
+    #[error("the certificate can't be used: {0}")]
     Unusable(String),
 }
 
@@ -203,7 +203,7 @@ pub fn alert_in_words(code: u8) -> &'static str {
     match code {
         40 => "the peer found no TLS parameters in common with us",
         42 => "the peer could not read our certificate",
-        43 => "the peer does not take our kind of certificate",
+        43 => "the peer does not accept our kind of certificate",
         44 => "the peer says that our certificate is revoked",
         45 => "the peer says that our certificate has expired or is not valid yet",
         46 => "the peer refused our certificate",
@@ -215,7 +215,7 @@ pub fn alert_in_words(code: u8) -> &'static str {
         112 => "the peer does not know the server name that we asked for",
         116 => "the peer wants a client certificate, and we gave none",
         120 => "the peer speaks none of the protocols that we offered",
-        _ => "the peer broke off the TLS handshake",
+        _ => "the peer aborted the TLS handshake",
     }
 }
 

@@ -51,13 +51,13 @@ pub trait Renew: Send + Sync + 'static {
 enum RenewalError {
     #[error("the authority did not answer within {RENEW_DEADLINE:?}")]
     Deadline,
-    #[error("the authority could not be asked")]
+    #[error("could not reach the authority")]
     Ask(#[source] BoxError),
-    #[error("the authority's answer is refused; certificate and roots stay as they are")]
+    #[error("the authority's answer is invalid; certificate and roots are unchanged")]
     Answer(#[source] RenewedError),
-    #[error("the new certificate was not saved, so it is not used")]
+    #[error("could not save the new certificate; the old one stays in use")]
     Save(#[source] io::Error),
-    #[error("could not make a new key")]
+    #[error("could not create a new key")]
     Key(#[source] BoxError),
 }
 

@@ -24,7 +24,7 @@ pub struct Renewed {
 
 #[derive(Debug, thiserror::Error)]
 pub enum RenewedError {
-    #[error("the answer can not be used")]
+    #[error("the answer can't be used")]
     Unusable(#[source] BoxError),
     #[error("the new certificate is for {found}, not for {expected}")]
     OtherIdentity { expected: Identity, found: Identity },

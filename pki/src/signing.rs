@@ -1,7 +1,7 @@
 //! Signing: ed25519 over DSSE's pre-authentication encoding of type and payload.
 //!
 //! Directors sign documents, image keys sign statements of digests, root keys sign who those are; [`crate::trust`]
-//! decides what a signature is worth. A key's id is the digest of the key itself, so an id can not be claimed.
+//! decides what a signature is worth. A key's id is the digest of the key itself, so an id can't be claimed.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub enum SigningError {
     },
     #[error("{path} does not hold one Ed25519 key (PKCS#8)")]
     Content { path: PathBuf },
-    #[error("could not make a signing key")]
+    #[error("could not create a signing key")]
     Generate,
     #[error("a public key is {PUBLIC_KEY_BYTES} bytes of Ed25519 in base64")]
     PublicKey,

@@ -34,7 +34,7 @@ pub enum TokenError {
          `mvm coordinator token create`"
     )]
     Old,
-    #[error("the system gave no random bytes")]
+    #[error("could not read random bytes from the system")]
     Random,
 }
 
@@ -84,7 +84,7 @@ impl JoinToken {
     #[must_use]
     pub fn expose(&self) -> Zeroizing<String> {
         let mut secret = Zeroizing::new([0; SECRET_TEXT_LEN]);
-        // The buffer has exactly the encoded length, so encoding can not fail.
+        // The buffer has exactly the encoded length, so encoding can't fail.
         let length = URL_SAFE_NO_PAD.encode_slice(*self.secret, &mut *secret).unwrap_or(0);
         let mut text = Zeroizing::new(String::with_capacity(TOKEN_LEN));
         for part in [PREFIX, ".", &self.id, "."] {
@@ -116,7 +116,7 @@ impl JoinToken {
         self.trust_root
     }
 
-    /// What is stored in place of the secret. The secret is 32 random bytes, so a plain digest can not be guessed.
+    /// What is stored in place of the secret. The secret is 32 random bytes, so a plain digest can't be guessed.
     #[must_use]
     pub fn secret_hash(&self) -> Digest {
         Digest::of(&*self.secret)

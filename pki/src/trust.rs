@@ -2,7 +2,7 @@
 //!
 //! An offline **root** names the **director** keys, which say what a node runs, and the **image** keys, which say
 //! what artifacts exist; each role has its own keys, threshold and expiry. Whoever steals a director's key can
-//! then not run unknown code, and whoever steals an image key can not tell a node to run it. A root is replaced
+//! then not run unknown code, and whoever steals an image key can't tell a node to run it. A root is replaced
 //! only by the version after it, signed by the old set and the new one.
 //!
 //! Coordinators and agents each hold a [`TrustStore`]. It keeps every root since the first pinned one, so that a
@@ -53,13 +53,13 @@ pub enum TrustError {
         #[source]
         cause: Box<dyn std::error::Error + Send + Sync>,
     },
-    #[error("there is no root")]
+    #[error("the trust bundle has no root")]
     NoRoot,
     #[error("none of the roots has the digest {digest}")]
     OtherRoot { digest: Digest },
     #[error("more than {MAX_ROOTS} roots")]
     TooManyRoots,
-    #[error("the envelope can not be read")]
+    #[error("the envelope can't be read")]
     Envelope(#[from] EnvelopeError),
     #[error("the envelope holds {found:?}, not {expected}")]
     WrongType { expected: &'static str, found: String },
@@ -73,21 +73,21 @@ pub enum TrustError {
     },
     #[error("the document is not valid")]
     Document(#[source] DocumentErrors),
-    #[error("the {role} metadata is of cluster {found}, not of {expected}")]
+    #[error("the {role} metadata is for cluster {found}, not for {expected}")]
     WrongCluster { role: TrustRole, expected: ClusterId, found: ClusterId },
-    #[error("version {found} of the {role} metadata is older than version {held}, which is held already")]
+    #[error("version {found} of the {role} metadata is older than the stored version {held}")]
     Rollback { role: TrustRole, held: u64, found: u64 },
-    #[error("version {found} of the {role} metadata differs from the version {found} that is held")]
+    #[error("version {found} of the {role} metadata differs from the stored version {found}")]
     Conflict { role: TrustRole, found: u64 },
-    #[error("root version {found} can not follow; version {expected} comes next")]
+    #[error("root version {found} can't follow; version {expected} comes next")]
     SkippedVersion { expected: u64, found: u64 },
-    #[error("the {role} metadata says that it was made at {issued_at}, which is still ahead")]
+    #[error("the {role} metadata was issued at {issued_at}, which is in the future")]
     FromTheFuture { role: TrustRole, issued_at: Timestamp },
     #[error("root version {version} expired at {expired_at}; only its successor is accepted")]
     RootExpired { version: u64, expired_at: Timestamp },
     #[error("the {role} keys expired at {expired_at}")]
     RoleExpired { role: TrustRole, expired_at: Timestamp },
-    #[error("no image key has said which images exist")]
+    #[error("no image key has signed a statement of images")]
     NoImages,
     #[error("version {version} of the statement of images expired at {expired_at}")]
     ImagesExpired { version: u64, expired_at: Timestamp },

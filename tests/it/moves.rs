@@ -179,11 +179,11 @@ fn an_archive_that_is_damaged_or_has_no_place_here_is_refused_and_leaves_nothing
         flipped[at] ^= 4;
         std::fs::write(&bad, flipped).expect("a file can be written");
         assert!(!pair.import(&bad).status.success(), "{what} was flipped");
-        pair.refused(&bad, "the archive can't be used");
+        pair.refused(&bad, "could not use the archive");
     }
     for length in [0, 10, 300, bytes.len() - 1] {
         std::fs::write(&bad, &bytes[..length]).expect("a file can be written");
-        pair.refused(&bad, "the archive can't be used");
+        pair.refused(&bad, "could not use the archive");
     }
     let forged = Forged::read(&path);
     let mut other_driver = forged.clone();
@@ -207,14 +207,14 @@ fn an_archive_that_is_damaged_or_has_no_place_here_is_refused_and_leaves_nothing
 
     let output = pair.one.mvm(&["instance", "import", path_text(&path)]);
     assert!(
-        said(&output).contains(&format!("there is an instance {id} on this node already")),
+        said(&output).contains(&format!("instance {id} already exists on this node")),
         "{}",
         said(&output)
     );
     assert!(pair.import(&path).status.success());
     let mut neighbour = forged;
     neighbour.rename(&InstanceId::from_bits(0x0bad_cafe));
-    pair.refused(&neighbour.write(&bad), "is the address of");
+    pair.refused(&neighbour.write(&bad), "already has address");
     let mut full = small_pool(0, 0, 0);
     full["tenants"][0]["quotas"]["max_instances_per_pool"] = json!(1);
     pair.other.declare(&full);

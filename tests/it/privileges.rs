@@ -102,7 +102,7 @@ fn an_agent_of_root_serves_without_privileges_and_goes_on_where_a_privileged_one
     signal(helper, nix::sys::signal::Signal::SIGKILL);
     let status = agent.process().wait_exit(PATIENCE);
     assert!(!status.success());
-    assert!(agent.log().contains("the privileged helper is gone"), "{}", agent.log());
+    assert!(agent.log().contains("the privileged helper ended"), "{}", agent.log());
 }
 
 #[test]

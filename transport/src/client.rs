@@ -41,9 +41,9 @@ pub enum RequestError {
     TooLarge { limit: usize },
     #[error("the request can't be sent over HTTP/3: {0}")]
     Unsendable(String),
-    #[error("the connection is lost: {0}")]
+    #[error("lost the connection: {0}")]
     Lost(String),
-    #[error("the peer gave up on the request ({0})")]
+    #[error("the peer reset the request ({0})")]
     Reset(String),
 }
 

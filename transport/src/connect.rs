@@ -33,7 +33,7 @@ pub enum ConnectError {
     Socket(#[source] io::Error),
     #[error("{name:?} is not a server name that a certificate could show")]
     ServerName { name: String },
-    #[error("the TLS settings do not fit QUIC")]
+    #[error("the TLS settings are not valid for QUIC")]
     Settings(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("timed out after {waited:?}: is a coordinator or agent listening on UDP {address}?")]
     TimedOut { address: SocketAddr, waited: Duration },
@@ -49,7 +49,7 @@ pub enum ConnectError {
     RefusedByPeer { address: SocketAddr, reason: String, refusal: Option<Refusal> },
     #[error("no common protocol (ALPN): {address} does not speak {wanted}")]
     NoCommonProtocol { address: SocketAddr, wanted: String },
-    #[error("{address} refused the connection: it has as many as it allows; try again later")]
+    #[error("{address} refused the connection: its connection limit is reached; try again later")]
     Busy { address: SocketAddr },
     #[error("{address} closed the connection: {reason} (code {code})")]
     Closed { address: SocketAddr, code: u64, reason: String },

@@ -36,7 +36,7 @@ const SEAL_USE: &[u8] = b"mvm connection id seal";
 
 /// The system gave no random bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the system gave no random bytes")]
+#[error("could not read random bytes from the system")]
 pub struct NoRandomness;
 
 /// What makes a server's resets believable. Kept across restarts, secret, and used by one server at a time: another that

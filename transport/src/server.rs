@@ -46,7 +46,7 @@ pub enum BindError {
         #[source]
         cause: io::Error,
     },
-    #[error("the TLS settings do not fit QUIC")]
+    #[error("the TLS settings are not valid for QUIC")]
     Settings(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("could not prepare the connection ids")]
     Randomness(#[source] NoRandomness),
@@ -191,7 +191,7 @@ impl Server {
         tasks.close();
         debug!(connections = tasks.len(), "draining");
         if timeout(self.limits.drain_timeout, tasks.wait()).await.is_err() {
-            info!(connections = tasks.len(), "closing what did not finish in time");
+            info!(connections = tasks.len(), "closing connections that did not finish in time");
         }
         self.endpoint.close(close_code::SHUTDOWN.into(), b"shutting down");
         timeout(FAREWELL, self.endpoint.wait_idle()).await.ok();

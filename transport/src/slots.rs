@@ -36,9 +36,9 @@ pub enum Evict {
 /// Why there is no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
-    #[error("this peer has as many connections as it may, and none of them is idle")]
+    #[error("this peer has reached its connection limit, and none of its connections is idle")]
     Key,
-    #[error("all connections are taken")]
+    #[error("the server has reached its connection limit")]
     Whole,
 }
 

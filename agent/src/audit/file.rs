@@ -93,12 +93,13 @@ impl TenantLog {
             None => {
                 log.write_head(if begun { last } else { nothing })?;
                 if begun && last.seq > 0 {
-                    let why = "its head was not there, so whether this was its end can't be known";
+                    let why = "the log's head file was missing, so it is unknown whether entries are missing at its end";
                     log.note_as(now, LOST, why.to_owned())?;
                 }
             }
             Some(head) if head.seq > last.seq => {
-                let why = format!("it ended with line {}, its head says line {}", last.seq, head.seq);
+                let why =
+                    format!("the log ended with line {}, its head file says line {}", last.seq, head.seq);
                 log.note_as(now, LOST, why)?;
             }
             Some(_) => {}

@@ -59,11 +59,11 @@ struct Content<'a> {
 /// Why a line can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum LineError {
-    #[error("it is not an audit line")]
+    #[error("the line is not an audit entry")]
     NotALine(#[source] serde_json::Error),
-    #[error("it does not end with its hash")]
+    #[error("the line does not end with its hash")]
     NoHash,
-    #[error("its hash does not match its content")]
+    #[error("the line's hash does not match its content")]
     OtherContent,
 }
 

@@ -167,7 +167,8 @@ impl Writer {
                 if dropped == 0 {
                     return Ok(());
                 }
-                let why = format!("{dropped} entries could not be kept until they could be written");
+                let why =
+                    format!("dropped {dropped} entries, because the log could not be written for too long");
                 log.note_as(now, DROPPED, why).inspect_err(|_| backlog.dropped = dropped)
             }
             Err((written, cause)) => {

@@ -35,7 +35,7 @@ impl<D: Driver> Executor<D> {
         {
             match self.driver.fork(&spec, &template).await {
                 Err(error @ (DriverError::Unusable { .. } | DriverError::NoSnapshot { .. })) => {
-                    let message = format!("its pool's template is made anew: {}", chain(&error));
+                    let message = format!("the pool's template is rebuilt: {}", chain(&error));
                     self.note("TemplateUnusable", record, &message);
                     self.drop_template(&record.tenant, &record.pool).await?;
                 }
@@ -86,7 +86,11 @@ impl<D: Driver> Executor<D> {
             }
             Err(error) => {
                 let reason = chain(&error);
-                self.note("TemplateFailed", record, &format!("its pool's instances boot: {reason}"));
+                self.note(
+                    "TemplateFailed",
+                    record,
+                    &format!("the pool's instances boot without a template: {reason}"),
+                );
                 self.driver.remove(&template.id).await?;
                 let until = self.clock.now() + TRY_AGAIN;
                 template.state = TemplateState::Unsuitable { reason, until };

@@ -127,7 +127,7 @@ impl<D: Driver> Executor<D> {
             let view = self.links.greeted(&id, deadline).await?;
             watch.lap(Stage::Greeted);
             if view.version == 2 {
-                let message = "it speaks version 2 of the guest protocol: it can't be given secrets";
+                let message = "the guest speaks version 2 of the guest protocol, which can't carry secrets";
                 self.note("GuestOutdated", record, message);
             }
             self.give_secrets(record, bundle).await?;
@@ -148,7 +148,8 @@ impl<D: Driver> Executor<D> {
                     self.links.reborn(&id, identity, left).await?;
                 }
             } else {
-                let message = "it speaks version 1 of the guest protocol: it keeps the identity of its image";
+                let message =
+                    "the guest speaks version 1 of the guest protocol and keeps the identity of its image";
                 self.note("GuestOutdated", record, message);
             }
             crash::point(points[0]);
@@ -201,15 +202,15 @@ impl<D: Driver> Executor<D> {
         match self.links.prepare_sleep(&record.id, timeout, by_policy).await {
             Ok(Drained::Done) => {}
             Ok(Drained::Busy) => {
-                self.note("InstanceBusy", record, "has work again while it was drained: it goes on running");
+                self.note("InstanceBusy", record, "got work while it was being drained; it keeps running");
                 return Ok(Drain::CalledOff);
             }
             Ok(Drained::Not(why)) => {
-                self.note("DrainTimedOut", record, &format!("was paused without having drained: {why}"));
+                self.note("DrainTimedOut", record, &format!("was paused before it was drained: {why}"));
             }
             Err(error @ LinkError::NoEntropy(_)) => return Err(error.into()),
             Err(error) => {
-                self.note("NotDrained", record, &format!("was paused without having drained: {error}"));
+                self.note("NotDrained", record, &format!("was paused before it was drained: {error}"));
             }
         }
         // Giving memory back takes nothing of the time for the session.

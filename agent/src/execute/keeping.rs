@@ -56,7 +56,7 @@ impl<D: Driver> Executor<D> {
             // Closed never: it lives as long as whoever holds it.
             let Ok(_turn) = turn.acquire().await else { return };
             if let Err(error) = driver.seal_snapshot(&id, &keeping).await {
-                tracing::warn!(%id, error = %chain(&error), "could not seal a snapshot");
+                tracing::warn!(%id, error = %chain(&error), "could not compress or hash a snapshot");
             }
             if let Ok(Some(disk)) = isolation.disk_use(&id).await {
                 records.set_disk_used(&id, disk.used_bytes);

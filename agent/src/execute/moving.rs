@@ -90,7 +90,7 @@ impl<D: Driver> Executor<D> {
     pub(crate) async fn turn_away(&self, lease: &Lease) {
         if let Err(error) = self.driver.remove(lease.id()).await {
             // Without a record it is a stranger, and goes when the next sweep finds it.
-            tracing::warn!(id = %lease.id(), error = %chain(&error), "could not clear away what came of an archive");
+            tracing::warn!(id = %lease.id(), error = %chain(&error), "could not remove the files of a failed import");
         }
         self.records.forget(lease.id());
     }

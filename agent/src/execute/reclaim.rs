@@ -54,12 +54,12 @@ impl<D: Driver> Executor<D> {
             () = self.links.works_again(id), if unless_busy => {}
             given = tokio::time::timeout(AT_MOST + ASKED_WITHIN, self.give_back(record)) => {
                 if given.is_err() {
-                    tracing::warn!(%id, "did not say in time what memory it has to give back");
+                    tracing::warn!(%id, "did not report in time how much memory it can return");
                 }
                 return Ok(Drain::Over);
             }
         }
-        self.note("InstanceBusy", record, "has work again while it gave memory back: it goes on running");
+        self.note("InstanceBusy", record, "got work while it returned memory; it keeps running");
         self.links.take_back_sleep(id);
         self.driver.resume(id).await?;
         Ok(Drain::CalledOff)
@@ -72,7 +72,7 @@ impl<D: Driver> Executor<D> {
         match self.driver.reclaim(id, keep, AT_MOST).await {
             Ok(left) => tracing::debug!(%id, free, costs, keep, ?left, "asked for memory back"),
             Err(error) => {
-                tracing::warn!(%id, error = %chain(&error), "could not take a guest's memory back");
+                tracing::warn!(%id, error = %chain(&error), "could not reclaim a guest's memory");
             }
         }
     }

@@ -83,7 +83,7 @@ pub async fn recover<D: Driver>(
             Ok(Resolved::Done) => recovered.resolved += 1,
             Ok(Resolved::Unfinished) => recovered.unfinished.push(id),
             Err(error) => {
-                tracing::warn!(%id, error = %chain(&error), "could not look at an instance");
+                tracing::warn!(%id, error = %chain(&error), "could not inspect an instance");
                 recovered.unresolved.push(id);
             }
         }
@@ -121,7 +121,7 @@ pub(crate) async fn recover_one<D: Driver>(
     let same_revision = vm.as_ref().is_none_or(|vm| vm.revision == record.revision);
     let verdict = judge(&record, vm.as_ref().map(|vm| vm.state), same_revision);
     let reason = match record.intent {
-        Some(intent) => format!("resolved after the agent ended during {}", intent.action),
+        Some(intent) => format!("recovered after the agent ended during {}", intent.action),
         None => "adopted".to_owned(),
     };
     match verdict {

@@ -36,7 +36,7 @@ impl<D: Driver> Executor<D> {
             self.lend(&mut record, Phase::Sleeping);
         }
         if record.exported_at.is_some() {
-            let message = "it was exported before and is woken here: an archive of it must not be imported";
+            let message = "it was exported and is now woken here: do not import an archive of it";
             self.note("ExportedInstanceRuns", &record, message);
         }
         watch.is(WakeKind::Woken);
@@ -88,7 +88,7 @@ impl<D: Driver> Executor<D> {
         crash::point("wake.concluded");
         if let Err(error) = self.driver.discard_snapshot(&record.id).await {
             // It was given up: the next one takes its place.
-            tracing::warn!(id = %record.id, error = %chain(&error), "could not discard what it remembered asleep");
+            tracing::warn!(id = %record.id, error = %chain(&error), "could not delete its snapshot");
         }
         crash::point("wake.discarded");
         Ok(())
@@ -104,7 +104,7 @@ impl<D: Driver> Executor<D> {
         watch: &mut Stopwatch,
     ) -> Result<(), StepError> {
         watch.is_instead(WakeKind::Started);
-        let message = format!("starts from the beginning, for what it remembered is lost: {}", chain(cause));
+        let message = format!("boots anew, because its snapshot can't be restored: {}", chain(cause));
         self.note("SnapshotUnusable", &record, &message);
         let (on_demand, home) = (record.on_demand, record.home);
         record.snapshot = None;

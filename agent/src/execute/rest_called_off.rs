@@ -89,7 +89,7 @@ impl<D: Driver> Executor<D> {
         record.intent = None;
         record.retry_not_before = None;
         self.lend(&mut record, home);
-        record.enter(Phase::Running, self.clock.now(), "a request called its rest off");
+        record.enter(Phase::Running, self.clock.now(), "a request cancelled its pause or sleep");
         self.records.save(&record).await?;
         crash::point("call_off.kept");
         Ok(())

@@ -129,7 +129,7 @@ impl<D: Driver> Runner<D> {
             Ok(done) => done,
             // The step's lease went with it; the instance is observed again.
             Err(error) => {
-                tracing::error!(%error, "a step ended abnormally");
+                tracing::error!(%error, "a step panicked");
                 self.per_pool.clear();
                 self.fill_up(now());
                 return self.refused.pop_front();

@@ -35,7 +35,7 @@ impl<D: Driver> Executor<D> {
             }
         };
         if tokio::time::timeout(AT_MOST, settled).await.is_err() {
-            tracing::debug!(%template, "its kernel has not come to rest");
+            tracing::debug!(%template, "its kernel did not become idle");
         }
     }
 }

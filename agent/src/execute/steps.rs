@@ -62,7 +62,7 @@ impl<D: Driver> Executor<D> {
     /// Makes durable what the record of an instance that runs says.
     pub(super) async fn write_up(&self, record: &Record) {
         if let Err(error) = self.records.save(record).await {
-            tracing::warn!(id = %record.id, error = %chain(&error), "it runs, which could not be recorded");
+            tracing::warn!(id = %record.id, error = %chain(&error), "could not record that it is running");
         }
     }
 

@@ -9,7 +9,7 @@ use super::view::shortened;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    #[error("there is no link to {0}: it does not run")]
+    #[error("no connection to the guest of {0}: the instance is not running")]
     NoLink(InstanceId),
     #[error("the guest did not answer within {0:?}")]
     Silent(Duration),
@@ -29,15 +29,15 @@ pub enum LinkError {
     NoCommonVersion { min: u32, max: u32 },
     #[error("the connection to the guest broke")]
     Broken,
-    #[error("the guest answered something else than was asked")]
+    #[error("the guest's answer does not match the request")]
     Unexpected,
-    #[error("the guest sent more than it may")]
+    #[error("the guest's answer exceeds the size limit")]
     Flooded,
     #[error("too many requests to one guest are under way")]
     TooMany,
-    #[error("the request is longer than any guest would take")]
+    #[error("the request exceeds the size limit of the guest protocol")]
     TooLong,
-    #[error("the system gave no random bytes: {0}")]
+    #[error("could not read random bytes from the system: {0}")]
     NoEntropy(String),
 }
 

@@ -64,7 +64,7 @@ pub(super) async fn link_task(link: Arc<Link>, dialer: Arc<dyn Dial>) {
                 ended
             }
             Ok(Err(error)) => {
-                tracing::debug!(instance = %link.instance, error = %mvm_proto::text::chain(&error), "no stream to the guest");
+                tracing::debug!(instance = %link.instance, error = %mvm_proto::text::chain(&error), "could not connect to the guest");
                 Ended::Broken { greeted: false }
             }
             Err(_) => Ended::Broken { greeted: false },

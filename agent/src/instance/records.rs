@@ -33,7 +33,7 @@ const ID_TRIES: usize = 64;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    #[error("could not use the state of this node's instances")]
+    #[error("could not open or write the records of this node's instances")]
     Store(#[from] StoreError),
     #[error("the record {key} is damaged; move the state directory away to start without records")]
     Damaged {
@@ -41,15 +41,15 @@ pub enum StateError {
         #[source]
         cause: serde_json::Error,
     },
-    #[error("no address is left in {subnet} of tenant {tenant}")]
+    #[error("subnet {subnet} of tenant {tenant} has no free address")]
     NoAddress { tenant: TenantId, subnet: String },
-    #[error("no free instance id was found")]
+    #[error("could not find a free instance id")]
     NoId,
     #[error("this agent is shutting down")]
     Closing,
-    #[error("there is an instance {0} on this node already")]
+    #[error("instance {0} already exists on this node")]
     Exists(InstanceId),
-    #[error("{address} of tenant {tenant} is the address of {holder} here")]
+    #[error("{holder} already has address {address} of tenant {tenant} on this node")]
     AddressTaken { tenant: TenantId, address: Ipv4Addr, holder: InstanceId },
 }
 

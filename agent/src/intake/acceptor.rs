@@ -183,7 +183,7 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
 ) -> Result<T, Problem> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
-        Err(Problem::new(500, "internal", format!("the check did not end: {error}"), "see the agent's log"))
+        Err(Problem::new(500, "internal", format!("the check panicked: {error}"), "see the agent's log"))
     })
 }
 

@@ -80,16 +80,16 @@ pub(crate) const IMPORT_PATH: &str = "/v1/instances/import";
 pub const TABLE: &[Rule] = &[
     post(E::Reconcile, "/v1/reconcile", "hands over a signed desired-state document", COORDINATOR),
     post(E::Trust, "/v1/trust", "hands over the next root versions and image statements", COORDINATOR),
-    get(E::NodeInfo, "/v1/node/info", "tells what this node is"),
-    get(E::NodeStats, "/v1/node/stats", "tells how this node fares now"),
+    get(E::NodeInfo, "/v1/node/info", "describes this node"),
+    get(E::NodeStats, "/v1/node/stats", "returns the node's status"),
     get(E::NodeWatch, "/v1/node/watch", "streams the node's status as it changes"),
-    get(E::NodeEvents, "/v1/node/events", "tells what happened, and what happens next"),
-    get(E::NodeObservation, "/v1/node/observation", "tells what the planner is told"),
-    get(E::NodeDesired, "/v1/node/desired", "exports a document that asks for what runs"),
+    get(E::NodeEvents, "/v1/node/events", "returns past events, and follows new ones"),
+    get(E::NodeObservation, "/v1/node/observation", "returns the planner's input"),
+    get(E::NodeDesired, "/v1/node/desired", "exports a document that describes what runs"),
     post(
         E::NetworkVerify,
         "/v1/node/network/verify",
-        "looks at every tenant's network, mends it and tells what holds",
+        "checks every tenant's network, repairs it and reports the result",
         COORDINATOR_AND_OPERATOR,
     ),
     get(E::Tenants, "/v1/tenants", "lists tenants with their pools"),
@@ -98,7 +98,7 @@ pub const TABLE: &[Rule] = &[
     get(E::Pool, "/v1/tenants/{tenant}/pools/{pool}", "tells of one pool"),
     get(E::AllInstances, "/v1/instances", "lists all instances"),
     get(E::Instance, instance!(""), "tells of one instance"),
-    get(E::Logs, instance!("/logs"), "gives the end of an instance's console"),
+    get(E::Logs, instance!("/logs"), "returns the end of an instance's console"),
     post(E::Act(Start), instance!("/start"), "boots a stopped or failed instance", COORDINATOR_AND_OPERATOR),
     post(E::Act(Stop), instance!("/stop"), "shuts an instance down", COORDINATOR_AND_OPERATOR),
     post(E::Act(Warm), instance!("/warm"), "pauses a running instance", COORDINATOR_AND_OPERATOR),
@@ -116,14 +116,14 @@ pub const TABLE: &[Rule] = &[
         COORDINATOR_AND_OPERATOR,
     ),
     post(E::Exec, instance!("/exec"), "runs a command inside an instance", COORDINATOR_AND_OPERATOR),
-    post(E::Export, instance!("/export"), "gives a sleeping instance as an archive", LOCAL_ONLY),
+    post(E::Export, instance!("/export"), "exports a sleeping instance as an archive", LOCAL_ONLY),
     post(
         E::Release,
         instance!("/release"),
         "removes a sleeping instance that was exported and has not changed since",
         LOCAL_ONLY,
     ),
-    post(E::Import, IMPORT_PATH, "takes in an instance from an archive", LOCAL_ONLY),
+    post(E::Import, IMPORT_PATH, "imports an instance from an archive", LOCAL_ONLY),
 ];
 
 const fn get(endpoint: Endpoint, path: &'static str, does: &'static str) -> Rule {

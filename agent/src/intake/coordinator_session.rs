@@ -99,13 +99,13 @@ enum SessionFailure {
     Ended,
     #[error("the coordinator did not welcome this node within {0:?}")]
     NoWelcome(Duration),
-    #[error("the coordinator began with something other than a welcome")]
+    #[error("the coordinator's first frame is not a welcome")]
     NotAWelcome,
     /// The next hello says which trust this node really has, and the coordinator sends the rest again.
     #[error("could not take over the cluster's trust metadata: {0}")]
     Trust(Problem),
     /// In force, but perhaps not across a restart; the next session brings it again.
-    #[error("could not keep the list of removed operators")]
+    #[error("could not save the list of removed operators")]
     RemovedOperators(#[source] std::io::Error),
     #[error("the coordinator speaks version {theirs} of the session protocol, this agent {ours}")]
     Protocol { ours: u32, theirs: u32 },
@@ -147,7 +147,7 @@ pub async fn coordinator_session_task(context: SessionContext, shutdown: Cancell
             Err(reason) => {
                 debug!(coordinator = %context.coordinator, %reason, "no session");
                 if backoff.attempts() == 0 {
-                    warn!(coordinator = %context.coordinator, %reason, "could not open a session; trying on");
+                    warn!(coordinator = %context.coordinator, %reason, "could not open a session; retrying");
                 }
                 context.state.send_replace(SessionState::Disconnected { reason });
             }

@@ -87,7 +87,7 @@ impl Ledger {
         let damaged = |reason: String| LedgerError::Damaged { path: path.to_owned(), reason };
         let file: File = serde_json::from_slice(&bytes).map_err(|cause| damaged(cause.to_string()))?;
         if file.format != FORMAT {
-            return Err(damaged(format!("its format is {}, this program knows {FORMAT}", file.format)));
+            return Err(damaged(format!("its format is {}, this program reads {FORMAT}", file.format)));
         }
         let high_water = file.high_water.map(|mark| Mark::new(mark.epoch, mark.generation, mark.digest));
         let envelope = file.envelope.map(String::into_bytes);
@@ -103,7 +103,7 @@ impl Ledger {
         };
         let recorded = in_force.as_ref().and_then(|in_force| in_force.mark.as_ref());
         if high_water.is_some() && high_water.as_ref() != recorded {
-            return Err(damaged("its document is not the one that its mark names".to_owned()));
+            return Err(damaged("its document does not match its recorded digest".to_owned()));
         }
         Ok(Self { root_version: file.root_version, high_water, envelope, in_force, ..empty })
     }

@@ -91,7 +91,7 @@ impl Listener for LocalSocket {
         loop {
             match self.listener.accept().await {
                 Ok((stream, _)) if self.welcomes(&stream) => return (stream, ()),
-                Ok(_) => warn!("turned away a local user that is neither root nor the agent's own"),
+                Ok(_) => warn!("refused a local user that is neither root nor the agent's own"),
                 Err(error) => {
                     warn!(%error, "could not accept on the unix socket");
                     tokio::time::sleep(ACCEPT_PAUSE).await;

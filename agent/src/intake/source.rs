@@ -160,7 +160,7 @@ pub async fn file_source_task(
                 desired.send_replace(Some(InForce::local(document)));
             }
             Err(problem) => {
-                warn!(path = %source.path.display(), %problem, "refused the file; what was in force stays");
+                warn!(path = %source.path.display(), %problem, "refused the file; the previous document stays in force");
                 node.publish("DocumentRefused", "", &problem.detail);
                 state.send_replace(FileState::Refused(problem));
             }

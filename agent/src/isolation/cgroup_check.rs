@@ -70,7 +70,7 @@ impl CgroupCheck {
         self.error = match self.put_right(&wanted, records, desired.is_some()).await {
             Ok(()) => None,
             Err(error) => {
-                tracing::error!(error = %chain(&error), "could not put the tenants' control groups right");
+                tracing::error!(error = %chain(&error), "could not repair the tenants' cgroups");
                 Some(chain(&error))
             }
         };
@@ -117,7 +117,7 @@ impl CgroupCheck {
     async fn look(&self) -> Result<GroupsFound, HostError> {
         match self.isolation.host.perform(&Operation::LookAtGroups).await? {
             Outcome::Groups(found) => Ok(found),
-            _ => Err(HostError::Refused("the host did not look at control groups".to_owned())),
+            _ => Err(HostError::Refused("the host returned no cgroup inspection".to_owned())),
         }
     }
 
@@ -176,7 +176,7 @@ impl CgroupCheck {
             // One with an instance that is still within its grace is left for then.
             let removed = self.isolation.host.perform(&Operation::RemoveTenantGroup { tenant }).await;
             if let Err(error) = removed {
-                tracing::debug!(error = %chain(&error), "a tenant's control group stays for now");
+                tracing::debug!(error = %chain(&error), "could not remove a tenant's cgroup yet");
             }
         }
         Ok(())
@@ -186,10 +186,14 @@ impl CgroupCheck {
         let (kind, message) = match event.limit {
             Limit::OutOfMemory { killed } => ("OutOfMemory", format!("{killed} process(es) killed")),
             Limit::TenantMemory { times } => {
-                ("TenantOutOfMemory", format!("the tenant's memory was used up {times} time(s)"))
+                ("TenantOutOfMemory", format!("the tenant reached its memory limit {times} time(s)"))
             }
-            Limit::Pids { times } => ("ProcessLimit", format!("{times} process(es) or thread(s) not made")),
-            Limit::Throttled { periods, .. } => ("Throttled", format!("had to wait in {periods} period(s)")),
+            Limit::Pids { times } => {
+                ("ProcessLimit", format!("could not create {times} process(es) or thread(s)"))
+            }
+            Limit::Throttled { periods, .. } => {
+                ("Throttled", format!("was throttled in {periods} period(s)"))
+            }
         };
         tracing::warn!(group = %event.group, kind, message);
         self.send(kind, event.group.to_string(), message);

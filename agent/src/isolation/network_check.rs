@@ -118,7 +118,7 @@ impl NetworkCheck {
         self.error = match self.put_right(wanted, gone, removes, records).await {
             Ok(()) => None,
             Err(error) => {
-                tracing::error!(error = %chain(&error), "could not put the tenants' networks right");
+                tracing::error!(error = %chain(&error), "could not repair the tenants' networks");
                 Some(chain(&error))
             }
         };
@@ -136,14 +136,14 @@ impl NetworkCheck {
             host.perform(&Operation::RemoveNet { net }).await?;
         }
         let Outcome::Network(found) = host.perform(&Operation::KeepNetwork { wanted }).await? else {
-            return Err(HostError::Refused("the host did not look at the network".to_owned()));
+            return Err(HostError::Refused("the host returned no network inspection".to_owned()));
         };
         if !found.repairs.is_empty() {
             self.tell("NetworkRepaired", &few(&found.repairs));
         }
         let cut_off: Vec<String> = found.cut_off.iter().map(ToString::to_string).collect();
         if !cut_off.is_empty() {
-            self.tell("NetworkLost", &format!("the TAP was deleted under {}", few(&cut_off)));
+            self.tell("NetworkLost", &format!("another program deleted the TAP of {}", few(&cut_off)));
         }
         let since = |id: &InstanceId| Some((id.clone(), records.get(id)?.since));
         self.cut_off.extend(found.cut_off.iter().filter_map(since));
@@ -169,7 +169,7 @@ impl NetworkCheck {
             match self.due.get(&name) {
                 None => {
                     let message = format!(
-                        "nobody wants {name} of {}; it is removed in {} s",
+                        "no instance uses {name} of {}; it will be removed in {} s",
                         orphan.owner,
                         self.grace.as_secs()
                     );
@@ -180,7 +180,7 @@ impl NetworkCheck {
                 Some(_) => {
                     let remove = Operation::RemoveLink { name: name.clone() };
                     self.isolation.host.perform(&remove).await?;
-                    self.tell("StrangerRemoved", &format!("nobody wanted {name}"));
+                    self.tell("StrangerRemoved", &format!("removed {name}, which no instance used"));
                 }
             }
         }
@@ -206,11 +206,13 @@ impl NetworkCheck {
             (Some(error), ..) => new(false, "Failed", error.clone()),
             (None, [_, ..], ..) => new(false, "Conflict", few(&self.conflicts)),
             (None, [], [_, ..], _) => {
-                let message = format!("the TAP was deleted under {}: stop and start them", few(&cut_off));
+                let message =
+                    format!("another program deleted the TAP of {}: stop and start them", few(&cut_off));
                 new(false, "CutOff", message)
             }
             (None, [], [], [_, ..]) => {
-                let message = format!("{} have names of ours and are not ours", few(&foreign));
+                let message =
+                    format!("{} have names that mvm uses, and mvm did not create them", few(&foreign));
                 new(false, "ForeignLinks", message)
             }
             (None, [], [], []) => new(true, "InPlace", String::new()),

@@ -27,7 +27,7 @@ pub enum Effort {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("known are {0}")]
+#[error("must be one of {0}")]
 pub struct UnknownMode(&'static str);
 
 impl NetworkMode {

@@ -57,7 +57,7 @@ impl Isolation {
         let wanted = self.wanted(desired, all.iter().map(|(record, moving)| (record, *moving))).network;
         let keep = Operation::KeepNetwork { wanted: wanted.clone() };
         let Outcome::Network(found) = self.host.perform(&keep).await? else {
-            return Err(HostError::Refused("the host did not look at the network".to_owned()));
+            return Err(HostError::Refused("the host returned no network inspection".to_owned()));
         };
         let mut report = NetworkReport { enabled: true, holds: true, ..NetworkReport::default() };
         for net in &wanted.nets {
@@ -66,12 +66,12 @@ impl Isolation {
             let bridge = net.bridge();
             let broken: Vec<_> = found.repairs.iter().filter(|repair| repair.starts_with(&bridge)).collect();
             let mut checks = vec![
-                check("bridge and address", broken.is_empty(), "mended just now"),
-                check("rules", !found.repairs.iter().any(|r| r.starts_with("firewall")), "mended just now"),
+                check("bridge and address", broken.is_empty(), "repaired just now"),
+                check("rules", !found.repairs.iter().any(|r| r.starts_with("firewall")), "repaired just now"),
                 check(
                     "instances are connected",
                     cut_off == 0,
-                    "a TAP was deleted under a VM: stop and start it",
+                    "another program deleted a VM's TAP: stop and start the instance",
                 ),
             ];
             if deep {
@@ -105,7 +105,7 @@ impl Isolation {
         let Some((offset, address)) =
             free.and_then(|offset| Some((offset, net.subnet.instance_address(offset)?)))
         else {
-            return Ok(vec![check("probes", false, "no address is free to send them from")]);
+            return Ok(vec![check("probes", false, "no free address to send probes from")]);
         };
         let port = Port {
             tenant: net.tenant.clone(),

@@ -362,7 +362,7 @@ pub(crate) fn no_spec(tenant: &TenantId, pool: &PoolId) -> Problem {
 }
 
 pub(crate) fn not_recorded(error: &StateError) -> Problem {
-    let detail = format!("nothing was done, for it could not be recorded: {}", chain(error));
+    let detail = format!("could not record the action, so it was not done: {}", chain(error));
     Problem::new(507, "storage_failed", detail, "Free some disk space.")
 }
 

@@ -50,7 +50,7 @@ pub struct NodeSettings {
     /// Sessions that are kept on this machine.
     pub sessions_dir: PathBuf,
     pub session_limits: SessionLimits,
-    /// How long something on the host that no record owns is left alone before it is swept.
+    /// How long an orphan (a VM or directory without a record) is kept before it is removed.
     pub sweep_after: Duration,
     /// How long a guest may take from boot to ready.
     pub boot_deadline: Duration,
@@ -76,7 +76,7 @@ pub enum NodeError {
     Driver(#[from] DriverUnavailable),
     #[error("could not open the node's state")]
     State(#[from] StateError),
-    #[error("could not resolve what an earlier agent left half-done")]
+    #[error("could not recover the steps that an earlier agent left unfinished")]
     Recover(#[from] StepError),
     #[error("could not open the images of this node")]
     Images(#[from] ImageError),
@@ -159,7 +159,12 @@ pub(crate) async fn adopt<D: Driver>(
     if recovered != Recovered::default() {
         let Recovered { resolved, unfinished, unresolved } = &recovered;
         let (unfinished, unresolved) = (unfinished.len(), unresolved.len());
-        tracing::info!(resolved, unfinished, unresolved, "resolved what an earlier agent left open");
+        tracing::info!(
+            resolved,
+            unfinished,
+            unresolved,
+            "recovered the steps that an earlier agent left unfinished"
+        );
     }
     recovered
 }

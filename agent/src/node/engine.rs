@@ -214,7 +214,7 @@ impl<D: Driver> Engine<D> {
             let _ = self.executor.events.send(event);
         }
         if let Err(error) = self.executor.images.set_in_use(&self.records.images()) {
-            tracing::warn!(error = %chain(&error), "could not note which images are in use");
+            tracing::warn!(error = %chain(&error), "could not record which images are in use");
         }
         let (events, told_at) = (&self.workload_events, std::time::Instant::now());
         let mut workloads = seen.workloads;
@@ -262,7 +262,7 @@ impl<D: Driver> Engine<D> {
                 Ok(Resolved::Unfinished) => self.unfinished.push(lease.id().clone()),
                 Ok(_) => {}
                 Err(error) => {
-                    tracing::warn!(id = %lease.id(), error = %chain(&error), "could not look at an instance");
+                    tracing::warn!(id = %lease.id(), error = %chain(&error), "could not inspect an instance");
                     self.unresolved.push(lease);
                 }
             }
@@ -437,7 +437,7 @@ pub(crate) fn event_of(done: &Done, now: Timestamp) -> Event {
     }
     let (kind, message) = match &done.result {
         Ok(phase) if was_called_off(step.action, *phase) => {
-            ("RestCalledOff", format!("goes on running instead of {}: {}", step.action, step.reason))
+            ("RestCalledOff", format!("keeps running instead of {}: {}", step.action, step.reason))
         }
         Ok(_) => (kind_of(step.action), step.reason.clone()),
         Err(error) => ("InstanceFailed", format!("could not {}: {}", step.action, chain(error))),

@@ -128,7 +128,9 @@ impl<D: Driver> Actor<D> {
                 let send = pieces.send(Ok(piece.into()));
                 match runtime.block_on(async { tokio::time::timeout(READER_PATIENCE, send).await }) {
                     Ok(Ok(())) => Ok(()),
-                    _ => Err(io::Error::new(io::ErrorKind::BrokenPipe, "nobody reads the archive any more")),
+                    _ => {
+                        Err(io::Error::new(io::ErrorKind::BrokenPipe, "the reader of the archive went away"))
+                    }
                 }
             };
             let last =
@@ -140,7 +142,7 @@ impl<D: Driver> Actor<D> {
             // The export stopped what is done to a snapshot when nobody waits for it.
             runtime.block_on(async { executor.seal_later(&header.record) });
             if let Err(error) = written {
-                tracing::warn!(id = %header.record.id, %error, "an archive was not written to its end");
+                tracing::warn!(id = %header.record.id, %error, "could not finish an archive");
                 // Whoever still reads must not take what came for all of it.
                 let _ = pieces.try_send(Err(error));
             }
@@ -205,7 +207,7 @@ impl<D: Driver> Actor<D> {
             return Err(Problem::new(
                 409,
                 "immovable",
-                format!("{id} can't be moved here"),
+                format!("{id} can't be imported here"),
                 format!("{reason}."),
             ));
         }
@@ -334,16 +336,21 @@ fn chain_of(error: &io::Error) -> String {
 }
 
 fn not_sleeping(id: &InstanceId, phase: Phase) -> Problem {
-    let detail = format!("{id} is {phase}, and only what sleeps with a snapshot can be moved");
+    let detail = format!("{id} is {phase}, and only sleeping instances with a snapshot can be exported");
     Problem::new(409, "not_sleeping", detail, format!("Put it to sleep first: mvm instance sleep {id}."))
 }
 
 fn no_room(id: &InstanceId, reason: &str) -> Problem {
-    Problem::new(409, "no_room", format!("{id} has no room here: {reason}"), "Free some of it first.")
+    Problem::new(
+        409,
+        "no_room",
+        format!("this node has no room for {id}: {reason}"),
+        "Free some of it first.",
+    )
 }
 
 fn no_image(record: &Record, error: &StepError) -> Problem {
-    let detail = format!("{} can't sleep here without its image: {}", record.id, chain(error));
+    let detail = format!("{} needs its image on this node: {}", record.id, chain(error));
     let remediation = format!(
         "Get the same image first: mvm image build {}, or `mvm image import` of a folder that the other node exported.",
         record.flake_ref
@@ -356,7 +363,7 @@ fn no_image(record: &Record, error: &StepError) -> Problem {
 }
 
 fn bad_archive(error: &ArchiveError) -> Problem {
-    let detail = format!("the archive can't be used: {}", chain(error));
+    let detail = format!("could not use the archive: {}", chain(error));
     Problem::new(422, "bad_archive", detail, "Export the instance again, and copy the file whole.")
 }
 
@@ -406,7 +413,7 @@ fn unfit(id: &InstanceId, error: &StepError) -> Problem {
 }
 
 fn failed(reason: &str) -> Problem {
-    let detail = format!("the instance could not be moved: {reason}");
+    let detail = format!("could not export or import the instance: {reason}");
     Problem::new(503, "move_failed", detail, "Look at the agent's log, then try again.")
 }
 

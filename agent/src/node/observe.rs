@@ -159,7 +159,7 @@ fn news_of(record: &Record, view: &GuestView, now: Timestamp) -> Option<(Workloa
         let within = STARTS_WITHIN + record.health.as_ref().map_or(Duration::ZERO, |h| h.decided_within());
         let is_late = view.connected && now.since(since) > within;
         is_late.then(|| {
-            (WorkloadState::Failed, format!("its program was not ready within {} s", within.as_secs()))
+            (WorkloadState::Failed, format!("its workload was not ready within {} s", within.as_secs()))
         })
     };
     let told = view.workload().map(|state| (state, view.message.clone()));
@@ -174,7 +174,7 @@ fn tell_workload(record: &Record, message: &str, now: Timestamp, seen: &mut Seen
         WorkloadState::Completed | WorkloadState::Failed => "WorkloadEnded",
         WorkloadState::Unhealthy => "WorkloadUnhealthy",
     };
-    let message = if message.is_empty() { "its program works again" } else { message };
+    let message = if message.is_empty() { "its workload is ready again" } else { message };
     let then = if record.is_brought_back() || !workload.is_down() { "" } else { "; it is not started again" };
     seen.workloads.push((record.id.clone(), kind, format!("{message}{then}")));
     if workload.is_down() && workload.is_in_a_crash_loop(now) {

@@ -48,7 +48,7 @@ pub struct OnceSettings {
     /// Sessions that are kept on this machine.
     pub sessions_dir: PathBuf,
     pub session_limits: SessionLimits,
-    /// How long something on the host that no record owns is left alone before it is swept.
+    /// How long an orphan (a VM or directory without a record) is kept before it is removed.
     pub sweep_after: Duration,
     /// How long a guest may take from boot to ready.
     pub boot_deadline: Duration,
@@ -137,7 +137,7 @@ pub async fn reconcile_once(
     let mut engine = Engine::new(executor, engine);
     let report = run(&mut engine, &InForce::local(desired)).await;
     if let Err(error) = audit.flush().await {
-        tracing::warn!(error = %chain(&error), "not everything that was done is in the audit log");
+        tracing::warn!(error = %chain(&error), "some actions are missing from the audit log");
     }
     records.close().await;
     Ok(report)
@@ -188,7 +188,7 @@ async fn run(engine: &mut Engine<AnyDriver>, in_force: &Arc<InForce>) -> Report 
             }
         }
     }
-    report.errors.push(format!("not at rest after {MAX_ROUNDS} rounds"));
+    report.errors.push(format!("not converged after {MAX_ROUNDS} rounds"));
     report
 }
 

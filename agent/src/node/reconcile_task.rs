@@ -448,10 +448,10 @@ pub async fn reconcile_task<D: Driver>(
         shared.records.wait_idle().await;
     };
     if tokio::time::timeout(FINISH_WITHIN, finish).await.is_err() {
-        tracing::warn!("steps were still under way; they are resolved at the next start");
+        tracing::warn!("steps were still running; the next start recovers them");
     }
     if let Err(error) = node.engine.executor.audit.flush().await {
-        tracing::warn!(error = %chain(&error), "not everything that was done is in the audit log");
+        tracing::warn!(error = %chain(&error), "some actions are missing from the audit log");
     }
     shared.records.close().await;
 }

@@ -87,7 +87,9 @@ fn current(facts: &Facts<'_>) -> Condition {
     match facts.in_force {
         None => new(false, "NoDocument", "no document was accepted yet".to_owned()),
         Some(in_force @ InForce { expires_at: Some(at), .. }) if in_force.is_expired(facts.now) => {
-            let message = format!("the document expired at {at}; what it asks for is kept and not changed");
+            let message = format!(
+                "the document expired at {at}; existing instances are kept, and nothing is created, replaced or removed"
+            );
             new(false, "Expired", message)
         }
         Some(InForce { mark: None, .. }) => new(true, "LocalFile", String::new()),

@@ -53,7 +53,8 @@ impl Sweeper {
         for id in strangers {
             if !self.due.contains_key(id) {
                 self.due.insert(id.clone(), now + self.grace);
-                let message = format!("no record owns it; it is removed in {} s", self.grace.as_secs());
+                let message =
+                    format!("orphan: no record owns it; it will be removed in {} s", self.grace.as_secs());
                 tell(&self.events, &self.clock, "StrangerFound", id, &message);
             }
         }

@@ -258,5 +258,5 @@ fn not_resting(id: &InstanceId, phase: Phase) -> Problem {
 }
 
 fn failed(reason: &str) -> Problem {
-    Problem::new(503, "wake_failed", format!("the instance could not be woken: {reason}"), "try again later")
+    Problem::new(503, "wake_failed", format!("could not wake the instance: {reason}"), "try again later")
 }

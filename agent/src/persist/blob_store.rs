@@ -35,7 +35,7 @@ const NEEDED: [(AmazonS3ConfigKey, &str); 2] = [
 
 #[derive(Debug, thiserror::Error)]
 pub enum BlobStoreError {
-    #[error("{0} is no place for sessions: it must be `local`, `file:///FOLDER` or `s3://BUCKET[/PREFIX]`")]
+    #[error("{0} is not a session store: it must be `local`, `file:///FOLDER` or `s3://BUCKET[/PREFIX]`")]
     Unknown(String),
     #[error(
         "{} is not below {}: start the agent with --sessions-dir at or above it",
@@ -43,7 +43,7 @@ pub enum BlobStoreError {
         allowed.display()
     )]
     NotAllowed { folder: PathBuf, allowed: PathBuf },
-    #[error("could not make the folder {}", path.display())]
+    #[error("could not create the folder {}", path.display())]
     Folder {
         path: PathBuf,
         #[source]

@@ -61,7 +61,7 @@ impl Sessions {
         match done.unwrap_or(Err(PersistError::TooSlow(within))) {
             Ok(()) => records.set_arrived(record),
             Err(PersistError::Taken(session)) => {
-                let message = format!("{session} was taken by another: it goes on in a session of its own");
+                let message = format!("another instance took {session}; it continues with a new session");
                 self.note("SessionTaken", record, &message);
                 self.unbind(record, records).await;
             }
@@ -116,7 +116,7 @@ impl Sessions {
         current.session = mark;
         let saved = records.save(&current).await;
         if let Err(error) = &saved {
-            tracing::warn!(id = %record.id, error = %chain(error), "could not note which session is its own");
+            tracing::warn!(id = %record.id, error = %chain(error), "could not record which session it holds");
         }
         saved.is_ok()
     }

@@ -173,7 +173,7 @@ impl<S: BlobStore> Session<S> {
                 // The copy is whole; the next one tries again.
                 Err(error) => {
                     let error = mvm_proto::text::chain(&error);
-                    tracing::warn!(session = %self.name(), error, "could not remove what an older copy left");
+                    tracing::warn!(session = %self.name(), error, "could not remove what an older copy left behind");
                 }
                 Ok(()) => {}
             }

@@ -78,7 +78,7 @@ impl<S: BlobStore> SessionStore<S> {
         let listed = self.blobs.list(&clocks).await?.into_iter().find(|listed| listed.key == key);
         self.blobs.delete(&key).await?;
         let time = listed.map(|listed| listed.written_at);
-        time.ok_or_else(|| PersistError::Damaged(format!("{key} was written and is not there")))
+        time.ok_or_else(|| PersistError::Damaged(format!("{key} was written but is missing")))
     }
 
     /// The newest head of every session that the pool has.

@@ -243,7 +243,7 @@ async fn a_file_that_is_written_all_the_time_is_never_kept_half() {
 fn names_of_a_guest_s_files_are_escaped_and_cut_in_an_event() {
     let names = ["a\x1b[2J\r\n\u{202e}b".to_owned(), "n".repeat(4096)];
     let message = super::unsettled_message(7, &names);
-    let start = r"7 file(s) changed all the time; their last copy stands: a\x1b[2J\r\n\u{202e}b, nnn";
+    let start = r"7 file(s) kept changing and were not copied; the store keeps their previous version: a\x1b[2J\r\n\u{202e}b, nnn";
     assert!(message.starts_with(start), "{message}");
     assert!(message.len() < 600 && message.chars().all(mvm_proto::text::is_printable), "{message}");
 }

@@ -35,7 +35,7 @@ pub(super) async fn reload_task(
         tokio::select! {
             () = stop.cancelled() => return,
             () = changes.changed() => {}
-            _ = hangup(&mut hangups) => info!("told to look at the certificates again"),
+            _ = hangup(&mut hangups) => info!("asked to reload the certificates"),
             // The renewal worker swapped it: only the metric is behind.
             _ = swaps.changed() => {}
             () = tokio::time::sleep(LOOK_EVERY) => {}
@@ -54,7 +54,7 @@ fn adopt(certs: &CertsDir, credential: &LiveCredential, anchors: &LiveAnchors) {
         }
     };
     if found.anchors != *anchors.current() {
-        info!("other roots are trusted now");
+        info!("the trusted roots have changed");
         anchors.swap(found.anchors);
     }
     let current = credential.current();
@@ -63,7 +63,7 @@ fn adopt(certs: &CertsDir, credential: &LiveCredential, anchors: &LiveAnchors) {
     }
     if found.credential.identity() != current.identity() {
         let (found, ours) = (found.credential.identity(), current.identity());
-        return warn!(%found, %ours, "the certificate on disk is for another identity; restart the agent to change it");
+        return warn!(%found, %ours, "the certificate on disk is for another identity; restart the agent to use it");
     }
     info!(serial = found.credential.serial_hex(), not_after = %found.credential.not_after(), "a new certificate is in use");
     credential.swap(found.credential);

@@ -21,7 +21,7 @@ pub enum AgentError {
     NotANode { identity: Identity },
     #[error("the certificate is for node {certified}, but this agent was started as {given}")]
     OtherNodeId { given: NodeId, certified: NodeId },
-    #[error("no node id was given, and none can be made of the host name {hostname:?}")]
+    #[error("no node id was given, and the host name {hostname:?} is not a valid node id")]
     NoNodeId { hostname: String },
     #[error("there is no source of desired state")]
     NoSource,
@@ -51,17 +51,17 @@ pub enum AgentError {
     State(#[source] Box<Problem>),
     #[error("could not open this node's instances")]
     Node(#[source] Box<NodeError>),
-    #[error("the task `{task}` ended although nobody asked it to")]
+    #[error("the task `{task}` ended unexpectedly")]
     TaskEnded { task: &'static str },
-    #[error("this agent was not started as root, so it can't go on as {user}")]
+    #[error("could not switch to user {user}: this agent was not started as root")]
     NotRoot { user: String },
     #[error("there is no user {user}")]
     NoUser { user: String },
-    #[error("could not give up root's privileges")]
+    #[error("could not drop root's privileges")]
     Privileges(#[source] HostError),
     #[error("could not start the privileged helper")]
     Helper(#[source] io::Error),
-    #[error("the privileged helper is gone: nothing can be done to this machine without it")]
+    #[error("the privileged helper ended; the agent can't change this machine without it")]
     HelperGone,
 }
 

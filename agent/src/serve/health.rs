@@ -78,7 +78,7 @@ impl Health {
     pub fn reasons(&self) -> Vec<Reason> {
         let loop_dead = (!self.is_alive()).then(|| Reason {
             code: "reconcile_stalled",
-            detail: "the reconcile loop has made no pass for too long".to_owned(),
+            detail: "the reconcile loop has not finished a pass for too long".to_owned(),
         });
         [self.certificate(), self.source(), self.state_writable(), loop_dead].into_iter().flatten().collect()
     }
@@ -152,9 +152,9 @@ async fn healthz(State(health): State<Arc<Health>>) -> Response {
     if health.is_alive() {
         return (StatusCode::OK, "ok\n").into_response();
     }
-    let detail = "the reconcile loop has made no pass for too long";
+    let detail = "the reconcile loop has not finished a pass for too long";
     let problem =
-        Problem::new(503, "reconcile_stalled", detail, "Restart the agent; instances outlive that.");
+        Problem::new(503, "reconcile_stalled", detail, "Restart the agent; instances keep running.");
     (StatusCode::SERVICE_UNAVAILABLE, Json(problem)).into_response()
 }
 

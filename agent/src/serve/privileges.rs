@@ -137,7 +137,7 @@ fn drop_with_helper(
     let program = std::env::current_exe().map_err(AgentError::Helper)?;
     let (child, socket) = start_helper(&program, helper_args, &policy).map_err(AgentError::Helper)?;
     drop_to(account).map_err(AgentError::Privileges)?;
-    info!(user = account.name, helper = child.id(), "gave up all privileges");
+    info!(user = account.name, helper = child.id(), "dropped all privileges");
     Ok(Privileges::Dropped { helper: Arc::new(socket), user: account.name.clone() })
 }
 

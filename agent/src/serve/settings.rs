@@ -65,7 +65,7 @@ pub struct AgentSettings {
     pub sessions_dir: PathBuf,
     /// How much one session may take, and how long one copy of it.
     pub session_limits: SessionLimits,
-    /// How long something on the host that no record owns is left alone before it is swept.
+    /// How long an orphan (a VM or directory without a record) is kept before it is removed.
     pub sweep_after: Duration,
     /// Whether idle instances stay as they are when this machine is short of memory.
     pub ignore_memory_pressure: bool,

@@ -24,7 +24,7 @@ pub fn notify_stopping() {
 
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        debug!(%error, "no word to the service manager");
+        debug!(%error, "could not notify the service manager");
     }
 }
 

@@ -75,7 +75,7 @@ impl Tasks {
             }
         };
         if tokio::time::timeout(DRAIN_DEADLINE, all).await.is_err() {
-            warn!(waited = ?DRAIN_DEADLINE, left = self.running.len(), "stopped without waiting any longer");
+            warn!(waited = ?DRAIN_DEADLINE, left = self.running.len(), "stopped before all tasks ended");
             self.running.shutdown().await;
         }
     }

@@ -26,7 +26,7 @@ impl DirWatch {
         match Self::open(dir) {
             Ok(watch) => Self(Some(watch)),
             Err(error) => {
-                debug!(%error, dir = %dir.display(), "no inotify; changes are found by looking");
+                debug!(%error, dir = %dir.display(), "inotify is not available; polling for changes");
                 Self(None)
             }
         }

@@ -23,9 +23,9 @@ pub(crate) async fn give_back_task(passes: watch::Receiver<Pass>, stop: Cancella
     let give_back = || async {
         // Reads `/proc` and makes the kernel walk tables: a millisecond or two.
         match tokio::task::spawn_blocking(pages::give_back).await {
-            Ok(Ok(bytes)) => tracing::debug!(bytes, "gave back memory that a node at rest does not need"),
-            Ok(Err(error)) => tracing::debug!(%error, "could not give memory back"),
-            Err(error) => tracing::error!(%error, "giving memory back ended abnormally"),
+            Ok(Ok(bytes)) => tracing::debug!(bytes, "released memory that an idle agent does not need"),
+            Ok(Err(error)) => tracing::debug!(%error, "could not release memory"),
+            Err(error) => tracing::error!(%error, "releasing memory panicked"),
         }
     };
     tokio::select! {

@@ -32,7 +32,7 @@ pub(crate) async fn image_gc_task(images: Images, records: Arc<Records>, shutdow
                 }
             }
             Ok(Err(error)) => tracing::warn!(error = %chain(&error), "could not remove unused images"),
-            Err(error) => tracing::error!(%error, "removing unused images ended abnormally"),
+            Err(error) => tracing::error!(%error, "removing unused images panicked"),
         }
     }
 }

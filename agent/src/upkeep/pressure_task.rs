@@ -38,7 +38,7 @@ pub(crate) async fn pressure_task(node: NodeHandle, stop: CancellationToken) {
     let watch = match watch {
         Ok(watch) => watch,
         Err(error) => {
-            tracing::info!(%error, "this machine does not tell of memory pressure");
+            tracing::info!(%error, "this machine does not report memory pressure");
             return stop.cancelled().await;
         }
     };
@@ -55,7 +55,7 @@ pub(crate) async fn pressure_task(node: NodeHandle, stop: CancellationToken) {
         match told {
             Ok(now) if now != is_pressed => {
                 let (kind, message) = if now {
-                    ("MemoryPressure", "work stands still for want of memory: the coldest go to sleep")
+                    ("MemoryPressure", "the machine is short of memory: idle instances go to sleep")
                 } else {
                     ("MemoryPressureOver", "memory is no longer short")
                 };
@@ -65,7 +65,7 @@ pub(crate) async fn pressure_task(node: NodeHandle, stop: CancellationToken) {
             }
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!(%error, "memory pressure can't be watched any more");
+                tracing::warn!(%error, "could not go on watching memory pressure");
                 return stop.cancelled().await;
             }
         }

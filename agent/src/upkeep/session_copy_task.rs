@@ -43,7 +43,7 @@ pub(crate) async fn session_copy_task(
                 let id = match done {
                     Ok((id, ())) => id,
                     Err(error) => {
-                        tracing::error!(%error, "copying a session ended abnormally");
+                        tracing::error!(%error, "copying a session panicked");
                         error.id()
                     }
                 };

@@ -253,7 +253,7 @@ async fn lines_that_were_taken_from_the_end_are_told_of_forever() {
     written(dir.path(), AuditSettings::default(), 1).await;
     let broken = verify(dir.path()).broken.unwrap();
     assert_eq!((broken.kind, broken.line), (Kind::Truncated, 4));
-    assert!(broken.why.contains("it ended with line 3, its head says line 5"), "{}", broken.why);
+    assert!(broken.why.contains("the log ended with line 3, its head file says line 5"), "{}", broken.why);
 }
 
 #[tokio::test]

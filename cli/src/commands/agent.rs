@@ -42,21 +42,21 @@ use crate::progress::Progress;
 pub(crate) enum AgentCommand {
     /// Run the node daemon
     Serve(Box<ServeArgs>),
-    /// Make a document true once, without a coordinator
+    /// Reconcile a document once, without a coordinator
     Reconcile(Box<ReconcileArgs>),
-    /// What this node sees of itself, as `mvm plan node --observed` reads it
+    /// Print this node's state, as `mvm plan node --observed` reads it
     Observe(Box<ObserveArgs>),
     /// Export a document that asks for what runs here
     Desired(DesiredArgs),
     /// The node's certificates
     #[command(subcommand)]
     Certs(CertsCommand),
-    /// What an agent that was started as root keeps for what needs root; it starts this itself
+    /// The privileged helper of an agent that was started as root; the agent starts it itself
     #[command(hide = true)]
     Helper,
 }
 
-/// Programs that a node runs, where they are not to be looked for.
+/// Paths of the programs that a node runs.
 #[derive(Debug, Args)]
 pub(crate) struct ProgramArgs {
     /// The QEMU to use [default: qemu-system-x86_64 in PATH]
@@ -85,7 +85,7 @@ impl ProgramArgs {
     }
 }
 
-/// What instances are kept within. Real guests get all of it unless told otherwise here.
+/// Isolation of instances. Real guests get all of it unless disabled here.
 #[derive(Debug, Args)]
 struct IsolationArgs {
     /// How instances are connected: bridges (one per tenant, behind a firewall) or none (no network card)
@@ -101,10 +101,10 @@ struct IsolationArgs {
     /// driver]
     #[arg(long, value_name = "EFFORT")]
     jail: Option<Effort>,
-    /// Let tenants ask port 53 of their own gateway, and tell guests to: run a resolver there that listens on all bridges
+    /// Let tenants query DNS at port 53 of their gateway, and configure guests to: run a resolver there that listens on all bridges
     #[arg(long)]
     gateway_dns: bool,
-    /// What no tenant may reach, whatever its egress, besides private ranges and the metadata services that are known: 203.0.113.7 or 203.0.113.0/24 (repeatable)
+    /// Addresses that no tenant may reach, whatever its egress, besides private ranges and known metadata services: 203.0.113.7 or 203.0.113.0/24 (repeatable)
     #[arg(long = "deny-address", value_name = "CIDR")]
     deny: Vec<AddressRange>,
 }
@@ -131,7 +131,7 @@ pub(crate) struct NodeArgs {
     /// Folder for the agent's state
     #[arg(long, value_name = "DIR", value_parser = absolute_path(), default_value_os_t = default_data_dir("agent"))]
     data_dir: PathBuf,
-    /// What runs the microVMs: auto (the strongest that works here), firecracker, qemu, or fake (runs no guest)
+    /// The VMM driver: auto (the strongest that works here), firecracker, qemu, or fake (runs no guest)
     #[arg(long, value_name = "DRIVER", default_value = "auto", value_parser = parse_driver)]
     driver: DriverChoice,
     #[command(flatten)]
@@ -147,7 +147,7 @@ pub(crate) struct NodeArgs {
     /// Folder for sessions that are kept on this machine [default: sessions/ in the data folder]
     #[arg(long, value_name = "DIR", value_parser = unfollowed_path())]
     sessions_dir: Option<PathBuf>,
-    /// Most that one session may have, in MiB; a larger one keeps its last copy
+    /// Size limit of one session, in MiB; a larger one keeps its last copy
     #[arg(long, value_name = "MIB", default_value_t = SessionLimits::default().max_bytes >> 20)]
     max_session_mib: u64,
     /// How long one copy of a session may take before it is cut off
@@ -156,7 +156,7 @@ pub(crate) struct NodeArgs {
     /// How long a guest may take from boot to ready
     #[arg(long, value_name = "TIME", default_value = "90s", value_parser = humantime::parse_duration)]
     boot_deadline: Duration,
-    /// How long something on the host that no record owns is left alone before it is swept
+    /// How long an orphan (a VM or directory without a record) is kept before it is removed
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
     sweep_after: Duration,
     /// vCPUs that instances may use [default: the machine's]
@@ -226,14 +226,14 @@ pub(crate) struct ServeArgs {
     /// Folder with certificates [default: certs/ in the data folder]
     #[arg(long, value_name = "DIR")]
     certs_dir: Option<PathBuf>,
-    /// Started as root, go on as this user and keep a helper for what needs root; `root` keeps everything [default:
+    /// Drop root for this user after start, and keep a privileged helper; `root` keeps everything [default:
     /// mvm, where there is such a user]
     #[arg(long, value_name = "USER")]
     user: Option<String>,
     /// How often the node is compared with its desired state when nothing happens
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     interval_secs: u64,
-    /// Put no idle instance to sleep when this machine is short of memory
+    /// Do not put idle instances to sleep when this machine is short of memory
     #[arg(long)]
     ignore_memory_pressure: bool,
     /// API requests each peer may make a second
@@ -242,7 +242,7 @@ pub(crate) struct ServeArgs {
     /// API requests each peer may make at once
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     rate_burst: u32,
-    /// Of the names fixed at enrolment, ask only for these when the certificate is renewed (repeatable)
+    /// Request only these of the names fixed at enrolment when the certificate is renewed (repeatable)
     #[arg(long = "san", value_name = "NAME")]
     sans: Vec<String>,
 }
@@ -254,7 +254,7 @@ pub(crate) struct ReconcileArgs {
     /// The document; `-` reads standard input
     #[arg(long, value_name = "FILE")]
     desired: PathBuf,
-    /// Show what would be done and touch nothing
+    /// Show planned steps without changing anything
     #[arg(long)]
     dry_run: bool,
 }
@@ -431,7 +431,8 @@ async fn observe(global: &Global, args: ObserveArgs) -> Run {
     let observation = match asked.await {
         Err(Outcome::Unreachable(_)) if args.endpoint.is_none() => {
             let now = Timestamp::from(SystemTime::now());
-            Progress::new(global.quiet).say("no agent answers; this is what its records and the host say");
+            Progress::new(global.quiet)
+                .say("no agent answers; showing its records and the state of the host");
             peek(&args.node.once(now, args.node.look_with(), true), now).await.map_err(anyhow::Error::new)?
         }
         asked => asked?,

@@ -72,13 +72,13 @@ pub(crate) struct ServeArgs {
     /// Address for /metrics, /healthz and /readyz; keep it on loopback
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9433")]
     metrics_listen: SocketAddr,
-    /// How long documents may be acted on; they are issued again at half of it
+    /// Lifetime of documents; they are issued again at half of it
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = humantime::parse_duration)]
     document_life: Duration,
-    /// How long certificates live; they are renewed at half of it
+    /// Lifetime of certificates; they are renewed at half of it
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = humantime::parse_duration)]
     leaf_life: Duration,
-    /// How often agents say that they are there
+    /// How often agents send a heartbeat
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
     heartbeat: Duration,
     /// A DNS name or IP address to add to the coordinator's certificate (repeatable)

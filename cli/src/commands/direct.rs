@@ -187,6 +187,6 @@ async fn request(
         .uri(path)
         .header(http::header::CONTENT_TYPE, "application/json")
         .body(Bytes::from(body))
-        .context("could not make the request")?;
+        .context("could not build the request")?;
     Ok(agent.request(request).await.map_err(anyhow::Error::new)?)
 }

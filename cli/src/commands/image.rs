@@ -174,7 +174,7 @@ pub(crate) struct GcArgs {
     /// Keep every image for this long after it was made
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = humantime::parse_duration)]
     keep_young: Duration,
-    /// Go on although the agent never said which images its instances need
+    /// Continue although the agent never recorded which images its instances need
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -186,7 +186,7 @@ pub(crate) struct RmArgs {
     /// A digest, the beginning of one, or a reference
     #[arg(value_name = "IMAGE")]
     image: String,
-    /// Remove it although instances need it: they can't be started or woken again
+    /// Remove it although instances need it; they can then not be started or woken
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -319,7 +319,7 @@ fn collect(global: &Global, args: &GcArgs) -> Run {
     let known = store.in_use_by(&args.store.data_dir).map_err(anyhow::Error::new)?.is_some();
     if !args.force && !known && args.store.data_dir.join("state").exists() {
         return Err(Outcome::Failed(anyhow!(
-            "this node has an agent that never said which images its instances need\n\
+            "this node's agent never recorded which images its instances need\n\
              start it once, or use --force"
         )));
     }

@@ -42,7 +42,7 @@ pub(crate) struct ExportArgs {
 pub(crate) struct ImportArgs {
     /// The archive to read; -: standard input
     file: PathBuf,
-    /// How long reconcile keeps its hands off the instance; 0s: not at all
+    /// How long reconcile leaves the instance alone; 0s: not at all
     #[arg(long = "override", value_name = "TIME", default_value = "10m", value_parser = humantime::parse_duration)]
     window: std::time::Duration,
     #[command(flatten)]
@@ -53,13 +53,13 @@ pub(crate) async fn export(global: &Global, args: ExportArgs) -> Run {
     let to_standard = args.file.as_os_str() == STANDARD;
     if to_standard && args.remove {
         return Err(Outcome::Usage(anyhow!(
-            "--remove needs a file: nobody here knows when what standard output leads to is on a disk"
+            "--remove needs a file: mvm can't tell when standard output is on a disk"
         )));
     }
     if !to_standard && args.file.exists() {
         let shown = args.file.display();
         return Err(Outcome::Usage(anyhow!(
-            "{shown} is there already, and may be all that is left of an instance"
+            "{shown} already exists, and may be the only copy of an instance"
         )));
     }
     let progress = Progress::new(global.quiet);

@@ -12,13 +12,13 @@ use crate::output;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum NetCommand {
-    /// Look at every tenant's bridge, ports and rules; mend what is wrong, and say what holds
+    /// Look at every tenant's bridge, ports and rules; repair what is wrong, and report
     Verify(VerifyArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
-    /// Also try: send packets that must and must not pass, as a hostile guest of each tenant would
+    /// Also send packets that must and must not pass, as a hostile guest of each tenant would
     #[arg(long)]
     deep: bool,
     #[command(flatten)]
@@ -36,10 +36,10 @@ pub(crate) async fn run(global: &Global, command: NetCommand) -> Run {
         return Err(Outcome::Failed(anyhow!("instances have no networks on this node (--network none)")));
     }
     if !report.repaired.is_empty() {
-        return Err(Outcome::Failed(anyhow!("mended just now:\n  {}", report.repaired.join("\n  "))));
+        return Err(Outcome::Failed(anyhow!("repaired just now:\n  {}", report.repaired.join("\n  "))));
     }
     if !report.holds {
-        return Err(Outcome::Failed(anyhow!("not everything holds; what does not is marked above")));
+        return Err(Outcome::Failed(anyhow!("some checks failed; they are marked above")));
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ use crate::progress::Progress;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PlanCommand {
-    /// What a node in a given state would do next to be as a document says
+    /// Plan the next steps of a node from a given state towards a document
     Node(PlanNodeArgs),
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct PlanNodeArgs {
     /// The desired-state document; `-` reads standard input
     #[arg(long, value_name = "FILE")]
     desired: PathBuf,
-    /// What the node is like, as `mvm agent observe -o json` prints it; `-` reads standard input
+    /// The node's state, as `mvm agent observe -o json` prints it; `-` reads standard input
     #[arg(long, value_name = "FILE")]
     observed: PathBuf,
     /// When the plan is made, as 2026-01-31T09:30:00Z [default: now]

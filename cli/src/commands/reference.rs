@@ -13,7 +13,7 @@ use crate::output::{self, Format};
 
 #[derive(Debug, Args)]
 pub(crate) struct CompletionArgs {
-    /// For which shell
+    /// The shell to complete for
     shell: Shell,
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn completion(args: &CompletionArgs) -> Run {
 pub(crate) fn man(args: &ManArgs) -> Run {
     let folder = &args.folder;
     std::fs::create_dir_all(folder)
-        .with_context(|| format!("could not make the folder {}", folder.display()))?;
+        .with_context(|| format!("could not create the folder {}", folder.display()))?;
     clap_mangen::generate_to(Cli::command(), folder)
         .with_context(|| format!("could not write man pages to {}", folder.display()))?;
     Ok(output::print(&format!("man pages are in {0}; read one with: man {0}/mvm.1\n", folder.display()))?)

@@ -20,7 +20,7 @@ pub(crate) enum RootCommand {
     Add(AddArgs),
     /// Make a new issuing authority under a root that everybody trusts already
     Switch(SwitchArgs),
-    /// Trust a root no longer
+    /// Stop trusting a root
     Retire(RetireArgs),
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct AddArgs {
     /// Folder for the new root's key and certificate; take it away afterwards
     #[arg(long, value_name = "DIR")]
     root_key_dir: PathBuf,
-    /// Folder with ca.crt and ca.key of a root that is trusted now: its word makes nodes and operators trust the new one [default: pki/root in the data folder]
+    /// Folder with ca.crt and ca.key of a root that is trusted now: it endorses the new one to nodes and operators [default: pki/root in the data folder]
     #[arg(long, value_name = "DIR")]
     signed_by: Option<PathBuf>,
     #[command(flatten)]

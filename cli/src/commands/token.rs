@@ -17,11 +17,11 @@ use crate::progress::Progress;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
-    /// Make a token with which one node may join, once
+    /// Create a one-time join token for one node
     Create(CreateArgs),
-    /// Tokens and what became of them
+    /// List tokens and their state
     List(ListArgs),
-    /// Make a token worthless
+    /// Revoke a token
     Revoke(RevokeArgs),
 }
 

@@ -65,9 +65,10 @@ pub(super) async fn pages(
                     // Asked for one, the refusal is the answer.
                     Ok(Err(problem)) if only => Err(problem),
                     Ok(Err(problem)) => Ok(problem.detail),
-                    Err(_) => {
-                        Ok(format!("it did not tell all of its instances within {} s", LIST_WAIT.as_secs()))
-                    }
+                    Err(_) => Ok(format!(
+                        "the node did not list all of its instances within {} s",
+                        LIST_WAIT.as_secs()
+                    )),
                 };
                 // The operator may have gone away.
                 let _ = pieces.send(missing.map(|reason| silent(&node, reason))).await;
@@ -97,8 +98,9 @@ pub(super) async fn one_answer(
             }
         }
     }
-    let reason =
-        |count| format!("{count} of its instances do not fit one answer; a newer `mvm` gets them all");
+    let reason = |count| {
+        format!("{count} of the node's instances do not fit one answer; use a newer `mvm` to list them all")
+    };
     all.silent
         .extend(left_out.into_iter().map(|(node_id, count)| SilentNode { node_id, reason: reason(count) }));
     all.instances.sort_by(|a, b| order(a).cmp(&order(b)));
@@ -161,7 +163,7 @@ async fn list_node(
             return Ok(());
         }
         if told >= MAX_LISTED {
-            let reason = format!("it tells of more than {MAX_LISTED} instances; the rest is not listed");
+            let reason = format!("the node lists more than {MAX_LISTED} instances; the rest is not shown");
             let _ = pieces.send(Ok(silent(node, reason))).await;
             return Ok(());
         }

@@ -106,6 +106,6 @@ impl InstanceRef {
 }
 
 pub(super) fn other_answer(node: &NodeId) -> Problem {
-    let detail = format!("node {node} answered something else than was asked");
+    let detail = format!("the answer of node {node} does not match the request");
     Problem::new(502, "node_answer_unreadable", detail, "Upgrade the agent.")
 }

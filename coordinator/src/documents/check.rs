@@ -20,11 +20,13 @@ pub(super) struct DirectorSignature<'a> {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("no director of the trust root signed it, and it was not stored when the last one was replaced")]
+#[error(
+    "no director key of the trust root signed the document, and it was not stored when the previous director key was replaced"
+)]
 pub(super) struct NotOurs;
 
 #[derive(Debug, thiserror::Error)]
-#[error("it is the document of another node or cluster")]
+#[error("the document is for another node or cluster")]
 struct Misplaced;
 
 impl CheckSignatures for DirectorSignature<'_> {
@@ -41,7 +43,7 @@ impl CheckSignatures for DirectorSignature<'_> {
 
 /// The own signature would not be accepted: key and trust root do not fit, or the root has expired.
 pub(super) fn unsignable(error: &TrustError) -> Problem {
-    tracing::error!(error = %chain(error), "agents would refuse what this coordinator signs");
+    tracing::error!(error = %chain(error), "agents would refuse this coordinator's documents");
     let detail = format!("agents would refuse a document signed now: {}", chain(error));
     Problem::new(
         503,
@@ -56,7 +58,7 @@ pub(super) fn unusable<E: std::error::Error + 'static>(node: &NodeId, error: &E)
     Problem::new(
         500,
         "stored_document_unusable",
-        format!("no director that the trust root names vouches for the stored document of node {node}"),
+        format!("no director key of the trust root signed the stored document of node {node}"),
         "Push the node's document again.",
     )
 }
@@ -123,7 +125,7 @@ pub(super) fn exhausted(node: &NodeId) -> Problem {
     Problem::new(
         409,
         "numbers_exhausted",
-        format!("node {node} reports numbers that leave no higher ones"),
+        format!("node {node} reports the highest possible numbers, so no newer document can be issued"),
         "Upload a next trust root that resets the high-water mark, and look at what the node runs.",
     )
 }

@@ -38,7 +38,7 @@ impl Talk<'_> {
             }
             agent_frame::Body::Acks(acks) => {
                 if acks.acks.len() > MAX_ACKS {
-                    return Err(End::protocol(format!("more than {MAX_ACKS} acks came in one frame")));
+                    return Err(End::protocol(format!("a frame holds more than {MAX_ACKS} acks")));
                 }
                 for ack in acks.acks {
                     self.hear_ack(ack).await?;
@@ -114,7 +114,7 @@ impl Talk<'_> {
 
     fn hear_status(&mut self, mut status: NodeStatus) -> Result<(), End> {
         if status.node_id != self.attached.node.as_str() {
-            return Err(End::protocol("a status of another node came".to_owned()));
+            return Err(End::protocol("the node sent the status of another node".to_owned()));
         }
         check_mark(status.accepted.as_ref())?;
         check_mark(status.converged.as_ref())?;

@@ -56,7 +56,7 @@ impl Relay {
             return;
         }
         if self.to_port.buffer.len() + chunk.data.len() > limits::INBOUND_BYTES {
-            self.failure = Some(Refusal::new("busy", "more was sent than the window allows"));
+            self.failure = Some(Refusal::new("busy", "the sender exceeded its window"));
         } else {
             self.to_port.buffer.extend(&chunk.data);
             self.to_port.last = chunk.last || chunk.data.is_empty();

@@ -40,7 +40,7 @@ pub enum CgroupError {
     InsideOwnUnit { wanted: PathBuf, own: PathBuf },
     #[error("the parent group must be a path of plain names below the mount, found {}", .0.display())]
     BadParent(PathBuf),
-    #[error("tenant {0} has no group yet: its limits come before its instances'")]
+    #[error("tenant {0} has no cgroup yet; create it before its instances' cgroups")]
     TenantMissing(String),
     #[error("wrote {wanted:?} to {file} of {group} and read {found:?} back")]
     NotTaken { group: String, file: String, wanted: String, found: String },

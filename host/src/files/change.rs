@@ -173,7 +173,7 @@ impl Dir {
                 Err(cause) => return Err(self.fault("remove", name, cause)),
             }
         }
-        Err(refused(&self.path().join(name), "is filled by someone while it is emptied"))
+        Err(refused(&self.path().join(name), "gets new files faster than they are removed"))
     }
 
     /// Removes what is in this directory as it is now, name by name as they are read.

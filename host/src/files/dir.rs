@@ -253,7 +253,7 @@ impl Dir {
                 return Ok(pin);
             }
         }
-        Err(refused(&self.path.join(name), "is changed all the time by someone else"))
+        Err(refused(&self.path.join(name), "is being changed by another process"))
     }
 
     /// Whether what is pinned has one name only, and this is it. That there is one name does not say which it is, and
@@ -319,7 +319,7 @@ impl Dir {
                 Err(cause) => return Err(self.fault("make", name, cause)),
             }
         }
-        Err(refused(&self.path.join(name), "is changed all the time by someone else"))
+        Err(refused(&self.path.join(name), "is being changed by another process"))
     }
 
     /// All of a small file; none when there is none.

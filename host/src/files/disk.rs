@@ -33,7 +33,7 @@ impl Dir {
             if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
                 return Ok(());
             }
-            return Err(refused(&path, "is there and no disk; remove it"));
+            return Err(refused(&path, "exists and is not a disk; remove it"));
         }
         for left in self.list_if(|found| is_temporary_of(found, name))? {
             self.remove(left)?;

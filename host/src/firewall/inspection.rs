@@ -138,12 +138,14 @@ fn compare(table: &Table, found: &Found, wanted: &BTreeSet<Placed>, faults: &mut
     let title = title(table.family);
     let mut fault = |text: String| faults.push(Fault(format!("{title}: {text}")));
     if found.flags != 0 {
-        fault(format!("has flags {:#x}, which may put it to sleep", found.flags));
+        fault(format!("has flags {:#x}, which may disable it", found.flags));
     }
     for chain in &table.chains {
         match found.chains.iter().find(|found| found.name == chain.name) {
             None => fault(format!("chain {} is missing", chain.name)),
-            Some(other) if other.base != chain.base => fault(format!("chain {} hangs elsewhere", chain.name)),
+            Some(other) if other.base != chain.base => {
+                fault(format!("chain {} has another hook", chain.name))
+            }
             Some(other) if other.rules != chain.rules => {
                 let at =
                     chain.rules.iter().zip(&other.rules).take_while(|(ours, found)| ours == found).count();
@@ -188,7 +190,7 @@ fn compare(table: &Table, found: &Found, wanted: &BTreeSet<Placed>, faults: &mut
             continue;
         };
         if other.set != *set {
-            fault(format!("set {} is made in another way", set.name));
+            fault(format!("set {} has other properties", set.name));
         }
         let wanted: BTreeSet<_> = wanted
             .iter()

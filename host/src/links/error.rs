@@ -16,11 +16,11 @@ pub enum LinkError {
         "{name} is not ours ({why}), so it was left as it is; rename or remove it, or give the tenant another network"
     )]
     Foreign { name: String, why: String },
-    #[error("{name} is {owner}'s; remove it before the name is given to {wanted}")]
+    #[error("{name} belongs to {owner}; remove it before {wanted} can use the name")]
     Taken { name: String, owner: String, wanted: String },
-    #[error("there is no {name}; make it first")]
+    #[error("{name} does not exist; create it first")]
     Missing { name: String },
-    #[error("{name} does not stay as it is set ({}); something else on this host changes it", list(.left))]
+    #[error("another program on this host keeps changing {name} ({})", list(.left))]
     Unsettled { name: String, left: Vec<Repair> },
     #[error("refused: {0}")]
     Refused(String),

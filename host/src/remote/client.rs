@@ -129,11 +129,11 @@ fn failed(cause: io::Error) -> HostError {
 }
 
 fn gone() -> HostError {
-    failed(io::Error::new(io::ErrorKind::BrokenPipe, "it is gone; the agent must be started again"))
+    failed(io::Error::new(io::ErrorKind::BrokenPipe, "the helper ended; restart the agent"))
 }
 
 fn unfitting() -> HostError {
-    failed(io::Error::new(io::ErrorKind::InvalidData, "its answer does not fit the question"))
+    failed(io::Error::new(io::ErrorKind::InvalidData, "the helper's answer does not match the request"))
 }
 
 async fn read(stream: Arc<UnixStream>, shared: Arc<Shared>) {
@@ -148,7 +148,7 @@ async fn read(stream: Arc<UnixStream>, shared: Arc<Shared>) {
             }
         };
         let Ok(response) = serde_json::from_slice::<Response>(&frame.body) else {
-            tracing::error!("the privileged helper says what can't be understood");
+            tracing::error!("the privileged helper sent an invalid message");
             break;
         };
         let waiting = shared.waiting().as_mut().and_then(|waiting| waiting.remove(&response.number));

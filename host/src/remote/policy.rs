@@ -193,7 +193,7 @@ impl Policy {
             Operation::MakeDisk { instance: _, name, size_mib } => {
                 self.name(name)?;
                 if *size_mib == 0 || *size_mib > MAX_DISK_MIB {
-                    return refused(format!("a disk of {size_mib} MiB is not to be had"));
+                    return refused(format!("a disk of {size_mib} MiB is above the limit"));
                 }
                 Ok(())
             }
@@ -356,7 +356,7 @@ impl Policy {
         programs::check(&spawn.program, self)?;
         let long = spawn.args.iter().any(|arg| arg.len() > MAX_ARG_BYTES || arg.contains('\0'));
         if long || spawn.args.len() > MAX_ARGS {
-            return refused("no VMM has such a command line");
+            return refused("the command line is not one of a VMM");
         }
         let instance = &spawn.instance;
         if spawn.group.as_ref().is_some_and(|group| group.instance != *instance) {

@@ -39,9 +39,9 @@ const ANSWERS_KEPT: usize = 256;
 pub enum HelperError {
     #[error("could not use the socket to the agent")]
     Socket(#[source] io::Error),
-    #[error("the first thing said was not a policy")]
+    #[error("the agent's first message is not a policy")]
     NoPolicy(#[source] io::Error),
-    #[error("what the agent says can't be understood; it may be compromised")]
+    #[error("the agent sent an invalid message; it may be compromised")]
     Garbage(#[source] io::Error),
     #[error(transparent)]
     Privileges(#[from] HostError),
@@ -111,7 +111,7 @@ async fn converse(stream: Arc<UnixStream>, mut reader: Reader, policy: Policy) -
             }
             Ok(call) if tasks.len() < MAX_UNANSWERED => Ok(call),
             Ok(_) => Err("too many requests wait for an answer".to_owned()),
-            Err(cause) => Err(format!("no such request: {cause}")),
+            Err(cause) => Err(format!("invalid request: {cause}")),
         };
         let call = match call {
             Ok(call) => call,

@@ -69,7 +69,7 @@ pub(super) fn check(program: VmmProgram, line: &Line<'_>) -> Result<(), HostErro
 }
 
 fn unknown(option: &str, value: &str) -> HostError {
-    HostError::Refused(format!("a VMM is not told {option} {value}"))
+    HostError::Refused(format!("a VMM may not be given {option} {value}"))
 }
 
 fn qemu(line: &Line<'_>) -> Result<(), HostError> {
@@ -239,14 +239,14 @@ fn firecracker(args: &[&str]) -> Result<(), HostError> {
         {
             Ok(())
         }
-        _ => refused(format!("Firecracker is not told {}", args.join(" "))),
+        _ => refused(format!("Firecracker may not be given {}", args.join(" "))),
     }
 }
 
 fn jailer(line: &Line<'_>) -> Result<(), HostError> {
     let (named, rest) = take_id(line)?;
     let Some(split) = rest.iter().position(|word| *word == "--").filter(|_| named) else {
-        return refused("the jailer is told an instance, and its VMM what to listen on");
+        return refused("the jailer needs an instance, and its VMM a socket");
     };
     let (own, theirs) = rest.split_at(split);
     let mut words = own.iter().copied();
@@ -254,7 +254,7 @@ fn jailer(line: &Line<'_>) -> Result<(), HostError> {
     while let Some(option) = words.next() {
         // Said once: whoever looks at the line afterwards reads the same in it as the jailer does.
         if !said.insert(option) {
-            return refused(format!("the jailer is told {option} twice"));
+            return refused(format!("the jailer is given {option} twice"));
         }
         if matches!(option, "--new-pid-ns" | "--daemonize") {
             continue;
@@ -288,7 +288,7 @@ fn jailer(line: &Line<'_>) -> Result<(), HostError> {
         }
     }
     if !["--uid", "--gid", "--exec-file"].iter().all(|option| said.contains(option)) {
-        return refused("the jailer is told what to run, and as whom");
+        return refused("the jailer needs a program, a user and a group");
     }
     firecracker(theirs.get(1..).unwrap_or_default())
 }

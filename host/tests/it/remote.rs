@@ -314,7 +314,7 @@ async fn a_helper_that_is_gone_is_an_error_for_all_who_wait_and_ask() {
     for error in [waiting.await.unwrap_err(), host.vmms().await.unwrap_err()] {
         let HostError::Io { cause, .. } = &error else { panic!("{error:?}") };
         assert_eq!(cause.kind(), std::io::ErrorKind::BrokenPipe);
-        assert!(cause.to_string().contains("started again"), "{cause}");
+        assert!(cause.to_string().contains("restart the agent"), "{cause}");
     }
     // The VMM lives on, for whoever comes next.
     let next = LocalHost::new(site.data_dir());

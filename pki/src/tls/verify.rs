@@ -1,6 +1,6 @@
 //! Judging the certificate at the other end of a handshake.
 //!
-//! `webpki` verifies the chain up to an anchor; it can not look at URI names, so the identity is read afterwards,
+//! `webpki` verifies the chain up to an anchor; it can't look at URI names, so the identity is read afterwards,
 //! from the leaf of the verified chain. Time is the one that TLS passes in. The common name is never looked at.
 
 use mvm_proto::ClusterId;

@@ -94,7 +94,7 @@ impl RootMetadata {
 
     /// The version after this one, to be signed by this one's root keys and by its own.
     pub fn next(&self, spec: &RootSpec, now: Timestamp) -> Result<Self, MetadataError> {
-        rule(spec.cluster == self.cluster, "cluster", "a root can not move to another cluster")?;
+        rule(spec.cluster == self.cluster, "cluster", "a root can't move to another cluster")?;
         Self::build(spec, self.version + 1, now)
     }
 
@@ -193,7 +193,11 @@ impl RootMetadata {
         let held = self.role(role);
         let path = format!("roles.{role}");
         for key_id in &held.key_ids {
-            rule(free.remove(key_id), &path, "each key must be known, named once and hold no other role")?;
+            rule(
+                free.remove(key_id),
+                &path,
+                "each key must be listed in keys, appear once and hold no other role",
+            )?;
         }
         rule(held.key_ids.len() <= MAX_SIGNATURES, &path, "more keys than an envelope can have signatures")?;
         let needed = usize::try_from(held.threshold).unwrap_or(usize::MAX);

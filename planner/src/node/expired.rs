@@ -79,7 +79,7 @@ pub(crate) fn stage(draft: &mut Draft, view: &mut PoolView<'_>) {
             continue;
         }
         let (mut failed, others) = split_failed(view);
-        let found = start(draft, view, &failed, Action::Start, target, "it failed, and a count wants it");
+        let found = start(draft, view, &failed, Action::Start, target, "it failed, and the counts need it");
         match found {
             Ok(Some(index)) => {
                 failed.remove(index);

@@ -16,7 +16,7 @@ use crate::observation::ObservedInstance;
 use crate::plan::Action;
 
 const WHY: &str = "the pool's revision changed";
-const DONE: &str = "stood in during a replacement that is done";
+const DONE: &str = "surge instance of a finished replacement";
 
 pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
     let Due { free, held } = find_due(draft, view);
@@ -35,7 +35,7 @@ pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
         Some("another instance is backing off after a failure".to_owned())
     } else if view.down.iter().any(|i| !view.is_outdated(i)) {
         // Nor one whose program does not work.
-        Some("the program of an instance of this revision does not work".to_owned())
+        Some("the workload of an instance of this revision has failed".to_owned())
     } else if too_few_up && view.is_starting {
         Some("waits until what is being started runs".to_owned())
     } else {
@@ -109,7 +109,7 @@ fn defer_others(draft: &mut Draft, view: &PoolView<'_>, count: usize, reason: St
 /// Plans an instance that runs beside those that are replaced: one that does not run, or a new one. Only where the
 /// replacement, which takes `then`, has room beside it.
 fn surge(draft: &mut Draft, view: &mut PoolView<'_>, then: Usage) -> Result<(), Shortage> {
-    let why = "stands in while instances of an older revision are replaced".to_owned();
+    let why = "surge instance while instances of an older revision are replaced".to_owned();
     let size = &view.pool_ref.pool.instance_resources;
     let full = Usage::of(Phase::Running, size, None);
     let is_free = |i: &&ObservedInstance| {
@@ -181,7 +181,7 @@ pub(crate) fn dismiss_surge(draft: &mut Draft, view: &mut PoolView<'_>) {
             continue;
         }
         let outdated = view.is_outdated(instance);
-        let why = if outdated { "stood in, and is of an older revision itself" } else { DONE };
+        let why = if outdated { "surge instance of an older revision" } else { DONE };
         dismiss(draft, view, instance, why);
     }
     view.surge = kept;

@@ -44,7 +44,7 @@ fn stop(
     instance: &ObservedInstance,
     workload: &Workload,
 ) -> bool {
-    let why = format!("no count wants it, and its program {}", describe(workload));
+    let why = format!("surplus, and its workload {}", describe(workload));
     match hold(view.pool_ref.tenant, view.pool_ref.pool, instance, Action::Stop, &draft.clock) {
         Some(Hold::PinnedTenant | Hold::Critical) => return false,
         Some(hold) => draft.held(view.pool_ref, instance, Action::Stop, &why, hold),

@@ -26,7 +26,7 @@ pub(crate) fn stage(draft: &mut Draft, view: &mut PoolView<'_>) {
     let mut waiting: Vec<(usize, String)> = Vec::new();
     for (target, missing) in [(Phase::Warm, warm), (Phase::Sleeping, sleeping)] {
         let wanted = if target == Phase::Warm { view.wanted().warm } else { view.wanted().sleeping };
-        let why = format!("{target} {} of {wanted}, nothing can be spared", wanted - missing);
+        let why = format!("{target} {} of {wanted}, no surplus instance to use", wanted - missing);
         let (left, reason) = if missing == 0 || view.staging_busy {
             (missing, ONE_AT_A_TIME.to_owned())
         } else {

@@ -79,7 +79,7 @@ fn observation(node: &Node<'_, '_>) -> Option<Observation> {
             if ids.insert(instance.id.clone()) {
                 Some(instance)
             } else {
-                node.refuse_as("must not be there twice", &instance.id)
+                node.refuse_as("must not be repeated", &instance.id)
             }
         })
     });

@@ -1,6 +1,6 @@
 //! The planner from outside: its laws on random fleets, and what it does, one case each.
 
-#![allow(clippy::unwrap_used, reason = "a test that can not go on fails there")]
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails there")]
 
 mod contract;
 mod crowded;

@@ -137,7 +137,7 @@ fn a_revision_whose_program_does_not_work_takes_no_further_instance() {
     let plan = plan_node(&desired, &seen, now());
     assert_eq!(steps(&plan), []);
     let reasons: Vec<_> = plan.deferred.iter().map(|deferred| deferred.reason.as_str()).collect();
-    assert!(reasons.contains(&"the program of an instance of this revision does not work"), "{reasons:?}");
+    assert!(reasons.contains(&"the workload of an instance of this revision has failed"), "{reasons:?}");
 }
 
 #[test]

@@ -93,7 +93,7 @@ pub(super) fn local(bytes: &[u8]) -> Result<DesiredState, DocumentErrors> {
     read(bytes, |fields| {
         for name in ASSIGNED {
             if let Some(node) = fields.node(name) {
-                node.refuse::<()>("must not be there: the coordinator assigns it when it signs the document");
+                node.refuse::<()>("must be absent: the coordinator assigns it when it signs the document");
             }
         }
         let cluster = fields.maybe("cluster", |node| node.parse());
@@ -483,7 +483,7 @@ fn health(node: &Node<'_, '_>) -> Option<Health> {
     let within = health.decided_within().as_secs();
     if within > DECIDED_WITHIN_SECONDS {
         let expected = format_args!(
-            "must be decided within {DECIDED_WITHIN_SECONDS} s: the start period, and interval and timeout for each \
+            "must reach a result within {DECIDED_WITHIN_SECONDS} s: the start period, and interval and timeout for each \
              failure of the threshold"
         );
         return node.refuse_as(expected, format_args!("{within} s"));

@@ -27,7 +27,7 @@ impl<K: Ord + Clone> Unique<K> {
     pub(super) fn check(&mut self, key: &K, list: &str, at: usize, node: &Node<'_, '_>) {
         let first = *self.first.entry(key.clone()).or_insert(at);
         if first != at {
-            node.refuse::<()>(format_args!("must be unique, and {list}[{first}] has it already"));
+            node.refuse::<()>(format_args!("must be unique, but {list}[{first}] has the same value"));
         }
     }
 }

@@ -61,7 +61,7 @@ pub enum DecodeError {
     Malformed,
     #[error("the bytes are not a message of this type")]
     Invalid(#[source] prost::DecodeError),
-    #[error("it would take more than {limit} bytes of memory")]
+    #[error("the message would take more than {limit} bytes of memory")]
     TooMuchMemory { limit: usize },
     #[error("a body of kind {kind} has {bytes} bytes, more than its limit of {limit}")]
     BodyTooLong { kind: u32, bytes: usize, limit: usize },

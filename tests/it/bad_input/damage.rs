@@ -77,7 +77,7 @@ fn a_damaged_file_is_named_with_what_to_do_and_left_as_it_is() {
         ("ledger.json", emptied, "restore it from a backup"),
         ("ledger.json", overwritten, "restore it from a backup"),
         ("ledger.json", of_a_later_format, "its format is 2"),
-        ("ledger.json", with_another_mark, "not the one that its mark names"),
+        ("ledger.json", with_another_mark, "does not match its recorded digest"),
         ("certs/trust.json", halved, "enrol again"),
         ("certs/trust.json", emptied, "enrol again"),
         ("certs/node.pem", halved, "enrol again"),

@@ -92,7 +92,7 @@ const WRONG_PLACE_OR_TIME: &[Case] = &[
         "stale_generation",
     ),
     (
-        "its generation was accepted with other content",
+        "its generation was already accepted with different content",
         |agent| {
             sealed(agent, |document| {
                 document.provenance.generation = agent.generation;

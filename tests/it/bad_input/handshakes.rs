@@ -67,8 +67,13 @@ fn a_client_whose_certificate_does_not_count_is_refused_and_told_why() {
         ("none", None, "no_certificate", "no certificate was presented"),
         ("expired", Some(expired), "expired", "the certificate expired at"),
         ("not yet valid", Some(early), "not_yet_valid", "the certificate is not valid before"),
-        ("same cluster's name, foreign authority", Some(foreign), "foreign_authority", "not trusted here"),
-        ("another cluster's", Some(other), "foreign_authority", "not trusted here"),
+        (
+            "same cluster's name, foreign authority",
+            Some(foreign),
+            "foreign_authority",
+            "issuer is not trusted",
+        ),
+        ("another cluster's", Some(other), "foreign_authority", "issuer is not trusted"),
         (
             "another cluster's name, our authority",
             Some(of_another_cluster(&agent)),

@@ -60,7 +60,7 @@ fn a_guest_goes_on_counting_on_another_node_with_its_disk_and_only_where_it_fits
     std::fs::write(&bad, &flipped).expect("a file can be written");
     pair.refused(&bad, "does not hash to what it was written as");
     std::fs::write(&bad, &flipped[..middle]).expect("a file can be written");
-    pair.refused(&bad, "it breaks off");
+    pair.refused(&bad, "the archive is truncated");
     drop(flipped);
     let other_qemu = forged.clone().with_manifest(|manifest| manifest["qemu"] = json!("99.1"));
     pair.refused(&other_qemu.write(&bad), "made by QEMU 99.1");

@@ -24,10 +24,10 @@ pub(crate) enum Fault {
     Malformed(&'static str),
 }
 
-const LATE: Fault = Fault::Malformed("a pseudo-header field stands behind a header field");
-const TWICE: Fault = Fault::Malformed("a pseudo-header field comes twice");
-const FOREIGN: Fault = Fault::Malformed("a pseudo-header field that is none of a request");
-const IN_TRAILERS: Fault = Fault::Malformed("a pseudo-header field stands in the trailers");
+const LATE: Fault = Fault::Malformed("a pseudo-header field follows a header field");
+const TWICE: Fault = Fault::Malformed("a pseudo-header field is repeated");
+const FOREIGN: Fault = Fault::Malformed("a pseudo-header field is not one of a request");
+const IN_TRAILERS: Fault = Fault::Malformed("a pseudo-header field is in the trailers");
 const INCOMPLETE: Fault = Fault::Malformed("a request needs a method, a scheme and a path");
 const BAD_PATH: Fault = Fault::Malformed("the path is not that of a request");
 

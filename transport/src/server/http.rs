@@ -47,7 +47,7 @@ pub(super) async fn serve_http(
     let mut builder = h3::server::builder();
     builder.max_field_section_size(limits.max_header_bytes as u64).send_grease(false);
     let Ok(Ok(mut h3)) = timeout(limits.handshake_timeout, builder.build(streams)).await else {
-        return debug!("HTTP/3 could not begin");
+        return debug!("could not set up HTTP/3");
     };
     let requests = TaskTracker::new();
     requests.close();
@@ -147,7 +147,7 @@ async fn answer(resolver: Resolver, router: axum::Router, peer: Peer, services: 
         }
     };
     if let Err(error) = respond(&mut send, response, limits.request_timeout).await {
-        debug!(%error, "an answer was not taken");
+        debug!(%error, "the peer did not read a response");
     }
 }
 
@@ -159,7 +159,7 @@ async fn respond(send: &mut Answer, response: Response<Body>, patience: Duration
         let frame = match frame {
             Ok(frame) => frame,
             Err(error) => {
-                debug!(%error, "a response's body broke off");
+                debug!(%error, "a response's body ended early");
                 send.stop_stream(Code::H3_INTERNAL_ERROR);
                 return Ok(());
             }
@@ -214,7 +214,7 @@ fn refusal(failure: Failure, limits: &Limits) -> Response<Body> {
             format!("the request did not arrive within {} s", limits.request_timeout.as_secs_f32()),
             "Send the whole request at once.",
         ),
-        Failure::BrokenOff => Problem::new(400, "body_broken_off", "the request body broke off", ""),
+        Failure::BrokenOff => Problem::new(400, "body_broken_off", "the request body ended early", ""),
         Failure::WrongLength => Problem::new(
             400,
             "malformed_request",
@@ -228,7 +228,7 @@ fn internal_error() -> Response<Body> {
     problem(&Problem::new(
         500,
         "internal_error",
-        "the request could not be answered",
+        "could not answer the request",
         "This is a bug in mvm; its log says more.",
     ))
 }

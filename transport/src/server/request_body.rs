@@ -19,9 +19,9 @@ pub(super) enum Failure {
     TooLarge,
     #[error("the body did not arrive in time")]
     TooSlow,
-    #[error("the body broke off")]
+    #[error("the body ended early")]
     BrokenOff,
-    #[error("the body is not as long as it was announced")]
+    #[error("the body's length differs from its content-length")]
     WrongLength,
 }
 

@@ -40,12 +40,12 @@ pub enum SessionError {
     Closed { code: u64, reason: String },
     #[error("this side closed the session")]
     ClosedHere,
-    #[error("nothing came from the peer for the idle timeout")]
+    #[error("the peer sent nothing within the idle timeout")]
     TimedOut,
     /// Another process answers at the peer's address, with the peer's key: dial again.
     #[error("reset by peer: it has restarted and does not know this session")]
     Forgotten,
-    #[error("the connection is lost: {0}")]
+    #[error("lost the connection: {0}")]
     Lost(String),
     #[error("the peer reset the stream (code {code})")]
     Reset { code: u64 },
@@ -60,7 +60,7 @@ pub enum SessionError {
     SlowFrame { waited: Duration },
     #[error("no frame for {waited:?}")]
     Silent { waited: Duration },
-    #[error("an earlier frame was not sent to its end")]
+    #[error("an earlier frame was sent only in part")]
     Interrupted,
 }
 

@@ -16,27 +16,27 @@ const STALLED_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
-    #[error("it is no archive of an instance")]
+    #[error("the file is not an instance archive")]
     NotOne,
-    #[error("it is an archive of version {0}, and this agent knows {VERSION}")]
+    #[error("the archive has version {0}, this agent reads version {VERSION}")]
     Version(u32),
-    #[error("its header can't be read")]
+    #[error("could not parse the archive's header")]
     Header(#[source] serde_json::Error),
-    #[error("its header says what can't be: {0}")]
+    #[error("the archive's header is invalid: {0}")]
     Odd(String),
-    #[error("it breaks off")]
+    #[error("the archive is truncated")]
     Truncated,
-    #[error("{member} in it is damaged: {fault}")]
+    #[error("{member} in the archive is damaged: {fault}")]
     Damaged { member: String, fault: &'static str },
-    #[error("it is damaged: its members are not the ones that it was closed with")]
+    #[error("the archive is damaged: its members do not match its final digest")]
     Closing,
-    #[error("there is more behind its end")]
+    #[error("the archive has data after its end")]
     Trailing,
-    #[error("nothing of it came for {0:?}")]
+    #[error("the sender sent nothing of the archive for {0:?}")]
     Stalled(Duration),
-    #[error("it could not be read")]
+    #[error("could not read the archive")]
     Read(#[source] io::Error),
-    #[error("{member} could not be written")]
+    #[error("could not write {member}")]
     Write {
         member: String,
         #[source]

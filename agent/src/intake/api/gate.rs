@@ -114,7 +114,7 @@ fn end_with_removal(api: &Api, peer: Option<Peer>, response: Response) -> Respon
 fn too_many_requests(retry_after: Duration) -> Response {
     // Whole seconds, rounded up: a client that waits this long is let through.
     let seconds = retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0);
-    let detail = format!("this peer asks too often; one more call is let through in {seconds} s");
+    let detail = format!("this peer exceeds its request rate; the next call is allowed in {seconds} s");
     let remediation = "Wait as long as Retry-After says, and use /v1/node/watch instead of polling.";
     let mut response = Refused(Problem::new(429, "too_many_requests", detail, remediation)).into_response();
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));

@@ -51,7 +51,7 @@ pub(super) fn no_query(query: Option<&str>) -> Result<(), Refused> {
     match query {
         None | Some("") => Ok(()),
         Some(text) => {
-            Err(problem::bad_query(format!("this call knows no parameters, found {}", problem::shown(text))))
+            Err(problem::bad_query(format!("this call takes no parameters, found {}", problem::shown(text))))
         }
     }
 }
@@ -70,7 +70,7 @@ pub(super) async fn read_body(body: Body, limit: usize) -> Result<Bytes, Refused
         let cause = cause.into_inner();
         let over = std::iter::successors(Some(&*cause as &(dyn std::error::Error + 'static)), |e| e.source())
             .any(|error| error.is::<LengthLimitError>());
-        if over { problem::too_large(limit) } else { problem::bad_body("the body did not arrive whole") }
+        if over { problem::too_large(limit) } else { problem::bad_body("the body is incomplete") }
     })
 }
 

@@ -31,7 +31,7 @@ pub(super) async fn verify_network(
     no_query(query.as_deref())?;
     let VerifyBody { deep } = object(&body)?;
     let report = api.shared.node.verify_network(deep).await.map_err(|error| {
-        let detail = format!("the network could not be looked at: {}", chain(&error));
+        let detail = format!("could not inspect the network: {}", chain(&error));
         Problem::new(
             503,
             "network_unavailable",

@@ -34,14 +34,14 @@ pub(super) fn shown(text: &str) -> String {
 }
 
 pub(super) async fn unknown_path(request: Request) -> Refused {
-    let detail = format!("there is nothing at {}", shown(request.uri().path()));
+    let detail = format!("there is no such path: {}", shown(request.uri().path()));
     let remediation = "See docs/authorisation.md for every path that an agent answers.";
     Refused(Problem::new(404, "not_found", detail, remediation))
 }
 
 pub(super) async fn wrong_method(request: Request) -> Refused {
     let (method, path) = (shown(request.method().as_str()), shown(request.uri().path()));
-    let detail = format!("{path} does not answer {method}");
+    let detail = format!("{path} does not support {method}");
     let remediation = "See docs/authorisation.md for the method of each path.";
     Refused(Problem::new(405, "method_not_allowed", detail, remediation))
 }
@@ -53,7 +53,7 @@ pub(super) fn bad_id(field: &str, rule: &impl std::fmt::Display, found: &str) ->
 }
 
 pub(super) fn bad_query(detail: impl Into<String>) -> Refused {
-    let remediation = "Leave the query out, or use only the parameters that this call knows.";
+    let remediation = "Leave the query out, or use only the parameters that this call takes.";
     Refused(Problem::new(400, "bad_query", detail, remediation))
 }
 
@@ -73,7 +73,7 @@ pub(super) fn wrong_media_type(found: Option<&str>, expected: &str) -> Refused {
 }
 
 pub(super) fn timed_out() -> Refused {
-    let detail = "the node did not finish this in time; what was begun goes on";
+    let detail = "the node did not finish in time; the action continues";
     Refused(Problem::new(504, "timed_out", detail, "Look at the node's status, then ask again."))
 }
 

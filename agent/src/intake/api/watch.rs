@@ -30,7 +30,7 @@ pub(super) async fn node_watch(
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refused> {
     if query.is_some_and(|text| !text.is_empty()) {
-        return Err(problem::bad_query("this call knows no parameters"));
+        return Err(problem::bad_query("this call takes no parameters"));
     }
     let lines = lines(api.shared.node.status(), api.shared.shutdown.clone());
     Ok(([(header::CONTENT_TYPE, NDJSON)], Body::from_stream(lines)).into_response())

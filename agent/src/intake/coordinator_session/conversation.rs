@@ -350,7 +350,7 @@ impl<'a> Conversation<'a> {
 
     fn on_removed_operators(&self, told: &RemovedOperators) -> Option<Ending> {
         let kept = self.context.removed_operators.replace(told);
-        info!(entries = self.context.removed_operators.len(), "told of removed operators");
+        info!(entries = self.context.removed_operators.len(), "received the list of removed operators");
         match kept {
             Ok(()) => None,
             // It would be the same next time; the last list stays in force.
@@ -371,7 +371,7 @@ impl<'a> Conversation<'a> {
             match done {
                 Ok(answer) => Reply { id, problem: Vec::new(), answer },
                 Err(problem) => {
-                    warn!(code = %problem.code, detail = %problem.detail, "could not do what the coordinator asked");
+                    warn!(code = %problem.code, detail = %problem.detail, "could not carry out the coordinator's request");
                     Reply { id, problem: serde_json::to_vec(&problem).unwrap_or_default(), answer: None }
                 }
             }

@@ -30,7 +30,7 @@ pub enum Refused {
     #[error("epoch {}, generation {} is older than epoch {}, generation {}, which was accepted",
         found.0, found.1, held.0, held.1)]
     Stale { held: (u64, u64), found: (u64, u64) },
-    #[error("epoch {}, generation {} was accepted with other content", held.0, held.1)]
+    #[error("epoch {}, generation {} was already accepted with different content", held.0, held.1)]
     Conflict { held: (u64, u64), held_digest: String, found_digest: Digest },
 }
 

@@ -151,7 +151,7 @@ async fn a_file_that_is_another_at_every_read_adds_nothing_to_the_store_for_good
     let (said, _) = refused(Manner::Changes).await;
     assert!(said.contains("changed while it was copied"), "{said}");
     let (said, _) = refused(Manner::Grows).await;
-    assert!(said.contains("larger than it may be"), "{said}");
+    assert!(said.contains("exceeds its size limit"), "{said}");
 }
 
 #[tokio::test]

@@ -37,7 +37,7 @@ fn judge_nft(answer: io::Result<()>) -> Check {
     match answer {
         Ok(()) => Check::ok(NAME, "the kernel answers for nf_tables"),
         Err(cause) if cause.raw_os_error() == Some(nix::errno::Errno::EPERM as i32) => {
-            Check::warning(NAME, format!("may not be asked: {cause}"), "run this check as root")
+            Check::warning(NAME, format!("no permission to query it: {cause}"), "run this check as root")
         }
         Err(cause) => Check::failed(
             NAME,

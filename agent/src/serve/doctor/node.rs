@@ -32,7 +32,7 @@ pub(super) fn disk(data_dir: &Path) -> Check {
         Err(cause) => Check::failed(
             NAME,
             format!("{} can't be looked at: {cause}", there.display()),
-            "name another folder by --data-dir",
+            "choose another folder with --data-dir",
         ),
         Ok(fs) => {
             let free_mib = fs.blocks_available().saturating_mul(fs.fragment_size()) / MIB;
@@ -46,7 +46,7 @@ pub(super) fn disk(data_dir: &Path) -> Check {
 fn judge_disk(place: &Path, free_mib: u64, inodes: Option<u64>) -> Check {
     const NAME: &str = "disk";
     const FIX: &str =
-        "free some space (mvm image gc removes unused images), or name another folder by --data-dir";
+        "free some space (mvm image gc removes unused images), or choose another folder with --data-dir";
     let found = format!("{free_mib} MiB free in {}", place.display());
     match (free_mib, inodes) {
         (_, Some(inodes)) if inodes < INODES_LEAST => {
@@ -110,8 +110,8 @@ fn judge_clock(now: Timestamp, synchronised: Option<&str>) -> Check {
         );
     }
     match synchronised {
-        Some("yes") => Check::ok(NAME, format!("{now}, kept by a time service")),
-        Some(_) => Check::warning(NAME, format!("{now}, kept by no time service"), FIX),
+        Some("yes") => Check::ok(NAME, format!("{now}, synchronised by a time service")),
+        Some(_) => Check::warning(NAME, format!("{now}, not synchronised by a time service"), FIX),
         None => Check::ok(NAME, format!("{now}; whether a time service keeps it is not known here")),
     }
 }
@@ -142,7 +142,7 @@ fn judge_port(
         Err(cause) => Check::failed(
             name,
             format!("{protocol} {address} can't be used: {cause}"),
-            format!("end what uses it (ss -lntup shows it), or choose another by {flag}"),
+            format!("stop the program that uses it (ss -lntup shows it), or choose another with {flag}"),
         ),
     }
 }
@@ -152,7 +152,7 @@ pub(super) fn certificates(certs_dir: &Path, now: Timestamp) -> Check {
     if !certs::CertsDir::new(certs_dir).is_enrolled() {
         return Check::warning(
             NAME,
-            "this node is in no cluster",
+            "this node has not joined a cluster",
             "fine with `mvm agent serve --desired FILE`; else: mvm coordinator token create --node NODE, then \
              mvm agent certs request --coordinator https://HOST:4433 --token-file FILE",
         );
@@ -169,7 +169,7 @@ pub(super) fn certificates(certs_dir: &Path, now: Timestamp) -> Check {
                     "enrol again with a new token: mvm agent certs request",
                 ),
                 CertificateState::NotYetValid => {
-                    Check::failed(NAME, format!("{found}: not valid yet"), "set this machine's clock right")
+                    Check::failed(NAME, format!("{found}: not valid yet"), "correct this machine's clock")
                 }
             }
         }

@@ -35,7 +35,7 @@ pub(super) async fn examine(vmm: &VmmSettings, data_dir: &Path) -> Vec<Check> {
         (Ok(_), Ok(program)) => kvm(&probe(data_dir, &program).await),
         _ => Check::warning(
             KVM,
-            "not tried: the trial guest needs QEMU",
+            "not tested: the test guest needs QEMU",
             "install it: apt-get install --no-install-recommends qemu-system-x86",
         ),
     };
@@ -50,7 +50,7 @@ async fn probe(data_dir: &Path, program: &Path) -> Verdict {
     let elsewhere = Elsewhere::make();
     match &elsewhere {
         Ok(dir) => Probe::start(&dir.0, program).settled().await,
-        Err(cause) => Verdict::Not { reason: format!("no place to try it in: {cause}") },
+        Err(cause) => Verdict::Not { reason: format!("could not create a folder to try it in: {cause}") },
     }
 }
 

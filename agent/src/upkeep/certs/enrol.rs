@@ -153,7 +153,7 @@ fn follow_trust(
     };
     if let Some(refused) = followed.images_refused {
         let code = refused.code();
-        tracing::warn!(code, error = %refused, "the coordinator's images statement was not taken");
+        tracing::warn!(code, error = %refused, "could not use the coordinator's statement of images");
     }
     if *trust.cluster() == answer.cluster {
         return Ok(trust);

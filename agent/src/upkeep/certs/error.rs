@@ -46,13 +46,13 @@ pub enum CertsError {
         #[source]
         cause: std::io::Error,
     },
-    #[error("could not make a key and a certificate request")]
+    #[error("could not create a key and a certificate request")]
     Key(#[source] BoxError),
     #[error("the certificate expired at {not_after}")]
     Expired { not_after: Timestamp },
-    #[error("no coordinator is known")]
+    #[error("no coordinator is configured")]
     NoCoordinator,
-    #[error("could not find {coordinator}")]
+    #[error("could not resolve {coordinator}")]
     Resolve {
         coordinator: Target,
         #[source]
@@ -64,7 +64,7 @@ pub enum CertsError {
         #[source]
         cause: Box<ConnectError>,
     },
-    #[error("{coordinator} gave no answer")]
+    #[error("could not read the answer of {coordinator}")]
     NoAnswer {
         coordinator: Target,
         #[source]
@@ -74,9 +74,9 @@ pub enum CertsError {
     TimedOut { coordinator: Target, waited: Duration },
     #[error("{coordinator} refused: {problem}")]
     Refused { coordinator: Target, problem: Box<Problem> },
-    #[error("{coordinator} answered what can't be used: {detail}")]
+    #[error("{coordinator} sent an invalid answer: {detail}")]
     BadAnswer { coordinator: Target, detail: String },
-    #[error("{coordinator} is of cluster {found}, this node of {expected}")]
+    #[error("{coordinator} belongs to cluster {found}, this node to {expected}")]
     OtherCluster { coordinator: Target, expected: ClusterId, found: ClusterId },
     #[error("the coordinator's signing keys do not follow from the ones that this node trusts")]
     Trust(#[source] TrustError),

@@ -62,7 +62,10 @@ async fn where_the_warm_up_fails_instances_boot_and_an_event_says_how_it_ended()
         let told = told(&node, warmed(2, warmup)).await;
         assert_eq!(told.len(), 1, "one try is enough for both: {told:?}");
         assert_eq!(told[0].kind, "TemplateFailed");
-        assert!(told[0].message.starts_with(&format!("its pool's instances boot: {why}")), "{told:?}");
+        assert!(
+            told[0].message.starts_with(&format!("the pool's instances boot without a template: {why}")),
+            "{told:?}"
+        );
         assert_eq!(consoles(&node).await, ["booted\n"; 2]);
         // What is left of the template's guest is gone.
         assert_eq!(node.vms().await, 2);

@@ -37,7 +37,7 @@ pub(crate) struct NextRootArgs {
     /// Let nodes forget the highest document number they saw, after a key was stolen and numbers were burnt
     #[arg(long)]
     reset_high_water: bool,
-    /// How long the root holds
+    /// How long the root is valid
     #[arg(long, value_name = "TIME", default_value = "1year", value_parser = humantime::parse_duration)]
     life: Duration,
     #[command(flatten)]

@@ -29,7 +29,7 @@ pub(crate) struct VouchArgs {
     /// Vouch for these digests and sources only, instead of adding them
     #[arg(long)]
     replace: bool,
-    /// How long the statement holds
+    /// How long the statement is valid
     #[arg(long, value_name = "TIME", default_value = "90days", value_parser = humantime::parse_duration)]
     life: Duration,
     #[command(flatten)]

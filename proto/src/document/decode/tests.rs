@@ -369,7 +369,7 @@ fn each_field_says_what_it_must_be_and_what_it_was() {
         (
             "/tenants/0/pools/0/health",
             json!({"tcp": {"port": 80}, "interval_seconds": 3600}),
-            "health: must be decided within 7200 s",
+            "health: must reach a result within 7200 s",
         ),
     ];
     for (pointer, value, message) in cases {
@@ -422,7 +422,7 @@ fn rules_between_fields_hold_on_what_could_be_read() {
     document["tenants"][0]["pools"].as_array_mut().unwrap().push(broken);
     let lines = [
         "tenants[0].pools: must want at most 4 instances, as many as 10.240.3.0/29 has addresses for, found 12",
-        "tenants[0].pools[1].pool_id: must be unique, and pools[0] has it already, found \"workers\"",
+        "tenants[0].pools[1].pool_id: must be unique, but pools[0] has the same value, found \"workers\"",
         "tenants[0].pools[1].profile: must be a string, found 5",
     ];
     assert_eq!(errors(&document), lines);
@@ -462,8 +462,8 @@ fn tenants_share_no_id_no_net_id_and_no_address() {
         tenant("e", 5, "10.2.9.0/24"),
     ];
     let mut lines = [
-        "tenants[2].tenant_id: must be unique, and tenants[0] has it already, found \"a\"",
-        "tenants[2].network.tenant_net_id: must be unique, and tenants[1] has it already, found 2",
+        "tenants[2].tenant_id: must be unique, but tenants[0] has the same value, found \"a\"",
+        "tenants[2].network.tenant_net_id: must be unique, but tenants[1] has the same value, found 2",
         "tenants[3].network.ipv4_subnet: must not overlap 10.1.1.0/24 of tenants[0], found \"10.1.0.0/16\"",
         "tenants[4].network.ipv4_subnet: must not overlap 10.1.0.0/16 of tenants[3], found \"10.1.2.0/24\"",
         "tenants[5].network.ipv4_subnet: must not overlap 10.2.0.0/16 of tenants[1], found \"10.2.9.0/24\"",
@@ -491,7 +491,7 @@ fn a_local_file_may_name_its_cluster_but_not_what_the_coordinator_assigns() {
     found.sort();
     let line = |name: &str, value: &str| {
         format!(
-            "{name}: must not be there: the coordinator assigns it when it signs the document, found {value}"
+            "{name}: must be absent: the coordinator assigns it when it signs the document, found {value}"
         )
     };
     let expected = [
