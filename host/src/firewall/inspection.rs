@@ -144,7 +144,7 @@ fn compare(table: &Table, found: &Found, wanted: &BTreeSet<Placed>, faults: &mut
         match found.chains.iter().find(|found| found.name == chain.name) {
             None => fault(format!("chain {} is missing", chain.name)),
             Some(other) if other.base != chain.base => {
-                fault(format!("chain {} has another hook", chain.name))
+                fault(format!("chain {} has another hook", chain.name));
             }
             Some(other) if other.rules != chain.rules => {
                 let at =
