@@ -5,22 +5,22 @@
 setup:
 	@scripts/setup
 
-# The guest program, the image that tests, demo and benches boot, and the program that tries control groups inside a
-# microVM; quick when all are there.
-image: setup
+# The guest program, and the image made of it that tests, demo and benches boot; quick when both are there.
+image:
+	@scripts/setup run
 	@scripts/build-test-image
-	@scripts/build-cgroup-guest >/dev/null
 
 # The main job end to end: enrol, sign, push, converge. Cleans up after itself.
 demo: image
 	@scripts/demo
 
 # Every test. Those that need root, programs or hardware say so when they can't run, and fail where CI is set.
-test: image
+test: setup image
+	@scripts/build-cgroup-guest
 	cargo nextest run --workspace --no-fail-fast
 
 # The same races and cycles as in the tests, many times over: hours on two cores, for before a release.
-soak: image
+soak: setup image
 	MVM_CYCLES=10000 MVM_SWAPPER_TRIES=100000 cargo nextest run --workspace --profile soak \
 	    -E '(package(mvm-agent) & test(/^network::/)) | (package(mvm-host) & (test(/^links::cycles::/) | test(/^files::/)))'
 
