@@ -1,14 +1,18 @@
 //! One connection to Firecracker's API: HTTP/1.1 over a unix socket, one request at a time.
 //!
-//! Only what Firecracker's own server says is understood: a status line, headers, a body of the length that was
-//! announced. Whatever is longer, cut off or late is an error, for at the other end may be a process gone mad.
+//! Hyper speaks HTTP; here are the deadline and the size limit of each answer, since the VMM at the other end is not
+//! trusted, and the retries until a new process listens.
 
+use std::error::Error;
 use std::io;
 use std::time::Duration;
 
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::{StatusCode, header};
+use hyper_util::rt::TokioIo;
 use mvm_proto::text::one_line;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::request::Request;
@@ -16,7 +20,9 @@ use crate::run_files::Dial;
 
 /// The longest answer is that to `GET /vm/config`; a few KiB.
 const MAX_BODY_BYTES: usize = 256 * 1024;
+/// The least that hyper takes.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
+const JSON: &str = "application/json";
 
 /// The socket appears some 10 ms after the spawn.
 const FIRST_RETRY: Duration = Duration::from_millis(1);
@@ -29,19 +35,18 @@ pub enum ApiError {
     /// The socket did not appear, or nobody listened on it.
     #[error("no API socket within {0:?}")]
     NoSocket(Duration),
-    #[error("the API connection broke during {call}")]
+    /// It was cut off, too long, or no HTTP.
+    #[error("could not read the answer to {call}")]
     Broken {
         call: String,
         #[source]
-        cause: io::Error,
+        cause: Box<dyn Error + Send + Sync>,
     },
     #[error("no answer to {call} within {waited:?}")]
     TimedOut { call: String, waited: Duration },
     /// Firecracker understood and said no.
     #[error("{call} was refused: {fault}")]
     Refused { call: String, status: u16, fault: String },
-    #[error("the answer to {call} makes no sense: {what}")]
-    Nonsense { call: String, what: &'static str },
 }
 
 /// What a load that came too late is refused with; the only refused load after which the process lives on, besides
@@ -66,13 +71,19 @@ impl ApiError {
 
 #[derive(Debug)]
 pub struct ApiClient {
-    stream: UnixStream,
+    requests: SendRequest<String>,
 }
 
 impl ApiClient {
     /// Connects to a process that has been up for a while.
     pub async fn connect(api: &Dial) -> Result<Self, ApiError> {
-        api.connect().await.map(|stream| Self { stream }).map_err(ApiError::Connect)
+        let stream = api.connect().await.map_err(ApiError::Connect)?;
+        let handshake = http1::Builder::new().max_buf_size(MAX_HEAD_BYTES).handshake(TokioIo::new(stream));
+        let (requests, connection) =
+            handshake.await.map_err(|cause| ApiError::Connect(io::Error::other(cause)))?;
+        // It ends with this client, and its errors are those of the requests.
+        tokio::spawn(connection);
+        Ok(Self { requests })
     }
 
     /// Connects to one that was just started: its socket may not be there, or be there and not be listened on.
@@ -93,121 +104,40 @@ impl ApiClient {
     }
 
     /// Sends one request and reads its answer's body; a refusal is an error.
-    pub async fn send(&mut self, request: &Request, limit: Duration) -> Result<Vec<u8>, ApiError> {
-        let call = || format!("{} {}", request.method.as_str(), request.path);
+    pub async fn send(&mut self, request: &Request, limit: Duration) -> Result<Bytes, ApiError> {
+        let call = || format!("{} {}", request.method, request.path);
         let answered = timeout(limit, self.exchange(request)).await;
         let answer = answered.map_err(|_| ApiError::TimedOut { call: call(), waited: limit })?;
-        let (status, body) = answer.map_err(|fault| fault.of(call()))?;
-        if (200..300).contains(&status) {
+        let (status, body) = answer.map_err(|cause| ApiError::Broken { call: call(), cause })?;
+        if status.is_success() {
             return Ok(body);
         }
-        Err(ApiError::Refused { call: call(), status, fault: fault_message(&body) })
+        Err(ApiError::Refused { call: call(), status: status.as_u16(), fault: fault_message(&body) })
     }
 
-    async fn exchange(&mut self, request: &Request) -> Result<(u16, Vec<u8>), Fault> {
-        let mut text = format!(
-            "{} {} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n",
-            request.method.as_str(),
-            request.path
-        );
-        if let Some(body) = &request.body {
-            text.push_str(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len()));
+    async fn exchange(
+        &mut self,
+        request: &Request,
+    ) -> Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>> {
+        let mut http = hyper::Request::builder()
+            .method(&request.method)
+            .uri(&request.path)
+            .header(header::HOST, "localhost")
+            .header(header::ACCEPT, JSON);
+        if request.body.is_some() {
+            http = http.header(header::CONTENT_TYPE, JSON);
         }
-        text.push_str("\r\n");
-        text.push_str(request.body.as_deref().unwrap_or_default());
-        self.stream.write_all(text.as_bytes()).await?;
-        self.answer().await
-    }
-
-    async fn answer(&mut self) -> Result<(u16, Vec<u8>), Fault> {
-        let mut buffer = Vec::new();
-        let head_end = loop {
-            if let Some(at) = find(&buffer, b"\r\n\r\n") {
-                break at;
-            }
-            if buffer.len() > MAX_HEAD_BYTES {
-                return Err(Fault::Nonsense("its head does not end"));
-            }
-            self.more(&mut buffer).await?;
-        };
-        let (status, length) = parse_head(&buffer[..head_end])?;
-        let mut body = buffer.split_off(head_end + 4);
-        while body.len() < length {
-            self.more(&mut body).await?;
-        }
-        if body.len() > length {
-            return Err(Fault::Nonsense("it goes on after its end"));
-        }
-        Ok((status, body))
-    }
-
-    async fn more(&mut self, buffer: &mut Vec<u8>) -> Result<(), Fault> {
-        if self.stream.read_buf(buffer).await? == 0 {
-            return Err(Fault::Io(io::ErrorKind::UnexpectedEof.into()));
-        }
-        Ok(())
+        let http = http.body(request.body.clone().unwrap_or_default())?;
+        self.requests.ready().await?;
+        let answer = self.requests.send_request(http).await?;
+        let status = answer.status();
+        let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await?;
+        Ok((status, body.to_bytes()))
     }
 }
 
 fn not_up_yet(cause: &io::Error) -> bool {
     matches!(cause.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
-}
-
-/// What is wrong with an answer, before it is known to what.
-enum Fault {
-    Io(io::Error),
-    Nonsense(&'static str),
-}
-
-impl From<io::Error> for Fault {
-    fn from(cause: io::Error) -> Self {
-        Fault::Io(cause)
-    }
-}
-
-impl Fault {
-    fn of(self, call: String) -> ApiError {
-        match self {
-            Fault::Io(cause) => ApiError::Broken { call, cause },
-            Fault::Nonsense(what) => ApiError::Nonsense { call, what },
-        }
-    }
-}
-
-fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
-    bytes.windows(wanted.len()).position(|window| window == wanted)
-}
-
-/// The status and the body's length.
-fn parse_head(head: &[u8]) -> Result<(u16, usize), Fault> {
-    let text = std::str::from_utf8(head).map_err(|_| Fault::Nonsense("its head is no text"))?;
-    let mut lines = text.split("\r\n");
-    let status = lines
-        .next()
-        .and_then(|line| line.strip_prefix("HTTP/1.1 "))
-        .and_then(|rest| rest.get(..3))
-        .and_then(|code| code.parse().ok())
-        .filter(|code| (100..600).contains(code))
-        .ok_or(Fault::Nonsense("it has no status"))?;
-    let mut length = None;
-    for line in lines {
-        let (name, value) = line.split_once(':').ok_or(Fault::Nonsense("a header has no value"))?;
-        if name.eq_ignore_ascii_case("transfer-encoding") {
-            return Err(Fault::Nonsense("its body is encoded"));
-        }
-        if name.eq_ignore_ascii_case("content-length") {
-            let parsed = value.trim().parse::<usize>().map_err(|_| Fault::Nonsense("its length is none"))?;
-            if length.replace(parsed).is_some_and(|other| other != parsed) {
-                return Err(Fault::Nonsense("it has two lengths"));
-            }
-        }
-    }
-    match length.unwrap_or(0) {
-        long if long > MAX_BODY_BYTES => Err(Fault::Nonsense("its body is too long")),
-        // A 204 has no body, whatever its headers say.
-        _ if status == 204 => Ok((status, 0)),
-        length => Ok((status, length)),
-    }
 }
 
 /// The words of a refusal, bounded.

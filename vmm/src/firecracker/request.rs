@@ -1,6 +1,7 @@
 //! Every request that the driver makes of Firecracker's API, as values: pure, so that what is sent can be read in a
 //! test. Field names, enumerations and ranges are those of the 1.16 description.
 
+use hyper::Method;
 use serde::Serialize;
 
 /// What Firecracker reads at most, unless it was started otherwise.
@@ -10,24 +11,6 @@ pub const MAX_PAYLOAD_BYTES: usize = 51_200;
 pub const MIN_GUEST_CID: u32 = 3;
 
 pub const MAX_VCPUS: u32 = 32;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Method {
-    Get,
-    Put,
-    Patch,
-}
-
-impl Method {
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Method::Get => "GET",
-            Method::Put => "PUT",
-            Method::Patch => "PATCH",
-        }
-    }
-}
 
 /// One call, ready to be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,7 +37,7 @@ pub enum BadRequest {
 
 impl Request {
     fn get(path: &str) -> Self {
-        Self { method: Method::Get, path: path.to_owned(), body: None }
+        Self { method: Method::GET, path: path.to_owned(), body: None }
     }
 
     fn with(method: Method, path: &str, body: &impl Serialize) -> Result<Self, BadRequest> {
@@ -95,7 +78,7 @@ impl MachineConfig {
         if self.vcpu_count == 0 || self.vcpu_count > MAX_VCPUS {
             return Err(BadRequest::Vcpus(self.vcpu_count));
         }
-        Request::with(Method::Put, "/machine-config", self)
+        Request::with(Method::PUT, "/machine-config", self)
     }
 }
 
@@ -110,7 +93,7 @@ pub struct BootSource {
 
 impl BootSource {
     pub fn request(&self) -> Result<Request, BadRequest> {
-        Request::with(Method::Put, "/boot-source", self)
+        Request::with(Method::PUT, "/boot-source", self)
     }
 }
 
@@ -140,7 +123,7 @@ impl Drive {
         if self.drive_id.is_empty() || !self.drive_id.chars().all(valid) {
             return Err(BadRequest::Id(self.drive_id.clone()));
         }
-        Request::with(Method::Put, &format!("/drives/{}", self.drive_id), self)
+        Request::with(Method::PUT, &format!("/drives/{}", self.drive_id), self)
     }
 }
 
@@ -161,7 +144,7 @@ impl NetworkInterface {
             "host_dev_name": self.host_dev_name,
             "guest_mac": self.guest_mac,
         });
-        Request::with(Method::Put, &format!("/network-interfaces/{NIC}"), &body)
+        Request::with(Method::PUT, &format!("/network-interfaces/{NIC}"), &body)
     }
 }
 
@@ -177,13 +160,13 @@ impl Vsock {
         if self.guest_cid < MIN_GUEST_CID {
             return Err(BadRequest::GuestCid(self.guest_cid));
         }
-        Request::with(Method::Put, "/vsock", self)
+        Request::with(Method::PUT, "/vsock", self)
     }
 }
 
 /// `PUT /entropy`: a virtio-rng device without a limit.
 pub fn entropy() -> Result<Request, BadRequest> {
-    Request::with(Method::Put, "/entropy", &serde_json::json!({}))
+    Request::with(Method::PUT, "/entropy", &serde_json::json!({}))
 }
 
 /// `PUT /balloon`. It needs the guest's cooperation and is never a limit.
@@ -196,23 +179,23 @@ pub struct Balloon {
 
 impl Balloon {
     pub fn request(&self) -> Result<Request, BadRequest> {
-        Request::with(Method::Put, "/balloon", self)
+        Request::with(Method::PUT, "/balloon", self)
     }
 
     /// `PATCH /balloon`; refused until the guest's driver is up.
     pub fn resize(amount_mib: u64) -> Result<Request, BadRequest> {
-        Request::with(Method::Patch, "/balloon", &serde_json::json!({ "amount_mib": amount_mib }))
+        Request::with(Method::PATCH, "/balloon", &serde_json::json!({ "amount_mib": amount_mib }))
     }
 }
 
 /// `PUT /metrics`, once per process: a snapshot does not carry it. From then on a line is written each minute, too.
 pub fn metrics(metrics_path: &str) -> Result<Request, BadRequest> {
-    Request::with(Method::Put, "/metrics", &serde_json::json!({ "metrics_path": metrics_path }))
+    Request::with(Method::PUT, "/metrics", &serde_json::json!({ "metrics_path": metrics_path }))
 }
 
 /// `PUT /serial`: where the console goes when the process has no standard output of ours.
 pub fn serial(serial_out_path: &str) -> Result<Request, BadRequest> {
-    Request::with(Method::Put, "/serial", &serde_json::json!({ "serial_out_path": serial_out_path }))
+    Request::with(Method::PUT, "/serial", &serde_json::json!({ "serial_out_path": serial_out_path }))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -226,7 +209,7 @@ pub enum Action {
 
 impl Action {
     pub fn request(self) -> Result<Request, BadRequest> {
-        Request::with(Method::Put, "/actions", &serde_json::json!({ "action_type": self }))
+        Request::with(Method::PUT, "/actions", &serde_json::json!({ "action_type": self }))
     }
 }
 
@@ -238,7 +221,7 @@ pub enum TargetState {
 
 impl TargetState {
     pub fn request(self) -> Result<Request, BadRequest> {
-        Request::with(Method::Patch, "/vm", &serde_json::json!({ "state": self }))
+        Request::with(Method::PATCH, "/vm", &serde_json::json!({ "state": self }))
     }
 }
 
@@ -259,7 +242,7 @@ pub struct SnapshotCreate {
 
 impl SnapshotCreate {
     pub fn request(&self) -> Result<Request, BadRequest> {
-        Request::with(Method::Put, "/snapshot/create", self)
+        Request::with(Method::PUT, "/snapshot/create", self)
     }
 }
 
@@ -312,7 +295,7 @@ impl SnapshotLoad {
     }
 
     pub fn request(&self) -> Result<Request, BadRequest> {
-        Request::with(Method::Put, "/snapshot/load", self)
+        Request::with(Method::PUT, "/snapshot/load", self)
     }
 }
 

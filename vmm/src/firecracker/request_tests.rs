@@ -7,7 +7,7 @@ use super::*;
 fn sent(request: Result<Request, BadRequest>) -> (String, Value) {
     let request = request.unwrap();
     let body = serde_json::from_str(request.body.as_deref().unwrap()).unwrap();
-    (format!("{} {}", request.method.as_str(), request.path), body)
+    (format!("{} {}", request.method, request.path), body)
 }
 
 fn machine(vcpu_count: u32) -> MachineConfig {
@@ -72,7 +72,7 @@ fn actions_and_states_are_the_words_of_the_api() {
     }
     assert_eq!(sent(TargetState::Paused.request()), ("PATCH /vm".into(), json!({"state": "Paused"})));
     assert_eq!(sent(TargetState::Resumed.request()), ("PATCH /vm".into(), json!({"state": "Resumed"})));
-    assert_eq!(Request::describe(), Request { method: Method::Get, path: "/".into(), body: None });
+    assert_eq!(Request::describe(), Request { method: Method::GET, path: "/".into(), body: None });
     assert_eq!(Request::version().path, "/version");
 }
 

@@ -387,7 +387,8 @@ pub(super) fn io_error(instance: &InstanceId, action: &'static str, cause: io::E
 pub(super) fn api_error(instance: &InstanceId, action: &'static str, error: ApiError) -> DriverError {
     match error {
         ApiError::TimedOut { waited, .. } | ApiError::NoSocket(waited) => stuck(instance, action, waited),
-        ApiError::Connect(cause) | ApiError::Broken { cause, .. } => io_error(instance, action, cause),
+        ApiError::Connect(cause) => io_error(instance, action, cause),
+        broken @ ApiError::Broken { .. } => io_error(instance, action, io::Error::other(broken)),
         refused => DriverError::Vmm { instance: instance.clone(), reason: refused.to_string() },
     }
 }
