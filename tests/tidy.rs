@@ -92,7 +92,7 @@ const PARTS_AND_TESTS: &[&str] = &[
 ];
 
 /// For tests only: the documents to start from, and what their own test needs.
-const ALSO_IN_TESTS: [(&str, &str); 11] = [
+const ALSO_IN_TESTS: [(&str, &str); 12] = [
     ("mvm-proto", "mvm-proto"),
     ("mvm-proto", "mvm-examples"),
     ("mvm-planner", "mvm-examples"),
@@ -103,6 +103,7 @@ const ALSO_IN_TESTS: [(&str, &str); 11] = [
     ("mvm-host", "mvm-needs"),
     ("mvm-image", "mvm-needs"),
     ("mvm-vmm", "mvm-needs"),
+    ("mvm-vmm", "mvm-vmm"),
     ("mvm-agent", "mvm-needs"),
 ];
 

@@ -410,7 +410,7 @@ impl<D: Driver> Executor<D> {
         crash::point("failure.recorded");
         if phase == Phase::Sleeping {
             // The wake that failed stopped what was done to its snapshot.
-            self.seal_later(&record);
+            self.compress_later(&record);
         }
     }
 

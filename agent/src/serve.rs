@@ -121,6 +121,7 @@ impl Agent {
         };
         let (node, handle) =
             open_node(&settings, host.clone(), driver, &node_id, capacity, vouched, clock.clone()).await?;
+        info.capabilities = node.capabilities();
         let intake = Intake::new(
             acceptor.clone(),
             settings.desired_file.is_some(),

@@ -1,24 +1,35 @@
-//! What a driver may be able to do beyond running, pausing and saving guests; told in `mvm node info`.
+//! What not every driver can do, each as a trait that [`Driver`](crate::Driver) gives access to.
+//!
+//! A driver that lacks one answers with [`Lacking`] in its place and implements nothing for it; `mvm node info` shows that
+//! answer.
 
-use super::DriverKind;
+use std::fs::File;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use mvm_proto::InstanceId;
+
+use crate::{DriverError, DriverKind, Keeping, Part, SnapshotRef, VmSpec};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Capability {
-    /// Instances share the memory of a template until they write to it.
+    /// [`Forks`].
     Forks,
-    /// A guest that is about to be paused gives back what it does not use.
+    /// [`Balloon`].
     Balloon,
-    /// Snapshots are compressed where a document asks for it.
+    /// [`Compression`].
     Compression,
     /// Snapshots are encrypted where a document asks for it.
     Encryption,
-    /// What sleeps can go on on another node.
-    Moves,
+    /// [`Migration`].
+    Migration,
 }
 
 impl Capability {
-    pub const ALL: [Self; 5] = [Self::Forks, Self::Balloon, Self::Compression, Self::Encryption, Self::Moves];
+    pub const ALL: [Self; 5] =
+        [Self::Forks, Self::Balloon, Self::Compression, Self::Encryption, Self::Migration];
 
+    /// As `mvm node info` has it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -26,44 +37,79 @@ impl Capability {
             Self::Balloon => "balloon",
             Self::Compression => "compression",
             Self::Encryption => "encryption",
-            Self::Moves => "moves",
+            Self::Migration => "moves",
         }
     }
 }
 
-impl DriverKind {
-    /// Why a driver can't do this, for people; absent: it can.
-    #[must_use]
-    pub fn lacks(self, capability: Capability) -> Option<&'static str> {
-        match (self, capability) {
-            (Self::Firecracker, Capability::Compression) => {
-                Some("Firecracker maps a guest's memory from its file, which has to lie there as it is")
-            }
-            (Self::Firecracker, Capability::Encryption) => {
-                Some("Firecracker writes memory to a file by itself, in clear: there is no stream to encrypt")
-            }
-            (Self::Firecracker, Capability::Moves) => Some(
-                "what Firecracker saved can be restored on its own node only; stop the instance, and start it elsewhere",
-            ),
-            _ => None,
-        }
-    }
+/// A capability that a driver does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the {driver} driver lacks {}: {reason}", capability.as_str())]
+pub struct Lacking {
+    pub driver: DriverKind,
+    pub capability: Capability,
+    /// For people.
+    pub reason: &'static str,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Instances share the memory of a template until they write to it.
+pub trait Forks: Send + Sync {
+    /// A paused VM of `spec` made from another's snapshot, the template's. The template's snapshot stays; once this is
+    /// there it may go.
+    fn fork<'a>(
+        &'a self,
+        spec: &'a VmSpec,
+        template: &'a SnapshotRef,
+    ) -> BoxFuture<'a, Result<(), DriverError>>;
+}
 
-    #[test]
-    fn what_a_driver_lacks_is_told_with_the_reason() {
-        let lacking = |kind: DriverKind| -> Vec<&str> {
-            Capability::ALL
-                .into_iter()
-                .filter(|it| kind.lacks(*it).is_some())
-                .map(Capability::as_str)
-                .collect()
-        };
-        assert_eq!(lacking(DriverKind::Firecracker), ["compression", "encryption", "moves"]);
-        assert_eq!((lacking(DriverKind::Qemu), lacking(DriverKind::Fake)), (Vec::new(), Vec::new()));
-    }
+/// A guest that is about to be paused gives back the memory that it does not use.
+pub trait Balloon: Send + Sync {
+    /// Asks a running guest to give back memory until it has `keep_mib` left, and waits for as long as it goes on doing so, at
+    /// most `within`. Says what it has left then; absent: this guest can't give any back.
+    fn reclaim<'a>(
+        &'a self,
+        instance: &'a InstanceId,
+        keep_mib: u64,
+        within: Duration,
+    ) -> BoxFuture<'a, Result<Option<u64>, DriverError>>;
+}
+
+/// Snapshots are compressed where a document asks for it.
+pub trait Compression: Send + Sync {
+    /// Compresses an instance's snapshot if that is asked for, else records its checksums, unless it was done before.
+    /// Ends early, and does no harm, when the snapshot is used or discarded meanwhile.
+    fn compress_snapshot<'a>(
+        &'a self,
+        instance: &'a InstanceId,
+        keeping: &'a Keeping,
+    ) -> BoxFuture<'a, Result<(), DriverError>>;
+}
+
+/// An instance that sleeps can be migrated to another node.
+pub trait Migration: Send + Sync {
+    /// All files that a sleeping instance is made of, its data disk included: what another node needs to restore it.
+    /// A snapshot that could not be restored here is not handed out.
+    fn export<'a>(&'a self, snapshot: &'a SnapshotRef) -> BoxFuture<'a, Result<Vec<Part>, DriverError>>;
+
+    /// Makes a directory for an instance that comes from another node, and removes what is left of one of its name.
+    fn begin_import<'a>(&'a self, instance: &'a InstanceId) -> BoxFuture<'a, Result<(), DriverError>>;
+
+    /// A new file for a part of it, to be written. A name that no part can have is refused.
+    fn import_part<'a>(
+        &'a self,
+        instance: &'a InstanceId,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<File, DriverError>>;
+
+    /// Makes the parts, written whole, the snapshot of an instance that sleeps here, if it fits what is here. `exported`
+    /// names the snapshot where it was made; the answer names it here. Until then nothing of it can be restored, and
+    /// [`Driver::remove`](crate::Driver::remove) removes all of it. Without its key it fails with [`DriverError::Key`], and
+    /// in clear it is refused where `keeping` asks for encryption.
+    fn import<'a>(
+        &'a self,
+        spec: &'a VmSpec,
+        exported: &'a SnapshotRef,
+        keeping: &'a Keeping,
+    ) -> BoxFuture<'a, Result<SnapshotRef, DriverError>>;
 }

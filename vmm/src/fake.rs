@@ -5,10 +5,10 @@
 //! Latency and failures are set by the test through [`Faults`]. A guest is a small script that speaks the guest
 //! protocol; it exists only while someone is connected to it.
 
-mod carry;
 mod faults;
 mod guest;
 mod life;
+mod migrate;
 mod world;
 
 use std::collections::BTreeMap;
@@ -17,6 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use mvm_proto::document::SnapshotCompression;
 use mvm_proto::guest::{Health, Readiness};
 use mvm_proto::{Digest, InstanceId};
@@ -24,10 +25,11 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
-use super::at_rest::Form;
-use super::{
-    Driver, DriverError, DriverKind, DriverUnavailable, GuestStream, Keeping, Part, Purpose, SnapshotRef, Vm,
-    VmExit, VmSpec, VmState,
+use crate::at_rest::Form;
+use crate::error::same_revision;
+use crate::{
+    Balloon, Capability, Compression, Driver, DriverError, DriverKind, DriverUnavailable, Forks, GuestStream,
+    Keeping, Lacking, Migration, Purpose, SnapshotRef, Vm, VmExit, VmSpec, VmState,
 };
 pub use faults::{Fault, Faults, Manner};
 use life::Host;
@@ -196,7 +198,7 @@ impl Driver for FakeDriver {
         Ok(listed)
     }
 
-    async fn kept(&self) -> Result<Vec<InstanceId>, DriverError> {
+    async fn instances(&self) -> Result<Vec<InstanceId>, DriverError> {
         Ok(self.host.world().entries().map(|(id, _)| id.clone()).collect())
     }
 
@@ -246,10 +248,6 @@ impl Driver for FakeDriver {
             Ok(())
         })
         .await
-    }
-
-    fn can_encrypt(&self) -> bool {
-        self.encrypts
     }
 
     async fn snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<SnapshotRef, DriverError> {
@@ -324,45 +322,6 @@ impl Driver for FakeDriver {
         .await
     }
 
-    fn can_fork(&self) -> bool {
-        self.forks
-    }
-
-    async fn fork(&self, spec: &VmSpec, template: &SnapshotRef) -> Result<(), DriverError> {
-        let instance = &spec.instance;
-        let of_template = self.host.world().get(&template.instance);
-        self.change(instance, "fork", |entry, boots| {
-            same_revision(instance, template.revision, spec.revision)?;
-            if let Some(vm) = &entry.vm {
-                return same_revision(instance, vm.revision, spec.revision);
-            }
-            let saved = of_template.filter(|saved| saved.snapshot.as_ref() == Some(template));
-            let Some(vm) = saved.and_then(|saved| saved.asleep) else {
-                let (instance, digest) = (template.instance.clone(), template.digest);
-                return Err(DriverError::NoSnapshot { instance, digest });
-            };
-            *boots += 1;
-            entry.vm = Some(FakeVm { reborn: false, ..vm });
-            entry.console.push_str("forked\n");
-            Ok(())
-        })
-        .await
-    }
-
-    async fn seal_snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<(), DriverError> {
-        const ACTION: &str = "seal the snapshot of";
-        self.host.apply(instance, ACTION, |entry, _| {
-            let Some(snapshot) = &entry.snapshot else { return Ok(()) };
-            if entry.form.compression == keeping.at_rest.compression {
-                return Ok(());
-            }
-            let opened = keeping.lock_to_open(&entry.form, instance, snapshot.revision);
-            opened.map_err(|cause| key_error(instance, ACTION, cause))?;
-            entry.form.compression = keeping.at_rest.compression;
-            Ok(())
-        })
-    }
-
     async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
         self.change(instance, "discard the snapshot of", |entry, _| {
             entry.snapshot = None;
@@ -371,27 +330,6 @@ impl Driver for FakeDriver {
             Ok(())
         })
         .await
-    }
-
-    async fn export(&self, snapshot: &SnapshotRef) -> Result<Vec<Part>, DriverError> {
-        self.carry_out(snapshot).await
-    }
-
-    async fn begin_import(&self, instance: &InstanceId) -> Result<(), DriverError> {
-        self.make_room(instance).await
-    }
-
-    async fn import_part(&self, instance: &InstanceId, name: &str) -> Result<File, DriverError> {
-        self.incoming_part(instance, name)
-    }
-
-    async fn import(
-        &self,
-        spec: &VmSpec,
-        exported: &SnapshotRef,
-        keeping: &Keeping,
-    ) -> Result<SnapshotRef, DriverError> {
-        self.carry_in(spec, exported, keeping).await
     }
 
     async fn stop(&self, instance: &InstanceId, _grace: Duration) -> Result<(), DriverError> {
@@ -445,6 +383,92 @@ impl Driver for FakeDriver {
         let bytes = text.into_bytes();
         Ok(bytes[bytes.len().saturating_sub(max_bytes)..].to_vec())
     }
+
+    fn forks(&self) -> Result<&dyn Forks, Lacking> {
+        if self.forks { Ok(self) } else { Err(lacking(Capability::Forks)) }
+    }
+
+    fn balloon(&self) -> Result<&dyn Balloon, Lacking> {
+        Ok(self)
+    }
+
+    fn compression(&self) -> Result<&dyn Compression, Lacking> {
+        Ok(self)
+    }
+
+    fn encryption(&self) -> Result<(), Lacking> {
+        if self.encrypts { Ok(()) } else { Err(lacking(Capability::Encryption)) }
+    }
+
+    fn migration(&self) -> Result<&dyn Migration, Lacking> {
+        Ok(self)
+    }
+}
+
+fn lacking(capability: Capability) -> Lacking {
+    Lacking { driver: DriverKind::Fake, capability, reason: "it was opened without" }
+}
+
+impl Forks for FakeDriver {
+    fn fork<'a>(
+        &'a self,
+        spec: &'a VmSpec,
+        template: &'a SnapshotRef,
+    ) -> BoxFuture<'a, Result<(), DriverError>> {
+        Box::pin(async move {
+            let instance = &spec.instance;
+            let of_template = self.host.world().get(&template.instance);
+            self.change(instance, "fork", |entry, boots| {
+                same_revision(instance, template.revision, spec.revision)?;
+                if let Some(vm) = &entry.vm {
+                    return same_revision(instance, vm.revision, spec.revision);
+                }
+                let saved = of_template.filter(|saved| saved.snapshot.as_ref() == Some(template));
+                let Some(vm) = saved.and_then(|saved| saved.asleep) else {
+                    let (instance, digest) = (template.instance.clone(), template.digest);
+                    return Err(DriverError::NoSnapshot { instance, digest });
+                };
+                *boots += 1;
+                entry.vm = Some(FakeVm { reborn: false, ..vm });
+                entry.console.push_str("forked\n");
+                Ok(())
+            })
+            .await
+        })
+    }
+}
+
+impl Balloon for FakeDriver {
+    fn reclaim<'a>(
+        &'a self,
+        _instance: &'a InstanceId,
+        keep_mib: u64,
+        _within: Duration,
+    ) -> BoxFuture<'a, Result<Option<u64>, DriverError>> {
+        Box::pin(std::future::ready(Ok(Some(keep_mib))))
+    }
+}
+
+impl Compression for FakeDriver {
+    fn compress_snapshot<'a>(
+        &'a self,
+        instance: &'a InstanceId,
+        keeping: &'a Keeping,
+    ) -> BoxFuture<'a, Result<(), DriverError>> {
+        Box::pin(async move {
+            const ACTION: &str = "compress the snapshot of";
+            self.host.apply(instance, ACTION, |entry, _| {
+                let Some(snapshot) = &entry.snapshot else { return Ok(()) };
+                if entry.form.compression == keeping.at_rest.compression {
+                    return Ok(());
+                }
+                let opened = keeping.lock_to_open(&entry.form, instance, snapshot.revision);
+                opened.map_err(|cause| key_error(instance, ACTION, cause))?;
+                entry.form.compression = keeping.at_rest.compression;
+                Ok(())
+            })
+        })
+    }
 }
 
 fn alive<'a>(
@@ -457,13 +481,6 @@ fn alive<'a>(
 
 fn key_error(instance: &InstanceId, action: &'static str, cause: KeyError) -> DriverError {
     DriverError::Key { instance: instance.clone(), action, cause }
-}
-
-fn same_revision(instance: &InstanceId, running: Digest, asked: Digest) -> Result<(), DriverError> {
-    if running == asked {
-        return Ok(());
-    }
-    Err(DriverError::OtherRevision { instance: instance.clone(), running, asked })
 }
 
 #[cfg(test)]

@@ -21,12 +21,11 @@ mod vmm;
 mod vmm_file;
 pub mod vsock;
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::join_all;
+use futures::future::{BoxFuture, join_all};
 use mvm_proto::InstanceId;
 use tokio::sync::broadcast;
 
@@ -38,12 +37,13 @@ use self::request::Action;
 pub use self::settings::{FirecrackerSettings, FirecrackerUnavailable, JailerSettings, Limits};
 use self::snapshot_file::Manifest;
 use self::version::Version;
-use self::vmm::{Live, Vmms, api_error, bad_request, host_error, io_error, same_revision};
+use self::vmm::{Live, Vmms, api_error, bad_request, host_error, io_error};
 use self::vsock::GuestConnection;
-use super::at_rest::Form;
-use super::{
-    Capability, Driver, DriverError, DriverKind, GuestStream, Keeping, Part, SnapshotRef, Vm, VmExit, VmSpec,
-    VmState, run_files,
+use crate::at_rest::Form;
+use crate::error::same_revision;
+use crate::{
+    Balloon, Capability, Compression, Driver, DriverError, DriverKind, Forks, GuestStream, Keeping, Lacking,
+    Migration, SnapshotRef, Vm, VmExit, VmSpec, VmState, run_files,
 };
 use mvm_host::{Host, JAIL, LocalHost, Operation};
 
@@ -147,18 +147,24 @@ impl<H: Host> FirecrackerDriver<H> {
     }
 }
 
-fn lacking(instance: &InstanceId, capability: Capability) -> DriverError {
-    let (kind, name) = (DriverKind::Firecracker, capability.as_str());
-    let why = kind.lacks(capability).unwrap_or_default();
-    DriverError::Unusable {
-        instance: instance.clone(),
-        reason: format!("the {kind} driver lacks {name}: {why}"),
-    }
+const fn lacking(capability: Capability, reason: &'static str) -> Lacking {
+    Lacking { driver: DriverKind::Firecracker, capability, reason }
 }
 
-fn immovable(instance: &InstanceId) -> DriverError {
-    lacking(instance, Capability::Moves)
-}
+const NO_COMPRESSION: Lacking = lacking(
+    Capability::Compression,
+    "Firecracker maps a guest's memory from its file, which has to lie there as it is",
+);
+
+const NO_ENCRYPTION: Lacking = lacking(
+    Capability::Encryption,
+    "Firecracker writes memory to a file by itself, in clear: there is no stream to encrypt",
+);
+
+const NO_MIGRATION: Lacking = lacking(
+    Capability::Migration,
+    "what Firecracker saved can be restored on its own node only; stop the instance, and start it elsewhere",
+);
 
 fn running(live: &Live, state: VmState) -> Vm {
     Vm { instance: live.vmm.instance.clone(), revision: live.file.revision, state }
@@ -199,7 +205,7 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
         Ok(found)
     }
 
-    async fn kept(&self) -> Result<Vec<InstanceId>, DriverError> {
+    async fn instances(&self) -> Result<Vec<InstanceId>, DriverError> {
         self.vmms.host.run_dirs().await.map_err(|cause| DriverError::List { cause })
     }
 
@@ -223,18 +229,9 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
         self.vmms.resume(instance).await
     }
 
-    async fn reclaim(
-        &self,
-        instance: &InstanceId,
-        keep_mib: u64,
-        within: Duration,
-    ) -> Result<Option<u64>, DriverError> {
-        self.vmms.inflate(instance, keep_mib, within).await
-    }
-
     async fn snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<SnapshotRef, DriverError> {
         if keeping.at_rest.encryption {
-            return Err(lacking(instance, Capability::Encryption));
+            return Err(NO_ENCRYPTION.into());
         }
         self.vmms.snapshot(instance).await
     }
@@ -257,42 +254,8 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
         self.load(spec, snapshot, "restore").await
     }
 
-    fn can_fork(&self) -> bool {
-        true
-    }
-
-    async fn fork(&self, spec: &VmSpec, template: &SnapshotRef) -> Result<(), DriverError> {
-        self.load(spec, template, "fork").await
-    }
-
-    async fn seal_snapshot(&self, _instance: &InstanceId, _keeping: &Keeping) -> Result<(), DriverError> {
-        // Its digest is in its name from the beginning; memory that is mapped from its file is not compressed.
-        Ok(())
-    }
-
     async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
         self.vmms.discard(instance).await
-    }
-
-    async fn export(&self, snapshot: &SnapshotRef) -> Result<Vec<Part>, DriverError> {
-        Err(immovable(&snapshot.instance))
-    }
-
-    async fn begin_import(&self, instance: &InstanceId) -> Result<(), DriverError> {
-        Err(immovable(instance))
-    }
-
-    async fn import_part(&self, instance: &InstanceId, _name: &str) -> Result<File, DriverError> {
-        Err(immovable(instance))
-    }
-
-    async fn import(
-        &self,
-        spec: &VmSpec,
-        _exported: &SnapshotRef,
-        _keeping: &Keeping,
-    ) -> Result<SnapshotRef, DriverError> {
-        Err(immovable(&spec.instance))
     }
 
     async fn stop(&self, instance: &InstanceId, grace: Duration) -> Result<(), DriverError> {
@@ -343,5 +306,35 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
         let name = if daemon { format!("{JAIL}/{CONSOLE}") } else { CONSOLE.to_owned() };
         let read = run_files::log_tail(&*self.vmms.host, instance, &name, max_bytes).await;
         read.map_err(|cause| io_error(instance, "read the console of", cause))
+    }
+
+    fn forks(&self) -> Result<&dyn Forks, Lacking> {
+        Ok(self)
+    }
+
+    fn balloon(&self) -> Result<&dyn Balloon, Lacking> {
+        Ok(self)
+    }
+
+    fn compression(&self) -> Result<&dyn Compression, Lacking> {
+        Err(NO_COMPRESSION)
+    }
+
+    fn encryption(&self) -> Result<(), Lacking> {
+        Err(NO_ENCRYPTION)
+    }
+
+    fn migration(&self) -> Result<&dyn Migration, Lacking> {
+        Err(NO_MIGRATION)
+    }
+}
+
+impl<H: Host> Forks for FirecrackerDriver<H> {
+    fn fork<'a>(
+        &'a self,
+        spec: &'a VmSpec,
+        template: &'a SnapshotRef,
+    ) -> BoxFuture<'a, Result<(), DriverError>> {
+        Box::pin(self.load(spec, template, "fork"))
     }
 }

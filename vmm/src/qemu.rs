@@ -10,13 +10,13 @@
 mod args;
 mod balloon;
 mod binary;
-mod carry;
+mod checksums;
+mod compress;
 mod live;
-mod pack;
+mod migrate;
 pub mod qmp;
 mod save;
 mod saved;
-mod seal;
 mod settings;
 mod snapshot;
 mod start;
@@ -24,22 +24,23 @@ mod tsc;
 mod watch;
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use mvm_proto::{Digest, InstanceId};
+use mvm_proto::InstanceId;
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use tokio::sync::broadcast;
 
-use super::probe::Probe;
-use super::run_files::Dial;
-use super::{
-    Driver, DriverError, DriverKind, GENERATIONS, GuestStream, Keeping, Part, SnapshotRef, Vm, VmExit,
-    VmSpec, VmState, run_files,
+use crate::driver::GENERATIONS;
+use crate::error::same_revision;
+use crate::probe::Probe;
+use crate::run_files::Dial;
+use crate::{
+    Balloon, Compression, Driver, DriverError, DriverKind, Forks, GuestStream, Keeping, Lacking, Migration,
+    SnapshotRef, Vm, VmExit, VmSpec, VmState, run_files,
 };
 pub use args::Accelerator;
 pub use binary::Binary;
@@ -80,7 +81,7 @@ struct Inner<H: Host> {
     /// Those that this driver is starting now: what they look like is not to be judged by others.
     starting: Mutex<HashSet<InstanceId>>,
     /// Whose snapshots are being compressed or hashed.
-    sealing: Mutex<HashMap<InstanceId, seal::Sealing>>,
+    work: Mutex<HashMap<InstanceId, checksums::BackgroundWork>>,
     exits: broadcast::Sender<VmExit>,
 }
 
@@ -121,7 +122,7 @@ impl<H: Host> QemuDriver<H> {
             binary: tokio::sync::Mutex::default(),
             lives: Mutex::default(),
             starting: Mutex::default(),
-            sealing: Mutex::default(),
+            work: Mutex::default(),
             exits,
         };
         Self { inner: Arc::new(inner) }
@@ -310,13 +311,6 @@ impl<H: Host> QemuDriver<H> {
     }
 }
 
-fn same_revision(instance: &InstanceId, running: Digest, asked: Digest) -> Result<(), DriverError> {
-    if running == asked {
-        return Ok(());
-    }
-    Err(DriverError::OtherRevision { instance: instance.clone(), running, asked })
-}
-
 impl<H: Host> Driver for QemuDriver<H> {
     fn kind(&self) -> DriverKind {
         DriverKind::Qemu
@@ -343,7 +337,7 @@ impl<H: Host> Driver for QemuDriver<H> {
         Ok(found)
     }
 
-    async fn kept(&self) -> Result<Vec<InstanceId>, DriverError> {
+    async fn instances(&self) -> Result<Vec<InstanceId>, DriverError> {
         self.inner.host.run_dirs().await.map_err(|cause| DriverError::List { cause })
     }
 
@@ -372,15 +366,6 @@ impl<H: Host> Driver for QemuDriver<H> {
         Ok(())
     }
 
-    async fn reclaim(
-        &self,
-        instance: &InstanceId,
-        keep_mib: u64,
-        within: Duration,
-    ) -> Result<Option<u64>, DriverError> {
-        self.deflate(instance, keep_mib, within).await
-    }
-
     async fn snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<SnapshotRef, DriverError> {
         self.save(instance, keeping).await
     }
@@ -403,50 +388,12 @@ impl<H: Host> Driver for QemuDriver<H> {
         }
     }
 
-    fn can_fork(&self) -> bool {
-        true
-    }
-
-    async fn fork(&self, spec: &VmSpec, template: &SnapshotRef) -> Result<(), DriverError> {
-        same_revision(&spec.instance, template.revision, spec.revision)?;
-        match self.live(&spec.instance, "fork").await? {
-            Some(live) => same_revision(&spec.instance, live.revision(), spec.revision),
-            None => self.start_forking(spec, template).await,
-        }
-    }
-
-    async fn seal_snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<(), DriverError> {
-        self.seal(instance, keeping).await
-    }
-
     async fn discard_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
-        self.stop_sealing(instance).await;
+        self.stop_compression(instance).await;
         for name in [snapshot::SNAPSHOT, snapshot::UNFINISHED] {
             self.remove_file(instance, "discard the snapshot of", name).await?;
         }
         Ok(())
-    }
-
-    async fn export(&self, snapshot: &SnapshotRef) -> Result<Vec<Part>, DriverError> {
-        self.carry_out(snapshot).await
-    }
-
-    async fn begin_import(&self, instance: &InstanceId) -> Result<(), DriverError> {
-        self.remove(instance).await?;
-        self.make_room(instance).await
-    }
-
-    async fn import_part(&self, instance: &InstanceId, name: &str) -> Result<File, DriverError> {
-        self.incoming(instance, name).await
-    }
-
-    async fn import(
-        &self,
-        spec: &VmSpec,
-        exported: &SnapshotRef,
-        keeping: &Keeping,
-    ) -> Result<SnapshotRef, DriverError> {
-        self.carry_in(spec, exported, keeping).await
     }
 
     async fn stop(&self, instance: &InstanceId, grace: Duration) -> Result<(), DriverError> {
@@ -471,7 +418,7 @@ impl<H: Host> Driver for QemuDriver<H> {
 
     async fn remove(&self, instance: &InstanceId) -> Result<(), DriverError> {
         self.end_processes(instance, "remove").await?;
-        self.stop_sealing(instance).await;
+        self.stop_compression(instance).await;
         let remove = Operation::RemoveRunDir { instance: instance.clone() };
         self.perform(instance, "remove", remove).await.map(|_| ())
     }
@@ -501,5 +448,25 @@ impl<H: Host> Driver for QemuDriver<H> {
             action: "read the console of",
             cause,
         })
+    }
+
+    fn forks(&self) -> Result<&dyn Forks, Lacking> {
+        Ok(self)
+    }
+
+    fn balloon(&self) -> Result<&dyn Balloon, Lacking> {
+        Ok(self)
+    }
+
+    fn compression(&self) -> Result<&dyn Compression, Lacking> {
+        Ok(self)
+    }
+
+    fn encryption(&self) -> Result<(), Lacking> {
+        Ok(())
+    }
+
+    fn migration(&self) -> Result<&dyn Migration, Lacking> {
+        Ok(self)
     }
 }

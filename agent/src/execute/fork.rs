@@ -29,11 +29,11 @@ impl<D: Driver> Executor<D> {
         bounds: Bounds,
     ) -> Result<bool, StepError> {
         let spec = record.spec(image, bounds);
-        if self.driver.can_fork()
+        if let Ok(forks) = self.driver.forks()
             && self.driver.adopt(&record.id).await?.is_none()
             && let Some(template) = self.template_for(record, &spec).await?
         {
-            match self.driver.fork(&spec, &template).await {
+            match forks.fork(&spec, &template).await {
                 Err(error @ (DriverError::Unusable { .. } | DriverError::NoSnapshot { .. })) => {
                     let message = format!("the pool's template is rebuilt: {}", chain(&error));
                     self.note("TemplateUnusable", record, &message);

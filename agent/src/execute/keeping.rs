@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mvm_proto::document::SnapshotCompression;
 use mvm_proto::text::chain;
-use mvm_vmm::{Capability, Driver, Keeping};
+use mvm_vmm::{Driver, Keeping};
 
 use super::{Executor, StepError};
 use crate::instance::PoolSpec;
@@ -29,33 +29,30 @@ impl<D: Driver> Executor<D> {
             // For a wake that finds the pool gone from the document.
             record.io_limits.clone_from(&spec.io_limits);
         }
-        if record.at_rest.encryption && !self.driver.can_encrypt() {
+        if record.at_rest.encryption && self.driver.encryption().is_err() {
             return Err(StepError::NoEncryption(self.driver.kind()));
         }
-        let kind = self.driver.kind();
         if record.at_rest.compression != SnapshotCompression::default()
-            && let Some(why) = kind.lacks(Capability::Compression)
+            && let Err(lacking) = self.driver.compression()
         {
-            self.note(
-                "NotCompressed",
-                record,
-                &format!("is saved as it is: the {kind} driver lacks compression: {why}"),
-            );
+            self.note("NotCompressed", record, &format!("is saved as it is: {lacking}"));
         }
         let keeping = self.keeping(record);
         keeping.check()?;
         Ok(keeping)
     }
 
-    /// Has a snapshot compressed and hashed when there is time for it, and what it takes on disk counted anew.
-    pub(crate) fn seal_later(&self, record: &Record) {
+    /// Compresses or hashes a snapshot in the background, and then measures again what it takes on disk.
+    pub(crate) fn compress_later(&self, record: &Record) {
         let (id, keeping) = (record.id.clone(), self.keeping(record));
         let (driver, turn) = (Arc::clone(&self.driver), Arc::clone(&self.background));
         let (isolation, records) = (Arc::clone(&self.isolation), Arc::clone(&self.records));
         tokio::spawn(async move {
             // Closed never: it lives as long as whoever holds it.
             let Ok(_turn) = turn.acquire().await else { return };
-            if let Err(error) = driver.seal_snapshot(&id, &keeping).await {
+            if let Ok(compression) = driver.compression()
+                && let Err(error) = compression.compress_snapshot(&id, &keeping).await
+            {
                 tracing::warn!(%id, error = %chain(&error), "could not compress or hash a snapshot");
             }
             if let Ok(Some(disk)) = isolation.disk_use(&id).await {

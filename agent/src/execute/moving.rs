@@ -10,7 +10,7 @@ use mvm_image::BootImage;
 use mvm_planner::Action;
 use mvm_proto::Phase;
 use mvm_proto::text::chain;
-use mvm_vmm::{Driver, DriverError, Part, SnapshotRef};
+use mvm_vmm::{Driver, DriverError, Migration, Part, SnapshotRef};
 use tokio::io::AsyncRead;
 
 use super::{Executor, StepError};
@@ -21,13 +21,17 @@ use crate::instance::record::Record;
 use crate::instance::records::Lease;
 
 impl<D: Driver> Executor<D> {
+    fn migration(&self) -> Result<&dyn Migration, DriverError> {
+        Ok(self.driver.migration()?)
+    }
+
     /// The files of the leased instance, which must sleep.
     pub(crate) async fn outgoing(&self, record: &Record) -> Result<Vec<Part>, StepError> {
         let gone = || StepError::Gone(record.id.clone());
         let snapshot = record.snapshot.as_ref().ok_or_else(gone)?;
         // It may still be there, from a sleep that could not end it.
         self.driver.kill(&record.id).await?;
-        Ok(self.driver.export(snapshot).await?)
+        Ok(self.migration()?.export(snapshot).await?)
     }
 
     /// Notes that the leased instance is in an archive, as it is now.
@@ -56,11 +60,11 @@ impl<D: Driver> Executor<D> {
         let mut record = self.records.get(id).ok_or_else(|| StepError::Gone(id.clone()))?;
         let exported = record.snapshot.take().ok_or_else(|| StepError::Gone(id.clone()))?;
         let image = self.boot_image(&record)?;
-        self.driver.begin_import(id).await?;
+        self.migration()?.begin_import(id).await?;
         crash::point("import.begun");
         let _room = self.room_for(&record, Some(spec), header.stored_bytes()).await?;
         for member in &header.members {
-            let file = self.driver.import_part(id, &member.name).await?;
+            let file = self.migration()?.import_part(id, &member.name).await?;
             reader.member(member, Some(file)).await?;
         }
         reader.close().await?;
@@ -83,7 +87,7 @@ impl<D: Driver> Executor<D> {
         exported: &SnapshotRef,
     ) -> Result<SnapshotRef, DriverError> {
         let spec = record.spec(image, self.isolation.planned(record));
-        self.driver.import(&spec, exported, &self.keeping(record)).await
+        self.migration()?.import(&spec, exported, &self.keeping(record)).await
     }
 
     /// Leaves nothing of an instance that could not be taken in.

@@ -69,7 +69,8 @@ impl<D: Driver> Executor<D> {
         let id = &record.id;
         let Some((free, costs)) = self.figures(id).await else { return };
         let Some(keep) = keep_mib(record.resources.mem_mib, free, costs) else { return };
-        match self.driver.reclaim(id, keep, AT_MOST).await {
+        let Ok(balloon) = self.driver.balloon() else { return };
+        match balloon.reclaim(id, keep, AT_MOST).await {
             Ok(left) => tracing::debug!(%id, free, costs, keep, ?left, "asked for memory back"),
             Err(error) => {
                 tracing::warn!(%id, error = %chain(&error), "could not reclaim a guest's memory");

@@ -293,7 +293,7 @@ impl<D: Driver> Executor<D> {
         crash::point("sleep.killed");
         self.let_go(&record).await;
         crash::point("sleep.released");
-        self.seal_later(&record);
+        self.compress_later(&record);
         Ok(())
     }
 }

@@ -118,7 +118,7 @@ pub(crate) async fn open(
         .map_err(|cause| NodeError::DataDir { path: data_dir.to_owned(), cause })?;
     let records = open_records(&data_dir.join(STATE_DIR)).await?;
     let host = host.unwrap_or_else(|| AnyHost::local(data_dir));
-    let driver = Arc::new(AnyDriver::open_on(kind, host, data_dir, vmm)?);
+    let driver = Arc::new(AnyDriver::open(kind, host, data_dir, vmm)?);
     choice::remember(kind, data_dir)
         .map_err(|cause| NodeError::DataDir { path: data_dir.to_owned(), cause })?;
     Ok((driver, records))

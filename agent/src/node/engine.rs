@@ -122,7 +122,7 @@ impl<D: Driver> Engine<D> {
         // What an earlier agent had no time for.
         records.for_each(|record, _| {
             if record.snapshot.is_some() {
-                executor.seal_later(record);
+                executor.compress_later(record);
             }
         });
         let network_check = NetworkCheck::new(
@@ -329,7 +329,7 @@ impl<D: Driver> Engine<D> {
     /// VMs and leftovers that no record owns.
     async fn strangers(&self, vms: Vec<InstanceId>) -> Result<Vec<InstanceId>, DriverError> {
         let mut found: BTreeSet<InstanceId> = vms.into_iter().collect();
-        found.extend(self.driver.kept().await?);
+        found.extend(self.driver.instances().await?);
         // Looked up now, not when the VMs were listed: a step may have begun with one since.
         found.retain(|id| self.records.get(id).is_none() && !self.records.is_template(id));
         Ok(found.into_iter().collect())

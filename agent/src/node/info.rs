@@ -8,7 +8,7 @@ use std::path::Path;
 use mvm_proto::Timestamp;
 use mvm_proto::document::SCHEMA_VERSION;
 use mvm_proto::status::{self, Capacity, NodeInfo};
-use mvm_vmm::{Capability, DriverKind};
+use mvm_vmm::{Capability, Driver, DriverKind};
 
 /// Memory kept back for the host itself: the kernel, this agent and the VMMs' own needs.
 const HOST_RESERVE_MIB: u64 = 512;
@@ -60,14 +60,17 @@ pub fn measure(data_dir: &Path, driver: DriverKind, caps: &CapacityCaps, started
         accelerator: if driver.uses_host_resources() { "" } else { "none" }.to_owned(),
         capacity: Some(capped(offered(data_dir, driver), caps)),
         schema_versions: vec![SCHEMA_VERSION],
-        capabilities: Capability::ALL.into_iter().map(|capability| told(driver, capability)).collect(),
         ..NodeInfo::default()
     }
 }
 
-fn told(driver: DriverKind, capability: Capability) -> status::Capability {
-    let lacking = driver.lacks(capability).unwrap_or_default().to_owned();
-    status::Capability { name: capability.as_str().to_owned(), lacking }
+/// What a driver can do, and what it lacks with the reason.
+pub(crate) fn capabilities(driver: &impl Driver) -> Vec<status::Capability> {
+    let told = |capability: Capability| status::Capability {
+        name: capability.as_str().to_owned(),
+        lacking: driver.lacks(capability).map_or_else(String::new, |lacking| lacking.reason.to_owned()),
+    };
+    Capability::ALL.into_iter().map(told).collect()
 }
 
 /// What instances may use of this machine. Those of a driver that runs no guest use nothing of it.

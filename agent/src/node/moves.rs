@@ -13,7 +13,7 @@ use mvm_planner::{Observation, check_arrival};
 use mvm_proto::status::InstanceStatus;
 use mvm_proto::text::chain;
 use mvm_proto::{Digest, InstanceId, Phase, PoolId, Problem, TenantId};
-use mvm_vmm::{Driver, DriverError, Part};
+use mvm_vmm::{Driver, DriverError, Lacking, Part};
 use tokio::io::AsyncRead;
 use tokio::sync::mpsc;
 
@@ -90,7 +90,7 @@ impl<D: Driver> Actor<D> {
     /// The lease of an instance that sleeps with a snapshot and `fits`, and its record.
     async fn sleeper(&self, asked: &Asked, fits: fn(&Record) -> bool) -> Result<(Lease, Record), Problem> {
         let Asked { tenant, pool, instance: id, .. } = asked;
-        if let Some(reason) = self.driver.immovable() {
+        if let Err(Lacking { reason, .. }) = self.driver.migration() {
             return Err(Problem::new(409, "immovable", format!("{id} can't be moved"), format!("{reason}.")));
         }
         self.waker.find(tenant, pool, id)?;
@@ -116,7 +116,7 @@ impl<D: Driver> Actor<D> {
             Ok(begun) => begun,
             Err(problem) => {
                 executor.audit_move(&record, &asked.by, "export", Some(problem.detail.clone()));
-                executor.seal_later(&record);
+                executor.compress_later(&record);
                 return Err(problem);
             }
         };
@@ -140,7 +140,7 @@ impl<D: Driver> Actor<D> {
             executor.audit_move(&header.record, &asked.by, "export", outcome);
             drop(lease);
             // The export stopped what is done to a snapshot when nobody waits for it.
-            runtime.block_on(async { executor.seal_later(&header.record) });
+            runtime.block_on(async { executor.compress_later(&header.record) });
             if let Err(error) = written {
                 tracing::warn!(id = %header.record.id, %error, "could not finish an archive");
                 // Whoever still reads must not take what came for all of it.
@@ -187,7 +187,7 @@ impl<D: Driver> Actor<D> {
             match &result {
                 Ok(record) => {
                     executor.measure(&record.id).await;
-                    executor.seal_later(record);
+                    executor.compress_later(record);
                 }
                 Err(_) => executor.turn_away(&lease).await,
             }
@@ -203,7 +203,7 @@ impl<D: Driver> Actor<D> {
     fn welcome(&self, header: &Header) -> Result<(Record, PoolSpec), Problem> {
         let record = &header.record;
         let id = &record.id;
-        if let Some(reason) = self.driver.immovable() {
+        if let Err(Lacking { reason, .. }) = self.driver.migration() {
             return Err(Problem::new(
                 409,
                 "immovable",

@@ -12,7 +12,7 @@ use mvm_host::AnyHost;
 use mvm_host::network::NetworkFound;
 use mvm_image::Images;
 use mvm_planner::Blocked;
-use mvm_proto::status::{Event, InstanceStatus, NodeStatus, WakeTiming};
+use mvm_proto::status::{Capability, Event, InstanceStatus, NodeStatus, WakeTiming};
 use mvm_proto::text::chain;
 use mvm_proto::{InstanceId, NodeId, PoolId, Problem, TenantId, Timestamp};
 use mvm_vmm::{AnyDriver, Driver};
@@ -34,6 +34,7 @@ use crate::node::assemble::{
     NodeError, NodeSettings, adopt, check_rights, open, open_images, planner_capacity,
 };
 use crate::node::engine::{Engine, EngineSettings, Found, event_of};
+use crate::node::info::capabilities;
 use crate::node::moves::Moves;
 use crate::node::status::{self, Facts};
 use crate::node::wake::{Shown, Waker, Wakes, show, shown};
@@ -96,6 +97,11 @@ impl<D: Driver> Node<D> {
     /// What its instances boot from.
     pub(crate) fn images(&self) -> Images {
         self.engine.executor.images.clone()
+    }
+
+    /// What its driver can do, as `mvm node info` shows it.
+    pub(crate) fn capabilities(&self) -> Vec<Capability> {
+        capabilities(&*self.engine.driver)
     }
 
     /// The same with a driver and records that are already open.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use mvm_proto::document::Resources;
 use mvm_tests::stand_in::arguments::METRICS_MS;
 use mvm_vmm::firecracker::{FirecrackerSettings, JailerSettings, Limits};
-use mvm_vmm::{Driver, Keeping, VmSpec};
+use mvm_vmm::{Balloon as _, Driver, Forks as _, Keeping, VmSpec};
 use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

@@ -9,7 +9,7 @@ use mvm_proto::document::SnapshotCompression;
 use mvm_proto::{InstanceId, TenantId};
 
 use super::guests::greet;
-use super::{Broken, Held, Subject, done, same, spec, state};
+use super::{Broken, Held, Subject, compressed, done, same, spec, state};
 use crate::snapshot_key::{KEY_SUFFIX, KeyError, TenantKey};
 use crate::{AtRest, Driver, DriverError, Keeping, SnapshotRef, VmSpec, VmState};
 
@@ -103,7 +103,7 @@ async fn rest<D: Driver>(
     done(law, driver.pause(&spec.instance).await)?;
     let saved = done(law, driver.snapshot(&spec.instance, keeping).await)?;
     done(law, driver.kill(&spec.instance).await)?;
-    done(law, driver.seal_snapshot(&spec.instance, keeping).await)?;
+    done(law, compressed(driver, &spec.instance, keeping).await)?;
     Ok(saved)
 }
 
@@ -122,7 +122,7 @@ async fn what_was_kept_in_any_form_is_restored<D: Driver>(driver: &D, spec: &VmS
         done(LAW, driver.restore(spec, &saved, &keeping).await)?;
         done(LAW, driver.kill(&spec.instance).await)?;
         for _ in 0..2 {
-            done(LAW, driver.seal_snapshot(&spec.instance, &keeping).await)?;
+            done(LAW, compressed(driver, &spec.instance, &keeping).await)?;
         }
         // Who restores need not know how it was kept, only where the key is.
         let unknown = keys.keeping(AtRest::default());
@@ -151,16 +151,16 @@ async fn without_its_key_nothing_is_saved_and_nothing_lost<D: Driver>(
     keys.put(LAW, 1)?;
     let saved = done(LAW, driver.snapshot(&spec.instance, &keeping).await)?;
     done(LAW, driver.kill(&spec.instance).await)?;
-    for sealed in [false, true] {
+    for compressed_before in [false, true] {
         keys.remove();
         same(LAW, missing(driver.restore(spec, &saved, &keeping).await), true)?;
-        same(LAW, missing(driver.seal_snapshot(&spec.instance, &keeping).await), !sealed)?;
+        same(LAW, missing(compressed(driver, &spec.instance, &keeping).await), !compressed_before)?;
         keys.put(LAW, 2)?;
         let other = driver.restore(spec, &saved, &keeping).await;
         same(LAW, matches!(other, Err(DriverError::Key { cause: KeyError::Other { .. }, .. })), true)?;
         same(LAW, state(LAW, driver, spec).await?, None)?;
         keys.put(LAW, 1)?;
-        done(LAW, driver.seal_snapshot(&spec.instance, &keeping).await)?;
+        done(LAW, compressed(driver, &spec.instance, &keeping).await)?;
     }
     done(LAW, driver.restore(spec, &saved, &keeping).await)?;
     done(LAW, driver.resume(&spec.instance).await)

@@ -1,11 +1,11 @@
-//! The laws of what sleeps and is carried to another node, each with a driver of its own.
+//! The laws of migration between two nodes, each with a driver of its own.
 
 use std::io::{Read as _, Seek as _, Write as _};
 
 use mvm_proto::Digest;
 
 use super::{Broken, Held, Subject, done, same, spec, state};
-use crate::{Driver, DriverError, Keeping, Part, SnapshotRef, VmSpec, VmState};
+use crate::{Driver, DriverError, Keeping, Migration, Part, SnapshotRef, VmSpec, VmState};
 
 /// One that sleeps.
 async fn asleep<D: Driver>(law: &'static str, driver: &D, spec: &VmSpec) -> Result<SnapshotRef, Broken> {
@@ -16,21 +16,25 @@ async fn asleep<D: Driver>(law: &'static str, driver: &D, spec: &VmSpec) -> Resu
     Ok(saved)
 }
 
+fn migration<'a, D: Driver>(law: &'static str, driver: &'a D) -> Result<&'a dyn Migration, Broken> {
+    done(law, driver.migration())
+}
+
 /// Copies every part, as an archive and a network between the two would; `change` is done to the bytes on the way.
-async fn carry<D: Driver>(
+async fn copy<D: Driver>(
     law: &'static str,
     to: &D,
     spec: &VmSpec,
     parts: Vec<Part>,
     change: impl Fn(&str, &mut Vec<u8>),
 ) -> Held {
-    done(law, to.begin_import(&spec.instance).await)?;
+    done(law, migration(law, to)?.begin_import(&spec.instance).await)?;
     for Part { name, mut file } in parts {
         let mut bytes = Vec::new();
         done(law, file.rewind().and_then(|()| file.read_to_end(&mut bytes)))?;
         change(&name, &mut bytes);
-        let mut copy = done(law, to.import_part(&spec.instance, &name).await)?;
-        done(law, copy.write_all(&bytes).and_then(|()| copy.sync_all()))?;
+        let mut file = done(law, migration(law, to)?.import_part(&spec.instance, &name).await)?;
+        done(law, file.write_all(&bytes).and_then(|()| file.sync_all()))?;
     }
     Ok(())
 }
@@ -44,12 +48,12 @@ pub async fn moves<D: Driver>(from: &D, to: &D, subject: &Subject) -> Held {
 async fn a_sleeper_goes_on_elsewhere<D: Driver>(from: &D, to: &D, spec: &VmSpec) -> Held {
     const LAW: &str = "what sleeps goes on elsewhere, and is where it was until it is removed";
     let saved = asleep(LAW, from, spec).await?;
-    let parts = done(LAW, from.export(&saved).await)?;
-    carry(LAW, to, spec, parts, |_, _| {}).await?;
-    same(LAW, done(LAW, to.kept().await)?.contains(&spec.instance), true)?;
+    let parts = done(LAW, migration(LAW, from)?.export(&saved).await)?;
+    copy(LAW, to, spec, parts, |_, _| {}).await?;
+    same(LAW, done(LAW, to.instances().await)?.contains(&spec.instance), true)?;
     let early = to.restore(spec, &saved, &Keeping::plain()).await;
     same(LAW, matches!(early, Err(DriverError::NoSnapshot { .. })), true)?;
-    let arrived = done(LAW, to.import(spec, &saved, &Keeping::plain()).await)?;
+    let arrived = done(LAW, migration(LAW, to)?.import(spec, &saved, &Keeping::plain()).await)?;
     same(LAW, state(LAW, to, spec).await?, None)?;
     done(LAW, to.restore(spec, &arrived, &Keeping::plain()).await)?;
     same(LAW, state(LAW, to, spec).await?, Some(VmState::Paused))?;
@@ -58,14 +62,14 @@ async fn a_sleeper_goes_on_elsewhere<D: Driver>(from: &D, to: &D, spec: &VmSpec)
     // Exporting took nothing away.
     done(LAW, from.restore(spec, &saved, &Keeping::plain()).await)?;
     done(LAW, from.remove(&spec.instance).await)?;
-    let gone = from.export(&saved).await;
+    let gone = migration(LAW, from)?.export(&saved).await;
     same(LAW, matches!(gone, Err(DriverError::NoSnapshot { .. })), true)
 }
 
 async fn what_does_not_fit_or_is_damaged_is_refused<D: Driver>(from: &D, to: &D, spec: &VmSpec) -> Held {
     const LAW: &str = "what does not fit, is damaged or incomplete never becomes a snapshot";
     let saved = asleep(LAW, from, spec).await?;
-    let parts = async || done(LAW, from.export(&saved).await);
+    let parts = async || done(LAW, migration(LAW, from)?.export(&saved).await);
     let refused = |imported: Result<SnapshotRef, DriverError>| {
         matches!(imported, Err(DriverError::Unusable { .. } | DriverError::OtherRevision { .. }))
     };
@@ -81,33 +85,21 @@ async fn what_does_not_fit_or_is_damaged_is_refused<D: Driver>(from: &D, to: &D,
                 *byte ^= 1;
             }
         };
-        carry(LAW, to, spec, parts().await?, flip).await?;
-        same(LAW, refused(to.import(spec, &saved, &Keeping::plain()).await), true)?;
+        copy(LAW, to, spec, parts().await?, flip).await?;
+        same(LAW, refused(migration(LAW, to)?.import(spec, &saved, &Keeping::plain()).await), true)?;
     }
-    carry(LAW, to, spec, parts().await?, |_, bytes| bytes.truncate(bytes.len() / 2)).await?;
-    same(LAW, refused(to.import(spec, &saved, &Keeping::plain()).await), true)?;
-    carry(LAW, to, spec, Vec::new(), |_, _| {}).await?;
-    same(LAW, refused(to.import(spec, &saved, &Keeping::plain()).await), true)?;
-    carry(LAW, to, spec, parts().await?, |_, _| {}).await?;
+    copy(LAW, to, spec, parts().await?, |_, bytes| bytes.truncate(bytes.len() / 2)).await?;
+    same(LAW, refused(migration(LAW, to)?.import(spec, &saved, &Keeping::plain()).await), true)?;
+    copy(LAW, to, spec, Vec::new(), |_, _| {}).await?;
+    same(LAW, refused(migration(LAW, to)?.import(spec, &saved, &Keeping::plain()).await), true)?;
+    copy(LAW, to, spec, parts().await?, |_, _| {}).await?;
     let other = VmSpec { revision: Digest::of(b"another revision"), ..spec.clone() };
-    same(LAW, refused(to.import(&other, &saved, &Keeping::plain()).await), true)?;
+    same(LAW, refused(migration(LAW, to)?.import(&other, &saved, &Keeping::plain()).await), true)?;
     for name in ["../../elsewhere", "snapshot/../vmm.json", "vmm.json", ""] {
-        let part = to.import_part(&spec.instance, name).await;
+        let part = migration(LAW, to)?.import_part(&spec.instance, name).await;
         same(LAW, matches!(part, Err(DriverError::Unusable { .. })), true)?;
     }
     done(LAW, to.remove(&spec.instance).await)?;
-    same(LAW, done(LAW, to.kept().await)?.contains(&spec.instance), false)?;
+    same(LAW, done(LAW, to.instances().await)?.contains(&spec.instance), false)?;
     done(LAW, from.remove(&spec.instance).await)
-}
-
-/// For drivers whose snapshots are their own node's.
-pub(super) async fn what_can_not_be_moved_says_so<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
-    const LAW: &str = "what can't be moved says so, and stays as it is";
-    let saved = asleep(LAW, driver, spec).await?;
-    let refused = matches!(driver.export(&saved).await, Err(DriverError::Unusable { .. }));
-    same(LAW, refused, true)?;
-    let refused = matches!(driver.begin_import(&spec.instance).await, Err(DriverError::Unusable { .. }));
-    same(LAW, refused, true)?;
-    done(LAW, driver.restore(spec, &saved, &Keeping::plain()).await)?;
-    done(LAW, driver.remove(&spec.instance).await)
 }

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use mvm_host::Host;
 use mvm_proto::InstanceId;
 use serde::Deserialize;
@@ -13,7 +14,7 @@ use tokio::time::Instant;
 use super::http::{ApiClient, ApiError};
 use super::request::{Balloon, Request};
 use super::vmm::{Vmms, api_error, bad_request};
-use crate::DriverError;
+use crate::{DriverError, FirecrackerDriver};
 
 const ACTION: &str = "take memory back from";
 
@@ -26,9 +27,20 @@ struct Statistics {
     actual_mib: u64,
 }
 
+impl<H: Host> crate::Balloon for FirecrackerDriver<H> {
+    fn reclaim<'a>(
+        &'a self,
+        instance: &'a InstanceId,
+        keep_mib: u64,
+        within: Duration,
+    ) -> BoxFuture<'a, Result<Option<u64>, DriverError>> {
+        Box::pin(self.vmms.inflate(instance, keep_mib, within))
+    }
+}
+
 impl<H: Host> Vmms<H> {
     /// Has a running guest give memory back until it has `keep_mib`. Absent: it has no balloon, or no driver for it yet.
-    pub(super) async fn inflate(
+    async fn inflate(
         self: &Arc<Self>,
         instance: &InstanceId,
         keep_mib: u64,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_host::{EndSignal, Host, HostError, Operation, ProcessIdentity, VmmProcess};
-use mvm_proto::{Digest, InstanceId};
+use mvm_proto::InstanceId;
 use parking_lot::{Mutex, MutexGuard};
 use serde::Deserialize;
 use tokio::sync::{broadcast, watch};
@@ -20,8 +20,9 @@ use super::request::{BadRequest, Request};
 use super::settings::FirecrackerSettings;
 use super::version::Version;
 use super::vmm_file::VmmFile;
+use crate::driver::GENERATIONS;
 use crate::run_files::Dial;
-use crate::{DriverError, GENERATIONS, SnapshotRef, VmExit, VmState};
+use crate::{DriverError, SnapshotRef, VmExit, VmState};
 
 /// A killed process is gone within milliseconds, unless the kernel waits for a disk.
 const DEATH_LIMIT: Duration = Duration::from_secs(30);
@@ -395,15 +396,4 @@ pub(super) fn api_error(instance: &InstanceId, action: &'static str, error: ApiE
 
 pub(super) fn bad_request(instance: &InstanceId, error: &BadRequest) -> DriverError {
     DriverError::Vmm { instance: instance.clone(), reason: error.to_string() }
-}
-
-pub(super) fn same_revision(
-    instance: &InstanceId,
-    running: Digest,
-    asked: Digest,
-) -> Result<(), DriverError> {
-    if running == asked {
-        return Ok(());
-    }
-    Err(DriverError::OtherRevision { instance: instance.clone(), running, asked })
 }

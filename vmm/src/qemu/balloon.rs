@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use mvm_host::Host;
 use mvm_proto::InstanceId;
 use mvm_proto::text::chain;
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 use super::QemuDriver;
 use super::live::{Live, Short};
 use super::qmp::{Qmp, QmpError};
-use crate::DriverError;
+use crate::{Balloon, DriverError};
 
 const ACTION: &str = "take memory back from";
 
@@ -25,8 +26,19 @@ const STALLED: Duration = Duration::from_millis(250);
 
 const MIB: u64 = 1 << 20;
 
+impl<H: Host> Balloon for QemuDriver<H> {
+    fn reclaim<'a>(
+        &'a self,
+        instance: &'a InstanceId,
+        keep_mib: u64,
+        within: Duration,
+    ) -> BoxFuture<'a, Result<Option<u64>, DriverError>> {
+        Box::pin(self.inflate(instance, keep_mib, within))
+    }
+}
+
 impl<H: Host> QemuDriver<H> {
-    pub(super) async fn deflate(
+    async fn inflate(
         &self,
         instance: &InstanceId,
         keep_mib: u64,

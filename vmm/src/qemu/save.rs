@@ -38,7 +38,7 @@ impl<H: Host> QemuDriver<H> {
         instance: &InstanceId,
         keeping: &Keeping,
     ) -> Result<SnapshotRef, DriverError> {
-        self.stop_sealing(instance).await;
+        self.stop_compression(instance).await;
         let live = self.living(instance, ACTION).await?;
         let Some(record) = live.record.as_ref() else {
             let reason = "nothing is written of what it was booted from; it can't be saved".to_owned();
@@ -146,7 +146,7 @@ impl<H: Host> QemuDriver<H> {
         let form = Form { key: lock.as_ref().map(|lock| lock.key.id()), ..Form::default() };
         let noted = serde_json::to_string(&form).map_err(|cause| io(cause.into()))?;
         let name = format!("{UNFINISHED}/{FORM}");
-        let (into, sealing) = match lock {
+        let (into, work) = match lock {
             None => {
                 // Known before it is written: what QEMU says that it saved is in the file.
                 self.write_file(instance, &name, noted.clone()).await?;
@@ -154,7 +154,7 @@ impl<H: Host> QemuDriver<H> {
             }
             Some(lock) => {
                 let (from, into) = at_rest::pipe().map_err(io)?;
-                (into, Some(tokio::task::spawn_blocking(move || seal(from, file, &lock))))
+                (into, Some(tokio::task::spawn_blocking(move || encrypt(from, file, &lock))))
             }
         };
         let migrated = async {
@@ -165,12 +165,14 @@ impl<H: Host> QemuDriver<H> {
         let migrated = migrated.await;
         // One that failed or was called off is removed: nobody waits for the disk to take it.
         let flushed = if migrated.is_ok() { flushing.end().await } else { Ok(()) };
-        if let Some(sealing) = sealing {
+        if let Some(work) = work {
             // One that is stuck holds its end of the pipe open.
             let patience = if migrated.is_ok() { within } else { self.answer_within() };
-            match tokio::time::timeout(patience, sealing).await {
+            match tokio::time::timeout(patience, work).await {
                 // What kept it from being written is why QEMU could not go on.
-                Ok(sealed) => sealed.map_err(io::Error::other).and_then(|sealed| sealed).map_err(io)?,
+                Ok(ended) => {
+                    ended.map_err(io::Error::other).and_then(|encrypted| encrypted).map_err(io)?;
+                }
                 Err(_) if migrated.is_ok() => {
                     let instance = instance.clone();
                     return Err(DriverError::Stuck { instance, action: ACTION, waited: patience });
@@ -303,7 +305,7 @@ async fn unfinished_form(host: &impl Host, instance: &InstanceId) -> Option<Form
 }
 
 /// Encrypts what a VMM saves: nothing of it is ever in a file in clear.
-fn seal(from: OwnedFd, into: File, lock: &Lock) -> io::Result<()> {
+fn encrypt(from: OwnedFd, into: File, lock: &Lock) -> io::Result<()> {
     at_rest::encode(File::from(from), into, SnapshotCompression::None, Some(lock), || true).map(|_| ())
 }
 

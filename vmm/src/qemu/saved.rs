@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use sha2::Digest as _;
 use tokio::task::{JoinHandle, spawn_blocking};
 
+use super::compress::Source;
 use super::lock;
-use super::pack::Source;
 use crate::DriverError;
 use crate::at_rest::{self, Lock};
 

@@ -6,8 +6,8 @@
 //! directory gets its name once all of it is on disk, so that a snapshot is whole or absent.
 //!
 //! What was saved is not read again to be used. The manifest has a stamp of each file, which changes with every write;
-//! the seal, made when there is time for it, has what they hash to. A file whose stamp is another is believed only if
-//! it still hashes to that.
+//! the checksums, made in the background, have the digest of each. A file with another stamp is used only if it still has
+//! that digest.
 
 use std::fs::File;
 use std::io;
@@ -30,7 +30,7 @@ pub(super) const STATE: &str = "state";
 /// Of a template: its memory, which is not in `state` then.
 pub(super) const MEMORY: &str = "memory";
 pub(super) const MANIFEST: &str = "manifest.json";
-pub(super) const SEAL: &str = "seal.json";
+pub(super) const CHECKSUMS: &str = "seal.json";
 /// In an unfinished snapshot: whose memory is being written.
 pub(super) const OWNER: &str = "owner.json";
 
@@ -150,7 +150,7 @@ impl FileStamp {
 
 /// What the files of a snapshot hash to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Seal {
+pub(super) struct Checksums {
     /// The manifest that it belongs to.
     pub(super) snapshot: Digest,
     pub(super) state: Digest,

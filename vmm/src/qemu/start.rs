@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures::future::BoxFuture;
 use mvm_host::sandbox::Demand;
 use mvm_host::{Confinement, Host, Operation, Outcome, SpawnVmm, VmmProcess};
 use mvm_proto::InstanceId;
@@ -19,7 +20,8 @@ use super::save::capabilities;
 use super::saved::Saved;
 use super::snapshot::{FileStamp, Fit, Found, MEMORY, MadeOn, Manifest, SNAPSHOT};
 use super::{Binary, QemuDriver, VMM_LOG, lock, tsc};
-use crate::{DriverError, DriverKind, Keeping, Purpose, SnapshotRef, VmSpec, run_files};
+use crate::error::same_revision;
+use crate::{DriverError, DriverKind, Forks, Keeping, Purpose, SnapshotRef, VmSpec, run_files};
 
 /// For loading memory: what any disk can do, and some time to begin.
 const LOAD_BASE: Duration = Duration::from_secs(30);
@@ -41,6 +43,22 @@ struct Starting<'a, H: Host> {
 impl<H: Host> Drop for Starting<'_, H> {
     fn drop(&mut self) {
         lock(&self.driver.inner.starting).remove(self.instance);
+    }
+}
+
+impl<H: Host> Forks for QemuDriver<H> {
+    fn fork<'a>(
+        &'a self,
+        spec: &'a VmSpec,
+        template: &'a SnapshotRef,
+    ) -> BoxFuture<'a, Result<(), DriverError>> {
+        Box::pin(async move {
+            same_revision(&spec.instance, template.revision, spec.revision)?;
+            match self.live(&spec.instance, "fork").await? {
+                Some(live) => same_revision(&spec.instance, live.revision(), spec.revision),
+                None => self.start_forking(spec, template).await,
+            }
+        })
     }
 }
 
@@ -112,11 +130,7 @@ impl<H: Host> QemuDriver<H> {
         self.start_loading(spec, &binary, saved, &manifest, Memory::Anonymous, ACTION).await
     }
 
-    pub(super) async fn start_forking(
-        &self,
-        spec: &VmSpec,
-        template: &SnapshotRef,
-    ) -> Result<(), DriverError> {
+    async fn start_forking(&self, spec: &VmSpec, template: &SnapshotRef) -> Result<(), DriverError> {
         const ACTION: &str = "fork";
         let _starting = self.starting(&spec.instance);
         let (saved, manifest, binary) = self.usable(spec, template, &Keeping::plain(), ACTION).await?;
@@ -195,7 +209,7 @@ impl<H: Host> QemuDriver<H> {
         let unusable = |reason: String| DriverError::Unusable { instance: saved.clone(), reason };
         let io = |cause| DriverError::Io { instance: saved.clone(), action, cause };
         let host = &*self.inner.host;
-        self.stop_sealing(saved).await;
+        self.stop_compression(saved).await;
         let found = Found::read(host, saved).await.map_err(io)?.transpose().map_err(unusable)?;
         let Some(found) = found.filter(|found| found.digest == wanted.digest) else {
             return Err(DriverError::NoSnapshot { instance: saved.clone(), digest: wanted.digest });

@@ -11,7 +11,10 @@ use mvm_proto::document::SnapshotCompression;
 use mvm_proto::{Digest, InstanceId};
 use mvm_vmm::conformance::{self, Client};
 use mvm_vmm::snapshot_key::TenantKey;
-use mvm_vmm::{AtRest, Driver as _, DriverError, Keeping, QemuDriver, SnapshotRef, VmSpec, VmState};
+use mvm_vmm::{
+    AtRest, Compression as _, Driver as _, DriverError, Keeping, Migration as _, QemuDriver, SnapshotRef,
+    VmSpec, VmState,
+};
 use tokio::time::Instant;
 
 use super::damage::SmallDisk;
@@ -139,7 +142,7 @@ async fn what_is_in_a_guest_s_memory_is_in_no_file_when_it_is_encrypted() {
         let saved = save(&driver, &spec, &keeping).await;
         let [before, after] = {
             let before = files_with(dir.path(), canary);
-            driver.seal_snapshot(instance, &keeping).await.unwrap();
+            driver.compress_snapshot(instance, &keeping).await.unwrap();
             [before, files_with(dir.path(), canary)]
         };
         let expected = if is_found { vec![guest_file(dir.path(), instance)] } else { Vec::new() };
@@ -169,7 +172,7 @@ async fn a_compressed_snapshot_is_smaller_and_leaves_nothing_else() {
         let save_ms = began.elapsed().as_millis();
         let before = length(&guest_file(dir.path(), instance));
         let began = Instant::now();
-        driver.seal_snapshot(instance, &keeping).await.unwrap();
+        driver.compress_snapshot(instance, &keeping).await.unwrap();
         let seal_ms = began.elapsed().as_millis();
         let after = length(&guest_file(dir.path(), instance));
         if form.compression != SnapshotCompression::None {
@@ -206,7 +209,7 @@ async fn an_encrypted_snapshot_that_was_cut_changed_or_exchanged_is_of_no_use() 
         let mut saved = Vec::new();
         for spec in [&one, &two] {
             saved.push(save(&driver, spec, &keeping).await);
-            driver.seal_snapshot(&spec.instance, &keeping).await.unwrap();
+            driver.compress_snapshot(&spec.instance, &keeping).await.unwrap();
         }
         let [mine, other] = [&one, &two].map(|spec| guest_file(dir.path(), &spec.instance));
         let whole = fs::read(&mine).unwrap();
@@ -252,7 +255,7 @@ async fn a_compressed_snapshot_that_was_cut_or_changed_is_of_no_use() {
     for form in [LZ4, ZSTD] {
         let keeping = keys.keeping(form);
         let saved = save(&driver, &spec, &keeping).await;
-        driver.seal_snapshot(&spec.instance, &keeping).await.unwrap();
+        driver.compress_snapshot(&spec.instance, &keeping).await.unwrap();
         let path = guest_file(dir.path(), &spec.instance);
         let whole = fs::read(&path).unwrap();
         let refused = async |what: &str| {
@@ -302,7 +305,7 @@ async fn a_wake_stops_what_is_being_compressed_and_takes_what_is_there() {
         }
         driver.restore(&spec, &saved, &keeping).await
     };
-    let (sealed, woken) = tokio::join!(driver.seal_snapshot(&spec.instance, &keeping), wake);
+    let (sealed, woken) = tokio::join!(driver.compress_snapshot(&spec.instance, &keeping), wake);
     sealed.unwrap();
     woken.unwrap();
     assert!(snapshot.join("state").exists() && !snapshot.join("packed").exists());
@@ -329,7 +332,7 @@ async fn a_snapshot_of_the_format_before_is_restored() {
     // And it is compressed like any other.
     driver.kill(&spec.instance).await.unwrap();
     let keeping = Keeping { at_rest: ZSTD, key: None };
-    driver.seal_snapshot(&spec.instance, &keeping).await.unwrap();
+    driver.compress_snapshot(&spec.instance, &keeping).await.unwrap();
     assert!(guest_file(dir.path(), &spec.instance).ends_with("packed"));
     driver.restore(&spec, &saved, &keeping).await.unwrap();
     driver.remove(&spec.instance).await.unwrap();
@@ -366,7 +369,7 @@ async fn a_full_disk_fails_an_encrypted_snapshot_and_costs_a_compressed_one_noth
     let saved = driver.snapshot(instance, &keeping).await.unwrap();
     driver.kill(instance).await.unwrap();
     fill(64 * 1024);
-    driver.seal_snapshot(instance, &keeping).await.unwrap_err();
+    driver.compress_snapshot(instance, &keeping).await.unwrap_err();
     assert!(!snapshot_dir(dir, instance).join("packed.tmp").exists());
     fs::remove_file(&filler).unwrap();
     driver.restore(&spec, &saved, &keeping).await.unwrap();
@@ -404,7 +407,7 @@ async fn what_is_compressed_or_encrypted_moves_where_its_key_is_and_nowhere_else
         from.pause(instance).await.unwrap();
         let saved = from.snapshot(instance, &keeping).await.unwrap();
         from.kill(instance).await.unwrap();
-        from.seal_snapshot(instance, &keeping).await.unwrap();
+        from.compress_snapshot(instance, &keeping).await.unwrap();
 
         if at_rest.encryption {
             let refused = moved(&from, &to, &spec, &saved, &no_keys.keeping(at_rest)).await;

@@ -7,7 +7,9 @@ use std::process::Command;
 
 use mvm_needs::{Need, can_run};
 use mvm_proto::document::Resources;
-use mvm_vmm::{Driver as _, DriverError, Keeping, Purpose, SnapshotRef, VmSpec, VmState};
+use mvm_vmm::{
+    Compression as _, Driver as _, DriverError, Forks as _, Keeping, Purpose, SnapshotRef, VmSpec, VmState,
+};
 
 use super::{DataDir, driver, pids, spec, subject_where_it_can_run};
 
@@ -49,7 +51,7 @@ async fn a_snapshot_that_is_damaged_or_does_not_fit_is_refused_and_a_good_one_is
     driver.pause(instance).await.unwrap();
     let snapshot = driver.snapshot(instance, &Keeping::plain()).await.unwrap();
     driver.kill(instance).await.unwrap();
-    driver.seal_snapshot(instance, &Keeping::plain()).await.unwrap();
+    driver.compress_snapshot(instance, &Keeping::plain()).await.unwrap();
 
     let whole = fs::read(&state).unwrap();
     overwrite(&state, whole.len() as u64 / 2, whole[whole.len() / 2] ^ 1);

@@ -1,106 +1,120 @@
-//! What is done to a snapshot when nobody waits for it: it is compressed, or what its files hash to is noted, to be
-//! looked at only when they were touched. A wake does not wait for either: it stops them.
+//! Background work on a snapshot: compresses it, or records the checksums of its files, which are compared only when a
+//! file was touched since. A restore stops both and does not wait for their end.
 
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use futures::future::BoxFuture;
 use mvm_host::{Host, Operation};
 use mvm_proto::document::SnapshotCompression;
 use mvm_proto::{Digest, InstanceId};
 
-use super::pack::Source;
-use super::snapshot::{FileStamp, Found, MEMORY, SEAL, SNAPSHOT, STATE, Seal, digest_of};
+use super::compress::Source;
+use super::snapshot::{CHECKSUMS, Checksums, FileStamp, Found, MEMORY, SNAPSHOT, STATE, digest_of};
 use super::{QemuDriver, lock};
-use crate::{DriverError, Keeping, run_files};
+use crate::{Compression, DriverError, Keeping, run_files};
 
-const ACTION: &str = "seal the snapshot of";
+const ACTION: &str = "compress or checksum the snapshot of";
 
-/// One that is being compressed or hashed, and the word to stop.
+/// One snapshot that is being compressed or hashed.
 #[derive(Debug, Default)]
-pub(super) struct Sealing {
+pub(super) struct BackgroundWork {
     stop: Arc<AtomicBool>,
-    /// Held until nothing of it is under way any more.
+    /// Held until the work has ended.
     busy: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// The turn of whoever compresses or hashes an instance's snapshot. Given up in the middle, it stops what it began.
-pub(super) struct Turn<'a, H: Host> {
+/// The exclusive right to compress or hash an instance's snapshot. Dropping it stops the work.
+pub(super) struct SnapshotLock<'a, H: Host> {
     driver: &'a QemuDriver<H>,
     instance: &'a InstanceId,
     stop: Arc<AtomicBool>,
     _busy: tokio::sync::OwnedMutexGuard<()>,
 }
 
-impl<H: Host> Drop for Turn<'_, H> {
+impl<H: Host> Drop for SnapshotLock<'_, H> {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        lock(&self.driver.inner.sealing).remove(self.instance);
+        lock(&self.driver.inner.work).remove(self.instance);
+    }
+}
+
+impl<H: Host> Compression for QemuDriver<H> {
+    fn compress_snapshot<'a>(
+        &'a self,
+        instance: &'a InstanceId,
+        keeping: &'a Keeping,
+    ) -> BoxFuture<'a, Result<(), DriverError>> {
+        Box::pin(async move {
+            match self.lock_snapshot(instance) {
+                Some(locked) => self.compress_or_checksum(&locked, keeping).await,
+                None => Ok(()),
+            }
+        })
     }
 }
 
 impl<H: Host> QemuDriver<H> {
-    pub(super) async fn seal(&self, instance: &InstanceId, keeping: &Keeping) -> Result<(), DriverError> {
-        let Some(turn) = self.turn_to_seal(instance) else { return Ok(()) };
-        self.seal_in(&turn, keeping).await
-    }
-
-    /// The same for whoever has the turn.
-    pub(super) async fn seal_in(&self, turn: &Turn<'_, H>, keeping: &Keeping) -> Result<(), DriverError> {
-        let instance = turn.instance;
+    pub(super) async fn compress_or_checksum(
+        &self,
+        locked: &SnapshotLock<'_, H>,
+        keeping: &Keeping,
+    ) -> Result<(), DriverError> {
+        let instance = locked.instance;
         let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
         let host = &*self.inner.host;
         let Some(Ok(found)) = Found::read(host, instance).await.map_err(io)? else { return Ok(()) };
         let (is, wanted) = (self.source(instance, &found).await.map_err(io)?, keeping.at_rest.compression);
         if is.name != STATE {
-            return self.clear_after_packing(instance).await;
+            return self.remove_uncompressed(instance).await;
         }
         // A template's memory is mapped as it is.
         if wanted != SnapshotCompression::None && found.manifest.memory.is_none() {
-            return self.pack(instance, &found, keeping, &turn.stop).await;
+            return self.compress(instance, &found, keeping, &locked.stop).await;
         }
         // What is encrypted can't be changed without being noticed.
-        if is.form.key.is_some() || self.read_seal(instance, &found).await.map_err(io)?.is_some() {
+        if is.form.key.is_some() || self.read_checksums(instance, &found).await.map_err(io)?.is_some() {
             return Ok(());
         }
-        let hashed = self.hash(instance, &found, &turn.stop).await;
-        let stopped = turn.stop.load(Ordering::Relaxed);
-        let seal = match hashed {
-            Ok(Some(seal)) if !stopped => seal,
+        let hashed = self.hash(instance, &found, &locked.stop).await;
+        let stopped = locked.stop.load(Ordering::Relaxed);
+        let checksums = match hashed {
+            Ok(Some(checksums)) if !stopped => checksums,
             // Used or discarded meanwhile, or touched by someone: then it is not for us to vouch for it.
             Ok(_) => return Ok(()),
             Err(_) if stopped => return Ok(()),
             Err(cause) => return Err(io(cause)),
         };
-        let text = serde_json::to_string(&seal).map_err(|cause| io(cause.into()))?;
-        let name = format!("{SNAPSHOT}/{SEAL}");
+        let text = serde_json::to_string(&checksums).map_err(|cause| io(cause.into()))?;
+        let name = format!("{SNAPSHOT}/{CHECKSUMS}");
         self.perform(instance, ACTION, Operation::WriteFile { instance: instance.clone(), name, text })
             .await
             .map(|_| ())
     }
 
-    /// None while someone else does it, or while the snapshot is being restored.
-    pub(super) fn turn_to_seal<'a>(&'a self, instance: &'a InstanceId) -> Option<Turn<'a, H>> {
-        let mut all = lock(&self.inner.sealing);
+    /// None while another task holds it, or while the snapshot is being restored.
+    pub(super) fn lock_snapshot<'a>(&'a self, instance: &'a InstanceId) -> Option<SnapshotLock<'a, H>> {
+        let mut all = lock(&self.inner.work);
         if all.contains_key(instance) {
             return None;
         }
-        let sealing = Sealing::default();
-        let busy = Arc::clone(&sealing.busy).try_lock_owned().ok()?;
-        let turn = Turn { driver: self, instance, stop: Arc::clone(&sealing.stop), _busy: busy };
-        all.insert(instance.clone(), sealing);
+        let work = BackgroundWork::default();
+        let busy = Arc::clone(&work.busy).try_lock_owned().ok()?;
+        let locked = SnapshotLock { driver: self, instance, stop: Arc::clone(&work.stop), _busy: busy };
+        all.insert(instance.clone(), work);
         drop(all);
         // Looked at after it was entered: a restore that begins now finds this one and stops it.
         let restoring = lock(&self.inner.starting).contains(instance);
-        (!restoring).then_some(turn)
+        (!restoring).then_some(locked)
     }
 
-    /// Someone needs the snapshot, or its place: what is done to it stops, and has stopped once this ends.
-    pub(super) async fn stop_sealing(&self, instance: &InstanceId) {
-        let found = lock(&self.inner.sealing).get(instance).map(|sealing| {
-            sealing.stop.store(true, Ordering::Relaxed);
-            Arc::clone(&sealing.busy)
+    /// Stops the background work on a snapshot that is to be restored or removed, and waits until it has ended.
+    pub(super) async fn stop_compression(&self, instance: &InstanceId) {
+        let found = lock(&self.inner.work).get(instance).map(|work| {
+            work.stop.store(true, Ordering::Relaxed);
+            Arc::clone(&work.busy)
         });
         if let Some(busy) = found {
             drop(busy.lock().await);
@@ -137,10 +151,10 @@ impl<H: Host> QemuDriver<H> {
                 None => false,
             },
             None => {
-                let Some(seal) = self.read_seal(instance, found).await? else {
+                let Some(checksums) = self.read_checksums(instance, found).await? else {
                     return Ok(Some("it was touched before anyone knew what it hashes to".to_owned()));
                 };
-                self.hash_as_is(instance, found, &Arc::default()).await?.as_ref() == Some(&seal)
+                self.hash_as_is(instance, found, &Arc::default()).await?.as_ref() == Some(&checksums)
             }
         };
         if same {
@@ -149,10 +163,10 @@ impl<H: Host> QemuDriver<H> {
         Ok(Some("it is damaged: it does not hash to what it was saved as".to_owned()))
     }
 
-    async fn read_seal(&self, instance: &InstanceId, found: &Found) -> io::Result<Option<Seal>> {
-        let text = run_files::read(&*self.inner.host, instance, &format!("{SNAPSHOT}/{SEAL}")).await?;
-        let seal = text.and_then(|text| serde_json::from_slice::<Seal>(&text).ok());
-        Ok(seal.filter(|seal| seal.snapshot == found.digest))
+    async fn read_checksums(&self, instance: &InstanceId, found: &Found) -> io::Result<Option<Checksums>> {
+        let text = run_files::read(&*self.inner.host, instance, &format!("{SNAPSHOT}/{CHECKSUMS}")).await?;
+        let checksums = text.and_then(|text| serde_json::from_slice::<Checksums>(&text).ok());
+        Ok(checksums.filter(|checksums| checksums.snapshot == found.digest))
     }
 
     /// None when the files are not as the manifest says.
@@ -161,13 +175,13 @@ impl<H: Host> QemuDriver<H> {
         instance: &InstanceId,
         found: &Found,
         stop: &Arc<AtomicBool>,
-    ) -> io::Result<Option<Seal>> {
-        let seal = self.hash_as_is(instance, found, stop).await?;
+    ) -> io::Result<Option<Checksums>> {
+        let checksums = self.hash_as_is(instance, found, stop).await?;
         // Looked at after they were read: what changed before or meanwhile shows.
         let state = self.stamp_now(instance, STATE).await?;
         let memory = self.stamp_now(instance, MEMORY).await?;
         let same = state.as_ref() == Some(&found.manifest.state) && memory == found.manifest.memory;
-        Ok(seal.filter(|_| same))
+        Ok(checksums.filter(|_| same))
     }
 
     async fn hash_as_is(
@@ -175,7 +189,7 @@ impl<H: Host> QemuDriver<H> {
         instance: &InstanceId,
         found: &Found,
         stop: &Arc<AtomicBool>,
-    ) -> io::Result<Option<Seal>> {
+    ) -> io::Result<Option<Checksums>> {
         let Some(state) = self.open_part(instance, STATE).await? else { return Ok(None) };
         let memory = self.open_part(instance, MEMORY).await?;
         let state = hashed(state, stop).await?;
@@ -183,7 +197,7 @@ impl<H: Host> QemuDriver<H> {
             Some(memory) => Some(hashed(memory, stop).await?),
             None => None,
         };
-        Ok(Some(Seal { snapshot: found.digest, state, memory }))
+        Ok(Some(Checksums { snapshot: found.digest, state, memory }))
     }
 
     async fn stamp_now(&self, instance: &InstanceId, name: &str) -> io::Result<Option<FileStamp>> {

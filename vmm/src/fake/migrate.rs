@@ -1,21 +1,23 @@
-//! Fake VMs on their way to another node: their one file is what they remember.
+//! Migrates fake instances: their one file holds their state.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
 
+use futures::future::BoxFuture;
 use mvm_proto::InstanceId;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
-use super::super::at_rest::Form;
-use super::super::{DriverError, Keeping, Part, SnapshotRef, VmSpec};
+use super::FakeDriver;
 use super::world::{Entry, FakeVm};
-use super::{FakeDriver, same_revision};
+use crate::at_rest::Form;
+use crate::error::same_revision;
+use crate::{DriverError, Keeping, Migration, Part, SnapshotRef, VmSpec};
 
 const MEMORY: &str = "snapshot/memory.json";
 
 #[derive(Serialize, Deserialize)]
-struct Carried {
+struct Exported {
     snapshot: SnapshotRef,
     asleep: FakeVm,
     form: Form,
@@ -30,8 +32,40 @@ fn unusable(instance: &InstanceId, reason: &str) -> DriverError {
     DriverError::Unusable { instance: instance.clone(), reason: reason.to_owned() }
 }
 
+impl Migration for FakeDriver {
+    fn export<'a>(&'a self, snapshot: &'a SnapshotRef) -> BoxFuture<'a, Result<Vec<Part>, DriverError>> {
+        Box::pin(self.export_state(snapshot))
+    }
+
+    fn begin_import<'a>(&'a self, instance: &'a InstanceId) -> BoxFuture<'a, Result<(), DriverError>> {
+        // Something is there from here on, as a directory would be.
+        let arriving = Entry { console: "arriving\n".to_owned(), ..Entry::default() };
+        Box::pin(self.change(instance, "begin to import", |entry, _| {
+            *entry = arriving;
+            Ok(())
+        }))
+    }
+
+    fn import_part<'a>(
+        &'a self,
+        instance: &'a InstanceId,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<File, DriverError>> {
+        Box::pin(std::future::ready(self.create_part(instance, name)))
+    }
+
+    fn import<'a>(
+        &'a self,
+        spec: &'a VmSpec,
+        exported: &'a SnapshotRef,
+        keeping: &'a Keeping,
+    ) -> BoxFuture<'a, Result<SnapshotRef, DriverError>> {
+        Box::pin(self.import_state(spec, exported, keeping))
+    }
+}
+
 impl FakeDriver {
-    pub(super) async fn carry_out(&self, wanted: &SnapshotRef) -> Result<Vec<Part>, DriverError> {
+    async fn export_state(&self, wanted: &SnapshotRef) -> Result<Vec<Part>, DriverError> {
         const ACTION: &str = "export";
         let instance = &wanted.instance;
         let fault = self.faults.of(ACTION, instance, None);
@@ -41,8 +75,8 @@ impl FakeDriver {
         let Some((snapshot, asleep)) = saved else {
             return Err(DriverError::NoSnapshot { instance: instance.clone(), digest: wanted.digest });
         };
-        let carried = Carried { snapshot, asleep, form: entry.form, console: entry.console };
-        let text = serde_json::to_vec(&carried).map_err(|cause| io(instance, ACTION, cause))?;
+        let state = Exported { snapshot, asleep, form: entry.form, console: entry.console };
+        let text = serde_json::to_vec(&state).map_err(|cause| io(instance, ACTION, cause))?;
         let mut file = File::from(
             memfd_create("mvm-fake", MemfdFlags::CLOEXEC).map_err(|cause| io(instance, ACTION, cause))?,
         );
@@ -50,16 +84,7 @@ impl FakeDriver {
         Ok(vec![Part { name: MEMORY.to_owned(), file }])
     }
 
-    pub(super) async fn make_room(&self, instance: &InstanceId) -> Result<(), DriverError> {
-        self.change(instance, "begin to import", |entry, _| {
-            // Something is there from here on, as a directory would be.
-            *entry = Entry { console: "arriving\n".to_owned(), ..Entry::default() };
-            Ok(())
-        })
-        .await
-    }
-
-    pub(super) fn incoming_part(&self, instance: &InstanceId, name: &str) -> Result<File, DriverError> {
+    fn create_part(&self, instance: &InstanceId, name: &str) -> Result<File, DriverError> {
         const ACTION: &str = "import";
         if name != MEMORY {
             return Err(unusable(instance, &format!("{name:?} is no file of a snapshot")));
@@ -72,7 +97,7 @@ impl FakeDriver {
         Ok(file)
     }
 
-    pub(super) async fn carry_in(
+    async fn import_state(
         &self,
         spec: &VmSpec,
         exported: &SnapshotRef,
@@ -85,23 +110,23 @@ impl FakeDriver {
         let mut text = Vec::new();
         let read = file.rewind().and_then(|()| file.read_to_end(&mut text));
         read.map_err(|cause| io(instance, ACTION, cause))?;
-        let carried: Carried =
+        let state: Exported =
             serde_json::from_slice(&text).map_err(|error| unusable(instance, &error.to_string()))?;
-        if carried.snapshot != *exported {
+        if state.snapshot != *exported {
             return Err(unusable(instance, "it is not the snapshot that its record names"));
         }
-        same_revision(instance, carried.snapshot.revision, spec.revision)?;
-        if let Some(reason) = keeping.refuses(&carried.form) {
+        same_revision(instance, state.snapshot.revision, spec.revision)?;
+        if let Some(reason) = keeping.refuses(&state.form) {
             return Err(unusable(instance, &reason));
         }
-        let opened = keeping.lock_to_open(&carried.form, instance, spec.revision);
+        let opened = keeping.lock_to_open(&state.form, instance, spec.revision);
         opened.map_err(|cause| DriverError::Key { instance: instance.clone(), action: ACTION, cause })?;
         self.change(instance, ACTION, |entry, _| {
-            entry.snapshot = Some(carried.snapshot.clone());
-            entry.asleep = Some(carried.asleep);
-            entry.form = carried.form;
-            entry.console = carried.console + "arrived\n";
-            Ok(carried.snapshot)
+            entry.snapshot = Some(state.snapshot.clone());
+            entry.asleep = Some(state.asleep);
+            entry.form = state.form;
+            entry.console = state.console + "arrived\n";
+            Ok(state.snapshot)
         })
         .await
     }

@@ -1,4 +1,4 @@
-//! Compressing a snapshot that lies there, and finding which file of it the guest is in.
+//! Compresses a snapshot in the background, and finds which of its files holds the guest.
 //!
 //! The manifest is what names a snapshot and never changes. What was compressed is a second file, `packed`, with a note of its
 //! own beside it. The note is written when the file is on disk whole, and the file it was made from goes after that: at
@@ -24,7 +24,7 @@ use crate::{DriverError, Keeping, run_files};
 const ACTION: &str = "compress the snapshot of";
 
 /// The state, compressed, in place of `state`.
-pub(super) const PACKED: &str = "packed";
+pub(super) const COMPRESSED: &str = "packed";
 pub(super) const NOTE: &str = "packed.json";
 const UNFINISHED: &str = "packed.tmp";
 const UNFINISHED_NOTE: &str = "packed.json.tmp";
@@ -53,7 +53,7 @@ pub(super) struct Source {
     pub(super) stamp: FileStamp,
     /// What it must come to; absent: it tells its end by itself.
     pub(super) plain_bytes: Option<u64>,
-    /// What it hashes to; absent: the seal has that.
+    /// What it hashes to; absent: the checksums have that.
     pub(super) digest: Option<Digest>,
 }
 
@@ -63,11 +63,11 @@ impl Source {
         Self { name: STATE, form, stamp, plain_bytes: None, digest: None }
     }
 
-    fn packed(found: &Found, note: Note) -> Self {
+    fn compressed(found: &Found, note: Note) -> Self {
         // By the same key as what it was made from.
         let form = Form { compression: note.compression, key: found.manifest.form.key.clone() };
         let (plain_bytes, digest) = (Some(note.plain_bytes), Some(note.digest));
-        Self { name: PACKED, form, stamp: note.packed, plain_bytes, digest }
+        Self { name: COMPRESSED, form, stamp: note.packed, plain_bytes, digest }
     }
 }
 
@@ -77,13 +77,13 @@ impl<H: Host> QemuDriver<H> {
         let text = run_files::read(&*self.inner.host, instance, &format!("{SNAPSHOT}/{NOTE}")).await?;
         let note = text.and_then(|text| serde_json::from_slice::<Note>(&text).ok());
         Ok(match note.filter(|note| note.snapshot == found.digest) {
-            Some(note) => Source::packed(found, note),
+            Some(note) => Source::compressed(found, note),
             None => Source::state(found),
         })
     }
 
     /// What an agent that ended in the middle of it left behind.
-    pub(super) async fn clear_after_packing(&self, instance: &InstanceId) -> Result<(), DriverError> {
+    pub(super) async fn remove_uncompressed(&self, instance: &InstanceId) -> Result<(), DriverError> {
         for name in [STATE, UNFINISHED, UNFINISHED_NOTE] {
             self.remove_file(instance, ACTION, &format!("{SNAPSHOT}/{name}")).await?;
         }
@@ -91,14 +91,14 @@ impl<H: Host> QemuDriver<H> {
     }
 
     /// Puts a compressed file in the place of `state`. Ends early when it is told to stop; then nothing has changed.
-    pub(super) async fn pack(
+    pub(super) async fn compress(
         &self,
         instance: &InstanceId,
         found: &Found,
         keeping: &Keeping,
         stop: &Arc<AtomicBool>,
     ) -> Result<(), DriverError> {
-        let packed = self.write_packed(instance, found, keeping, stop).await;
+        let packed = self.write_compressed(instance, found, keeping, stop).await;
         let note = match packed {
             Ok(Some(note)) if !stop.load(Ordering::Relaxed) => note,
             other => {
@@ -110,7 +110,7 @@ impl<H: Host> QemuDriver<H> {
         crash::point("pack.written");
         let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
         let text = serde_json::to_string(&note).map_err(|cause| io(cause.into()))?;
-        self.rename(instance, UNFINISHED, PACKED).await?;
+        self.rename(instance, UNFINISHED, COMPRESSED).await?;
         crash::point("pack.named");
         let name = format!("{SNAPSHOT}/{UNFINISHED_NOTE}");
         let write = Operation::WriteFile { instance: instance.clone(), name, text };
@@ -134,7 +134,7 @@ impl<H: Host> QemuDriver<H> {
     }
 
     /// The new file, on disk. None: the state is not what the manifest says, or nobody wants this any more.
-    async fn write_packed(
+    async fn write_compressed(
         &self,
         instance: &InstanceId,
         found: &Found,
@@ -158,14 +158,14 @@ impl<H: Host> QemuDriver<H> {
         let file = file.map_err(io)?.ok_or_else(|| io(io::ErrorKind::NotFound.into()))?;
         let (form, compression) = (manifest.form.clone(), keeping.at_rest.compression);
         let (stop, before, snapshot) = (Arc::clone(stop), manifest.state.clone(), found.digest);
-        let packing = tokio::task::spawn_blocking(move || {
-            let packed = repack(&state, file, &form, compression, lock.as_ref(), &stop)?;
+        let compressing = tokio::task::spawn_blocking(move || {
+            let packed = recompress(&state, file, &form, compression, lock.as_ref(), &stop)?;
             // Looked at after it was read: what changed before or meanwhile shows.
             let same = FileStamp::of(&state)? == before;
             let (packed, digest, plain_bytes) = packed;
             Ok::<_, io::Error>(same.then_some(Note { snapshot, compression, plain_bytes, packed, digest }))
         });
-        match packing.await.map_err(io::Error::other).map_err(io)? {
+        match compressing.await.map_err(io::Error::other).map_err(io)? {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
             packed => packed.map_err(io),
         }
@@ -173,7 +173,7 @@ impl<H: Host> QemuDriver<H> {
 }
 
 /// Reads the state as it is kept, and writes it compressed, encrypted as it was, and durable.
-fn repack(
+fn recompress(
     state: &File,
     into: File,
     form: &Form,

@@ -1,52 +1,86 @@
-//! A sleeping instance on its way to another node: its files handed out as they are, and taken in where they fit.
+//! Migrates a sleeping instance to another node: exports its files as they are, and imports them where they fit.
 //!
-//! Copying gives files other stamps, and stamps are what a snapshot is known by. So a snapshot that comes in is believed
-//! by content alone: its manifest is the one that its record names, its state hashes to its seal or, compressed, to the
-//! note beside it; what is encrypted proves itself when it is read. Only then is a manifest with the stamps that the
-//! files have here written, and seal or note made out to that one.
+//! A snapshot is known by the stamps of its files, and a copy has other stamps. So an imported snapshot is verified by
+//! content: its manifest is the one that its record names, and its state has the digest in its checksums or, compressed, in
+//! the note beside it; what is encrypted is authenticated when it is read. Then a manifest with the stamps of the files
+//! here is written, and checksums or note for that manifest.
 
 use std::fs::File;
 use std::io;
 
+use futures::future::BoxFuture;
 use mvm_host::{Access, Host, Operation};
 use mvm_proto::{Digest, InstanceId};
 
 use super::QemuDriver;
 use super::args::{self, DATA_DISK};
-use super::pack::{NOTE, Note, PACKED};
+use super::compress::{COMPRESSED, NOTE, Note};
 use super::snapshot::{
-    FileStamp, Fit, Found, MANIFEST, MadeOn, Manifest, SEAL, SNAPSHOT, STATE, Seal, UNFINISHED, digest_of,
+    CHECKSUMS, Checksums, FileStamp, Fit, Found, MANIFEST, MadeOn, Manifest, SNAPSHOT, STATE, UNFINISHED,
+    digest_of,
 };
-use crate::{DriverError, Keeping, Part, SnapshotRef, VmSpec, run_files};
+use crate::{Driver as _, DriverError, Keeping, Migration, Part, SnapshotRef, VmSpec, run_files};
 
 const EXPORT: &str = "export";
 const IMPORT: &str = "import";
 
-/// What vouches for the file that a guest is in.
+/// What the file that holds the guest is verified by.
 enum Proof {
-    Seal(Seal),
+    Checksums(Checksums),
     Note(Note),
-    /// The file itself, to whoever has its key.
+    /// Authenticated encryption: by its key, when it is read.
     Key,
 }
 
+impl<H: Host> Migration for QemuDriver<H> {
+    fn export<'a>(&'a self, snapshot: &'a SnapshotRef) -> BoxFuture<'a, Result<Vec<Part>, DriverError>> {
+        Box::pin(self.open_parts(snapshot))
+    }
+
+    fn begin_import<'a>(&'a self, instance: &'a InstanceId) -> BoxFuture<'a, Result<(), DriverError>> {
+        Box::pin(async move {
+            self.remove(instance).await?;
+            self.perform(instance, IMPORT, Operation::MakeRunDir { instance: instance.clone() }).await?;
+            let make = Operation::MakeDir { instance: instance.clone(), name: UNFINISHED.to_owned() };
+            self.perform(instance, IMPORT, make).await.map(|_| ())
+        })
+    }
+
+    fn import_part<'a>(
+        &'a self,
+        instance: &'a InstanceId,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<File, DriverError>> {
+        Box::pin(self.create_part(instance, name))
+    }
+
+    fn import<'a>(
+        &'a self,
+        spec: &'a VmSpec,
+        exported: &'a SnapshotRef,
+        keeping: &'a Keeping,
+    ) -> BoxFuture<'a, Result<SnapshotRef, DriverError>> {
+        Box::pin(self.accept_parts(spec, exported, keeping))
+    }
+}
+
 impl<H: Host> QemuDriver<H> {
-    /// Every file that a wake of it needs, as it is, and the data disk that belongs to it.
-    pub(super) async fn carry_out(&self, wanted: &SnapshotRef) -> Result<Vec<Part>, DriverError> {
+    /// Every file that a restore of it needs, as it is, and the data disk that belongs to it.
+    async fn open_parts(&self, wanted: &SnapshotRef) -> Result<Vec<Part>, DriverError> {
         let saved = &wanted.instance;
         let unusable = |reason: String| DriverError::Unusable { instance: saved.clone(), reason };
         let io = |cause| DriverError::Io { instance: saved.clone(), action: EXPORT, cause };
         let host = &*self.inner.host;
         // Until its files are open nobody compresses it; after that what is open stays as it is.
-        let turn = loop {
-            self.stop_sealing(saved).await;
-            if let Some(turn) = self.turn_to_seal(saved) {
-                break turn;
+        let locked = loop {
+            self.stop_compression(saved).await;
+            if let Some(locked) = self.lock_snapshot(saved) {
+                break locked;
             }
             tokio::task::yield_now().await;
         };
-        // Whoever takes it in knows its content by the seal.
-        self.seal_in(&turn, &Keeping::plain()).await?;
+        // The importing node verifies its content by the checksums.
+        self.compress_or_checksum(&locked, &Keeping::plain()).await?;
         let found = Found::read(host, saved).await.map_err(io)?.transpose().map_err(unusable)?;
         let Some(found) = found.filter(|found| found.digest == wanted.digest) else {
             return Err(DriverError::NoSnapshot { instance: saved.clone(), digest: wanted.digest });
@@ -59,10 +93,10 @@ impl<H: Host> QemuDriver<H> {
             return Err(unusable("its data disk moved on since it was made".to_owned()));
         }
         let mut needed = vec![MANIFEST, source.name];
-        if source.name == PACKED {
+        if source.name == COMPRESSED {
             needed.push(NOTE);
         } else if source.form.key.is_none() {
-            needed.push(SEAL);
+            needed.push(CHECKSUMS);
         }
         let mut names: Vec<String> = needed.into_iter().map(|name| format!("{SNAPSHOT}/{name}")).collect();
         if found.manifest.disk.is_some() {
@@ -77,16 +111,7 @@ impl<H: Host> QemuDriver<H> {
         Ok(parts)
     }
 
-    /// A run directory with room for a snapshot.
-    pub(super) async fn make_room(&self, instance: &InstanceId) -> Result<(), DriverError> {
-        self.perform(instance, IMPORT, Operation::MakeRunDir { instance: instance.clone() }).await?;
-        let name = UNFINISHED.to_owned();
-        self.perform(instance, IMPORT, Operation::MakeDir { instance: instance.clone(), name })
-            .await
-            .map(|_| ())
-    }
-
-    pub(super) async fn incoming(&self, instance: &InstanceId, name: &str) -> Result<File, DriverError> {
+    async fn create_part(&self, instance: &InstanceId, name: &str) -> Result<File, DriverError> {
         let io = |cause| DriverError::Io { instance: instance.clone(), action: IMPORT, cause };
         let place = match name.strip_prefix(SNAPSHOT).and_then(|rest| rest.strip_prefix('/')) {
             Some(name) if is_plain(name) => format!("{UNFINISHED}/{name}"),
@@ -97,12 +122,13 @@ impl<H: Host> QemuDriver<H> {
             }
         };
         let file = self.inner.host.open_file(instance, &place, Access::Create).await;
-        let file = file.map_err(|cause| self.host_error(instance, IMPORT, cause))?;
+        let file =
+            file.map_err(|cause| DriverError::Host { instance: instance.clone(), action: IMPORT, cause })?;
         file.ok_or_else(|| io(io::ErrorKind::NotFound.into()))
     }
 
-    /// Gives what came in its name, if it is what was sent and can be restored here.
-    pub(super) async fn carry_in(
+    /// Makes the parts that came the instance's snapshot, if they are what was sent and can be restored here.
+    async fn accept_parts(
         &self,
         spec: &VmSpec,
         exported: &SnapshotRef,
@@ -111,7 +137,7 @@ impl<H: Host> QemuDriver<H> {
         let instance = &spec.instance;
         let unusable = |reason: String| DriverError::Unusable { instance: instance.clone(), reason };
         let io = |cause| DriverError::Io { instance: instance.clone(), action: IMPORT, cause };
-        let found = self.came(instance, exported).await.map_err(io)?.map_err(unusable)?;
+        let found = self.received_manifest(instance, exported).await.map_err(io)?.map_err(unusable)?;
         if found.manifest.revision != spec.revision {
             return Err(unusable(format!("it is of revision {}", found.manifest.revision)));
         }
@@ -131,13 +157,15 @@ impl<H: Host> QemuDriver<H> {
         if let Some(reason) = found.manifest.misfit(&here) {
             return Err(unusable(reason));
         }
-        let proof = self.believed(instance, &found).await.map_err(io)?.map_err(unusable)?;
-        let manifest = self.with_stamps_of_here(instance, &found.manifest, &proof).await.map_err(io)?;
+        let proof = self.verify_parts(instance, &found).await.map_err(io)?.map_err(unusable)?;
+        let manifest = self.with_local_stamps(instance, &found.manifest, &proof).await.map_err(io)?;
         let (manifest, file) = manifest.map_err(unusable)?;
         let text = serde_json::to_string_pretty(&manifest).map_err(|cause| io(cause.into()))?;
         let digest = Digest::of(text.as_bytes());
         let proof = match proof {
-            Proof::Seal(seal) => Some((SEAL, serde_json::to_string(&Seal { snapshot: digest, ..seal }))),
+            Proof::Checksums(checksums) => {
+                Some((CHECKSUMS, serde_json::to_string(&Checksums { snapshot: digest, ..checksums })))
+            }
             Proof::Note(note) => {
                 Some((NOTE, serde_json::to_string(&Note { snapshot: digest, packed: file, ..note })))
             }
@@ -157,7 +185,11 @@ impl<H: Host> QemuDriver<H> {
     }
 
     /// The manifest that came, if it is the one that the record names.
-    async fn came(&self, instance: &InstanceId, exported: &SnapshotRef) -> io::Result<Result<Found, String>> {
+    async fn received_manifest(
+        &self,
+        instance: &InstanceId,
+        exported: &SnapshotRef,
+    ) -> io::Result<Result<Found, String>> {
         let name = format!("{UNFINISHED}/{MANIFEST}");
         let Some(text) = run_files::read(&*self.inner.host, instance, &name).await? else {
             return Ok(Err("its manifest is missing".to_owned()));
@@ -168,8 +200,8 @@ impl<H: Host> QemuDriver<H> {
         Ok(Found::parse(&text))
     }
 
-    /// What vouches for the file that the guest is in, if that is what was saved.
-    async fn believed(&self, instance: &InstanceId, found: &Found) -> io::Result<Result<Proof, String>> {
+    /// Verifies the file that holds the guest.
+    async fn verify_parts(&self, instance: &InstanceId, found: &Found) -> io::Result<Result<Proof, String>> {
         let host = &*self.inner.host;
         if found.manifest.memory.is_some() {
             return Ok(Err("it is a template's, and no instance's".to_owned()));
@@ -177,19 +209,21 @@ impl<H: Host> QemuDriver<H> {
         let note = run_files::read(host, instance, &format!("{UNFINISHED}/{NOTE}")).await?;
         let note = note.and_then(|text| serde_json::from_slice::<Note>(&text).ok());
         if let Some(note) = note.filter(|note| note.snapshot == found.digest) {
-            let same = self.hashes_to(instance, PACKED, note.digest).await?;
+            let same = self.hashes_to(instance, COMPRESSED, note.digest).await?;
             return Ok(same.map(|()| Proof::Note(note)));
         }
         if found.manifest.form.key.is_some() {
             return Ok(Ok(Proof::Key));
         }
-        let seal = run_files::read(host, instance, &format!("{UNFINISHED}/{SEAL}")).await?;
-        let seal = seal.and_then(|text| serde_json::from_slice::<Seal>(&text).ok());
-        let Some(seal) = seal.filter(|seal| seal.snapshot == found.digest && seal.memory.is_none()) else {
-            return Ok(Err("it came without what its files hash to".to_owned()));
+        let checksums = run_files::read(host, instance, &format!("{UNFINISHED}/{CHECKSUMS}")).await?;
+        let checksums = checksums.and_then(|text| serde_json::from_slice::<Checksums>(&text).ok());
+        let Some(checksums) =
+            checksums.filter(|checksums| checksums.snapshot == found.digest && checksums.memory.is_none())
+        else {
+            return Ok(Err("it came without the checksums of its files".to_owned()));
         };
-        let same = self.hashes_to(instance, STATE, seal.state).await?;
-        Ok(same.map(|()| Proof::Seal(seal)))
+        let same = self.hashes_to(instance, STATE, checksums.state).await?;
+        Ok(same.map(|()| Proof::Checksums(checksums)))
     }
 
     async fn hashes_to(
@@ -209,7 +243,7 @@ impl<H: Host> QemuDriver<H> {
     }
 
     /// The same manifest for the files as they lie here, and the stamp of the one that the guest is in.
-    async fn with_stamps_of_here(
+    async fn with_local_stamps(
         &self,
         instance: &InstanceId,
         manifest: &Manifest,
@@ -217,8 +251,8 @@ impl<H: Host> QemuDriver<H> {
     ) -> io::Result<Result<(Manifest, FileStamp), String>> {
         let host = &*self.inner.host;
         let (name, bytes) = match proof {
-            Proof::Note(note) => (PACKED, note.packed.bytes),
-            Proof::Seal(_) | Proof::Key => (STATE, manifest.state.bytes),
+            Proof::Note(note) => (COMPRESSED, note.packed.bytes),
+            Proof::Checksums(_) | Proof::Key => (STATE, manifest.state.bytes),
         };
         let file = run_files::open(host, instance, &format!("{UNFINISHED}/{name}")).await?;
         let file = file.as_ref().map(FileStamp::of).transpose()?;
@@ -233,15 +267,6 @@ impl<H: Host> QemuDriver<H> {
         // Of what was compressed the state is gone, and nobody asks for its stamp.
         let state = if name == STATE { file.clone() } else { manifest.state.clone() };
         Ok(Ok((Manifest { state, disk, ..manifest.clone() }, file)))
-    }
-
-    fn host_error(
-        &self,
-        instance: &InstanceId,
-        action: &'static str,
-        cause: mvm_host::HostError,
-    ) -> DriverError {
-        DriverError::Host { instance: instance.clone(), action, cause }
     }
 }
 
