@@ -1,9 +1,9 @@
-//! Who did what to whom, and why: one log per tenant that shows when anyone changed it afterwards.
+//! Audit logs: one per tenant, with every action, its actor and its reason, in which later tampering shows.
 //!
-//! Whoever acts calls [`AuditLog::append`], which never waits; one task ([`writer`]) writes
-//! `<data>/tenants/<tenant>/audit.log` and rotates it ([`file`]). Each line carries the hash of the one before it
-//! ([`line`]), so [`verify`] finds what was changed, taken out, moved or cut off. The chain is a seal, not a lock:
-//! who can write the files can write a new chain, so a copy of the head kept elsewhere is what proves more.
+//! Callers use [`AuditLog::append`], which never waits; one task ([`writer`]) writes `<data>/tenants/<tenant>/audit.log` and
+//! rotates it ([`file`]). Each line carries the hash of the line before ([`line`]), so [`verify`] finds lines that were
+//! changed, removed, reordered or cut off. The chain makes tampering evident, it does not prevent it: an attacker who can
+//! write all files can write a new chain, so a copy of the head kept elsewhere proves more.
 
 mod file;
 mod line;
@@ -36,7 +36,7 @@ pub struct Entry {
     pub tenant: TenantId,
     pub pool: Option<PoolId>,
     pub instance: Option<InstanceId>,
-    /// Who decided: `reconcile`, `request`, or the name of whoever asked.
+    /// Who decided: `reconcile`, `request`, or the name of the caller.
     pub actor: String,
     /// One word: `create`, `sleep`, `exec` ...
     pub action: String,

@@ -212,7 +212,7 @@ impl<D: Driver> Executor<D> {
         self.write_down_step(before.as_ref(), actor, order.action, &order.reason, &result);
         tracing::debug!(id = %lease.id(), action = %order.action, timing = ?watch.read(), "a step is over");
         if let (Ok(_), Some(wake)) = (&result, watch.wake()) {
-            // Nobody listening is no error.
+            // No receiver is no error.
             let _ = self.wakes.send(wake);
         }
         result
@@ -436,7 +436,7 @@ impl<D: Driver> Executor<D> {
         let subject = format!("{}/{}/{}", record.tenant, record.pool, record.id);
         tracing::info!(%subject, kind, message);
         let (at, kind, message) = (self.clock.now().to_string(), kind.to_owned(), message.to_owned());
-        // Nobody listening is no error.
+        // No receiver is no error.
         let _ = self.events.send(Event { at, kind, subject, message });
     }
 

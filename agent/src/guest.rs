@@ -1,10 +1,9 @@
-//! The agent's side of the conversation with the programs inside its microVMs.
+//! The agent's side of the guest protocol.
 //!
-//! [`GuestLinks`] has one link per live instance, each with one task that keeps the driver's stream open. Whoever
-//! acts on an instance says when its VM runs, is paused or is gone; everyone else asks: wait until it is ready, run a
-//! program, move files, reach a port. Requests are numbered and kept until answered, so a stream that breaks, a
-//! restored guest or bytes of an earlier connection cost time and never an answer. What a guest sends is bounded in
-//! every way: a hostile one harms its own link only.
+//! [`GuestLinks`] has one link per live instance, and one task per link, which keeps the driver's stream open. Steps report
+//! when a VM runs, is paused or is gone; all other callers wait for readiness, run programs, transfer files or reach a port.
+//! Requests are numbered and kept until they are answered, so a broken stream, a restored guest or bytes of an earlier
+//! connection cost time but lose no answer. All that a guest sends is bounded: a hostile guest can harm only its own link.
 
 mod call;
 mod error;
@@ -199,7 +198,7 @@ impl GuestLinks {
         }
     }
 
-    /// Has whoever decides by guests decide again.
+    /// Wakes the reconcile loop, so that it decides again.
     pub(crate) fn look_again(&self) {
         self.inner.changed.send_modify(|count| *count += 1);
     }
@@ -398,7 +397,7 @@ impl GuestLinks {
         self.ask(instance, "taking back a drain", ANSWER_WITHIN, body).await
     }
 
-    /// Waits until a guest that was drained has work again: for ever, if nobody brings any.
+    /// Waits until a guest that was drained has work again: for ever, if it gets none.
     pub(crate) async fn works_again(&self, instance: &InstanceId) {
         if let Ok(link) = self.link(instance)
             && link.follow().wait_for(GuestView::has_work).await.is_ok()

@@ -1,7 +1,6 @@
-//! What is known of an instance: its record, what its pool makes it of, the template it is forked from, its archive.
+//! The data of an instance: its record, the spec from its pool, the template it is forked from, its archive.
 //!
-//! Nothing here acts on a machine. [`Records`](records::Records) is the one place that says which instances there are
-//! and who acts on each.
+//! Nothing here acts on the machine. [`Records`](records::Records) alone says which instances exist and which are leased.
 
 pub mod archive;
 pub mod record;

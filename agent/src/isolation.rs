@@ -1,8 +1,8 @@
-//! What keeps instances apart: each one's bounds are made before its VM starts and taken away after it ended.
+//! Isolation of instances: creates each one's cgroup and network port before its VM starts, and removes them after it ended.
 //!
-//! Nothing passes a port before its guest knows who it is: [`Isolation::prepare`] makes it shut, [`Isolation::open`]
-//! opens it once the guest has acknowledged its identity. [`network_check`] looks at everything once per interval, repairs what
-//! was changed behind our back, and removes what nobody wants.
+//! A port passes no traffic before its guest has its identity: [`Isolation::prepare`] creates it closed, and
+//! [`Isolation::open`] opens it once the guest has acknowledged its identity. [`network_check`] and [`cgroup_check`] compare
+//! the machine with the records once per interval, repair what other programs changed, and remove orphans.
 
 mod cgroup_check;
 mod disk_limits;
@@ -43,7 +43,7 @@ pub struct Isolation {
     tenants: Mutex<BTreeMap<TenantId, TenantLimits>>,
     /// What pools let each instance do to the disk, as the last document said.
     disks: Mutex<DiskLimits>,
-    /// Nobody's network is made or taken away while it is compared with the records, which may be older than that.
+    /// Held while networks are compared with the records, so that none is added or removed meanwhile.
     comparing: tokio::sync::RwLock<()>,
 }
 
@@ -75,7 +75,7 @@ impl Isolation {
         (self.settings.network == NetworkMode::Bridges).then_some(Net { id, subnet })
     }
 
-    /// What guests in this network ask for names; nothing where nobody answers them.
+    /// The resolvers for guests in this network; empty where there are none.
     #[must_use]
     pub fn resolvers(&self, net: Option<Net>) -> Vec<String> {
         let asked = net.filter(|_| self.settings.gateway_dns);

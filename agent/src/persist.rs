@@ -1,10 +1,10 @@
-//! Sessions: a folder of a guest that outlives its instance and its node.
+//! Guest sessions: a folder of a guest that outlives its instance and its node.
 //!
-//! An instance of a pool with `persist` takes a session of its pool when it starts for the first time, and gets what
-//! the session was. From then on the folder is copied to a store at every interval, before every pause and at every
-//! stop. [`head`] decides which session is whose, [`index`] says what one is made of, [`copy_out`] and [`bring_back`]
-//! move it; the steps of an instance and [`crate::upkeep::session_copy_task`] only say when. A store that fails stops nobody: it
-//! is reported, shown, and tried again.
+//! When an instance of a pool with `persist` starts for the first time, it takes a session of the pool and gets the session's
+//! files. From then on its folder is copied to a store at every interval, before every pause and at every stop. [`head`]
+//! decides which instance holds which session, [`index`] describes the content of one, [`copy_out`] and [`bring_back`] transfer
+//! it. The steps of an instance and [`crate::upkeep::session_copy_task`] call this module. When a store fails, the instance
+//! continues; an event and a condition report the error, and the copy is retried.
 
 mod blob_store;
 mod bring_back;
@@ -150,7 +150,7 @@ struct Policy {
 /// One instance's session: who works on it, and the status that is shown of it.
 #[derive(Debug, Default)]
 struct InstanceSession {
-    /// Absent: nobody looked yet, or the last look did not end well.
+    /// Absent: not loaded yet, or the last attempt failed.
     work: tokio::sync::Mutex<Option<Session<ObjectBlobStore>>>,
     status: Mutex<SessionStatus>,
 }
@@ -300,7 +300,7 @@ impl Sessions {
     /// Before the work in a guest begins: gives it the session that is its own, or the one that it takes now.
     ///
     /// Where the store does not answer, it begins with nothing, in a session of its own: the one that it could not get
-    /// is never written over. Only half a session is an error, for nobody must work with that.
+    /// is never written over. Only half a session is an error, because a guest must not work with that.
     pub(crate) async fn bring_back(
         &self,
         record: &mut Record,
@@ -531,7 +531,7 @@ impl Sessions {
         let subject = format!("{}/{}/{}", record.tenant, record.pool, record.id);
         tracing::info!(%subject, kind, message);
         let (at, kind, message) = (self.clock.now().to_string(), kind.to_owned(), message.to_owned());
-        // Nobody listening is no error.
+        // No receiver is no error.
         let _ = self.events.send(Event { at, kind, subject, message });
     }
 

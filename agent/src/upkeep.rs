@@ -1,5 +1,5 @@
-//! What an agent does besides its node's desired state: certificates, images that nobody uses, memory pressure, sessions
-//! of other nodes.
+//! Background tasks beside the reconcile loop: certificates, image garbage collection, memory pressure, copies of guest
+//! sessions, release of unused memory.
 
 pub mod certs;
 pub(crate) mod dir_watch;

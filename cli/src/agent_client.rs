@@ -201,7 +201,7 @@ where
     })?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (sender, connection) = handshake.map_err(|error| gone(anyhow::Error::new(error)))?;
-    // Ends with the connection; what went wrong with it is told to whoever reads the answer.
+    // Ends with the connection; its errors reach the reader of the answer.
     tokio::spawn(connection);
     Ok(sender)
 }
@@ -229,7 +229,7 @@ impl Upload {
                     piece.truncate(length);
                     Bytes::from(piece)
                 });
-                // Whoever took them may have refused already.
+                // The receiver may have refused already.
                 if pieces.blocking_send(piece).is_err() || failed {
                     return;
                 }

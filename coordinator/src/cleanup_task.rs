@@ -1,4 +1,4 @@
-//! Housekeeping: writes what nodes last said to the store, and deletes tokens that are long over.
+//! Writes the nodes' last statuses to the store, and deletes expired join tokens.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::tokens;
 const WRITE_EVERY: Duration = Duration::from_secs(2);
 /// Bytes of one such transaction: well inside what the store takes, and soon written.
 const MAX_WRITE_BYTES: usize = 4 * 1024 * 1024;
-/// Old tokens hurt nobody; an hour is soon enough.
+/// Expired tokens do no harm; an hour is soon enough.
 const TOKENS_EVERY: Duration = Duration::from_secs(3600);
 
 pub(crate) async fn cleanup_task(state: Arc<State>) {

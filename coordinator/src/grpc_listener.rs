@@ -181,7 +181,7 @@ impl Shared {
     }
 }
 
-/// Whom a handshake is counted for: IPv4 as it is, IPv6 by its /48, which is what one site is given.
+/// The site that a handshake is counted for: IPv4 as it is, IPv6 by its /48, which is what one site is given.
 fn site_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(v4) => IpAddr::V4(v4),

@@ -334,7 +334,7 @@ pub(crate) fn is_dns_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(label)
 }
 
-/// A credential from the authority at hand, for whoever runs beside it.
+/// A credential from the authority on this machine, for a process beside it.
 pub(crate) fn issue_local(
     authority: &Authority,
     profile: &LeafProfile,

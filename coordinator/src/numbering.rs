@@ -1,6 +1,6 @@
 //! Which numbers the next document of a node gets, and what a node's word about its ledger calls for. Pure.
 //!
-//! A node's claim moves only that node's numbers: a compromised one can exhaust its own, and nobody else's.
+//! A node's claim moves only that node's numbers: a compromised one can exhaust only its own.
 
 use mvm_proto::status::Mark;
 

@@ -1,4 +1,4 @@
-//! Operators: records of what was issued to whom, removal, and what agents are told of it.
+//! Operators: records of the certificates issued to each, removal, and what agents are told of it.
 //!
 //! Every request of an operator is held against its record, which is kept in memory beside the store; the store is
 //! written first. An operator is made from the files alone, also while the coordinator runs, so each certificate that

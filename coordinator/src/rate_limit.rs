@@ -1,4 +1,4 @@
-//! Whose rate is spent, and what is told to who comes too soon.
+//! Rate limits on requests by identity and address, and the problem that a limited caller gets.
 
 use std::time::Duration;
 

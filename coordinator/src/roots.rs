@@ -155,7 +155,7 @@ pub fn retire_root(data_dir: &Path, fingerprint: &Digest, now: Timestamp) -> Res
     save_anchors(&data, &anchors)
 }
 
-/// Whether what `issuing` issues now can be checked with `anchors`: tried, with a certificate that nobody gets.
+/// Whether what `issuing` issues now can be checked with `anchors`: tested with a certificate that is thrown away.
 fn issues_under(
     data: &DataDir,
     issuing: &Authority,

@@ -184,7 +184,7 @@ async fn converse(
     // A certificate from before a removal must not push out the session of the node that came back: it may have been
     // removed since it was admitted.
     admit(state, &node, control).await?;
-    // The place in the fleet is taken before the store is asked again. Whoever removes the node or stores a document does
+    // The place in the fleet is taken before the store is asked again. Removing the node or storing a document does
     // it the other way round, so neither can slip between.
     let attached = state.fleet.attach(
         &node,
@@ -276,7 +276,7 @@ fn agree(node: &NodeId, hello: &Hello) -> Result<u32, End> {
     Ok(hello.protocol.min(SESSION_PROTOCOL))
 }
 
-/// A node describes itself and nobody else, and is brief.
+/// A node may describe only itself, within a size limit.
 fn check_info(node: &NodeId, info: Option<&NodeInfo>) -> Result<(), End> {
     let claimed = info.map_or("", |info| info.node_id.as_str());
     if claimed != node.as_str() {

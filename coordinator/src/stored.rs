@@ -57,7 +57,7 @@ impl From<StateError> for Problem {
     }
 }
 
-/// A record and the guard that holds as long as nobody changed it.
+/// A record and the guard that holds as long as it is unchanged.
 #[derive(Debug)]
 pub(crate) struct Versioned<T> {
     pub(crate) value: T,

@@ -128,7 +128,7 @@ pub(crate) async fn revoke_of(store: &Backend, created_by: &str, now: Timestamp)
     Ok(())
 }
 
-/// The live token with this text, for this node. What is wrong is told only to whoever knows the secret.
+/// The live token with this text, for this node. The reason is told only to a caller that knows the secret.
 pub(crate) async fn prove(
     store: &Backend,
     roots: &Anchors,

@@ -1,7 +1,7 @@
-//! Whose signatures count, as this coordinator knows it and passes it on.
+//! The signing keys that this cluster trusts: stores root versions and the statement of images, and sends them to nodes.
 //!
-//! The chain of root versions and the newest image statement lie in `trust.json`. Updates are checked exactly as an
-//! agent checks them, are durable before they are used, and then go to every session ahead of the next document.
+//! The chain of root versions and the newest statement of images are in `trust.json`. Updates are verified exactly as an agent
+//! verifies them, are durable before they are used, and go to every session ahead of the next document.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! What PID 1 does: mounts, modules, the root; then it starts this program once more to serve the agent, and reaps.
 //!
-//! Two processes, so that orphans and execs have different parents: PID 1 may reap whatever it is handed, and whoever
+//! Two processes, so that orphans and execs have different parents: PID 1 may reap every child it gets, and the thread that
 //! waits for an exec finds its exit code where it left it. And if serving ever fails, it is begun again.
 
 mod root;
@@ -132,11 +132,11 @@ pub fn power_off() -> ! {
     rustix::fs::sync();
     unmount_disks();
     let _ = rustix::system::reboot(RebootCommand::Restart);
-    // Not allowed to, then: whoever started this program goes on without it.
+    // Not permitted here: the caller of this program continues without it.
     std::process::exit(0)
 }
 
-/// Disks that nobody uses any more are clean the next time.
+/// Disks that are no longer in use are clean the next time.
 fn unmount_disks() {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let disks = mounts.lines().filter(|line| line.starts_with("/dev/"));

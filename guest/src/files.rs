@@ -29,7 +29,7 @@ pub(crate) fn list(guest: &Guest, number: u64, path: String) {
     stream(guest, number, move |put| list_directory(&path, put));
 }
 
-/// Hands over one piece; false: nobody wants more.
+/// Hands over one piece; false: the receiver is gone.
 type Put<'a> = &'a mut dyn FnMut(Body, bool) -> bool;
 
 /// A request that is answered in pieces, by a thread that waits until the ones before it have left.

@@ -137,7 +137,7 @@ impl Guest {
             configured: state.configured,
         };
         let unconfigured = self.update(|state| {
-            // Of an older connection: whoever came since has said hello, or will.
+            // Of an older connection: the newer one has said hello, or will.
             if state.link.epoch != epoch {
                 return false;
             }
@@ -209,7 +209,7 @@ impl Guest {
         self.carry_out_and(number, work, |_| ())
     }
 
-    /// The same with something that nobody waits for.
+    /// The same for work without an answer.
     fn carry_out_and(
         &self,
         number: u64,

@@ -47,7 +47,7 @@ pub const OUTPUT_AFTER_END_BYTES: usize = 2 * 1024 * 1024;
 pub const CANCEL_GRACE: Duration = Duration::from_secs(2);
 
 pub const HEARTBEAT: Duration = Duration::from_secs(10);
-/// From a hello to the first heartbeat. Whoever says hello to a guest that just woke or was forked asks something of it
+/// From a hello to the first heartbeat. An agent that says hello to a guest that just woke or was forked asks something of it
 /// next, and waits for that: figures come after it.
 pub const FIRST_HEARTBEAT: Duration = Duration::from_millis(200);
 /// How long connecting to a port on the loopback may take.

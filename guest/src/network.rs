@@ -26,7 +26,7 @@ pub(crate) fn loopback_up() -> io::Result<()> {
 }
 
 /// Gives the card its address; the one with this hardware address, else the first there is. No card is no error: an
-/// instance may be without one, and whoever needs the network finds out.
+/// instance may be without one, and a program that needs the network finds out.
 pub(super) fn configure(
     mac: &str,
     address: Ipv4Addr,

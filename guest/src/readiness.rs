@@ -40,7 +40,7 @@ fn follow(watched: &OwnedFd, guest: &Weak<Shared>) {
             Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return,
         };
-        // The folder is gone, and with it whoever would say something.
+        // The folder is gone, and with it all that the workload says.
         if event.events().intersects(ReadFlags::IGNORED | ReadFlags::DELETE_SELF) {
             return;
         }
@@ -59,7 +59,7 @@ fn follow(watched: &OwnedFd, guest: &Weak<Shared>) {
     }
 }
 
-/// A file is gone. What was said by one that is gone before the workload was started, nobody says any more; later, what
+/// A file is gone. A file that is gone before the workload was started says nothing; later, what
 /// was said stays said.
 fn take_back(guest: &Guest) {
     let waits = guest.lock().workload.said.take().is_some();

@@ -1,7 +1,7 @@
-//! Who this guest is: its name, its network, its time, its disks, and randomness that no copy of it has.
+//! Gives this guest its identity: name, network, time, disks, and randomness that no copy of it has.
 //!
-//! The same request configures a guest that has just booted and one that woke from a snapshot, perhaps as another
-//! instance. It can be carried out any number of times.
+//! The same request configures a guest that has just booted and one that was restored from a snapshot, possibly as another
+//! instance. It is idempotent.
 
 mod entropy;
 mod identity;

@@ -1,4 +1,4 @@
-//! Why a request was not carried out, as the agent gets to see it.
+//! Why a request was not carried out, as it is reported to the agent.
 
 use std::io;
 

@@ -64,7 +64,7 @@ pub(crate) fn open(guest: &Guest, number: u64, request: &RelayOpen) {
     }
 }
 
-/// Carries bytes until both directions are at their end, or nobody wants the relay any more.
+/// Carries bytes until both directions are at their end, or the relay is closed.
 fn carry(guest: &Guest, number: u64, port: u16, wake: &Wake) -> io::Result<()> {
     let mut stream =
         TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), limits::CONNECT)?;

@@ -145,7 +145,7 @@ fn write_frames(mut writer: impl Write, guest: &Guest, epoch: u64) {
         }
         let bytes = match state.next(Instant::now()) {
             Next::Wait(timeout) => {
-                // Whoever waits for everything to have left.
+                // The thread that waits until all answers have left.
                 guest.0.changed.notify_all();
                 if state.ended {
                     return;

@@ -48,7 +48,7 @@ fn wait_for_end(guest: &Guest, deadline: Instant) -> bool {
     }
 }
 
-/// Lets the last answers leave. Then whoever started this guest ends the program or the machine.
+/// Lets the last answers leave. Then the caller ends the program or the machine.
 pub(crate) fn finish(guest: &Guest) {
     let deadline = Instant::now() + limits::FAREWELL;
     let mut state = guest.lock();

@@ -1,4 +1,4 @@
-//! Getting ready to be paused and saved, while still running.
+//! Prepares the running guest for being paused and saved.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -19,7 +19,7 @@ const SIGN: &str = "prepare-sleep";
 /// away, which costs less than to make a file.
 const SIGN_AT_REST: &str = ".prepare-sleep";
 
-/// The kernel's caches, to be dropped. Open from the beginning, as all that is needed while somebody waits.
+/// The kernel's caches, to be dropped. Opened early, like everything that is needed while a request waits.
 static CACHES: OnceLock<File> = OnceLock::new();
 const CACHES_PATH: &str = "/proc/sys/vm/drop_caches";
 
@@ -37,7 +37,7 @@ pub(crate) fn get_ready(run_dir: &Path) {
 
 /// Says that sleep comes, and that `number` prepares it: a newer request to prepare takes the place of an older one.
 ///
-/// By whoever reads the requests, as [`cancel`] is: what was asked last counts, whenever the threads come to it.
+/// By the reading thread, as [`cancel`] is: what was asked last counts, whenever the threads come to it.
 pub(crate) fn announce(guest: &Guest, number: u64) -> Result<(), Refusal> {
     let _sign = hold_sign();
     guest.lock().announced = true;
@@ -98,7 +98,7 @@ fn drop_caches(caches: &File) {
 
 /// What this kernel can be told to drop: all, or what is no page of a file.
 ///
-/// Debian's 6.1.192-1 takes for granted that ext4's map of free blocks is in memory: once it was dropped, whoever next
+/// Debian's 6.1.192-1 takes for granted that ext4's map of free blocks is in memory: once it was dropped, the next program that
 /// needs a block of the data disk dies in the kernel, with the file system's locks in its hands.
 fn droppable(kernel_version: &[u8]) -> &'static [u8] {
     const LOSES_EXT4: &[u8] = b"Debian 6.1.192-1 ";
@@ -112,7 +112,7 @@ pub(crate) fn cancel(guest: &Guest) {
     }
 }
 
-/// The same, but for the sign: whether there is one to be taken down. Whoever waits need not wait for that.
+/// The same, but for the sign: whether there is one to be taken down. A waiting request need not wait for that.
 pub(crate) fn call_off(guest: &Guest) -> bool {
     guest.update(|state| {
         state.preparing = None;

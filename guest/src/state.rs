@@ -1,4 +1,4 @@
-//! Everything a guest knows: one value under one lock, which outlives every connection.
+//! The state of a guest: one value under one lock, which outlives every connection.
 
 mod exec;
 mod health;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// A thread polls it for reading; whoever has a clone can wake that thread.
+/// A thread polls it for reading; any holder of a clone can wake that thread.
 #[derive(Debug, Clone)]
 pub(crate) struct Wake(Arc<OwnedFd>);
 
@@ -16,7 +16,7 @@ impl Wake {
     }
 
     pub(crate) fn wake(&self) {
-        // It can only fail when it was woken 2^64 times and nobody looked: then it is awake.
+        // It can only fail when it was woken 2^64 times without a read: then it is awake.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 

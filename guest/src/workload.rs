@@ -37,7 +37,7 @@ pub(crate) fn start(guest: &Guest) {
             return;
         }
         if state.config.as_ref().is_ok_and(|config| config.workload.is_empty()) {
-            // The writer learns of it with the answer to whoever asked for this, and writes both at once.
+            // The writer gets this together with the answer to the request, and writes both at once.
             return state.hear_workload(true);
         }
         state.config.clone()
@@ -133,7 +133,7 @@ fn run(guest: &Guest, config: &ImageConfig) {
 
 /// Waits for its end, and says how it ended.
 fn watch(guest: &Guest, mut child: Child) {
-    // Seen, but not reaped: its number is its own until nobody signals it any more.
+    // Seen, but not reaped: its number is its own until it can't be signalled any more.
     let ended = waitid(WaitId::Pid(Pid::from_child(&child)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
     let restarts = guest.update(|state| {
         state.workload.group = None;

@@ -1,7 +1,7 @@
-//! Opening what lies in a run directory for someone who may not: files, and sockets that a VMM listens on.
+//! Opens files and VMM sockets in a run directory for a caller that may not do so itself.
 //!
-//! A run directory, or the jail of its instance, may belong to a VMM that a guest has taken over: all of it goes
-//! through [`Dir`], which follows nothing and opens nothing but what it was asked for.
+//! A run directory, or the jail of its instance, may be under the control of a VMM that a guest has taken over: every access
+//! goes through [`Dir`], which follows no links and opens only the requested kind of file.
 
 use std::fs::File;
 use std::os::unix::net::UnixStream;
@@ -56,7 +56,7 @@ pub(super) fn open(
     let opened = place(data, instance, name).and_then(|(dir, name)| match access {
         Access::Read => dir.open_file(name, how),
         Access::ReadShared => dir.open_file(name, OpenHow::ReadShared),
-        // Made to be written: whoever gets it can't read what others wrote to it.
+        // Opened for writing: the receiver can't read what others wrote to it.
         Access::Create => {
             let made = dir.create_new(name, FILE_MODE)?;
             files::reopen(&made, OFlags::WRONLY).map_err(|errno| failed("open", dir.path())(errno.into()))

@@ -1,4 +1,4 @@
-//! The host that an agent was given at start: this process itself, or a privileged helper beside it.
+//! The host that an agent uses: this process itself, or a privileged helper beside it.
 
 use std::fs::File;
 use std::os::unix::net::UnixStream;

@@ -119,7 +119,7 @@ impl Tree {
     }
 }
 
-/// What is there, for whoever sweeps.
+/// What is there, for the sweep.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observed {
     #[serde(with = "usage::as_pairs")]

@@ -1,10 +1,10 @@
-//! The tenants' networks on this host: links and firewall, kept in step.
+//! The tenants' networks on this host: keeps links and firewall consistent.
 //!
-//! A task ([`mend_task`]) hears of every change to the rules and puts right at once what someone else did to ours. It
-//! reads nothing after a change of our own: then the rules' generation is the one that was last found right.
+//! A task ([`mend_task`]) gets every change of the rules from the kernel and repairs at once what another program changed.
+//! After a change by mvm it reads nothing: the rules' generation is then the one that was last verified.
 //!
-//! One process per network namespace may do this: two would undo each other's work. Whoever does holds a name that the
-//! kernel gives up with the process, so that no lock outlives its owner.
+//! Only one process per network namespace may do this, because two would undo each other's work. The owner holds an abstract
+//! socket name that the kernel releases with the process, so no lock outlives its owner.
 
 mod frame;
 mod probes;
@@ -226,7 +226,7 @@ impl Open {
             wanted.ports.iter().map(Port::tap).chain(wanted.hands_off.iter().cloned()).collect();
         let orphan = |name: &str, alias: Option<&String>| OrphanLink {
             name: name.to_owned(),
-            owner: alias.map_or("nobody", |alias| owner_of(alias)).to_owned(),
+            owner: alias.map_or("an unknown owner", |alias| owner_of(alias)).to_owned(),
         };
         let taps = seen.taps.iter().filter(|tap| !owned.contains(&tap.name));
         let taps = taps.map(|tap| orphan(&tap.name, tap.alias.as_ref()));
@@ -271,7 +271,7 @@ impl Open {
         Ok(())
     }
 
-    /// After a change of the rules, whoever made it.
+    /// After a change of the rules, by mvm or by another program.
     fn mend(&mut self) {
         // Before the first look it is not known what should be there.
         if !self.compared || self.firewall.unchanged().is_ok_and(|unchanged| unchanged) {

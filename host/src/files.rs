@@ -33,7 +33,7 @@ pub use space::{QuotaExceeded, fits, free_space};
 
 use super::HostError;
 
-/// Private to whoever runs the agent: there is guest memory in it.
+/// Private to the agent's user: it holds guest memory.
 pub(super) const RUN_DIR_MODE: u32 = 0o700;
 pub(super) const FILE_MODE: u32 = 0o600;
 

@@ -1,6 +1,6 @@
 //! The firewall around tenants: tables `mvm` of the families inet, bridge and arp, by netlink, each change one batch.
 //!
-//! The rules are the same whoever the tenants are ([`inet`], [`bridge`], [`arp`]); networks and ports are elements of their sets
+//! The rules are the same for all tenants ([`inet`], [`bridge`], [`arp`]); networks and ports are elements of their sets
 //! ([`elements`]), so that neither the cost of a packet nor that of a new tenant grows with their number. Traffic that
 //! neither enters nor leaves by an interface with a name of ours is never touched. What is expected is kept here, so
 //! that [`Firewall::inspect`] finds whatever someone else changed, and [`Firewall::rebuild`] puts it right.
@@ -155,7 +155,7 @@ impl Firewall {
         Ok(inspection)
     }
 
-    /// Whether nobody changed any rule in this network namespace since all was last known to be right: one small
+    /// Whether the rules of this network namespace are unchanged since they were last verified: one small
     /// question, for every pass. If false, inspect.
     pub fn unchanged(&self) -> Result<bool, FirewallError> {
         Ok(self.verified == Some(self.link.generation()?))

@@ -230,7 +230,7 @@ fn lend(jail: &Jail, file: &File, source: &Path, root: &Dir, name: &str) -> Resu
     })
 }
 
-/// Gives a file to the VMM's user. Without the right to do so there is nobody to give it to but oneself.
+/// Gives a file to the VMM's user. Without the right to do so it stays this user's.
 fn own_by(file: impl std::os::fd::AsFd, jail: &Jail, path: &Path) -> Result<(), HostError> {
     match files::give(file, (jail.uid, jail.gid)) {
         Err(Errno::PERM | Errno::ACCESS) if !rustix::process::geteuid().is_root() => Ok(()),
@@ -292,7 +292,7 @@ pub(super) fn roots(data: &DataDir) -> io::Result<Vec<((u64, u64), InstanceId)>>
         let Some(instance) = name.to_str().and_then(|name| name.parse::<InstanceId>().ok()) else { continue };
         let Some(root) = read_record(&records, &instance) else { continue };
         let jail = Jail { instance, root, uid: 0, gid: 0 };
-        // One that is not there, or that is no directory any more, is nobody's root.
+        // One that is not there, or that is no directory any more, is the root of no process.
         let Ok(root) = open_jail(&jail, data) else { continue };
         let meta = File::from(std::os::fd::AsFd::as_fd(&root).try_clone_to_owned()?).metadata()?;
         found.push(((meta.dev(), meta.ino()), jail.instance));

@@ -116,7 +116,7 @@ pub enum Operation {
         instance: InstanceId,
         name: String,
     },
-    /// A small file in it, whole for whoever reads it; one that is there is replaced. Renaming makes it durable.
+    /// A small file in it, whole for its readers; an existing one is replaced. Renaming makes it durable.
     WriteFile {
         instance: InstanceId,
         name: String,
@@ -147,7 +147,7 @@ pub enum Operation {
         name: String,
         max_bytes: u64,
     },
-    /// Takes a file of a snapshot from the VMM that wrote it: root's from here on, where root does this, and nobody's to
+    /// Takes a file of a snapshot from the VMM that wrote it: root's from here on, where root does this, and no other user's to
     /// write.
     MakeReadOnly {
         instance: InstanceId,
@@ -234,7 +234,7 @@ pub enum Operation {
         limits: InstanceLimits,
     },
     /// What an instance may do to the disk that it is kept on, from now on; absent: all. A group that is not there has
-    /// nothing to limit. Which disk that is, nobody is told: it is looked up where this is carried out.
+    /// nothing to limit. The operation does not name the disk: it is looked up where this is carried out.
     LimitIo {
         group: InstanceGroup,
         limits: Option<IoLimits>,
@@ -271,7 +271,7 @@ pub enum Operation {
     RemovePort {
         port: Port,
     },
-    /// A bridge or TAP that bears our tag and that nobody wants.
+    /// A bridge or TAP that bears our tag and that no record owns.
     RemoveLink {
         name: String,
     },
@@ -362,7 +362,7 @@ pub struct ProcessEnd {
 pub trait Host: Send + Sync + 'static {
     fn perform(&self, operation: &Operation) -> impl Future<Output = Result<Outcome, HostError>> + Send;
 
-    /// Every VMM of this data directory, whoever started it: found by working directory and instance name, not by a
+    /// Every VMM of this data directory, also of an earlier agent: found by working directory and instance name, not by a
     /// file that a crash may have kept from being written.
     fn vmms(&self) -> impl Future<Output = Result<Vec<VmmProcess>, HostError>> + Send;
 
@@ -380,7 +380,7 @@ pub trait Host: Send + Sync + 'static {
     /// Waits for the end of this very process; returns at once when it is gone.
     fn wait_end(&self, vmm: &VmmProcess) -> impl Future<Output = Result<ProcessEnd, HostError>> + Send;
 
-    /// A file in a run directory, or in the jail there (`jail/NAME`), by whoever may open it. To read: none when it is
+    /// A file in a run directory, or in the jail there (`jail/NAME`), by a user that may open it. To read: none when it is
     /// not there. Links are not followed, and nothing but a regular file is opened.
     fn open_file(
         &self,

@@ -8,7 +8,7 @@
 //! that goes takes tens of milliseconds of the calling thread.
 //!
 //! A link is ours by its alias, never by its name alone: one of our name without our alias is refused and left as it
-//! is. Each link also bears its name behind a prefix as a second one, which stays when somebody renames it: that is how
+//! is. Each link also bears its name behind a prefix as a second one, which stays when another program renames it: that is how
 //! a renamed link is found again without looking at all of them.
 //!
 //! A TAP is made, put into its bridge and left down; [`Links::open_tap`] is for when the firewall knows it. Settings
@@ -40,7 +40,7 @@ pub use repair::{Repair, bridge_repairs, tap_mac, tap_repairs};
 pub use settings::enable_forwarding;
 
 /// How often a link is looked at and mended before it is given up: one round mends, the second sees that it held, the
-/// others are for whoever changes the same link at the same time.
+/// others are for another program that changes the same link at the same time.
 const ROUNDS: u32 = 12;
 
 /// How long to leave another writer alone before the next round; it grows with the rounds.

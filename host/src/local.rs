@@ -119,7 +119,7 @@ impl LocalHost {
         }
     }
 
-    /// Work that may wait for a disk or a program, in a thread for it. It goes on to its end even when whoever asked
+    /// Work that may wait for a disk or a program, in a thread for it. It goes on to its end even when the caller
     /// does not wait any more.
     async fn blocking<T: Send + 'static>(
         &self,
@@ -204,7 +204,7 @@ impl Inner {
         Ok(!is_there()?)
     }
 
-    /// Whoever asked may go away, and then must find either no process or one that is all there.
+    /// The caller may go away, and must then find either no process or a complete one.
     fn spawn(&self, vmm: &SpawnVmm, tap: Option<OwnedFd>) -> Result<Outcome, HostError> {
         // Held over looking and starting, so that two that ask at once start one.
         let _turn = self.starting.turn(&vmm.instance);
@@ -447,7 +447,7 @@ impl Host for LocalHost {
         let own = self.inner.own().get(&instance).filter(is_it).map(|own| own.ended.clone());
         let mut end = ProcessEnd { instance, process, exit_code: None, signal: None };
         if let Some(mut ended) = own {
-            // An error means that the waiting task is gone with its runtime, and so is whoever asked.
+            // An error means that the waiting task is gone with its runtime, and so is the caller.
             if let Ok(status) = ended.wait_for(Option::is_some).await {
                 end.exit_code = status.and_then(|status| status.code());
                 end.signal = status.and_then(|status| status.signal());

@@ -61,7 +61,7 @@ pub struct Port {
     /// Of its address, from the subnet's own.
     pub offset: u32,
     pub address: Ipv4Addr,
-    /// Who its VMM runs as: nobody else may open the TAP.
+    /// The user of its VMM: no other may open the TAP.
     pub owner_uid: u32,
 }
 
@@ -85,7 +85,7 @@ pub struct NetworkFound {
     pub repairs: Vec<String>,
     /// Ports whose TAP was gone: it was made anew, but the VMM still holds the one that is no more.
     pub cut_off: Vec<InstanceId>,
-    /// Links that are ours by name and tag, and that nobody wants.
+    /// Links that are ours by name and tag, and that no record owns.
     pub orphans: Vec<OrphanLink>,
     /// Links that have a name of ours and not our tag: they are not touched.
     pub foreign: Vec<String>,
@@ -93,7 +93,7 @@ pub struct NetworkFound {
     pub traffic: Vec<Traffic>,
 }
 
-/// A link that nobody wants.
+/// A link that no record owns.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OrphanLink {
     pub name: String,

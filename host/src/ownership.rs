@@ -31,7 +31,7 @@ const ROOT_DIR_MODE: u32 = 0o751;
 const PRIVATE_DIR_MODE: u32 = 0o700;
 const PRIVATE_FILE_MODE: u32 = 0o600;
 const READABLE_BY_ALL: u32 = 0o004;
-/// What of a file's mode a copy has: nothing that makes another user of whoever runs it.
+/// What of a file's mode a copy has: nothing that changes the user who runs it.
 const ALL_MAY: u32 = 0o777;
 
 /// No data directory is deeper; one that is was not made by us.
@@ -52,7 +52,7 @@ const RECORD_MODE: u32 = 0o644;
 /// No path is longer.
 const MAX_RECORD_BYTES: u64 = 4096;
 
-/// Records of jails that are not root's are written anew, as files of root's that nobody has open: an agent was once
+/// Records of jails that are not root's are written anew, as files of root's that no process has open: an agent was once
 /// given them. What is no record goes.
 fn take_back_records(dir: &Path) -> Result<(), HostError> {
     let records = files::Dir::open_root(dir)?;
@@ -72,7 +72,7 @@ fn take_back_records(dir: &Path) -> Result<(), HostError> {
 /// Fails if a directory on the way to `path` is this user's or may be written by one of its groups, or a link on it is
 /// this user's: it could then put another in its place.
 pub(super) fn check_way(path: &Path, user: u32, groups: &[u32]) -> Result<(), HostError> {
-    // Root, and whoever runs without it, is not protected from itself.
+    // Root, and an agent without root, are not protected from themselves.
     if user == 0 || user == rustix::process::geteuid().as_raw() {
         return Ok(());
     }
@@ -189,7 +189,7 @@ fn give_entries(dir: &OwnedFd, account: &Account, but: &[&str], depth: usize) ->
                     tracing::warn!(%name, %error, "a file with a second name elsewhere is not given to the agent");
                 }
             }
-            // Sockets and links are made anew by whoever needs them.
+            // Sockets and links are recreated where they are needed.
             _ => {}
         }
     }

@@ -200,7 +200,7 @@ pub(super) fn open(process: &ProcessIdentity) -> io::Result<Option<OwnedFd>> {
         Err(Errno::SRCH | Errno::INVAL) => return Ok(None),
         Err(cause) => return Err(cause.into()),
     };
-    // The handle holds on to whoever had the pid when it was opened; only now is it sure who that is.
+    // The handle refers to the process that had the pid when it was opened; only now is it certain which one that is.
     Ok((identify(process.pid)?.as_ref() == Some(process)).then_some(handle))
 }
 

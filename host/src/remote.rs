@@ -1,7 +1,7 @@
 //! A host that another process is: the agent's privileged helper.
 //!
 //! ```text
-//!  agent (no privileges, speaks to the network)              helper (root, speaks to nobody else)
+//!  agent (no privileges, speaks to the network)              helper (root, speaks to no one else)
 //!  drivers -> RemoteHost -- requests, numbered, in JSON -->  serve_helper -> Policy -> LocalHost
 //!                        <-- answers, with descriptors ----
 //! ```

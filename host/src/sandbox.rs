@@ -4,7 +4,7 @@
 //! VMM. The layers do not lean on each other, so that a hole in one is no way out:
 //!
 //! - a user of its own, without any capability and with no way to one;
-//! - namespaces with nobody else in them: no processes, no network, no shared memory; its TAP is an open file;
+//! - namespaces of its own: no processes, no network, no shared memory; its TAP is an open file;
 //! - a root directory with its program, libraries, firmware and images to read, its run directory to write, and four
 //!   devices. No `/proc`, no `/sys`, no shell, and nothing that can be executed from where it can write;
 //! - Landlock, which says the same of files once more, by what they are and not by what is mounted where;
@@ -44,9 +44,9 @@ const QEMU_NEEDS: [&str; 7] =
 /// How a VMM is kept apart.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Confinement {
-    /// Its own, of no other instance and of nobody else on the machine. Never 0.
+    /// Its own: of no other instance and no other process on the machine. Never 0.
     pub uid: u32,
-    /// The group of whoever looks after it: with a umask of 0007 it reaches the VMM's sockets and files by it.
+    /// The agent's group: with a umask of 0007 it reaches the VMM's sockets and files by it.
     pub gid: u32,
     pub umask: u32,
     /// Files to read, seen under their own paths. They must be readable by `uid` or `gid`.

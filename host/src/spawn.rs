@@ -2,7 +2,7 @@
 //!
 //! All that can be made beforehand is made here, in the parent; the child makes bare system calls on it and becomes the
 //! program. If a step fails, the child says which through a pipe that closes by itself once the program runs, so that
-//! whoever asked hears of it here and there is no process.
+//! the caller gets the error and there is no process.
 #![allow(
     unsafe_code,
     reason = "the child of a fork that is not std's has to be known to keep to system calls"
@@ -43,7 +43,7 @@ pub(crate) struct Launch<'a> {
     pub(crate) args: &'a [String],
     /// Its working directory.
     pub(crate) dir: &'a Path,
-    /// Takes what it prints; given to whoever it runs as.
+    /// Takes its output; owned by the user that it runs as.
     pub(crate) log: File,
     pub(crate) confine: Option<&'a Confinement>,
     /// The confinement's images, in its order.
@@ -82,7 +82,7 @@ fn machine() -> &'static Capabilities {
 }
 
 /// Holes are fake beside a balloon only: there the disks offer none (the agent's `driver/qemu/args.rs`). Others are
-/// told the truth, for a block that is believed to be empty and is not would be somebody's data.
+/// told the truth, because a block that is wrongly believed to be empty would be lost data.
 fn holes(args: &[String]) -> Holes {
     let balloon = args.iter().any(|arg| arg.starts_with("virtio-balloon-device"));
     if balloon { Holes::Pretended } else { Holes::Made }
@@ -161,7 +161,7 @@ pub(crate) fn launch(wanted: &Launch<'_>) -> Result<Launched, HostError> {
         Ok(Forked::Parent(child)) => child,
         Ok(Forked::Child) => {
             let failure = become_program(&ready);
-            // If nobody listens, nobody is told.
+            // Without a receiver the result is dropped.
             let _ = rustix::io::write(&ready.tell, &failure.to_bytes());
             sys::give_up()
         }

@@ -1,9 +1,8 @@
-//! Starts a process that is in its control group from its first instruction on.
+//! Starts a process directly inside its cgroup.
 //!
-//! A process that is moved afterwards has run, forked and taken memory outside its limits. `clone3` with
-//! `CLONE_INTO_CGROUP` leaves no such time. Where the kernel or a filter refuses that call, the child moves itself
-//! before anything else happens in it, and its parent hears of it only once that is done: what it is to run has not
-//! begun by then, so the promise to the caller is the same.
+//! A process that is moved into a cgroup after its start has already run, forked and used memory outside of its limits;
+//! `clone3` with `CLONE_INTO_CGROUP` avoids that. Where the kernel or a seccomp filter refuses that call, the child moves
+//! itself before it executes its program, and the parent waits for that, so the guarantee to the caller is the same.
 #![allow(
     unsafe_code,
     reason = "neither std nor rustix nor nix starts a process inside a control group: clone3 has to be called bare"
@@ -134,7 +133,7 @@ unsafe fn clone_into(cgroup: Option<BorrowedFd<'_>>, extra_clone_flags: u64) -> 
         return Ok(Forked::Child);
     }
     let pid = child_pid(pid)?;
-    // SAFETY: the kernel just made this descriptor for us, close-on-exec, and nobody else knows it.
+    // SAFETY: the kernel just made this descriptor for us, close-on-exec, and no other code has it.
     Ok(Forked::Parent(Child { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }))
 }
 

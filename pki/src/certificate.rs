@@ -7,7 +7,7 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 /// The scheme of every identity and of the cluster name in authorities' certificates.
 pub(crate) const SCHEME: &str = "spiffe://";
 
-/// More is read by nobody, and a peer decides how many it sends.
+/// No caller reads more, and a peer decides how many it sends.
 const MAX_PRESENTED_NAMES: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -27,7 +27,7 @@ pub const ENDORSEMENT_LIFE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 pub(crate) const PURPOSE: [u64; 4] = [2, 25, 7_173_741, 1];
 const PURPOSE_DER: &[u8] = &[0x69, 0x83, 0xb5, 0xec, 0x6d, 0x01];
 
-/// More roots than any change of roots has; whoever answers a renewal chooses how many it sends.
+/// More roots than any change of roots has; the peer that answers a renewal chooses how many it sends.
 const MAX_ROOTS: usize = 8;
 /// Both ways between one root and the next, for more changes than an endorsement's life sees.
 const MAX_ENDORSEMENTS: usize = 24;

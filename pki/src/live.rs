@@ -45,7 +45,7 @@ impl LiveCredential {
         self.shared.current.load_full()
     }
 
-    /// Counts the swaps, for whoever waits for the next one.
+    /// Counts the swaps, for tasks that wait for the next one.
     #[must_use]
     pub fn changed(&self) -> watch::Receiver<u64> {
         self.shared.swaps.subscribe()

@@ -37,7 +37,7 @@ const MAX_NAP: Duration = Duration::from_secs(60);
 const MIN_GAP: Duration = Duration::from_secs(1);
 const MIN_GAP_PART: u32 = 10;
 
-/// Asks whoever can renew this process's certificate.
+/// Asks the authority that can renew this process's certificate.
 pub trait Renew: Send + Sync + 'static {
     /// Trades a certificate request for a new chain. `key` is the request's; it must not leave the process.
     fn renew(

@@ -1,7 +1,7 @@
 //! TLS configurations for every endpoint: 1.3 only, mutual, no resumption, no early data.
 //!
 //! A server takes any role of its own cluster, because what a role may do is decided per endpoint, above. A client
-//! says whom it means to reach. Resumption is off on both sides: a resumed session would skip the certificate check,
+//! says which peer it means to reach. Resumption is off on both sides: a resumed session would skip the certificate check,
 //! and a renewed, expired or removed peer would go unnoticed.
 
 mod verify;
@@ -36,7 +36,7 @@ pub enum ClientAuth {
     Optional,
 }
 
-/// Whom a client means to reach.
+/// The peer that a client means to reach.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectedPeer {
     pub cluster: ClusterId,
@@ -84,7 +84,7 @@ pub fn server_config(
     Ok(config)
 }
 
-/// A client that shows `credential`, if any, and speaks to nobody but `expected`.
+/// A client that shows `credential`, if any, and speaks only to `expected`.
 pub fn client_config(
     credential: Option<&LiveCredential>,
     anchors: &LiveAnchors,
@@ -127,7 +127,7 @@ fn owned(alpn: &[&[u8]]) -> Vec<Vec<u8>> {
 }
 
 /// Verifies a chain (leaf first) outside a handshake, as it was when its leaf became valid: for a chain that an
-/// authority has just issued to us, before it is used. Its age is judged by whoever is shown it.
+/// authority has just issued to us, before it is used. Its age is checked by the peer it is shown to.
 pub fn verify_issued(anchors: &Anchors, credential: &Credential) -> Result<(), Refusal> {
     let [leaf, intermediates @ ..] = credential.chain() else { return Err(Refusal::NoCertificate) };
     let time = u64::try_from(credential.not_before().unix_secs()).unwrap_or(0);

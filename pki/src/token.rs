@@ -1,7 +1,7 @@
 //! Join tokens: `mvmj2.<id>.<secret>.<root fingerprint>.<trust root digest>`, a one-time permission to enrol one node.
 //!
 //! The coordinator makes one, shows it once and keeps only its id and the secret's hash. The joiner learns from the
-//! fingerprint whom it may believe, before it sends the secret, and from the digest which trust root to pin. To which node a token is bound and until when is
+//! fingerprint which coordinator to trust, before it sends the secret, and from the digest which trust root to pin. To which node a token is bound and until when is
 //! kept beside the hash, in the coordinator's store.
 
 use std::fmt;

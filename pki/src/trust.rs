@@ -1,8 +1,8 @@
 //! Whose documents a node obeys: Uptane's shape, not "a signature".
 //!
 //! An offline **root** names the **director** keys, which say what a node runs, and the **image** keys, which say
-//! what artifacts exist; each role has its own keys, threshold and expiry. Whoever steals a director's key can
-//! then not run unknown code, and whoever steals an image key can't tell a node to run it. A root is replaced
+//! what artifacts exist; each role has its own keys, threshold and expiry. An attacker with a director's key can
+//! then not run unknown code, and one with an image key can't tell a node to run it. A root is replaced
 //! only by the version after it, signed by the old set and the new one.
 //!
 //! Coordinators and agents each hold a [`TrustStore`]. It keeps every root since the first pinned one, so that a
@@ -156,7 +156,7 @@ impl TrustError {
         }
     }
 
-    /// This error as an answer to whoever sent the document or the metadata.
+    /// This error as an answer to the sender of the document or the metadata.
     #[must_use]
     pub fn to_problem(&self) -> Problem {
         let status = match self {

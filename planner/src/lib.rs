@@ -1,5 +1,5 @@
 //! The decisions of mvm. Everything here is a function of its arguments: no clock, no random numbers, no files,
-//! no async. Time arrives as a [`mvm_proto::Timestamp`], ids are made by whoever carries a plan out.
+//! no async. Time arrives as a [`mvm_proto::Timestamp`], ids are made when a plan is executed.
 //!
 //! [`node`] decides what one node does next; [`observation`] is what it is told, [`plan`] is what it answers.
 

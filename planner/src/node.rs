@@ -138,10 +138,10 @@ pub fn check_wake(
     check_move(desired, observed, instance, Phase::Running)
 }
 
-/// Whether somebody may move this instance to another phase now: the same quotas and capacity as for planned steps.
+/// Whether this instance may go to another phase now: the same quotas and capacity as for planned steps.
 ///
-/// What already moves counts as if it had arrived. An instance whose pool nobody manages is held to its tenant's
-/// quotas all the same; one whose tenant nobody manages, to the node's capacity alone.
+/// What already moves counts as if it had arrived. An instance whose pool is unmanaged is held to its tenant's
+/// quotas all the same; one whose tenant is unmanaged, to the node's capacity alone.
 pub fn check_move(
     desired: &DesiredState,
     observed: &Observation,
@@ -181,7 +181,7 @@ pub fn check_move(
 }
 
 /// Whether an instance that comes from another node has room here in phase `to`. All of it is new: it is held to every
-/// limit that a new one would be. One whose pool nobody manages has no room.
+/// limit that a new one would be. One whose pool is unmanaged has no room.
 pub fn check_arrival(
     desired: &DesiredState,
     observed: &Observation,

@@ -30,7 +30,7 @@ impl NodePlan {
 pub struct Step {
     pub tenant: TenantId,
     pub pool: PoolId,
-    /// Absent: a new instance, whose id is made by whoever carries the step out.
+    /// Absent: a new instance, whose id is made when the step is executed.
     pub instance: Option<InstanceId>,
     pub action: Action,
     /// Booted only for what comes next: to be put to this phase, or (running) to stand in during a replacement.
@@ -52,7 +52,7 @@ pub struct Deferred {
     pub reason: String,
 }
 
-/// An instance that the document does not name and that nobody asked to prune.
+/// An instance that the document neither names nor asks to prune.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unmanaged {
     pub tenant: TenantId,

@@ -1,8 +1,8 @@
 //! How bytes between an agent and a guest become messages, on a channel that may begin in the middle of old ones.
 //!
 //! A frame is a length, a checksum of what follows, and one protobuf message. A virtio-serial port is not a connection:
-//! after the agent was away, the rest of a frame that nobody read, or a reply to someone who is gone, comes first.
-//! So each side opens with [`OPENING`] and then its hello; whoever reads skips everything up to an opening, and goes
+//! after the agent was away, the rest of an unread frame, or a reply to someone who is gone, comes first.
+//! So each side opens with [`OPENING`] and then its hello; the reader skips everything up to an opening, and goes
 //! back to skipping when a frame is not whole. A host that gets no hello sends [`filler`] and opens again: the filler
 //! completes whatever frame the guest still waits for, and its checksum tells the guest that it was none.
 //! Every frame carries the nonce of the host's hello; one with another nonce belongs to a connection that is gone.
@@ -55,7 +55,7 @@ const HEADER_BYTES: usize = 8;
 
 impl Drop for Secrets {
     fn drop(&mut self) {
-        // Whoever shares it last wipes it.
+        // The last owner wipes it.
         if let Ok(mut data) = std::mem::take(&mut self.data).try_into_mut() {
             data.as_mut().zeroize();
         }

@@ -1,4 +1,4 @@
-//! A stream of changes, whoever makes it.
+//! The stream of changes that a watcher reads.
 
 use std::fmt;
 use std::pin::Pin;

@@ -5,7 +5,7 @@
 //! was given the same bytes when it connected, recognises them, and ends the connection. That works only if the key
 //! outlives the process, hence [`ResetKey`].
 //!
-//! Whoever sends a packet to an id that is not in use is told that id's bytes. So ids must never come twice under one
+//! The sender of a packet to an id that is not in use is told that id's bytes. So ids must never come twice under one
 //! key: a stranger could collect the bytes of many ids and end the connections that get them later. quinn's own ids
 //! have 24 random bits, which is too few for a key that stays; [`ConnectionIds`] have 80. They also carry a seal, so
 //! that packets to ids which no server with this key gave out are dropped and not answered.
@@ -93,7 +93,7 @@ pub(crate) fn endpoint_config(key: &ResetKey) -> Result<EndpointConfig, NoRandom
     Ok(config)
 }
 
-/// Connection ids that nobody can guess and that do not come again, in this process or the next: a keyed hash of a
+/// Connection ids that can't be guessed and do not come again, in this process or the next: a keyed hash of a
 /// counter, with a key of this process's own. Making one can't fail.
 struct ConnectionIds {
     unique: hmac::Key,

@@ -188,7 +188,7 @@ impl<K: Eq + Hash + Clone> Table<K> {
     }
 }
 
-/// Whom an address stands for: IPv4 as it is, IPv6 by its /64, which is what one subscriber or host is given.
+/// The network that an address is counted for: IPv4 as it is, IPv6 by its /64, which is what one subscriber or host is given.
 #[must_use]
 pub fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {

@@ -90,7 +90,7 @@ impl Writer {
                     None => Ok(()),
                     Some(text) => Err(AuditError::Unwritten(text.clone())),
                 };
-                // Whoever asked may have stopped waiting.
+                // The caller may have stopped waiting.
                 let _ = answer.send(again);
             }
             if ends {

@@ -111,7 +111,7 @@ impl Stopwatch {
     pub(crate) fn is_up(&mut self) {
         self.is_up = true;
         if let Some(waiter) = self.waiter.take() {
-            // Whoever asked may have gone away.
+            // The caller may have gone away.
             let _ = waiter.send(self.read());
         }
     }
@@ -133,7 +133,7 @@ impl Stopwatch {
         Some(Wake { kind, total: self.last - self.begun })
     }
 
-    /// For whoever asked.
+    /// For the caller.
     #[must_use]
     pub fn read(&self) -> WakeTiming {
         let stage = |stage: Stage| millis(self.stages[stage as usize]);

@@ -1,4 +1,4 @@
-//! One request from its caller's side: the answers as they come, and its end when the caller goes away.
+//! One request from its caller's side: yields the answers, and cancels the request when the caller goes away.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

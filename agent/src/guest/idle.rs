@@ -1,4 +1,4 @@
-//! Since when a guest has nothing to do, from everything that is known of it.
+//! Decides since when a guest is idle, from all signs of work that are known of it.
 
 use std::time::Duration;
 

@@ -22,7 +22,7 @@ use crate::clock::Clock;
 /// More requests than this to one guest at once are refused: each costs memory on both sides.
 const MAX_PENDING: usize = 256;
 
-/// Whoever sends a stream waits while this much is on its way out.
+/// The sender of a stream waits while this much is in flight.
 const OUT_LIMIT_BYTES: usize = 256 * 1024;
 
 /// A guest that does not read its channel gets no more than this kept for it: all that may be pending, whole, fits.
@@ -34,7 +34,7 @@ pub(super) enum Mode {
     Running,
     /// What is sent waits; nothing is expected.
     Paused,
-    /// The VM is gone, or somebody else's.
+    /// The VM is gone, or belongs to another instance.
     Closed,
 }
 
@@ -83,7 +83,7 @@ enum Kind {
     Plain,
     /// Goes on where it was when the link breaks. `input` is what its program has not taken yet, to be sent again.
     Exec { received: u64, input: VecDeque<Input>, inward: Inward },
-    /// Ends when the link breaks: nobody knows which bytes arrived.
+    /// Ends when the link breaks, because it is unknown which bytes arrived.
     Relay { inward: Inward },
 }
 
@@ -142,7 +142,7 @@ impl Link {
         self.view.subscribe()
     }
 
-    /// Changes the view, and tells whoever decides by it if that mattered.
+    /// Changes the view, and wakes the reconcile loop if that mattered.
     pub(super) fn modify_view(&self, change: impl FnOnce(&mut GuestView)) {
         let mut mattered = false;
         self.view.send_modify(|view| {
@@ -347,7 +347,7 @@ impl Link {
         self.room.notify_waiters();
     }
 
-    /// Takes one frame. What nobody asked for, or belongs to an earlier connection, is dropped.
+    /// Takes one frame. Answers without a request, or of an earlier connection, are dropped.
     pub(super) fn take(&self, frame: GuestFrame) {
         use guest_frame::Body;
         let now = self.clock.now();

@@ -1,7 +1,7 @@
-//! What the host itself sees of a guest's work: its VMM's processor time, and the bytes through its port.
+//! A guest's load as the host measures it: CPU time of its VMM, and bytes through its port.
 //!
-//! A guest can't hide work from this, and a program that says nothing needs to say nothing. Looks are samples of
-//! counters; what counts is what came between two of them.
+//! A guest can't hide work from these counters, and a workload without support for mvm needs to report nothing. Counters are
+//! sampled; the difference of two samples counts.
 
 use std::time::Duration;
 

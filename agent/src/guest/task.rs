@@ -196,7 +196,7 @@ impl Conversation<'_> {
             match frame.body {
                 Some(guest_frame::Body::Hello(hello)) => self.greet(&hello)?,
                 _ if self.greeted => self.link.take(frame),
-                // An answer before the greeting belongs to nobody.
+                // An answer before the greeting belongs to no request.
                 _ => {}
             }
         }

@@ -1,4 +1,4 @@
-//! What is known of a guest: what it said last, and what the host sees of it.
+//! The state of a guest as the agent knows it: its last reports, and the host's measurements.
 
 use std::time::Duration;
 
@@ -117,7 +117,7 @@ impl GuestView {
         self.signs().is_busy()
     }
 
-    /// Whether it has work for somebody else: what its processors do for the agent does not count.
+    /// Whether it has work other than the agent's own requests.
     pub(super) fn has_work(&self) -> bool {
         self.signs().has_work()
     }
@@ -151,7 +151,7 @@ impl GuestView {
         self.settle(now);
     }
 
-    /// Its VM runs again after a pause: whoever resumed it wants something, and what was counted before is no measure.
+    /// Its VM runs again after a pause: a request resumed it, and the counters of before do not apply.
     pub(super) fn resumed(&mut self, now: Timestamp) {
         (self.idle_since, self.cpu_percent, self.last_cpu) = (None, None, None);
         self.host = HostLoad::default();

@@ -1,4 +1,4 @@
-//! What the agent remembers of one instance: one record, written before and after each effect that matters.
+//! The durable record of one instance, written before and after each effect that matters.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -71,7 +71,7 @@ pub struct Record {
     #[serde(default)]
     pub memory_used_bytes: u64,
     pub last_used_at: Option<Timestamp>,
-    /// Since when its guest has nothing to do; absent: it has, or nobody knows.
+    /// Since when its guest has nothing to do; absent: it has, or that is unknown.
     #[serde(default)]
     pub idle_since: Option<Timestamp>,
     pub override_until: Option<Timestamp>,

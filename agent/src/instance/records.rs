@@ -1,6 +1,6 @@
 //! The records of this node's instances: in memory for every reader, in sled for the next start.
 //!
-//! A record is changed only by whoever holds the instance's [`Lease`], so no instance is acted on twice at once.
+//! A record is changed only by the holder of the instance's [`Lease`], so no instance is acted on twice at once.
 //! [`Records::save`] is durable when it returns; [`Records::set`] is for what the driver can be asked again.
 
 mod call_off;
@@ -67,14 +67,14 @@ struct Inner {
     by_pool: BTreeMap<(TenantId, PoolId), BTreeSet<InstanceId>>,
     /// What is being worked on.
     leased: BTreeMap<InstanceId, LeaseState>,
-    /// How often somebody was done with an instance, and which time of them was the last for each.
+    /// How many leases were released in all, and which of them was the last of each instance.
     releases: u64,
     last_release: BTreeMap<InstanceId, u64>,
     templates: BTreeMap<(TenantId, PoolId), Template>,
     template_turns: BTreeMap<(TenantId, PoolId), Arc<tokio::sync::Mutex<()>>>,
     /// Why the last write failed; absent: it did not.
     write_error: Option<String>,
-    /// Nobody begins anything any more.
+    /// No further lease is given.
     closing: bool,
 }
 
@@ -209,7 +209,7 @@ impl Records {
         self.lock().releases
     }
 
-    /// Calls `each` for every record, and says whether somebody acts on it or did so since that moment.
+    /// Calls `each` for every record, and says whether it is leased or was since that moment.
     pub(crate) fn for_each_since(&self, moment: u64, mut each: impl FnMut(&Record, bool)) {
         let inner = self.lock();
         for (id, record) in &inner.records {
@@ -218,7 +218,7 @@ impl Records {
         }
     }
 
-    /// Whether somebody was done with acting on `id` since that moment.
+    /// Whether a lease of `id` was released since that moment.
     #[must_use]
     pub(crate) fn acted_since(&self, id: &InstanceId, moment: u64) -> bool {
         self.lock().last_release.get(id).is_some_and(|release| *release > moment)
@@ -281,7 +281,7 @@ impl Records {
         }
     }
 
-    /// Waits until nobody acts on `id`.
+    /// Waits until `id` is not leased.
     pub(crate) async fn wait_released(&self, id: &InstanceId) {
         loop {
             let released = self.released();

@@ -1,4 +1,4 @@
-//! What a pool's instances are made of.
+//! The spec from which a pool's instances are made.
 
 use std::time::Duration;
 

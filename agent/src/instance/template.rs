@@ -1,5 +1,5 @@
-//! A pool's template: a guest of its revision that booted, was told nothing, ran its pool's warm-up if there is one, and
-//! was saved. Every instance of the pool is a fork of it.
+//! A pool's template: a guest of the pool's revision that booted without an identity, ran the pool's warm-up if there is one,
+//! and was saved. Every instance of the pool is a fork of it.
 
 use mvm_proto::document::Resources;
 use mvm_proto::{Digest, InstanceId, PoolId, TenantId, Timestamp};

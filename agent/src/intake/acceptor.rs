@@ -22,7 +22,7 @@ use crate::clock::Clock;
 use crate::intake::ledger::{Ledger, LedgerError, Verdict, judge};
 use crate::node::InForce;
 
-/// What no document may make this node do, whoever signed it.
+/// What no document may make this node do, even if it is signed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HardLimits {
     /// Each tenant is a bridge and a set of firewall rules.
@@ -239,7 +239,7 @@ impl Shared {
         let moved = next.root_version() != held.trust.root_version()
             || next.images_version() != held.trust.images_version();
         if !moved {
-            // The reset that a root asked for may have failed when it came; whoever sends it again has it tried again.
+            // The reset that a root asked for may have failed when it came; sending it again retries it.
             return self.reset_if_due(held);
         }
         next.save(&self.settings.trust_file).map_err(|error| match storage_full(&error) {

@@ -57,7 +57,7 @@ pub enum Caller {
     Local,
     /// A peer whose certificate was verified.
     Certified(Identity),
-    /// Nobody in particular. Never allowed anything.
+    /// A caller without an identity. Never allowed anything.
     Unknown,
 }
 
@@ -68,7 +68,7 @@ macro_rules! instance {
     };
 }
 
-/// Guests' whole memory, and the end of an instance: for whoever owns the node.
+/// Guests' whole memory, and the end of an instance: only for the owner of the node.
 const LOCAL_ONLY: &[Role] = &[];
 const COORDINATOR: &[Role] = &[Role::Coordinator];
 const COORDINATOR_AND_OPERATOR: &[Role] = &[Role::Coordinator, Role::Operator];
@@ -135,7 +135,7 @@ const fn post(endpoint: Endpoint, path: &'static str, does: &'static str, allows
 }
 
 impl Rule {
-    /// Whether the answer may take as long as a disk and whoever reads or writes the other end do.
+    /// Whether the answer may take as long as the disk and the peer need.
     #[must_use]
     pub fn is_long(path: &str) -> bool {
         path == IMPORT_PATH || path.ends_with("/export")

@@ -25,7 +25,7 @@ pub const LEDGER_FILE: &str = "ledger.json";
 /// The file's format; a newer one is not guessed at.
 const FORMAT: u32 = 1;
 
-/// Documents name what tenants run: nobody but root reads them.
+/// Documents name what tenants run: only root reads them.
 const MODE: u32 = 0o600;
 
 #[derive(Debug, thiserror::Error)]

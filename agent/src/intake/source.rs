@@ -124,7 +124,7 @@ pub enum FileState {
 pub struct FileSource {
     pub path: PathBuf,
     pub node_id: NodeId,
-    /// How often the file is read even if nobody told of a change.
+    /// How often the file is read even without a notification of a change.
     pub interval: Duration,
 }
 

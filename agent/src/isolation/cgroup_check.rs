@@ -1,5 +1,5 @@
-//! The control groups of tenants, once per interval and whenever their quotas change; what their instances may do to the disk,
-//! whenever that changes; and what met its limits.
+//! Checks the tenants' cgroups: once per interval, and whenever quotas or disk limits change. Repairs what differs, removes
+//! orphaned groups, and reports which limits were reached.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(crate) struct CgroupCheck {
     last: Option<Instant>,
     /// What was used when it was last looked at.
     usages: Usages,
-    /// When groups that nobody owns may be removed.
+    /// When orphaned groups may be removed.
     due: BTreeMap<Group, Instant>,
     missing: Vec<String>,
     error: Option<String>,
@@ -141,7 +141,7 @@ impl CgroupCheck {
         }
     }
 
-    /// Removes groups that nobody has owned for long enough: instances first, for a tenant's goes last.
+    /// Removes groups that have been orphans for long enough: instances' first, tenants' last.
     async fn sweep(
         &mut self,
         groups: impl Iterator<Item = &Group>,
@@ -201,7 +201,7 @@ impl CgroupCheck {
 
     fn send(&self, kind: &str, subject: String, message: String) {
         let (at, kind) = (self.clock.now().to_string(), kind.to_owned());
-        // Nobody listening is no error.
+        // No receiver is no error.
         let _ = self.events.send(Event { at, kind, subject, message });
     }
 

@@ -1,5 +1,5 @@
-//! What pools let their instances do to the disk, as the document says now. It is no part of what an instance is made of: those
-//! that run are given another limit where they are.
+//! The disk limits of pools, as the document in force has them. They are not part of a revision: a running instance gets new
+//! limits without being replaced.
 
 use std::collections::BTreeMap;
 

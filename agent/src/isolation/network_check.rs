@@ -1,4 +1,5 @@
-//! Once per interval, and whenever the wanted networks change: everything is looked at and put right.
+//! Checks the tenants' networks: once per interval, and whenever the wanted networks change. Repairs what differs and removes
+//! orphaned links.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ pub(crate) struct NetworkCheck {
     clock: Clock,
     /// What the last look was for, and when it was.
     last: Option<(Instant, Vec<TenantNet>)>,
-    /// When links that nobody wants may be removed, by name.
+    /// When orphaned links may be removed, by name.
     due: BTreeMap<String, Instant>,
     conflicts: Vec<String>,
     /// Whose TAP was deleted under a VM, and since when that VM runs: one that was started since has a new one.
@@ -75,7 +76,7 @@ impl NetworkCheck {
         let mut wanted = self.wanted(desired, records);
         if self.is_due(&wanted) {
             let isolation = Arc::clone(&self.isolation);
-            // What somebody begins from here on waits; what was begun before is known to move. Waiting for this keeps
+            // A step that begins from here on waits; one that began before has its lease. Waiting for this keeps
             // everyone else waiting, too: so it is asked for only when it is time to look.
             let _comparing = isolation.comparing.write().await;
             wanted = self.wanted(desired, records);
@@ -154,7 +155,7 @@ impl NetworkCheck {
         Ok(())
     }
 
-    /// Removes links of ours that nobody has wanted for long enough; ports first, for a bridge goes last.
+    /// Removes links of ours that have been orphans for long enough; ports first, bridges last.
     async fn sweep(&mut self, orphans: &[OrphanLink], records: &Records) -> Result<(), HostError> {
         let now = Instant::now();
         self.due.retain(|name, _| orphans.iter().any(|orphan| orphan.name == *name));
@@ -190,7 +191,7 @@ impl NetworkCheck {
     fn tell(&self, kind: &str, message: &str) {
         tracing::warn!(kind, message);
         let (at, kind, message) = (self.clock.now().to_string(), kind.to_owned(), message.to_owned());
-        // Nobody listening is no error.
+        // No receiver is no error.
         let _ = self.events.send(Event { at, kind, subject: "network".to_owned(), message });
     }
 

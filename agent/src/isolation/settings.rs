@@ -1,4 +1,4 @@
-//! How much instances are kept within, as an operator says it.
+//! The operator's settings for isolation: network mode, cgroups, jails.
 
 use std::fmt;
 use std::str::FromStr;
@@ -115,7 +115,7 @@ impl IsolationSettings {
         deny: Vec::new(),
     };
 
-    /// What of it nobody but root can do.
+    /// Which parts of it need root.
     #[must_use]
     pub fn needs_root(&self) -> Option<&'static str> {
         match self {

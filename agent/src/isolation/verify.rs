@@ -1,4 +1,4 @@
-//! What holds of each tenant's network, found out by looking and, when asked, by trying.
+//! Verifies each tenant's network: compares links and rules, and with `--deep` also sends probes.
 
 use std::collections::BTreeSet;
 

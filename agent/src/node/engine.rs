@@ -210,7 +210,7 @@ impl<D: Driver> Engine<D> {
         }
         for event in self.revoked.look(&self.records, &self.executor.images, now) {
             tracing::warn!(image = event.subject, "{}", event.message);
-            // Nobody listening is no error.
+            // No receiver is no error.
             let _ = self.executor.events.send(event);
         }
         if let Err(error) = self.executor.images.set_in_use(&self.records.images()) {

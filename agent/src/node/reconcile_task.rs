@@ -298,7 +298,7 @@ impl NodeHandle {
     pub fn publish(&self, kind: &str, subject: &str, message: &str) {
         let at = self.shared.clock.now().to_string();
         let (kind, subject, message) = (kind.to_owned(), subject.to_owned(), message.to_owned());
-        // Nobody listening is no error.
+        // No receiver is no error.
         let _ = self.shared.events.send(Event { at, kind, subject, message });
     }
 

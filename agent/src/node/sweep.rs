@@ -98,6 +98,6 @@ impl Sweeper {
 fn tell(events: &broadcast::Sender<Event>, clock: &Clock, kind: &str, id: &InstanceId, message: &str) {
     tracing::warn!(%id, kind, message);
     let (at, kind, message) = (clock.now().to_string(), kind.to_owned(), message.to_owned());
-    // Nobody listening is no error.
+    // No receiver is no error.
     let _ = events.send(Event { at, kind, subject: id.to_string(), message });
 }

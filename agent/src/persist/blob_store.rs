@@ -1,4 +1,4 @@
-//! Where objects lie: a folder of this machine, or a bucket. A few calls, all of them whole or not at all.
+//! Blob stores for sessions: a folder of this machine, or an S3 bucket. Every call takes effect as a whole or not at all.
 
 use std::future::Future;
 use std::io::{self, Read};

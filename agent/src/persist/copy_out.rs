@@ -1,9 +1,10 @@
-//! Reads a session out of a guest that may be writing to it.
+//! Copies a session out of a guest that may be writing to it.
 //!
-//! A file counts as read when a listing made after its last byte shows it as the listing before did. What changes all
-//! the time is left as the last copy has it, and named. What looks as it did at the last copy is not read again.
+//! A file counts as read when a listing made after its last byte equals the listing before. A file that changes all the time
+//! keeps its version of the last copy and is named in the report. A file whose metadata are those of the last copy is not
+//! read again.
 //!
-//! Sizes and names are the guest's word: each listing is held against what a session may have before a byte is read.
+//! Sizes and names come from the guest: each listing is checked against the limits of a session before a byte is read.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -142,7 +143,7 @@ impl<S: BlobStore, F: GuestFiles> CopyOut<'_, S, F> {
         Ok(copied)
     }
 
-    /// How the session's own folder looks; absent: nobody made it yet.
+    /// The metadata of the session's own folder; absent: it does not exist yet.
     async fn root_entry(&self) -> Result<Option<Entry>, PersistError> {
         let (parent, name) = self.root.rsplit_once('/').unwrap_or(("", self.root));
         let parent = if parent.is_empty() { "/" } else { parent };

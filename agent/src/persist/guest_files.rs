@@ -38,7 +38,7 @@ pub(crate) struct LinkFiles<'a> {
     pub(crate) instance: &'a InstanceId,
 }
 
-/// Nobody else sees a file before it has its own mode.
+/// No other user sees a file before it has its own mode.
 const MODE_WHILE_WRITTEN: u32 = 0o600;
 
 impl GuestFiles for LinkFiles<'_> {

@@ -1,7 +1,7 @@
-//! Which sessions a pool has, who holds each, and which one an instance that starts takes.
+//! Heads: the lease on a session. They say which sessions a pool has, who holds each, and which one a new instance takes.
 //!
-//! A session's newest head is its state: heads are numbered, and a number can be written only once. Whoever writes the
-//! next number holds the session; a holder that was away finds its number taken and knows that it lost it.
+//! The newest head of a session is its state. Heads are numbered, and a store accepts each number once. The writer of the next
+//! number holds the session; a holder that was away finds its number taken, and so learns that it lost the session.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Whether nobody holds it, or its holder is gone for good as far as anyone can tell.
+    /// Whether it has no holder, or one whose lease has expired.
     fn is_free(&self, now: Timestamp) -> bool {
         let every = Duration::from_secs(self.head.every_seconds);
         self.head.holder.is_none()
@@ -71,7 +71,7 @@ pub(crate) enum Has {
 pub(crate) enum Choice {
     /// This one, which has a past.
     Take(Found),
-    /// One that nobody had.
+    /// One that had no holder.
     New { slot: u32 },
     /// There are too many.
     None,

@@ -1,4 +1,4 @@
-//! A session's head as its holder writes it: number by number, and often enough that no other takes the session.
+//! The head of a session that this node holds: writes each next number, often enough that no other holder takes the session.
 
 use std::pin::pin;
 use std::time::Duration;

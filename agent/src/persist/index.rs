@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// most files are one object.
 pub(crate) const CHUNK_BYTES: u64 = 1024 * 1024;
 
-/// A session with more than this is no session but somebody's whole disk, and would not fit into an index either.
+/// A folder with more entries is a whole disk rather than a session, and would not fit into an index either.
 pub(crate) const MAX_ENTRIES: usize = 100_000;
 
 /// An index of that many entries with paths of 150 bytes stays below it. The agent has it in memory, several at once.
@@ -106,7 +106,7 @@ impl Index {
         Some(bounded.bytes)
     }
 
-    /// Reads what [`Self::to_bytes`] wrote. What a store gives back is not believed: whoever can write to it must not
+    /// Reads what [`Self::to_bytes`] wrote. What a store returns is not trusted: a writer to the store must not
     /// be able to name a file outside of the session.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let index: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! What is done for sessions at every interval: copies of those whose instances run, renewals of those that rest.
+//! The work that is due at every interval: copies the sessions of running instances, renews the lease of the others.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! How much of this node and of a store one session may take. Sizes and names are a guest's own words.
+//! Limits on what one session may use of this node and of a store, because sizes and names come from a guest.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! One session as its holder sees it: taken, copied out, brought back, given back.
+//! One session from its holder's side: take, copy out, bring back, release.
 
 use mvm_proto::Timestamp;
 

@@ -120,7 +120,7 @@ impl<S: BlobStore> SessionStore<S> {
         (self.head_key(parsed.0, parsed.1) == key).then_some(parsed)
     }
 
-    /// Makes this the session's newest head. Fails with [`PersistError::Taken`] when somebody else's is.
+    /// Makes this the session's newest head. Fails with [`PersistError::Taken`] when another holder wrote it.
     pub(crate) async fn put_head(&self, slot: u32, head: &Head) -> Result<(), PersistError> {
         let key = self.head_key(slot, head.number);
         // Ids, numbers and times always serialise.

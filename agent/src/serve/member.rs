@@ -1,4 +1,4 @@
-//! What an enrolled node is, and what only such a node does: renew its certificate and notice new ones.
+//! The parts that only an enrolled node has: its certificate, renewal, and the reload of certificates from disk.
 
 use std::sync::Arc;
 

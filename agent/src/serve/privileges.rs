@@ -1,7 +1,7 @@
-//! Who the agent runs as. Started as root, it keeps one small helper for what needs root and gives up the rest.
+//! Drops root: an agent that was started as root keeps one small privileged helper and continues as another user.
 //!
-//! [`give_up`] runs before there is a runtime, or any second thread: the helper is started first, then everything is
-//! dropped. What that leaves is told to whoever asks about the node. See `docs/privileges.md`.
+//! [`give_up`] runs before there is a runtime or a second thread: it starts the helper first, then drops everything else. The
+//! node's conditions show what is left. See `docs/privileges.md`.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -29,7 +29,7 @@ use mvm_vmm::choice;
 use mvm_vmm::firecracker::settings::DEFAULT_JAIL_USER;
 use mvm_vmm::{DriverKind, FirecrackerSettings};
 
-/// Who an agent goes on as where this machine has such a user and nobody was named.
+/// The user that an agent switches to if this machine has it and none was given.
 pub const DEFAULT_USER: &str = "mvm";
 
 const ROOT: &str = "root";
@@ -66,7 +66,7 @@ impl Privileges {
         }
     }
 
-    /// Whoever does things to this machine for this agent. Needs a runtime.
+    /// The host through which this agent changes the machine. Needs a runtime.
     pub(crate) fn host(&self, data_dir: &std::path::Path, groups: CgroupSettings) -> io::Result<AnyHost> {
         match self {
             Self::None | Self::Kept { .. } => Ok(AnyHost::local_with_groups(data_dir, groups)),

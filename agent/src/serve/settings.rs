@@ -1,6 +1,6 @@
-//! What the agent is told at start: one typed value, filled by the command line (flag > environment > file).
+//! The settings of an agent: one typed value, filled by the command line (flag > environment > file).
 //!
-//! Nothing below reads the environment or a configuration file; whoever needs a setting gets this struct's part.
+//! No code below reads the environment or a configuration file; each task gets its part of this struct.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! Tells when a file may have changed: inotify on its directory, because files are replaced by rename.
 //!
-//! Only a hint. Whoever waits here reads the file anew and compares, and also looks now and then without being told:
+//! Only a hint. The caller reads the file again and compares, and also polls now and then:
 //! a network file system, or a directory that was itself replaced, sends no events.
 
 use std::os::fd::OwnedFd;

@@ -1,8 +1,8 @@
-//! Gives memory back that only the way to rest needed.
+//! Returns memory of an idle agent to the system.
 //!
-//! Starting, and making a document true, touches most of the program once; an agent that then has nothing to do uses a
-//! small part of it. One task follows the passes: when nothing was planned for a while it hands the rest back to the
-//! system, and what is needed again comes again by itself.
+//! Starting, and applying a document, touches most of the program once; an idle agent then uses a small part of it. One task
+//! follows the passes. After a while without a planned step it unmaps the code pages and trims the heap; the kernel pages
+//! them in again when they are needed.
 
 mod pages;
 
@@ -34,7 +34,7 @@ pub(crate) async fn give_back_task(passes: watch::Receiver<Pass>, stop: Cancella
     }
 }
 
-/// Calls `act` whenever the node has come to rest; ends when nobody makes passes any more.
+/// Calls `act` whenever the node has become idle; ends with the reconcile loop.
 async fn at_rest<F>(mut passes: watch::Receiver<Pass>, act: impl Fn() -> F)
 where
     F: Future<Output = ()>,

@@ -1,6 +1,6 @@
-//! Whether memory is short on this machine: the kernel says when work stands still for want of it.
+//! Watches memory pressure (PSI) of this machine and tells the reconcile loop.
 //!
-//! What it says is held for a while, so that the sleep policy does not undo at once what it just did.
+//! Pressure is reported for some time after it ended, so that the sleep policy does not undo at once what it just did.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! Has every session copied when it is due. Which are, and what is done, is [`crate::persist`]'s.
+//! Starts the copies of guest sessions that are due. [`crate::persist`] decides which are due and makes the copy.
 //!
-//! Copies run in a fixed number of slots. A tenant has half of them at most, and of those that wait the tenant with the
-//! fewest copies under way comes first, then the session that has waited longest: one tenant's guests can make their own
-//! copies slow, and no other's. Each copy has a deadline ([`crate::persist::SessionLimits::copy_within`]).
+//! Copies run in a fixed number of slots. A tenant gets at most half of them. Among the waiting sessions the tenant with the
+//! fewest running copies comes first, then the session that has waited longest: a tenant whose guests make their copies slow
+//! delays no other tenant's. Each copy has a deadline ([`crate::persist::SessionLimits::copy_within`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

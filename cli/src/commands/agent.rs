@@ -354,7 +354,7 @@ fn helper() -> Run {
         .build()
         .context("could not start the runtime")?;
     let ended = runtime.block_on(async {
-        // Whoever ends the agent's whole group must not end what it needs for an orderly stop.
+        // A signal to the agent's whole process group must not end the helper, which an orderly stop needs.
         use tokio::signal::unix::{SignalKind, signal};
         let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
         let deaf: Result<Vec<_>, _> = kinds.into_iter().map(signal).collect();

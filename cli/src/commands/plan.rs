@@ -105,7 +105,7 @@ fn read_observation(path: &Path) -> Result<Vec<u8>, Outcome> {
     read().map_err(Outcome::Usage)
 }
 
-/// Steps, then what was not done, then what nobody asked for, then when time alone changes the plan; wide, also the pools'
+/// Steps, then deferred ones, then unmanaged instances, then when time alone changes the plan; wide, also the pools'
 /// revisions.
 fn table(Shown { plan, pools }: &Shown, wide: bool) -> output::Table {
     let mut table = output::table(["PLAN", "ACTION", "TENANT", "POOL", "INSTANCE", "REASON"]);

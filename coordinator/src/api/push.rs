@@ -77,7 +77,7 @@ async fn store_and_follow(
     let ProgressSender { progress, .. } = &progress_sender;
     tokio::select! {
         () = follow(&state, &stored, &progress_sender) => {}
-        // The caller went away; nobody listens any more.
+        // The caller went away.
         () = progress.closed() => {}
         () = state.shutdown.cancelled() => progress_sender.fail(&refuse::stopping()).await,
         () = tokio::time::sleep(wait) => {

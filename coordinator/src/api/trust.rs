@@ -29,7 +29,7 @@ pub(super) async fn update(state: &State, request: &UpdateTrustRequest) -> Resul
     if followed.roots.iter().any(|change| change.resets_high_water) {
         state.fleet.forget_marks();
     }
-    // Also when nothing is new: what failed the last time is done by whoever sends the root again.
+    // Also when nothing is new: sending the root again retries what failed the last time.
     state.documents.follow_reset(now()).await?;
     match followed.images_refused {
         None => Ok(self::state(&state.trust.current())),

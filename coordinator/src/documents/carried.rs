@@ -2,7 +2,7 @@
 //!
 //! A stored document is issued again only if a director of the current trust root signed it. A root that replaces the
 //! director would orphan every document signed before, so the digests of those that were good until then are written to
-//! a file of the data folder, beside the director's key and outside of the store. Whoever has an old director's key and
+//! a file of the data folder, beside the director's key and outside of the store. An attacker who has an old director's key and
 //! can write to the store, or restores an old backup of it, is on no such list: what the store then holds is not signed.
 
 use std::collections::BTreeSet;

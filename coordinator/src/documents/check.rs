@@ -1,4 +1,4 @@
-//! Signatures on what the own store gives back, and what is told when a document can't be signed or used.
+//! Verifies documents that the coordinator reads back from its store, and words why one can't be signed or used.
 
 use mvm_pki::{PublicKey, TrustError};
 use mvm_proto::document::MAX_DOCUMENT_BYTES;

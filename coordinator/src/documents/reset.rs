@@ -46,7 +46,7 @@ impl Documents {
             let record = NodeRecord { floor: None, ..found.value };
             let txn = Transaction::new().guard(key.as_str(), Guard::Version(found.version));
             match self.store.commit(txn.put(key, encode(&record))).await {
-                // Whoever changed the record meanwhile saw the node after its reset, or will.
+                // A concurrent change of the record has seen the node after its reset, or will.
                 Ok(_) | Err(StoreError::Conflict { .. }) => {}
                 Err(error) => return Err(StateError::from(error).into()),
             }

@@ -6,7 +6,7 @@
 //! bare host name is therefore left out; a full one is fine. What is not allowed is dropped and not refused, because
 //! an agent asks for all that its machine is called.
 //!
-//! Of the rest a node gets what somebody else says is its own: the names in its join token, which an operator wrote,
+//! Of the rest a node gets what another source confirms as its own: the names in its join token, which an operator wrote,
 //! the address that it enrols from, and what means "this machine" everywhere. Its word alone is not enough for any
 //! other name or address: it could be another machine's. The names are fixed by the enrolment; a renewal may ask for
 //! fewer, never for more.

@@ -78,7 +78,7 @@ impl LiveNode {
         self.live.lock()
     }
 
-    /// Changes something and tells whoever watches.
+    /// Changes something and notifies the watchers.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Live) -> T) -> T {
         let result = change(&mut self.lock());
         self.changed.send_replace(());
@@ -159,13 +159,13 @@ impl Live {
         self.waiting.push((id, reply));
     }
 
-    /// Whoever waits for the answer to request `id`.
+    /// The sender to the caller that waits for the answer to request `id`.
     pub(crate) fn take_waiting(&mut self, id: &str) -> Option<oneshot::Sender<Answer>> {
         let at = self.waiting.iter().position(|(waiting, _)| waiting == id)?;
         Some(self.waiting.swap_remove(at).1)
     }
 
-    /// The session is over: nobody will answer any more. Dropping the senders tells the callers.
+    /// The session is over, so no answer will come. Dropping the senders tells the callers.
     pub(crate) fn end_session(&mut self) {
         self.session = None;
         self.sent = None;

@@ -27,7 +27,7 @@ pub(crate) enum Item {
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     slots: Mutex<Slots>,
-    /// One permit is kept when nobody waits, so nothing put in is ever overlooked.
+    /// One permit is kept when no task waits, so nothing put in is ever overlooked.
     filled: Notify,
 }
 

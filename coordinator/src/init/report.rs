@@ -101,7 +101,7 @@ pub(super) fn report(
 
 fn advice(settings: &InitSettings, built: &Built) -> String {
     if settings.dev {
-        return "This is a dev cluster: the coordinator keeps every key, and whoever holds this directory can run \
+        return "This is a dev cluster: the coordinator keeps every key, and anyone with this directory can run \
                 anything on its nodes. Make a cluster without --dev for anything that matters."
             .to_owned();
     }

@@ -1,4 +1,4 @@
-//! What a node says after its hello, and what becomes of it.
+//! Handles the frames that a node sends after its hello.
 
 use std::time::Duration;
 

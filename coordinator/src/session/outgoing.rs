@@ -1,4 +1,4 @@
-//! What the node is told after its welcome, one frame at a time.
+//! Sends the frames that a node gets after its welcome, one at a time.
 
 use std::ops::ControlFlow;
 

@@ -1,8 +1,8 @@
-//! The store in use, and the word that it failed.
+//! The store, and the signal that it has failed.
 //!
-//! After one failed write a store takes no more of them until it is opened again. Whoever's transaction met that gets
-//! the error; `serve` waits for it here and ends the process, because a coordinator that can't write can neither
-//! issue documents again nor renew certificates, and whoever restarts it opens the store anew.
+//! After one failed write the store refuses all further ones until it is opened again. The caller of that transaction gets the
+//! error. `serve` waits for the signal and ends the process, because a coordinator that can't write can neither issue documents
+//! nor renew certificates; a restart opens the store again.
 
 use std::sync::Arc;
 use std::time::Duration;

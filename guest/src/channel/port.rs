@@ -1,6 +1,6 @@
 //! The virtio-serial port: one file that stays while agents come and go.
 //!
-//! Reading tells that no agent is there by an end of file, at once and every time. Whoever waits for the next agent by
+//! Reading tells that no agent is there by an end of file, at once and every time. A thread that waits for the next agent by
 //! reading again never rests; poll reports the same. But the port wakes those who wait for it whenever an agent comes or
 //! goes, and an edge-triggered epoll reports just that.
 

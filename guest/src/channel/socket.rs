@@ -20,7 +20,7 @@ const ANY: u32 = u32::MAX;
 /// An agent that comes while another is served waits here for a moment only.
 const BACKLOG: i32 = 8;
 
-/// Serves whoever connects to our vsock port, for ever.
+/// Serves connections to our vsock port, for ever.
 pub fn serve_vsock(guest: &Guest) -> io::Result<()> {
     let listener = socket(AddressFamily::Vsock, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     bind(listener.as_raw_fd(), &VsockAddr::new(ANY, VSOCK_PORT))?;
@@ -28,9 +28,9 @@ pub fn serve_vsock(guest: &Guest) -> io::Result<()> {
     serve_newest(&listener, guest)
 }
 
-/// Serves whoever connects to a unix socket, for ever.
+/// Serves connections to a unix socket, for ever.
 pub fn serve_unix(path: &Path, guest: &Guest) -> io::Result<()> {
-    // What an earlier process left; nobody can listen there any more.
+    // The socket file of an earlier process, which no longer listens.
     let _ = std::fs::remove_file(path);
     serve_newest(&UnixListener::bind(path)?.into(), guest)
 }

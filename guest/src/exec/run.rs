@@ -150,7 +150,7 @@ impl Running {
             self.stdin = None;
         }
         if has_input && self.stdin.is_none() {
-            // Nobody reads it: it is taken and goes nowhere, so that the agent does not wait.
+            // No program reads it: it is taken and dropped, so that the agent does not wait.
             self.took(round.input.len());
             return false;
         }

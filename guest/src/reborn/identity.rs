@@ -36,7 +36,7 @@ struct Opened {
 }
 
 impl Opened {
-    /// How long it is, if nobody has touched it since. Somebody may have put another in its place, or given it another name.
+    /// Its length, if it is untouched since. A program may have replaced or renamed it.
     fn untouched(&self) -> Option<i64> {
         let found = fstat(&self.file).ok()?;
         (found.st_nlink > 0 && changed(&found) == self.changed).then_some(found.st_size)

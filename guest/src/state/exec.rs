@@ -1,8 +1,8 @@
-//! What is known of a program that runs for the agent, and what the agent is told of it.
+//! The state of a program that runs for the agent, and its output that the agent has not read.
 //!
-//! An exec belongs to nobody's connection. Its thread reads its pipes into `kept`; a connection that asked for it is told
-//! from there. With a connection, output that the agent has not confirmed is never dropped, and the program waits; without
-//! one the program goes on, and the oldest output makes room for the newest.
+//! An exec belongs to no connection. Its thread reads its pipes into `kept`, from which a connection that asked for it is
+//! served. With a connection, output that the agent has not confirmed is never dropped, and the program waits; without one the
+//! program continues, and the newest output replaces the oldest.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ pub(crate) struct Exec {
     pub(crate) exit: Option<Exit>,
     pub(crate) input: Inbound,
     pub(crate) orders: VecDeque<Order>,
-    /// Nobody will ask for the end.
+    /// The end will not be asked for.
     pub(crate) forgotten: bool,
     pub(crate) wake: Wake,
 }

@@ -1,4 +1,4 @@
-//! The connection of the moment: what it still has to be told, and in which order.
+//! The current connection: the frames that wait to be sent, and their order.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -106,7 +106,7 @@ impl State {
         }
     }
 
-    /// All that waits for nobody, up to what is written in one piece.
+    /// All frames that can be sent now, up to what is written in one piece.
     fn due(&mut self, nonce: u64) -> Vec<u8> {
         let mut bytes = Vec::new();
         if let Some(hello) = self.link.hello.take() {

@@ -10,7 +10,7 @@ impl State {
         if self.readiness == Readiness::Failed || (known && said == Readiness::Ready) {
             return;
         }
-        // Before the guest is told who it is, nobody can be ready: it is remembered until then, or until something newer.
+        // A guest can't be ready before it has its identity: it is remembered until then, or until something newer.
         if self.readiness == Readiness::Starting && !self.workload.started {
             self.workload.said = Some(said);
             return;

@@ -30,7 +30,7 @@ const LEAST_PAUSE: Duration = Duration::from_millis(100);
 pub struct CgroupEvents {
     cgroups: Arc<Cgroups>,
     inotify: AsyncFd<OwnedFd>,
-    /// Whose directory or file each watch is on; the topmost group of ours is nobody's.
+    /// Whose directory or file each watch is on; the topmost group of ours belongs to no tenant.
     watches: HashMap<i32, Option<Group>>,
     known: Usages,
     /// Groups to look at; kept here so that nothing is lost when a wait is given up.

@@ -1,4 +1,4 @@
-//! Groups and disks as plain files, for tests of whoever uses them: what a kernel would have made is made here.
+//! Groups and disks as plain files, for tests of their users: what a kernel would have made is made here.
 //!
 //! Nothing is limited by such files. That is shown on a real hierarchy, inside a microVM.
 

@@ -1,7 +1,7 @@
 //! What an instance may do to the disk: `io.max`, which has a line for each disk with a limit.
 //!
 //! Unlike an instance's other limits these change while it runs. What is set on another disk than the one that instances are
-//! kept on is nobody's wish, and is taken away.
+//! kept on was not asked for, and is removed.
 
 use std::fs;
 use std::io;
@@ -30,7 +30,7 @@ pub enum IoFound {
         disk: Disk,
         limits: IoLimits,
     },
-    /// More than one disk is; nobody of ours did that.
+    /// More than one disk is; mvm did not do that.
     Several,
     /// Something should be, and can't be.
     Unheld,

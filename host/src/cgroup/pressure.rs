@@ -79,7 +79,7 @@ fn parse_stall(fields: &str) -> Option<Stall> {
     (seen == 4).then_some(stall)
 }
 
-/// Wakes whoever waits when work stood still for too much of a window. It tells at most once in a window, and nothing
+/// Wakes the waiting task when work was stalled for too much of a window. It tells at most once in a window, and nothing
 /// once it is dropped.
 #[derive(Debug)]
 pub struct PressureWatch {

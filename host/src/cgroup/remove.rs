@@ -44,7 +44,7 @@ impl Cgroups {
     }
 
     /// Kills what is in an instance's group, waits until it is gone, and removes the group with any that were made
-    /// below it. Gives its last figures, which nobody can read afterwards; none when there was no group.
+    /// below it. Returns its last figures, which can't be read afterwards; none when there was no group.
     pub fn remove_instance(
         &self,
         instance: &InstanceGroup,

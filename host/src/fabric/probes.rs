@@ -26,7 +26,7 @@ const SILENT_FOR: Duration = Duration::from_millis(50);
 
 /// Of most clouds, and of Azure's platform.
 const METADATA: [Ipv4Addr; 2] = [Ipv4Addr::new(169, 254, 169, 254), Ipv4Addr::new(168, 63, 129, 16)];
-/// A network for documentation: nobody's.
+/// A network for documentation, which no host has.
 const WORLD: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 const SSH: u16 = 22;
 

@@ -1,6 +1,6 @@
 //! A directory that is held open, and what may be opened in it.
 //!
-//! Whoever can write to a directory may put anything under any of its names at any instant: a link to a file of the
+//! A process that can write to a directory may put anything under any of its names at any instant: a link to a file of the
 //! host's, a second name of one, a pipe, a directory. So nothing here is done by path. A name is looked up once, below
 //! an open directory and without following anything; what was found is pinned before it is opened, looked at while it
 //! is pinned, and only then opened, through the pin. What it is called meanwhile makes no difference any more.
@@ -51,7 +51,7 @@ pub struct Dir {
     path: PathBuf,
 }
 
-/// Nothing of ours has it, and whoever makes something by it loses that.
+/// Nothing of ours has it, and anything else by that name is removed.
 const NO_SUCH_NAME: &str = ".mvm-no-such-name";
 
 /// The user and group that something is given to.
@@ -64,7 +64,7 @@ impl AsFd for Dir {
 }
 
 impl Dir {
-    /// A directory that the operator named. It must be this user's or root's, and nobody else's to write to.
+    /// A directory that the operator named. It must belong to this user or root, and be writable by no other.
     pub fn open_root(path: &Path) -> Result<Self, HostError> {
         let dir = Self::named(path)?;
         dir.check_trusted(false)?;
@@ -107,7 +107,7 @@ impl Dir {
             return Err(refused(path, "is no directory in another"));
         };
         let parent = Self::named(parent)?;
-        // In a directory like /tmp nobody can replace what is another's.
+        // In a directory like /tmp no user can replace another user's files.
         parent.check_trusted(true)?;
         parent.sub(name)
     }
@@ -277,7 +277,7 @@ impl Dir {
 
     /// Waits for changes of names in this directory that are under way. Every one holds the directory's lock from before
     /// it changes a file's number of names until after the name itself has changed; so does the removal of a name that
-    /// nobody has, which is all that is asked for here.
+    /// does not exist, which is all that is needed here.
     fn settle(&self) {
         let _ = fs::unlinkat(&self.fd, NO_SUCH_NAME, AtFlags::empty());
     }
@@ -396,7 +396,7 @@ impl Dir {
             .map_err(|cause| self.fault("link", name, cause))
     }
 
-    /// Connects to whoever listens on a socket in it. Neither this nor the connection blocks: a full queue is an error
+    /// Connects to the listener of a socket in it. Neither this nor the connection blocks: a full queue is an error
     /// of kind `WouldBlock`.
     pub fn connect_socket(&self, name: impl AsRef<OsStr>) -> Result<UnixStream, HostError> {
         let name = plain(name.as_ref())?;

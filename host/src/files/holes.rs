@@ -13,7 +13,7 @@ const PAGE_BYTES: usize = 4096;
 /// At once: much enough for the disk, little enough for the cache of a processor.
 const READ_BYTES: usize = 256 * 1024;
 
-/// Nobody may write to the file meanwhile. Where the file system has no holes it stays as it is.
+/// No process may write to the file meanwhile. Where the file system has no holes it stays as it is.
 pub(super) fn dig(file: &File) -> io::Result<()> {
     let length = file.metadata()?.len();
     let mut buffer = vec![0; READ_BYTES];

@@ -31,8 +31,8 @@ pub(super) fn parts(name: &str) -> Result<Vec<&str>, HostError> {
     Err(HostError::Refused(format!("{name:?} is not a name in a run directory")))
 }
 
-/// What a file is called while it is written: `.data.img.0123456789abcdef.tmp`. Nobody can have taken it before, and
-/// if somebody did, making the file fails.
+/// What a file is called while it is written: `.data.img.0123456789abcdef.tmp`. It can't exist already, and
+/// if it does, creating the file fails.
 pub(crate) fn temporary(name: &OsStr) -> String {
     let random = RandomState::new().build_hasher().finish();
     format!("{}{random:016x}{TEMPORARY}", temporary_prefix(name))

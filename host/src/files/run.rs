@@ -13,7 +13,7 @@ use super::{Dir, FILE_MODE, OpenHow, RUN_DIR_MODE, failed, free_space, holes, re
 use crate::data_dir::DataDir;
 use crate::{DiskUse, HostError};
 
-/// A directory that nobody but its owner looks into, with those above it that are missing.
+/// A directory that only its owner can read, with those above it that are missing.
 pub(crate) fn create_private_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(RUN_DIR_MODE).create(dir)
 }
@@ -53,7 +53,7 @@ pub(crate) fn measure(data: &DataDir, instance: &InstanceId) -> Result<Option<Di
     }
 }
 
-/// Whole or not at all for whoever reads it. What a power cut may take with it is gone with the VMs anyway.
+/// Whole or not at all for its readers. What a power cut may take with it is gone with the VMs anyway.
 pub(crate) fn write(run_dir: &Dir, name: &str, text: &str) -> Result<(), HostError> {
     let (dir, name) = run_dir.place(name)?;
     dir.replace(name, text.as_bytes(), FILE_MODE)
@@ -99,11 +99,11 @@ pub(crate) fn admit(run_dir: &Dir, user: u32, files: &[String]) -> Result<(), Ho
     Ok(())
 }
 
-/// Whoever may look into a run directory that it lies in may map it; only the directories keep others away.
+/// Any user that can enter its run directory may map it; only the directories keep others away.
 const SHARED_MEMORY_MODE: u32 = 0o666;
 
 /// A second name for the memory of a template. QEMU opens it to write although its guest's writes stay its own.
-/// `is_vmm` says whose memory is shared: nobody else's file is given another owner or mode.
+/// `is_vmm` says whose memory is shared: no other file is given another owner or mode.
 pub(crate) fn share_memory(
     run_dir: &Dir,
     template: &Dir,

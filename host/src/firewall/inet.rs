@@ -104,7 +104,7 @@ pub(super) fn table() -> Table {
     Table { family: Family::Inet, chains: chains(), sets, counters }
 }
 
-/// What is in sets whoever the tenants are. `more`: what an operator denies them besides.
+/// What is in sets for all tenants. `more`: what an operator denies them besides.
 pub(super) fn fixed_elements(more: &[AddressRange]) -> Vec<(&'static str, Element)> {
     let mut elements = Vec::new();
     for (first, after) in denied(more) {

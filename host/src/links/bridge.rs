@@ -65,7 +65,7 @@ impl Links {
         let name = net.bridge();
         let Some(found) = found else {
             // The hardware address comes with the bridge, the alias after it: the address is what tells a bridge that
-            // we left half made from somebody else's.
+            // we left half made from another program's.
             let address = Mac::of(net.net_id, 1).0.to_vec();
             return self.create(&name, plain(LinkBridge::new(&name)).address(address).build()).await;
         };
@@ -119,7 +119,7 @@ impl Links {
     }
 }
 
-/// A bridge that we made and were ended before we could tag it: nobody else gives one this hardware address.
+/// A bridge that we made and were ended before we could tag it: no other program uses this hardware address.
 fn left_half_made(link: &Link, net_id: u16) -> bool {
     link.kind == Kind::Bridge && link.alias.is_none() && link.mac == Some(Mac::of(net_id, 1))
 }

@@ -22,7 +22,7 @@ use super::words::{self, Words};
 use super::{LinkError, Links, mark_of};
 use crate::network::Mac;
 
-/// The kernel answers in microseconds, but has one lock for the links of all namespaces: whoever ends one with a thousand
+/// The kernel answers in microseconds, but has one lock for the links of all namespaces: deleting one with a thousand
 /// links in it holds that for many seconds. A reply that the library can't read would be waited for forever.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 

@@ -127,7 +127,7 @@ pub struct ObservedTap {
     pub owner: Option<u32>,
     /// None when it is in no bridge.
     pub port: Option<PortFlags>,
-    /// Whether its bridge knows the guest's address behind it; None where nobody asked.
+    /// Whether its bridge knows the guest's address behind it; None where it was not asked for.
     pub forwarding_entry: Option<bool>,
     pub settings: Vec<Setting>,
     /// What the guest sent.
@@ -143,7 +143,7 @@ pub struct PortFlags {
     pub isolated: bool,
     /// Whether senders behind it are remembered: a guest could take another's frames by sending in its name.
     pub learning: bool,
-    /// Whether it gets frames to addresses that nobody is known to have.
+    /// Whether it gets frames to unknown addresses.
     pub unicast_flood: bool,
     /// Whether frames may leave where they came from.
     pub hairpin: bool,
@@ -249,7 +249,7 @@ impl Link {
         place(&self.name).or_else(|| marks.filter_map(&place).next())
     }
 
-    /// Whether it is a TAP that nobody has decided to keep yet.
+    /// Whether it is a TAP that is not yet persistent.
     pub(super) fn is_tap_in_the_making(&self) -> bool {
         self.kind == Kind::Tap && self.alias.is_none() && !self.kept
     }

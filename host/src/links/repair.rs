@@ -30,7 +30,7 @@ pub enum Repair {
     Mac {
         found: String,
     },
-    /// An address that nobody of ours gave it.
+    /// An address that mvm did not give it.
     ForeignAddress {
         address: Ipv4Addr,
         prefix: u8,
@@ -52,7 +52,7 @@ pub enum Repair {
     },
     /// The bridge did not know which hardware address is behind this port, or thought it behind another one.
     ForwardingEntry,
-    /// Somebody else, or everybody, could open it.
+    /// Another user, or every user, could open it.
     Owner {
         found: Option<u32>,
     },

@@ -112,7 +112,7 @@ impl Links {
         if link.is_ours() { link.into_tap().ok_or_else(foreign) } else { Err(foreign()) }
     }
 
-    /// The port's TAP, if there is one, with what the bridge thinks of it. Nothing is known while somebody else is
+    /// The port's TAP, if there is one, with what the bridge thinks of it. Nothing is known while another program is
     /// making it; anything else under its name is an error.
     async fn our_tap(
         &self,

@@ -58,7 +58,7 @@ impl Drop for RemoteHost {
     }
 }
 
-/// While this exists, somebody waits for the answer.
+/// While this exists, a caller waits for the answer.
 struct Asking<'a> {
     host: &'a RemoteHost,
     number: u64,
@@ -153,7 +153,7 @@ async fn read(stream: Arc<UnixStream>, shared: Arc<Shared>) {
         };
         let waiting = shared.waiting().as_mut().and_then(|waiting| waiting.remove(&response.number));
         if let Some(waiting) = waiting {
-            // Whoever asked may have given up; then its descriptor is closed here.
+            // The caller may have given up; then its descriptor is closed here.
             let _ = waiting.send((response.answer, frame.descriptor));
         }
     }

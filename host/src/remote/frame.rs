@@ -1,7 +1,7 @@
 //! Frames on a stream socket: a length, a count of descriptors, and that many bytes of JSON.
 //!
 //! Descriptors travel with the first byte of their frame, so they are there when its header is. A frame that is too
-//! long or has descriptors that nobody may send is an error, after which nothing more is read.
+//! long or has descriptors that may not be sent is an error, after which nothing more is read.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut, Write as _};

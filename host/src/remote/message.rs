@@ -38,7 +38,7 @@ pub(super) enum Call {
     JailRoot {
         instance: InstanceId,
     },
-    /// Whoever asked this does not wait any more. It has no answer.
+    /// The caller does not wait any more. It has no answer.
     Forget {
         number: u64,
     },
@@ -91,7 +91,7 @@ pub(super) enum Failure {
     },
 }
 
-/// Kinds that somebody may ask for and that no number of the system stands behind.
+/// Kinds of the protocol that have no error number of the system.
 const KINDS: [io::ErrorKind; 9] = [
     io::ErrorKind::NotFound,
     io::ErrorKind::PermissionDenied,

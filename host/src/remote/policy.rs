@@ -82,10 +82,10 @@ pub struct Policy {
     pub agent_uid: u32,
     /// Every group that it is in.
     pub agent_gids: Vec<u32>,
-    /// Who VMMs may run as, each from first to last: nobody who owns anything else on this machine.
+    /// Users that VMMs may run as, from first to last: none may own anything else on this machine.
     pub vmm_ids: Vec<(u32, u32)>,
     /// How well VMMs must be confined, as the operator said: QEMU by this helper, Firecracker by its jailer. Absent: not
-    /// at all, and then whoever controls a VMM has this helper's rights.
+    /// at all, and then an attacker who controls a VMM has this helper's rights.
     pub demand: Option<Demand>,
     pub groups: Option<CgroupSettings>,
 }
@@ -268,7 +268,7 @@ impl Policy {
         refused(format!("VMMs do not run as user or group {id}"))
     }
 
-    /// `<run directory or base>/<program>/<instance>/root`, owned by nobody in particular.
+    /// `<run directory or base>/<program>/<instance>/root`, whatever its owner.
     fn jail(&self, jail: &Jail) -> Result<(), HostError> {
         self.vmm_id(jail.uid)?;
         self.vmm_id(jail.gid)?;

@@ -1,4 +1,4 @@
-//! Whether a program that is to be started as a VMM can have been changed by nobody but root.
+//! Checks that only root can have changed a program that is to be started as a VMM.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -11,7 +11,7 @@ use crate::files::failed;
 
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// A file of root's that nobody else writes, in directories that are not the agent's to change, by a path without
+/// A file of root's that no other user can write, in directories that are not the agent's to change, by a path without
 /// links: what it is started by later leads to the same file.
 pub(super) fn check(program: &Path, policy: &Policy) -> Result<(), HostError> {
     let meta = match fs::metadata(program) {

@@ -179,7 +179,7 @@ impl Helper {
     }
 
     async fn answer(&self, call: Call) -> Result<Answered, HostError> {
-        // Who waits for a VMM's end is in nobody's way.
+        // A request that waits for a VMM's end blocks no other.
         if let Call::WaitEnd(vmm) = call {
             if !self.host.is_child(&vmm) {
                 self.is_vmm(&vmm.process).await?;

@@ -1,9 +1,9 @@
-//! In which order requests are carried out, and how many at once.
+//! Orders the helper's requests, and limits how many run at once.
 //!
-//! Requests that change an instance are carried out one after the other, in the order in which they came: an agent that
-//! stopped waiting for a removal and makes the same directory again must find it made. Those that only look at it do not
-//! wait for these, but for each other: an agent that stopped waiting asks again, and would have one thread after the
-//! other wait for the same directory. Requests of different instances overlap.
+//! Requests that change an instance run one after the other, in the order of their arrival: an agent that stopped waiting for a
+//! removal and creates the same directory again must find it created. Requests that only read do not wait for those, but for
+//! each other, so that an agent that gives up and asks again does not occupy one thread after another. Requests of different
+//! instances run in parallel.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -156,7 +156,7 @@ fn device(value: &str) -> bool {
 fn memory(value: &str) -> bool {
     let Some((kind, parts)) = parts(value) else { return false };
     let in_file = kind == "memory-backend-file";
-    // Said once: whoever looks at the line afterwards reads the same in it as QEMU does.
+    // Given once, so that a reader of the command line finds the same value as QEMU.
     let shares = parts.iter().filter(|(key, _)| *key == "share").count();
     ((in_file && shares == 1) || kind == "memory-backend-ram")
         && parts.iter().all(|(key, value)| match *key {
@@ -252,7 +252,7 @@ fn jailer(line: &Line<'_>) -> Result<(), HostError> {
     let mut words = own.iter().copied();
     let mut said = BTreeSet::new();
     while let Some(option) = words.next() {
-        // Said once: whoever looks at the line afterwards reads the same in it as the jailer does.
+        // Given once, so that a reader of the command line finds the same value as the jailer.
         if !said.insert(option) {
             return refused(format!("the jailer is given {option} twice"));
         }

@@ -2,7 +2,7 @@
 //!
 //! A filter of seccompiler has two answers; the strictest answer of several filters counts. So there is one for each
 //! answer that differs from the rest: `ENOSYS` for what the C library and QEMU try first and do without, `EPERM` for
-//! what nobody needs, success without effect for holes that are [`Holes::Pretended`], and for [`Filter::Strict`] the end
+//! what no VMM needs, success without effect for holes that are [`Holes::Pretended`], and for [`Filter::Strict`] the end
 //! of the process for whatever is not on its list.
 //!
 //! On x86-64 a call also has a second number, of the x32 interface, that no list names: those are all refused.

@@ -62,7 +62,7 @@ pub(super) const FORBIDDEN: &[i64] = &[
     SYS_mount_setattr,
     SYS_sethostname,
     SYS_setdomainname,
-    // Its working directory is how a VMM is found by whoever looks after it.
+    // The agent finds a VMM by its working directory.
     SYS_chdir,
     SYS_fchdir,
     // Names that lead elsewhere: others follow paths in the run directory.

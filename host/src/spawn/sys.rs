@@ -53,7 +53,7 @@ pub(crate) fn inherit_nothing() -> Sys<()> {
 /// Gives a descriptor a second number, in place of what had it.
 pub(crate) fn duplicate(from: BorrowedFd<'_>, to: RawFd, inherited: bool) -> Sys<()> {
     let flags = if inherited { 0 } else { libc::O_CLOEXEC };
-    // SAFETY: callers say which number is theirs to take; it is in the child of a fork, where nobody else has any.
+    // SAFETY: callers say which number is theirs to take; it is in the child of a fork, where no other code has any.
     let done = unsafe { libc::syscall(libc::SYS_dup3, from.as_raw_fd(), to, flags) };
     answer(done).map(|_| ())
 }

@@ -49,7 +49,7 @@ impl Authority {
         self.signer.facts.not_after
     }
 
-    /// Issues a leaf to whoever proves to hold the request's key. Every name in it comes from `profile`.
+    /// Issues a leaf to a peer that proves to hold the request's key. Every name in it comes from `profile`.
     pub fn issue(
         &self,
         csr_der: &[u8],
@@ -119,7 +119,7 @@ fn leaf_params(profile: &LeafProfile) -> Result<CertificateParams, AuthorityErro
     Ok(params)
 }
 
-/// Whole names only: a wildcard would speak for hosts that nobody listed.
+/// Whole names only: a wildcard would speak for hosts that are not listed.
 fn dns_name(text: &str) -> Result<SanType, AuthorityError> {
     let wrong = || AuthorityError::Name(text.chars().take(64).collect());
     DnsName::try_from(text).map_err(|_| wrong())?;

@@ -38,7 +38,7 @@ impl LeafKey {
         &self.pkcs8
     }
 
-    /// A certificate request, signed by this key as proof that whoever asks holds it.
+    /// A certificate request, signed by this key as proof that the requester holds it.
     pub fn csr_der(&self, names: &CsrNames) -> Result<Vec<u8>, CredentialError> {
         let pair = KeyPair::from_pkcs8_der_and_sign_algo(
             &PrivatePkcs8KeyDer::from(self.pkcs8()),

@@ -108,7 +108,7 @@ impl ClientCertVerifier for ClientVerifier {
     }
 }
 
-/// For a client: takes nobody but the peer it means to reach.
+/// For a client: accepts only the peer it means to reach.
 #[derive(Debug)]
 pub(super) struct ServerVerifier {
     anchors: LiveAnchors,

@@ -113,7 +113,7 @@ impl TrustStore {
     }
 }
 
-/// The digest of what is signed, whoever signed it.
+/// The digest of what is signed, independent of the signer.
 #[must_use]
 pub fn root_digest(root: &Envelope) -> Digest {
     Digest::of(&root.payload)

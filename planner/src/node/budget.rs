@@ -69,7 +69,7 @@ impl Usage {
 
     /// The most that an instance uses from its boot until it is where the boot was meant to bring it.
     ///
-    /// Its place at rest is taken from the beginning: nobody else may have it when the boot is done.
+    /// Its place at rest is taken from the beginning: so that it is still free when the boot is done.
     pub(crate) fn boot(size: &Resources, staging: Option<Phase>) -> Self {
         let target = staging.unwrap_or(Phase::Running);
         Self::of(Phase::Running, size, staging).most(Self::of(target, size, None))
@@ -153,7 +153,7 @@ impl Budget {
         Self { capacity, node: Usage::default(), tenants, pools: vec![0; pools] }
     }
 
-    /// Counts an instance that exists. Those of tenants and pools that nobody manages use the node all the same.
+    /// Counts an instance that exists. Unmanaged ones use the node all the same.
     pub(crate) fn count(&mut self, tenant: Option<usize>, pool: Option<usize>, usage: Usage) {
         self.node = self.node.plus(usage);
         if let Some(tenant) = tenant {

@@ -1,4 +1,4 @@
-//! A plan while it is being written.
+//! The plan while the stages add to it.
 
 use std::collections::BTreeSet;
 

@@ -1,8 +1,8 @@
-//! What a document past its expiry still asks for: the node goes on with the instances that it has.
+//! The planner's stages for a document that has expired: keeps existing instances going.
 //!
-//! Starts again what failed, wakes and resumes what rests beyond its own count while the running count is short (memory
-//! pressure may have put it there), and lets what was booted on its way to rest arrive. Makes, replaces, stops and destroys
-//! nothing: that waits for a newer document, and the plan says so.
+//! Restarts failed instances; wakes and resumes instances beyond their own count while the running count is short (memory
+//! pressure may have put them to sleep); lets an instance that was booted in order to pause or sleep get there. Creates,
+//! replaces, stops and destroys nothing: the plan defers that with the reason that the document has expired.
 
 use mvm_proto::Phase;
 

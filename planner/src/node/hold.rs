@@ -1,4 +1,4 @@
-//! What keeps the planner's hands off an instance.
+//! Holds: the reasons for which the planner leaves an instance alone.
 
 use mvm_proto::document::{Pool, Tenant};
 use mvm_proto::{Phase, Timestamp};
@@ -9,7 +9,7 @@ use crate::plan::Action;
 
 use std::time::Duration;
 
-/// Nobody backs off for longer: a time further ahead was written before the clock was set back.
+/// The longest backoff: a time further ahead was written before the clock was set back.
 const MAX_BACKOFF: Duration = Duration::from_secs(3600);
 
 /// The longest window that anyone may ask for. One that ends later was opened before the clock was set back.
@@ -116,6 +116,6 @@ fn too_young(pool: &Pool, instance: &ObservedInstance, clock: &Clock) -> Option<
     };
     let least = Duration::from_secs(seconds);
     let until = instance.since + least;
-    // A clock that was set back may put `since` far ahead; that holds nobody for longer than twice the minimum.
+    // A clock that was set back may put `since` far ahead; the hold then lasts twice the minimum at most.
     clock.is_held_until(until, 2 * least).then(|| hold(until))
 }

@@ -1,4 +1,4 @@
-//! The instances of each pool as they were observed, and whether all is well with them already.
+//! Sorts the observed instances into their pools, and finds the pools that have converged already.
 
 use std::collections::BTreeMap;
 

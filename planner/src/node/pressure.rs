@@ -1,8 +1,8 @@
-//! When the node is short of memory: puts to sleep what has had nothing to do for longest, whatever pool it is of.
+//! Relieves memory pressure: puts to sleep the instances of all pools that have been idle for longest.
 //!
-//! The one pass that may take a pool below its counts. The others start nothing meanwhile, so nothing comes back before
-//! the pressure ends; then the counts wake what they lack. Few at a time: the next look at the node says whether more
-//! has to go. What settles anyhow is settled before this, and what no count wants is not put to sleep to be stopped next.
+//! The only stage that may take a pool below its counts. The other stages start nothing meanwhile, so nothing comes back before
+//! the pressure ends; then the counts wake what they lack. A plan puts only a few to sleep, and the next observation shows
+//! whether more are needed. Surplus instances are handled before this stage, so that none is put to sleep only to be stopped.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! What the document does not name: stopped and destroyed where it asks for that, reported where it does not.
+//! Instances that the document does not name: stops and destroys them where it asks to prune, else reports them.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! Brings instances of an older revision up to the pool's current one, one at a time per pool.
+//! Rolls out a new revision: replaces instances of an older one, one at a time per pool.
 //!
-//! While running ones are replaced a surge instance runs beside them, so that the running count holds; without room for
-//! one and the replacement they are replaced in place. The surge instance goes when the last of them is done, or when the next
-//! one needs its room.
+//! While running instances are replaced, a surge instance runs beside them, so that the running count holds. Without room for
+//! the surge instance and the replacement, instances are replaced in place. The surge instance is stopped when the rollout is
+//! done, or when the next replacement needs its room.
 
 use mvm_proto::Phase;
 

@@ -1,9 +1,9 @@
-//! Brings back programs that ended or are not healthy, as their pool's `restart` says.
+//! Restarts workloads that ended or are unhealthy, as their pool's `restart` says.
 //!
-//! An instance whose program does not work keeps its place in its count and does not count as one that works. Its program
-//! is started again in the same guest a few times, then in a new one; of an older revision it is replaced at once. What is
-//! spare is stopped instead. Starting a program again takes nothing from anyone: it goes on in critical and pinned pools,
-//! under memory pressure and past a document's expiry.
+//! An instance with a failed workload keeps its place in its count but does not count as working. Its workload is restarted in
+//! the same guest a few times, then in a new guest; an instance of an older revision is replaced at once, and a surplus one is
+//! stopped. A restart uses no additional resources, so it also happens in critical and pinned pools, under memory pressure and
+//! after the document has expired.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub(crate) fn restart_failed(draft: &mut Draft, view: &mut PoolView<'_>) {
     }
 }
 
-/// Stops one that no count wants. False: nobody may, so that it is kept up.
+/// Stops one that no count wants. False: it may not be stopped, so that it is kept up.
 fn stop(
     draft: &mut Draft,
     view: &mut PoolView<'_>,

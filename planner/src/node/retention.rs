@@ -1,4 +1,4 @@
-//! Destroys stopped instances that no count wants, once they were kept long enough.
+//! Destroys stopped surplus instances after their pool's retention time.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Steps 1 to 4: brings the running count up by waking, resuming, starting, and only then by creating.
+//! Fills the running count: wakes, resumes and starts existing instances, and only then creates new ones.
 
 use mvm_proto::Phase;
 

@@ -1,6 +1,6 @@
-//! Puts back what a request woke, once it has nothing to do.
+//! Puts instances that a request woke back to warm or sleeping once they are idle.
 //!
-//! The counts never touch these instances and this never touches the counts' own, so neither undoes the other's work.
+//! The counts never use these instances, and this stage never touches the counts' own, so neither undoes the other's work.
 
 use std::time::Duration;
 

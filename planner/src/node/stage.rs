@@ -1,5 +1,5 @@
-//! Makes what the warm and sleeping counts lack when nothing can be spared for them: boots one instance per pool,
-//! which the next plan puts to rest. One at a time, so that a large pool never takes the host's processors whole.
+//! Boots instances for the warm and sleeping counts when there is no surplus instance to use; a later plan pauses them or puts
+//! them to sleep. One at a time per pool, so that a large pool never takes all of the host's CPUs.
 
 use mvm_proto::Phase;
 

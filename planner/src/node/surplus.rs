@@ -1,4 +1,4 @@
-//! Steps 5 to 8: what is spare fills the warm count, then the sleeping one; what no count wants is stopped.
+//! Uses surplus instances: they fill the warm count, then the sleeping count; the rest is stopped.
 
 use mvm_proto::Phase;
 
@@ -159,7 +159,7 @@ fn put_to_use<'a>(
         return;
     }
     coldest_first(view, list);
-    // PhaseCounts that a spare instance will take, only not yet. One that someone holds by hand may be held for days: nobody is
+    // Places that a surplus instance will take, only not yet. One that is held by hand may be held for days: none is
     // made for its place, but another spare one may take it.
     let mut waiting = 0;
     let mut left = spare;
@@ -218,7 +218,7 @@ fn put_to_use<'a>(
         _ => view.arriving.sleeping,
     };
     let arriving = arriving.min((left - kept).saturating_sub(held.len()));
-    // A place is kept for those that will take it, not for those of which nobody knows when they can.
+    // A place is kept for those that will take it, not for those of which it is unknown when they can.
     held.sort_by_key(|(.., hold)| !hold.is_short());
     for (instance, action, hold) in held.into_iter().take(left - kept) {
         wait_for(draft, view, instance, action, hold, &format!("{what} {left} more than wanted"));

@@ -66,11 +66,11 @@ pub(crate) struct PoolView<'a> {
     pub(crate) have: PhaseCounts,
     /// Those of them that are still on their way there, and no request's.
     pub(crate) arriving: PhaseCounts,
-    /// PhaseCounts that may be filled already: nobody is made for them, and nobody goes for them either.
+    /// Places that may be filled already: no instance is made or removed for them.
     pub(crate) undecided: PhaseCounts,
     /// Something is being staged or replaced now: one at a time per pool.
     pub(crate) staging_busy: bool,
-    /// PhaseCounts that the passes so far could not fill, and those that a spare instance will fill when it may.
+    /// Places that the stages so far could not fill, and those that a surplus instance will fill when it may.
     pub(crate) missing: PhaseCounts,
     pub(crate) waiting: PhaseCounts,
 }
@@ -197,7 +197,7 @@ impl<'a> PoolView<'a> {
         }
     }
 
-    /// Since when it has nothing to do; none: it is busy, or nobody knows.
+    /// Since when it has nothing to do; none: it is busy, or that is unknown.
     pub(crate) fn idle_from(&self, instance: &ObservedInstance) -> Option<Timestamp> {
         // What is paused has nothing to do, whatever was known of it before; nor has a program that is over for good.
         let paused = (instance.phase == Phase::Warm).then_some(instance.since);

@@ -7,7 +7,7 @@ use super::escape::{quote, shorten};
 use crate::FieldError;
 
 /// The most errors that are listed; what exceeds them is counted. Each costs far more memory than the few bytes of
-/// bad input that cause it, and nobody reads further.
+/// bad input that cause it, and people read no further.
 pub const MAX_ERRORS: usize = 200;
 
 /// The place of a field that is not there: after all that are.

@@ -1,4 +1,4 @@
-//! Leases: keys that live only as long as somebody cares.
+//! Leases: keys that exist only as long as their lease is kept alive.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Ends leases whose time is up.
 //!
 //! Deadlines live in memory only: keeping a lease alive costs no write, and a lease found at opening gets its
-//! whole time again, because nobody could have kept it alive while the store was closed. One task sleeps until
+//! whole time again, because no client could keep it alive while the store was closed. One task sleeps until
 //! the earliest deadline and asks the writer to end the lease, which deletes its keys in one transaction.
 
 use std::collections::BTreeMap;

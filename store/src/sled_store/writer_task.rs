@@ -2,7 +2,7 @@
 //!
 //! Requests wait in a bounded queue. The task takes all that wait, up to a limit, decides them as one group,
 //! writes one batch, flushes once, publishes the new state to readers and watchers, and answers everybody. So
-//! the time of a flush is the window in which the next group gathers, and nobody waits for a timer. The
+//! the time of a flush is the window in which the next group gathers, and no transaction waits for a timer. The
 //! blocking part runs in `spawn_blocking`, which also keeps paused test clocks from running ahead of the disk.
 
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl Request {
     }
 
     fn refuse(self, error: StoreError) {
-        // Nobody waits any more for an answer that can't be delivered.
+        // The caller of an answer that can't be delivered is gone.
         match self {
             Self::Commit { reply, .. } => drop(reply.send(Err(error))),
             Self::Grant { reply, .. } => drop(reply.send(Err(error))),
@@ -121,7 +121,7 @@ pub(super) async fn writer_task(
         close(disk).await;
     }
     for done in closers {
-        // Whoever asked may have stopped waiting.
+        // The caller may have stopped waiting.
         let _ = done.send(());
     }
 }

@@ -135,7 +135,7 @@ async fn shake_hands(
     let stats = &services.stats;
     let connecting = match incoming.accept() {
         Ok(connecting) => connecting,
-        // The first packet is read here, so a protocol that nobody speaks ends here too.
+        // The first packet is read here, so an unknown protocol ends here too.
         Err(error) => {
             stats.count(cause_of(&error));
             debug!(%error, "a handshake failed");

@@ -37,7 +37,7 @@ pub(super) struct RequestBody {
 }
 
 impl RequestBody {
-    /// The second value is filled when the body fails, whoever holds the body then.
+    /// The second value is filled when the body fails, even if the body has been moved.
     pub(super) fn new(
         stream: RequestStream<Recv, Bytes>,
         limit: usize,

@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use super::{DIGEST_BYTES, END, Header, MAGIC, MAX_HEADER_BYTES, MAX_MEMBERS, Member, PIECE_BYTES, VERSION};
 
-/// Whoever sends an archive and says nothing for this long has gone away.
+/// A sender of an archive that sends nothing for this long has gone away.
 const STALLED_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]

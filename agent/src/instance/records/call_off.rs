@@ -1,7 +1,7 @@
-//! The word between a step that puts an instance to rest and the requests that want it.
+//! Cancels a pause or sleep: the signal between the step that carries it out and a request that needs the instance.
 //!
-//! A step that may be called off is told so before its point of no return, or goes on and can't be told any more: one of
-//! the two, whoever asks at the same moment.
+//! The step checks the signal before its point of no return. It either sees the cancellation, or can't be cancelled any more;
+//! never both, however the two calls interleave.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{Lease, LeaseState, Records};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Word {
-    /// Nobody has said anything.
+    /// Neither cancelled nor past the point of no return.
     #[default]
     None,
     CalledOff,
@@ -51,7 +51,7 @@ impl CallOff {
         *self.0.borrow() == Word::CalledOff
     }
 
-    /// Waits until it is called off: for ever, if nobody does.
+    /// Waits until it is called off: for ever, if it never is.
     pub(crate) async fn called_off(&self) {
         let mut word = self.0.subscribe();
         if word.wait_for(|word| *word == Word::CalledOff).await.is_err() {

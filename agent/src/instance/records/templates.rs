@@ -36,7 +36,7 @@ impl Records {
         self.lock().templates.values().filter_map(|template| template.image).collect()
     }
 
-    /// Waits until nobody else makes or changes the pool's template.
+    /// Waits until no other step makes or changes the pool's template.
     pub(crate) async fn template_turn(&self, tenant: &TenantId, pool: &PoolId) -> Turn {
         let turn = {
             let mut inner = self.lock();

@@ -100,7 +100,7 @@ struct BodyReader {
 }
 
 impl Drop for BodyReader {
-    /// A connection that is closed with something unread takes the answer with it: whoever is still sending would never
+    /// A connection that is closed with something unread takes the answer with it: a client that is still sending would never
     /// learn why it was refused.
     fn drop(&mut self) {
         let Some(mut rest) = self.pieces.take() else { return };

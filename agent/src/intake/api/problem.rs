@@ -1,4 +1,4 @@
-//! Errors as answers: `application/problem+json`, whoever found them.
+//! Errors as answers: `application/problem+json`, from handlers and from axum alike.
 
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};

@@ -3,7 +3,7 @@
 //! A single loop owns both directions: it waits for whichever comes first - a frame from the coordinator, an ack that
 //! is due, a change of status, an event, a heartbeat, a finished request. One frame is sent at a time, and sending waits
 //! for the coordinator to read; listening goes on meanwhile, so that two large frames that meet can't block each other.
-//! Nothing piles up behind a slow coordinator: status is the newest when it is sent, and events that nobody waits for
+//! Nothing piles up behind a slow coordinator: status is the newest when it is sent, and events without a receiver
 //! are dropped at their source.
 
 use std::pin::pin;
