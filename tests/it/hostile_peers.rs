@@ -64,7 +64,7 @@ fn a_node_that_beats_without_pause_is_read_at_a_pace() {
 }
 
 #[test]
-fn connections_without_a_certificate_keep_nobody_out() {
+fn connections_without_a_certificate_do_not_lock_nodes_out() {
     let mut site = Site::start();
     let late = site.enrol("late");
     let flood = site.anonymous();

@@ -210,7 +210,7 @@ fn an_agent_is_killed_at_every_point_of_a_session() {
 }
 
 #[test]
-fn a_store_that_can_not_be_used_stops_nobody_and_is_shown() {
+fn an_unusable_store_stops_no_instance_and_is_shown() {
     let mut agent = LoneAgent::new("fake", &[]);
     let mut document = pool(1, 0);
     document["tenants"][0]["pools"][0]["persist"]["store"] = json!("file:///etc/sessions");

@@ -304,7 +304,7 @@ async fn opening_with_identity(stream: &mut DuplexStream, deframer: &mut Deframe
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_a_guest_is_goes_out_with_the_hello_and_once() {
+async fn a_guest_s_identity_goes_out_with_the_hello_and_once() {
     let (links, mut theirs) = scripted(2);
     let (mut second, mut first) = (theirs.pop().unwrap(), theirs.pop().unwrap());
     links.open(&id(1));
@@ -388,7 +388,7 @@ async fn a_guest_that_floods_loses_its_request_and_nothing_else() {
 }
 
 /// Frames and noise that a guest with ill will sends, made from a seed.
-fn ill_will(random: &mut fastrand::Rng, nonce: u64, request: u64) -> Vec<u8> {
+fn hostile_frames(random: &mut fastrand::Rng, nonce: u64, request: u64) -> Vec<u8> {
     use guest_frame::Body;
     let mut out = Vec::new();
     let noise = |random: &mut fastrand::Rng, most| {
@@ -443,7 +443,7 @@ fn ill_will(random: &mut fastrand::Rng, nonce: u64, request: u64) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ill_will_of_one_guest_neither_ends_the_agent_nor_touches_another_guest() {
+async fn a_hostile_guest_neither_ends_the_agent_nor_touches_another_guest() {
     let (driver, good, guest) = ready_guest().await;
     for seed in 0..200 {
         let mut random = fastrand::Rng::with_seed(seed);
@@ -455,7 +455,7 @@ async fn ill_will_of_one_guest_neither_ends_the_agent_nor_touches_another_guest(
         let asked = links.exec(&id(1), run(&["sh"])).await.unwrap();
         let Found::Message(frame) = next_frame(&mut stream, &mut deframer).await else { panic!("no exec") };
         for _ in 0..20 {
-            if stream.write_all(&ill_will(&mut random, nonce, frame.request)).await.is_err() {
+            if stream.write_all(&hostile_frames(&mut random, nonce, frame.request)).await.is_err() {
                 break;
             }
         }

@@ -238,7 +238,7 @@ mod tests {
     use mvm_vmm::DriverKind;
 
     #[tokio::test(start_paused = true)]
-    async fn who_makes_a_network_is_waited_for_only_when_it_is_time_to_look() {
+    async fn a_step_that_makes_a_network_is_waited_for_only_when_a_check_is_due() {
         let dir = tempfile::tempdir().unwrap();
         let settings = IsolationSettings { network: NetworkMode::Bridges, ..IsolationSettings::NONE };
         let isolation = Arc::new(Isolation::new(AnyHost::local(dir.path()), DriverKind::Fake, settings));

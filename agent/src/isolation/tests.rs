@@ -150,7 +150,7 @@ async fn what_runs_is_limited_as_the_document_says_and_left_alone_where_it_says_
 }
 
 #[tokio::test]
-async fn a_tenant_whose_group_can_not_be_had_keeps_nobody_else_from_their_limits() {
+async fn other_tenants_get_their_limits_when_one_cgroup_fails() {
     let site = site("ext4", Mode::Required);
     let groups = site.file.ancestors().nth(4).unwrap();
     fs::write(groups.join("aaa"), "where its group should be").unwrap();

@@ -153,7 +153,7 @@ async fn a_session_comes_back_elsewhere_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_folder_that_nobody_made_is_an_empty_session() {
+async fn a_missing_folder_is_an_empty_session() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
     let blobs = Breaking::at(store.path());
     let mut session = take(&blobs, 1).await;
@@ -162,7 +162,7 @@ async fn a_folder_that_nobody_made_is_an_empty_session() {
 }
 
 #[tokio::test]
-async fn only_what_changed_is_sent_and_what_nobody_names_is_removed() {
+async fn only_changed_content_is_sent_and_unreferenced_content_is_removed() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
     fill(&folder);
     let blobs = Breaking::at(store.path());
@@ -249,7 +249,7 @@ fn names_of_a_guest_s_files_are_escaped_and_cut_in_an_event() {
 }
 
 #[tokio::test]
-async fn who_was_away_finds_its_session_taken_and_touches_nothing() {
+async fn a_holder_that_was_away_finds_its_session_taken_and_touches_nothing() {
     let (store, folder) = (tempfile::tempdir().unwrap(), Folder::new());
     write(&folder.path("mine"), b"one");
     let blobs = Breaking::at(store.path());

@@ -55,7 +55,7 @@ async fn a_chain_of_roots_sent_whole_is_followed_from_where_the_coordinator_is()
 }
 
 #[tokio::test]
-async fn documents_that_a_replaced_director_signed_are_signed_anew_for_whoever_needs_them() {
+async fn documents_of_a_replaced_director_are_signed_again_for_nodes_that_need_them() {
     let (_dir, report) = new_cluster();
     let running = Running::start(&report.data_dir).await;
     let mut node = running.enrol("n1").await;

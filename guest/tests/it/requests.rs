@@ -116,7 +116,7 @@ fn the_newest_connection_is_served() {
 }
 
 #[test]
-fn an_answer_that_nobody_heard_is_given_again_and_the_work_is_not_done_twice() {
+fn a_lost_answer_is_repeated_and_the_work_is_not_done_twice() {
     let machine = Machine::new();
     let number = number();
     let piece =

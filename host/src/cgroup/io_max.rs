@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_nobody_wants_is_taken_away_and_one_on_another_disk_too() {
+    fn unwanted_limits_are_removed_also_on_another_disk() {
         let (none, other) =
             ("rbps=max wbps=max riops=max wiops=max", "8:0 rbps=7 wbps=max riops=max wiops=max\n");
         assert_eq!(lines("", None), [""; 0]);

@@ -244,7 +244,7 @@ fn a_jail_is_the_instances_own_and_of_a_user_that_owns_nothing_else() {
 }
 
 #[test]
-fn a_program_is_one_of_the_list_and_nobody_elses_to_change() {
+fn a_program_is_on_the_list_and_writable_by_root_alone() {
     let site = site();
     let name = format!("mvm-{}", id());
     site.admits(&site.spawn("qemu", &["-name", &name]));
@@ -618,7 +618,7 @@ fn networks_have_numbers_ports_users_of_vmms_and_links_names() {
 }
 
 #[test]
-fn a_disk_is_limited_as_documents_say_and_named_by_nobody() {
+fn a_disk_is_limited_as_documents_say_and_not_named_in_the_request() {
     use crate::cgroup::{InstanceGroup, InstanceLimits, VmmCost};
     let site = site();
     let group = || {

@@ -242,7 +242,7 @@ async fn what_is_no_request_at_all_ends_the_conversation() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_operations_at_once_are_all_done_and_a_slow_one_holds_up_nobody() {
+async fn a_hundred_operations_at_once_are_all_done_and_a_slow_one_blocks_no_other() {
     let site = Site::new();
     let (host, _serving) = remote(&site);
     let host = Arc::new(host);

@@ -66,7 +66,7 @@ fn one_root_takes_over_from_another_without_a_refusal_in_between() {
 }
 
 #[test]
-fn a_new_issuing_authority_under_the_same_root_needs_nobody_to_change() {
+fn a_new_issuing_authority_under_the_same_root_needs_no_change_on_peers() {
     let mut pki = Pki::new();
     let server = Arc::new(honest_server(&pki));
     pki.issuing = pki.root.create_issuing(now()).unwrap();

@@ -247,7 +247,7 @@ fn a_root_of_another_cluster_or_from_the_future_is_refused() {
 }
 
 #[test]
-fn metadata_that_breaks_a_rule_is_refused_whoever_signed_it() {
+fn metadata_that_breaks_a_rule_is_refused_even_when_signed() {
     let keys = Keys::new();
     let good = keys.first();
     let pin = |root: &RootMetadata| code(TrustStore::pin(root.seal(&keys.two()), now()));

@@ -96,7 +96,7 @@ fn one_that_has_no_room_to_be_replaced_does_not_keep_the_next_from_making_it() {
 }
 
 #[test]
-fn no_place_is_kept_for_one_that_nobody_may_touch_for_days() {
+fn no_place_is_kept_for_an_instance_held_for_days() {
     let desired = desired(0, 1, 0);
     let mut seen = observed(&desired, &[(Phase::Running, 5000), (Phase::Running, 5000)]);
     seen.instances[0].override_until = Some(now() + secs(3 * 86_400));

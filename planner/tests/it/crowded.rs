@@ -275,7 +275,7 @@ proptest! {
     }
 
     #[test]
-    fn one_that_is_being_destroyed_is_in_nobodys_way(
+    fn an_instance_that_is_being_destroyed_blocks_no_other(
         (mut desired, mut seen) in one_pool(ANYTHING), phase in 0..4_usize, stood_in in any::<bool>()
     ) {
         let plan = plan_node(&desired, &seen, now());

@@ -275,7 +275,7 @@ fn one_that_may_not_go_yet_keeps_no_place_from_one_that_may() {
 }
 
 #[test]
-fn a_clock_set_back_by_a_day_holds_nobody_for_a_day() {
+fn a_clock_set_back_by_a_day_holds_no_instance_for_a_day() {
     let desired = desired(0, 0, 0);
     let mut seen = observed(&desired, &[(Phase::Running, 0)]);
     seen.instances[0].since = now() + secs(86_400);
@@ -283,7 +283,7 @@ fn a_clock_set_back_by_a_day_holds_nobody_for_a_day() {
 }
 
 #[test]
-fn an_override_longer_than_anyone_may_ask_for_holds_nobody() {
+fn an_override_above_the_maximum_holds_no_instance() {
     let desired = desired(0, 0, 0);
     let mut seen = observed(&desired, &[(Phase::Running, 100)]);
     let week = secs(7 * 86_400);

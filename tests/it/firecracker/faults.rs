@@ -222,7 +222,7 @@ async fn a_console_that_is_too_long_is_cut_while_its_vmm_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_vmm_that_writes_a_snapshot_is_known_to_be_paused_though_it_answers_nobody() {
+async fn a_vmm_that_writes_a_snapshot_is_known_to_be_paused_although_it_does_not_answer() {
     let site = Site::new();
     let spec = site.spec(1);
     let environment = [("STAND_IN_FAULT", "slow-snapshot"), ("STAND_IN_VERSION", "1.15.1")];

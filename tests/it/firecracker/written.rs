@@ -18,7 +18,7 @@ const LONG: u64 = 8 << 20;
 const SHORT: u64 = 3 << 20;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metrics_that_nobody_asks_for_do_not_fill_the_disk_in_a_jail_or_out_of_it() {
+async fn unread_metrics_do_not_fill_the_disk_in_a_jail_or_out_of_it() {
     let limits = Limits { trim: Duration::from_millis(50), ..Limits::default() };
     for jailed in [false, true] {
         let site = Site::new();

@@ -81,7 +81,7 @@ async fn a_handler_sees_the_identity_of_its_peer() {
 }
 
 #[tokio::test]
-async fn a_peer_without_a_certificate_is_nobody_where_none_is_required() {
+async fn a_peer_without_a_certificate_has_no_identity_where_none_is_required() {
     let server = Running::start(ClientAuth::Optional, Limits::default(), Some(router()), None);
     let tls = server.lab.client_tls(None);
     let client =
@@ -160,7 +160,7 @@ async fn a_body_above_the_limit_is_answered_with_413() {
 }
 
 #[tokio::test]
-async fn a_body_that_nobody_reads_does_not_spoil_the_answer() {
+async fn an_unread_body_does_not_spoil_the_answer() {
     let server = Running::http(Limits::default(), router());
     let client = server.client().await;
     for _ in 0..40 {
@@ -280,7 +280,7 @@ async fn a_body_that_trickles_is_answered_with_408() {
 }
 
 #[tokio::test]
-async fn an_answer_that_nobody_takes_is_given_up() {
+async fn an_unread_answer_is_given_up() {
     let limits = Limits { request_timeout: Duration::from_millis(200), ..Limits::default() };
     let endless = || async {
         Body::from_stream(futures::stream::repeat(Bytes::from(vec![7; 50_000])).map(Ok::<_, std::io::Error>))

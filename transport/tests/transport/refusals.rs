@@ -117,7 +117,7 @@ async fn a_session_without_a_certificate_is_closed() {
 }
 
 #[tokio::test]
-async fn nobody_listening_is_said_within_the_handshake_timeout() {
+async fn a_missing_listener_is_reported_within_the_handshake_timeout() {
     let lab = Lab::new();
     let nobody = udp_socket();
     let address = nobody.local_addr().expect("an address");

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_code_of_files_that_nobody_wrote_to_is_unmapped() {
+    fn only_code_of_unmodified_files_is_unmapped() {
         let smaps = "\
 1000-2000 r--p 00000000 08:01 42    /usr/bin/mvm
 Rss:                   4 kB

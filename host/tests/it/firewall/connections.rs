@@ -117,7 +117,7 @@ fn connections_go_where_they_may_without_br_netfilter() {
 }
 
 #[test]
-fn all_packets_of_a_connection_that_nobody_answers_pass() {
+fn all_packets_of_an_unanswered_connection_pass() {
     const ROUNDS: u32 = 5;
     const PACKETS: u64 = 5_000;
     if !can_run(&NEEDS) {

@@ -133,7 +133,7 @@ async fn a_removal_that_is_held_up_keeps_only_its_own_instance_waiting_and_in_or
 }
 
 #[tokio::test]
-async fn a_file_a_directory_or_a_program_that_can_not_be_opened_holds_up_nobody_else() {
+async fn a_file_directory_or_program_that_blocks_on_open_blocks_no_other_request() {
     if !can_run(&[Need::Root]) {
         return;
     }

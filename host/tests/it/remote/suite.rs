@@ -108,7 +108,7 @@ pub(crate) async fn run<H: Host>(host: H, other: H, site: &Site) {
     what_a_vmm_forks_is_no_second_vmm_but_does_not_outlive_it_unseen(&host, site).await;
     processor_time_is_that_of_exactly_this_process(&host, site).await;
     memory_is_measured_of_what_lives_and_was_asked_for(&host, site).await;
-    how_a_vmm_ended_is_told_to_whoever_started_it(&host, site).await;
+    the_starter_of_a_vmm_is_told_how_it_ended(&host, site).await;
     a_stranger_with_a_used_pid_is_never_signalled(&host, site).await;
     no_jail_is_made_or_removed_while_a_process_of_its_instance_lives(&host, site).await;
     what_is_started_is_private_leads_its_own_session_and_inherits_nothing(&host, site).await;
@@ -167,7 +167,7 @@ async fn processor_time_is_that_of_exactly_this_process(host: &impl Host, site: 
     assert_eq!(host.cpu_time(&busy), None);
 }
 
-async fn how_a_vmm_ended_is_told_to_whoever_started_it(host: &impl Host, site: &Site) {
+async fn the_starter_of_a_vmm_is_told_how_it_ended(host: &impl Host, site: &Site) {
     let process = spawned(host, site.spawn(&id(), "exit 7")).await;
     let ended = tokio::time::timeout(PATIENCE, host.wait_end(&vmm(&process))).await.unwrap().unwrap();
     assert_eq!((ended.exit_code, ended.signal), (Some(7), None));

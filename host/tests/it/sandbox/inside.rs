@@ -133,7 +133,7 @@ async fn without_confinement_the_same_attempts_succeed() {
 }
 
 #[tokio::test]
-async fn the_strict_filter_ends_whoever_asks_for_what_no_vmm_needs() {
+async fn the_strict_filter_kills_a_process_that_makes_a_forbidden_system_call() {
     if !can_run(&[Need::Root]) {
         return;
     }
@@ -171,7 +171,7 @@ async fn holes_are_holes_but_for_a_vmm_with_a_balloon() {
 }
 
 #[tokio::test]
-async fn kvm_is_there_for_whoever_is_given_it() {
+async fn kvm_is_available_only_to_vmms_that_are_given_it() {
     let device =
         Path::new("/dev/kvm").exists().then_some(()).ok_or_else(|| "there is no /dev/kvm".to_owned());
     if !can_run(&[Need::Root, Need::Kvm(device)]) {
