@@ -71,8 +71,8 @@ pub const ALL: &[&str] = &[
 ];
 
 /// Points that only a real guest's session passes. The tests with microVMs end an agent at each, three times.
-pub const OF_SESSIONS: &[&str] = &["persist.content", "persist.index", "persist.head", "persist.brought"];
+pub const SESSION_POINTS: &[&str] = &["persist.content", "persist.index", "persist.head", "persist.brought"];
 
 pub(crate) fn point(name: &'static str) {
-    mvm_host::crash::point(&[ALL, OF_SESSIONS], name);
+    mvm_host::crash::point(&[ALL, SESSION_POINTS], name);
 }

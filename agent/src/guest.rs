@@ -8,14 +8,14 @@
 mod call;
 mod error;
 mod exec;
+#[cfg(test)]
+pub(crate) mod fake_guest;
 mod files;
 mod idle;
 mod link;
 mod load;
 mod relay;
 mod secrets;
-#[cfg(test)]
-pub(crate) mod stand_in;
 mod task;
 #[cfg(test)]
 mod tests;

@@ -45,7 +45,7 @@ use crate::instance::record::{Record, retry_after};
 use crate::instance::records::Records;
 use blob_store::{BlobStoreError, ObjectBlobStore};
 use guest_files::LinkFiles;
-use head::{Has, Holder};
+use head::{FolderContent, Holder};
 pub(crate) use interval::Due;
 use limits::MAX_REMEMBERED_BYTES;
 pub use limits::SessionLimits;
@@ -366,7 +366,7 @@ impl Sessions {
         {
             return Ok(session);
         }
-        Session::take(store, &me, Has::Nothing, persist.every_seconds).await
+        Session::take(store, &me, FolderContent::Nothing, persist.every_seconds).await
     }
 
     /// Copies a drained guest's session before it is paused, within what is left of its time to drain.

@@ -111,7 +111,7 @@ fn renderers(text: &str) -> Vec<(&'static str, String)> {
         "instances": [status], "desired": { "flake_ref": text, "instance_resources": { text: text } } });
     let one_tenant = json!({ "tenant_id": text, "managed": text, "instances": text, "pools": [pool],
         "desired": { "network": { "ipv4_subnet": text }, "quotas": { text: text } } });
-    let shown = trust::Shown { state: &trusted, root_digest: text.to_owned(), pinned: "no" };
+    let shown = trust::TrustOutput { state: &trusted, root_digest: text.to_owned(), pinned: "no" };
     let tables = [
         ("instance list", instance::table(std::slice::from_ref(&found), false)),
         ("instance list -o wide", instance::table(std::slice::from_ref(&found), true)),

@@ -96,7 +96,7 @@ impl Guest {
                     let announced = sleep::call_off(self);
                     let take_down = move |guest: &Self| {
                         if announced {
-                            sleep::take_down_sign(guest);
+                            sleep::remove_marker(guest);
                         }
                     };
                     if !self.carry_out_and(number, move |guest| guest.reborn(&reborn), take_down) {

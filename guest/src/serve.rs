@@ -19,7 +19,7 @@ impl Guest {
     /// Begins to watch what the workload says about itself. The workload is started by `reborn`.
     pub fn new(settings: Settings) -> io::Result<Self> {
         std::fs::create_dir_all(&settings.run_dir)?;
-        sleep::forget_sign(&settings.run_dir);
+        sleep::remove_old_marker(&settings.run_dir);
         let state = State {
             link: Link::default(),
             requests: Requests::default(),

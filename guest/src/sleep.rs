@@ -12,12 +12,11 @@ use crate::refusal::Refusal;
 use crate::settings::Machine;
 use crate::state::Guest;
 
-/// Its appearance tells the workload that sleep comes; its removal, that it is over or was called off.
-const SIGN: &str = "prepare-sleep";
+/// The marker file: it appears before a sleep, and is removed when the sleep is over or was cancelled.
+const MARKER: &str = "prepare-sleep";
 
-/// The sign itself, under a name that says nothing: to put it up and take it down is to give it another name and take it
-/// away, which costs less than to make a file.
-const SIGN_AT_REST: &str = ".prepare-sleep";
+/// The marker file under another name: a hard link to it costs less than creating a file.
+const HIDDEN_MARKER: &str = ".prepare-sleep";
 
 /// The kernel's caches, to be dropped. Opened early, like everything that is needed while a request waits.
 static CACHES: OnceLock<File> = OnceLock::new();
@@ -25,7 +24,7 @@ const CACHES_PATH: &str = "/proc/sys/vm/drop_caches";
 
 /// Does beforehand what every sleep needs.
 pub(crate) fn get_ready(run_dir: &Path) {
-    let _ = fs::write(run_dir.join(SIGN_AT_REST), "");
+    let _ = fs::write(run_dir.join(HIDDEN_MARKER), "");
     if let Ok(caches) = OpenOptions::new().write(true).open(CACHES_PATH) {
         // What booting left behind need not be in a template, nor be dropped by each of its forks.
         drop_caches(&caches);
@@ -35,27 +34,27 @@ pub(crate) fn get_ready(run_dir: &Path) {
     }
 }
 
-/// Says that sleep comes, and that `number` prepares it: a newer request to prepare takes the place of an older one.
+/// Announces a sleep that the request `number` prepares: a newer request to prepare takes the place of an older one.
 ///
 /// By the reading thread, as [`cancel`] is: what was asked last counts, whenever the threads come to it.
 pub(crate) fn announce(guest: &Guest, number: u64) -> Result<(), Refusal> {
-    let _sign = hold_sign();
+    let _lock = lock_marker();
     guest.lock().announced = true;
-    put_up_sign(&guest.0.settings.run_dir).map_err(|error| Refusal::io(SIGN, &error))?;
+    create_marker(&guest.0.settings.run_dir).map_err(|error| Refusal::io(MARKER, &error))?;
     guest.update(|state| state.preparing = Some(number));
     Ok(())
 }
 
-/// Whatever an earlier run of this program prepared for, this one does not.
-pub(crate) fn forget_sign(run_dir: &Path) {
-    let _ = fs::remove_file(run_dir.join(SIGN));
+/// Removes the marker file of an earlier run of this program.
+pub(crate) fn remove_old_marker(run_dir: &Path) {
+    let _ = fs::remove_file(run_dir.join(MARKER));
 }
 
-fn put_up_sign(folder: &Path) -> io::Result<()> {
-    let (at_rest, sign) = (folder.join(SIGN_AT_REST), folder.join(SIGN));
-    match fs::hard_link(&at_rest, &sign) {
+fn create_marker(folder: &Path) -> io::Result<()> {
+    let (hidden, marker) = (folder.join(HIDDEN_MARKER), folder.join(MARKER));
+    match fs::hard_link(&hidden, &marker) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            fs::write(&at_rest, "").and_then(|()| fs::hard_link(&at_rest, &sign))
+            fs::write(&hidden, "").and_then(|()| fs::hard_link(&hidden, &marker))
         }
         // It is up already.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -108,11 +107,11 @@ fn droppable(kernel_version: &[u8]) -> &'static [u8] {
 /// Takes back what was announced, if anything was.
 pub(crate) fn cancel(guest: &Guest) {
     if call_off(guest) {
-        take_down_sign(guest);
+        remove_marker(guest);
     }
 }
 
-/// The same, but for the sign: whether there is one to be taken down. A waiting request need not wait for that.
+/// The same, but for the marker file: whether there is one to remove. A waiting request need not wait for that.
 pub(crate) fn call_off(guest: &Guest) -> bool {
     guest.update(|state| {
         state.preparing = None;
@@ -120,18 +119,18 @@ pub(crate) fn call_off(guest: &Guest) -> bool {
     })
 }
 
-/// Takes the sign down, unless another sleep was announced since.
-pub(crate) fn take_down_sign(guest: &Guest) {
-    let _sign = hold_sign();
+/// Removes the marker file, unless another sleep was announced since.
+pub(crate) fn remove_marker(guest: &Guest) {
+    let _lock = lock_marker();
     if !guest.lock().announced {
-        let _ = fs::remove_file(guest.0.settings.run_dir.join(SIGN));
+        let _ = fs::remove_file(guest.0.settings.run_dir.join(MARKER));
     }
 }
 
-/// Held while the sign is put up or taken down, and whether it should be there is looked at.
-fn hold_sign() -> MutexGuard<'static, ()> {
-    static SIGN_HELD: Mutex<()> = Mutex::new(());
-    SIGN_HELD.lock().unwrap_or_else(PoisonError::into_inner)
+/// Held while the marker file is created, removed or checked.
+fn lock_marker() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -147,7 +146,7 @@ mod tests {
         announce(&guest, 7).unwrap();
         cancel(&guest);
         assert_eq!(prepare(&guest, 7, &request), Err(Refusal::new("busy", "called off")));
-        assert!(!folder.path().join("run").join(SIGN).exists());
+        assert!(!folder.path().join("run").join(MARKER).exists());
         announce(&guest, 8).unwrap();
         announce(&guest, 9).unwrap();
         assert_eq!(prepare(&guest, 8, &request), Err(Refusal::new("busy", "called off")), "9 is newer");

@@ -2,19 +2,19 @@
 
 #![allow(clippy::unwrap_used)] // A test may end at the first surprise.
 
-mod at_rest;
 mod bad_input;
 mod commands;
 mod connections;
 mod crash_matrix;
 mod day;
+mod encrypted_sleep;
 mod firecracker;
 mod fleet;
 mod hostile_peers;
 mod interop;
 mod isolation;
 mod microvms;
-mod moves;
+mod migration;
 mod privileges;
 mod rotation;
 mod sessions;

@@ -206,7 +206,7 @@ fn an_agent_that_is_killed_once_a_copy_counts_or_while_it_is_brought_back_loses_
 #[test]
 fn an_agent_is_killed_at_every_point_of_a_session() {
     let tried = [BEFORE_IT_COUNTS.as_slice(), &[ONCE_IT_COUNTS, BROUGHT_BACK]].concat();
-    assert_eq!(tried, crash::OF_SESSIONS);
+    assert_eq!(tried, crash::SESSION_POINTS);
 }
 
 #[test]

@@ -21,7 +21,7 @@ pub(crate) fn imports(folder: &Path) -> Graph {
     };
     let is_root = |module: &str| matches!(module, "lib" | "main");
     let modules: BTreeSet<String> = sources.iter().map(|source| parts(&source.name).remove(0)).collect();
-    let mut passed_on = BTreeMap::new();
+    let mut reexported = BTreeMap::new();
     for source in sources.iter().filter(|source| is_root(parts(&source.name)[0].as_str())) {
         let text = shipped(source);
         for at in text.match_indices("use ").map(|(at, _)| at) {
@@ -29,7 +29,7 @@ pub(crate) fn imports(folder: &Path) -> Graph {
                 if let [module, .., name] = path.as_slice()
                     && modules.contains(module)
                 {
-                    passed_on.insert(name.clone(), module.clone());
+                    reexported.insert(name.clone(), module.clone());
                 }
             }
         }
@@ -53,7 +53,7 @@ pub(crate) fn imports(folder: &Path) -> Graph {
                     let module = if modules.contains(named) {
                         Some(named)
                     } else {
-                        passed_on.get(named).map(String::as_str)
+                        reexported.get(named).map(String::as_str)
                     };
                     imported.extend(
                         module.filter(|module| *module != place[0] && !is_root(module)).map(str::to_owned),

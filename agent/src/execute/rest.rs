@@ -161,7 +161,7 @@ impl<D: Driver> Executor<D> {
         record.retry_not_before = None;
         record.enter(Phase::Running, self.clock.now(), reason);
         self.records.set(record.clone());
-        watch.is_up();
+        watch.mark_up();
         if marked {
             self.write_up(&record).await;
         }

@@ -51,7 +51,7 @@ impl<D: Driver> Executor<D> {
             self.write_up(record).await;
         }
         self.records.set(record.clone());
-        watch.is_up();
+        watch.mark_up();
         crash::point("up.told");
         if record.session.is_none() {
             self.write_up(record).await;

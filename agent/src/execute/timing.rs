@@ -108,7 +108,7 @@ impl Stopwatch {
     }
 
     /// The instance runs, and its record in memory says so.
-    pub(crate) fn is_up(&mut self) {
+    pub(crate) fn mark_up(&mut self) {
         self.is_up = true;
         if let Some(waiter) = self.waiter.take() {
             // The caller may have gone away.

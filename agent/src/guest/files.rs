@@ -189,7 +189,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::guest::stand_in::links_to;
+    use crate::guest::fake_guest::links_to;
 
     fn id() -> InstanceId {
         InstanceId::from_bits(1)

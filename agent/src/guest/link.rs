@@ -82,19 +82,19 @@ enum Kind {
     /// Answered whole; asked again when the link breaks.
     Plain,
     /// Goes on where it was when the link breaks. `input` is what its program has not taken yet, to be sent again.
-    Exec { received: u64, input: VecDeque<Input>, inward: Inward },
+    Exec { received: u64, input: VecDeque<Input>, inward: InboundBuffer },
     /// Ends when the link breaks, because it is unknown which bytes arrived.
-    Relay { inward: Inward },
+    Relay { inward: InboundBuffer },
 }
 
 /// How much was sent to a program or a port, and how much of it that has taken.
 #[derive(Debug, Clone, Copy, Default)]
-struct Inward {
+struct InboundBuffer {
     sent: u64,
     taken: u64,
 }
 
-impl Inward {
+impl InboundBuffer {
     /// One piece may overstep the window: the guest keeps room for it.
     fn has_room(self) -> bool {
         self.sent - self.taken < WINDOW_BYTES as u64
@@ -107,7 +107,7 @@ impl Inward {
 }
 
 impl Kind {
-    fn inward(&mut self) -> Option<&mut Inward> {
+    fn inward(&mut self) -> Option<&mut InboundBuffer> {
         match self {
             Kind::Plain => None,
             Kind::Exec { inward, .. } | Kind::Relay { inward } => Some(inward),
@@ -188,9 +188,9 @@ impl Link {
     pub(super) fn begin(self: &Arc<Self>, body: host_frame::Body) -> Result<Call, LinkError> {
         let kind = match &body {
             host_frame::Body::Exec(_) => {
-                Kind::Exec { received: 0, input: VecDeque::new(), inward: Inward::default() }
+                Kind::Exec { received: 0, input: VecDeque::new(), inward: InboundBuffer::default() }
             }
-            host_frame::Body::RelayOpen(_) => Kind::Relay { inward: Inward::default() },
+            host_frame::Body::RelayOpen(_) => Kind::Relay { inward: InboundBuffer::default() },
             _ => Kind::Plain,
         };
         let works = !matches!(kind, Kind::Plain);

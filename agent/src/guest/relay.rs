@@ -77,7 +77,7 @@ mod tests {
     use futures::stream::{self, StreamExt as _};
     use mvm_proto::guest::{Accepted, guest_frame};
 
-    use super::super::stand_in::links_to;
+    use super::super::fake_guest::links_to;
     use super::*;
 
     #[tokio::test(start_paused = true)]

@@ -11,7 +11,7 @@ mod gate;
 mod handlers;
 mod input;
 mod instances;
-mod moves;
+mod migration;
 mod node;
 mod problem;
 mod watch;
@@ -141,8 +141,8 @@ fn handler(rule: &Rule) -> MethodRouter<Api> {
         Endpoint::Logs => get(instances::logs),
         Endpoint::Act(action) => post(instances::act).layer(Extension(action)),
         Endpoint::Exec => post(exec::exec),
-        Endpoint::Export => post(moves::export),
-        Endpoint::Release => post(moves::release),
-        Endpoint::Import => post(moves::import),
+        Endpoint::Export => post(migration::export),
+        Endpoint::Release => post(migration::release),
+        Endpoint::Import => post(migration::import),
     }
 }

@@ -59,7 +59,7 @@ impl Found {
 
 /// What an instance has of its own when it asks for a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Has {
+pub(crate) enum FolderContent {
     /// It starts for the first time: whatever session it gets becomes its content.
     Nothing,
     /// It has content already, which must not be mixed with another's.
@@ -80,13 +80,13 @@ pub(crate) enum Choice {
 /// The session for `me` among those of its pool. The one that it holds already, after a crash between taking it and
 /// noting that; else the first that is free, so that the oldest sessions live on; else a new one. `now` is the time of the
 /// store, as [`Found::written_at`] is: a node's own clock decides nothing.
-pub(crate) fn choose(found: &[Found], me: &Holder, has: Has, now: Timestamp) -> Choice {
+pub(crate) fn choose(found: &[Found], me: &Holder, content: FolderContent, now: Timestamp) -> Choice {
     let mine = |found: &&Found| found.head.holder.as_ref() == Some(me);
     if let Some(mine) = found.iter().find(mine) {
         return Choice::Take(mine.clone());
     }
     let free = found.iter().filter(|found| found.is_free(now)).min_by_key(|found| found.slot);
-    if let (Some(free), Has::Nothing) = (free, has) {
+    if let (Some(free), FolderContent::Nothing) = (free, content) {
         return Choice::Take(free.clone());
     }
     let taken = |slot: &u32| found.iter().any(|found| found.slot == *slot);
@@ -121,25 +121,25 @@ mod tests {
     fn a_first_start_takes_its_own_then_the_first_free_then_a_new_session() {
         let (me, other) = (holder("node-b", 1), holder("node-a", 2));
         let held = found(0, Some(other));
-        let take = |all: &[Found], has| choose(all, &me, has, at(5));
-        assert_eq!(take(&[], Has::Nothing), Choice::New { slot: 0 });
-        assert_eq!(take(std::slice::from_ref(&held), Has::Nothing), Choice::New { slot: 1 });
+        let take = |all: &[Found], content| choose(all, &me, content, at(5));
+        assert_eq!(take(&[], FolderContent::Nothing), Choice::New { slot: 0 });
+        assert_eq!(take(std::slice::from_ref(&held), FolderContent::Nothing), Choice::New { slot: 1 });
         let all = [held.clone(), found(2, None), found(1, None)];
-        assert_eq!(take(&all, Has::Nothing), Choice::Take(found(1, None)));
+        assert_eq!(take(&all, FolderContent::Nothing), Choice::Take(found(1, None)));
         let mine = found(3, Some(me.clone()));
         let all = [held.clone(), found(1, None), mine.clone()];
-        assert_eq!(take(&all, Has::Content), Choice::Take(mine));
-        assert_eq!(take(&[held, found(1, None)], Has::Content), Choice::New { slot: 2 });
+        assert_eq!(take(&all, FolderContent::Content), Choice::Take(mine));
+        assert_eq!(take(&[held, found(1, None)], FolderContent::Content), Choice::New { slot: 2 });
     }
 
     #[test]
     fn a_session_is_free_only_when_its_holder_was_silent_for_long() {
         let me = holder("node-b", 1);
         let all = [found(0, Some(holder("node-a", 2)))];
-        assert_eq!(choose(&all, &me, Has::Nothing, at(60)), Choice::New { slot: 1 });
-        assert_eq!(choose(&all, &me, Has::Nothing, at(61)), Choice::Take(all[0].clone()));
+        assert_eq!(choose(&all, &me, FolderContent::Nothing, at(60)), Choice::New { slot: 1 });
+        assert_eq!(choose(&all, &me, FolderContent::Nothing, at(61)), Choice::Take(all[0].clone()));
         // The same instance number on another node is another instance.
         let same = [found(0, Some(holder("node-a", 1)))];
-        assert_eq!(choose(&same, &me, Has::Nothing, at(5)), Choice::New { slot: 1 });
+        assert_eq!(choose(&same, &me, FolderContent::Nothing, at(5)), Choice::New { slot: 1 });
     }
 }

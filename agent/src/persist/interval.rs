@@ -7,7 +7,7 @@ use mvm_proto::text::chain;
 use mvm_proto::{InstanceId, Phase, TenantId};
 use tokio::time::Instant;
 
-use super::head::Has;
+use super::head::FolderContent;
 use super::session::Session;
 use super::{InstanceSession, PersistError, Sessions, locked};
 use crate::instance::SessionMark;
@@ -91,7 +91,7 @@ impl Sessions {
     ) -> Result<(), PersistError> {
         let mut work = instance_session.work.lock().await;
         let (store, me) = (self.store(record, &persist.store)?, self.me(record));
-        let session = Session::take(store, &me, Has::Content, persist.every_seconds).await?;
+        let session = Session::take(store, &me, FolderContent::Content, persist.every_seconds).await?;
         let mark = SessionMark::Bound { slot: session.slot };
         if self.mark(record, records, Some(mark)).await {
             *work = Some(session);

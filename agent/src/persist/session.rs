@@ -7,7 +7,7 @@ use super::blob_store::BlobStore;
 use super::bring_back::bring_back;
 use super::copy_out::{CopyOut, Memory};
 use super::guest_files::GuestFiles;
-use super::head::{Choice, Found, Has, Head, Holder, VERSION, choose};
+use super::head::{Choice, FolderContent, Found, Head, Holder, VERSION, choose};
 use super::held::Held;
 use super::index::Index;
 use super::session_store::SessionStore;
@@ -43,7 +43,7 @@ impl<S: BlobStore> Session<S> {
     pub(crate) async fn take(
         store: SessionStore<S>,
         me: &Holder,
-        has: Has,
+        has: FolderContent,
         every_seconds: u64,
     ) -> Result<Self, PersistError> {
         for _ in 0..TRIES {

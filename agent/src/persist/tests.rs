@@ -18,7 +18,7 @@ use mvm_proto::{InstanceId, Timestamp};
 
 use super::PersistError;
 use super::blob_store::{BlobStore, BlobStoreError, Listed, ObjectBlobStore};
-use super::head::{Has, Holder};
+use super::head::{FolderContent, Holder};
 use super::index::CHUNK_BYTES;
 use super::session::Session;
 use super::session_store::SessionStore;
@@ -116,7 +116,7 @@ fn session_store(blobs: &Breaking) -> SessionStore<Breaking> {
 }
 
 async fn take(blobs: &Breaking, bits: u32) -> Session<Breaking> {
-    Session::take(session_store(blobs), &holder(bits), Has::Nothing, EVERY).await.unwrap()
+    Session::take(session_store(blobs), &holder(bits), FolderContent::Nothing, EVERY).await.unwrap()
 }
 
 /// A session of every kind of thing.
@@ -289,7 +289,7 @@ async fn two_that_start_at_once_get_two_sessions_and_content_is_never_mixed() {
     let free = Session::resume(session_store(&blobs), 3, &holder(99), &[], EVERY).await.unwrap();
     assert!(free.is_none());
     let me = holder(7);
-    let mine = Session::take(session_store(&blobs), &me, Has::Content, EVERY).await.unwrap();
+    let mine = Session::take(session_store(&blobs), &me, FolderContent::Content, EVERY).await.unwrap();
     assert_eq!(mine.slot, 6);
 }
 

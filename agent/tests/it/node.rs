@@ -1,8 +1,7 @@
 //! The node half of the agent from outside: what it accepts, what it makes true, and what survives its end.
 
 mod acceptance;
-mod at_rest;
-mod call_off;
+mod cancelled_sleep;
 mod closing;
 mod cluster;
 mod crash;
@@ -16,6 +15,7 @@ mod once;
 mod reclaim;
 mod revoked;
 mod secrets;
+mod snapshot_options;
 mod subject;
 mod task;
 mod test_node;

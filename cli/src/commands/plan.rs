@@ -57,13 +57,13 @@ pub(crate) fn run(global: &Global, command: PlanCommand) -> Run {
     if plan.steps.is_empty() && plan.deferred.is_empty() && plan.unmanaged.is_empty() {
         Progress::new(global.quiet).say("nothing to do: the node is as the document says");
     }
-    let shown = Shown { pools: revisions(&desired), plan };
+    let shown = PlanOutput { pools: revisions(&desired), plan };
     Ok(output::show(global.output, &shown, |wide| table(&shown, wide))?)
 }
 
 /// A plan, and what its steps lead to.
 #[derive(Serialize)]
-struct Shown {
+struct PlanOutput {
     #[serde(flatten)]
     plan: NodePlan,
     pools: Vec<PoolRevision>,
@@ -107,7 +107,7 @@ fn read_observation(path: &Path) -> Result<Vec<u8>, Outcome> {
 
 /// Steps, then deferred ones, then unmanaged instances, then when time alone changes the plan; wide, also the pools'
 /// revisions.
-fn table(Shown { plan, pools }: &Shown, wide: bool) -> output::Table {
+fn table(PlanOutput { plan, pools }: &PlanOutput, wide: bool) -> output::Table {
     let mut table = output::table(["PLAN", "ACTION", "TENANT", "POOL", "INSTANCE", "REASON"]);
     let name = |id: Option<&InstanceId>, none: &str| id.map_or_else(|| none.to_owned(), ToString::to_string);
     for step in &plan.steps {

@@ -125,7 +125,7 @@ async fn update(global: &Global, operator: &Operator, bundle: &TrustBundle) -> R
 
 /// What `show` and whatever changes the trust print.
 #[derive(Debug, Serialize)]
-pub(crate) struct Shown<'a> {
+pub(crate) struct TrustOutput<'a> {
     #[serde(flatten)]
     pub(crate) state: &'a TrustState,
     /// Of the root in force, as this program computed it: for comparing with other operators.
@@ -144,11 +144,11 @@ fn show(global: &Global, operator: &Operator, state: &TrustState) -> Run {
         },
     };
     let root_digest = bundle.roots.last().map(|root| root_digest(root).to_string()).unwrap_or_default();
-    let shown = Shown { state, root_digest, pinned };
+    let shown = TrustOutput { state, root_digest, pinned };
     Ok(output::show(global.output, &shown, |_| table(&shown))?)
 }
 
-pub(crate) fn table(shown: &Shown<'_>) -> output::Table {
+pub(crate) fn table(shown: &TrustOutput<'_>) -> output::Table {
     let state = shown.state;
     let mut rows = vec![
         ("root version", state.root_version.to_string()),

@@ -83,10 +83,10 @@ pub(super) fn set_aside(
     issued: Result<Option<Stored>, Problem>,
     now: Timestamp,
 ) -> Result<Option<Stored>, Problem> {
-    const OF_THE_DOCUMENT: [&str; 4] =
+    const DOCUMENT_ERRORS: [&str; 4] =
         ["director_not_trusted", "stored_document_unusable", "numbers_exhausted", "document_too_large"];
     match issued {
-        Err(problem) if OF_THE_DOCUMENT.contains(&problem.code.as_str()) => {
+        Err(problem) if DOCUMENT_ERRORS.contains(&problem.code.as_str()) => {
             tracing::warn!(%node, %problem, "no document for the node");
             let message = format!("{}. {}", problem.detail, problem.remediation);
             let kind = "DocumentNotSent".to_owned();

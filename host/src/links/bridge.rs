@@ -99,7 +99,7 @@ impl Links {
                     self.change(&what, plain(bridge()).build()).await?;
                 }
                 Repair::Setting { name: setting, .. } => {
-                    settings::mend(&name, setting, &settings::OF_BRIDGES)?;
+                    settings::mend(&name, setting, &settings::BRIDGE_SETTINGS)?;
                 }
                 Repair::ForeignAddress { .. } => {
                     self.keep_address(found.index, (net.subnet.gateway(), net.subnet.prefix())).await?;

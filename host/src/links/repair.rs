@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use serde::Serialize;
 
-use super::settings::{OF_BRIDGES, OF_TAPS, Setting};
+use super::settings::{BRIDGE_SETTINGS, Setting, TAP_SETTINGS};
 use super::{ObservedBridge, ObservedTap, PortFlags};
 use crate::network::{Mac, Port, TenantNet};
 
@@ -118,7 +118,7 @@ pub fn bridge_repairs(found: Option<&ObservedBridge>, wanted: &TenantNet) -> Vec
     if !found.plain {
         repairs.push(Repair::BridgeOptions);
     }
-    settings(&mut repairs, &OF_BRIDGES, &found.settings);
+    settings(&mut repairs, &BRIDGE_SETTINGS, &found.settings);
     let address = (wanted.subnet.gateway(), wanted.subnet.prefix());
     for (address, prefix) in found.addresses.iter().copied().filter(|other| *other != address) {
         repairs.push(Repair::ForeignAddress { address, prefix });
@@ -146,7 +146,7 @@ pub fn tap_repairs(found: Option<&ObservedTap>, port: &Port, net: &TenantNet, br
     if found.mtu != u32::from(net.mtu) {
         repairs.push(Repair::Mtu { found: found.mtu });
     }
-    settings(&mut repairs, &OF_TAPS, &found.settings);
+    settings(&mut repairs, &TAP_SETTINGS, &found.settings);
     if found.master != Some(bridge) {
         // What it is as a port of another bridge is of no interest.
         repairs.push(Repair::Master { found: found.master });

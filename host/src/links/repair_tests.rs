@@ -38,7 +38,7 @@ fn bridge() -> ObservedBridge {
         mac: Some(Mac::of(7, 1)),
         plain: true,
         addresses: vec![(Ipv4Addr::new(10, 240, 7, 1), 24)],
-        settings: OF_BRIDGES.to_vec(),
+        settings: BRIDGE_SETTINGS.to_vec(),
     }
 }
 
@@ -59,7 +59,7 @@ fn tap() -> ObservedTap {
         owner: Some(70_003),
         port: Some(wanted_port(&net())),
         forwarding_entry: Some(true),
-        settings: OF_TAPS.to_vec(),
+        settings: TAP_SETTINGS.to_vec(),
         rx_bytes: 0,
         tx_bytes: 0,
     }

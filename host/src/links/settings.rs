@@ -10,7 +10,7 @@ pub(super) type Setting = (&'static str, i32);
 
 /// A bridge answers for its own address alone, believes no redirects and drops what comes from the wrong side. It has
 /// no IPv6 at all: guests have none, and a link-local address would be a way to the host past every IPv4 rule.
-pub(super) const OF_BRIDGES: [Setting; 11] = [
+pub(super) const BRIDGE_SETTINGS: [Setting; 11] = [
     ("ipv6/disable_ipv6", 1),
     ("ipv6/addr_gen_mode", 1),
     ("ipv4/rp_filter", 1),
@@ -25,7 +25,7 @@ pub(super) const OF_BRIDGES: [Setting; 11] = [
 ];
 
 /// A TAP is a bridge's port and has no addresses; it must not make itself any.
-pub(super) const OF_TAPS: [Setting; 2] = [("ipv6/disable_ipv6", 1), ("ipv6/addr_gen_mode", 1)];
+pub(super) const TAP_SETTINGS: [Setting; 2] = [("ipv6/disable_ipv6", 1), ("ipv6/addr_gen_mode", 1)];
 
 /// Sets one of the `wanted` settings of a link to what it must be.
 pub(super) fn mend(link: &str, setting: &str, wanted: &[Setting]) -> Result<(), LinkError> {

@@ -186,7 +186,9 @@ impl Links {
                     let end = tun::attach(&name).map_err(failed("attach to", &name))?;
                     tun::set_owner(&end, port.owner_uid).map_err(failed("set the owner of", &name))?;
                 }
-                Repair::Setting { name: setting, .. } => settings::mend(&name, setting, &settings::OF_TAPS)?,
+                Repair::Setting { name: setting, .. } => {
+                    settings::mend(&name, setting, &settings::TAP_SETTINGS)?
+                }
                 Repair::Master { .. } => {
                     let message = this().controller(bridge).build();
                     self.change(&format!("put {name} into {}", net.bridge()), message).await?;

@@ -120,7 +120,7 @@ fn show(entry: &Entry, mounts: &[OwnedFd]) -> rustix::io::Result<()> {
     match entry {
         Entry::Directory { name } => rustix::fs::mkdirat(CWD, name.as_c_str(), directory),
         Entry::Link { name, target } => rustix::fs::symlinkat(target.as_c_str(), CWD, name.as_c_str()),
-        Entry::Shown { source, name, kind, executable } => {
+        Entry::BindMount { source, name, kind, executable } => {
             if *kind == Kind::Directory {
                 rustix::fs::mkdirat(CWD, name.as_c_str(), directory)?;
             } else {

@@ -103,7 +103,7 @@ pub(crate) fn prepare(
     let run_dir = fs::canonicalize(run_dir).map_err(failed("find", run_dir))?;
     let loader = loader::loader(&program).map_err(failed("read", &program))?;
     let paths: Vec<_> = images.iter().map(|image| image.path.as_path()).collect();
-    let shown = root::Shown {
+    let shown = root::HostPaths {
         program: &program,
         loader: loader.as_deref(),
         run_dir: &run_dir,

@@ -26,7 +26,7 @@ pub(super) enum Entry {
         target: CString,
     },
     /// Of the host, to read.
-    Shown {
+    BindMount {
         source: CString,
         name: CString,
         kind: Kind,
@@ -44,7 +44,7 @@ impl Entry {
         match self {
             Self::Directory { name }
             | Self::Link { name, .. }
-            | Self::Shown { name, .. }
+            | Self::BindMount { name, .. }
             | Self::Image { name, .. } => name,
         }
     }
@@ -63,7 +63,7 @@ pub(super) struct Layout {
 
 /// What is to be seen of the host.
 #[derive(Debug)]
-pub(super) struct Shown<'a> {
+pub(super) struct HostPaths<'a> {
     /// With no link in it.
     pub(super) program: &'a Path,
     /// What loads the program, if it is not loaded by the kernel alone.
@@ -76,7 +76,7 @@ pub(super) struct Shown<'a> {
 }
 
 /// The root that shows this and nothing else, on a host where `look` tells what lies where.
-pub(super) fn layout(seen: &Shown<'_>, look: impl Fn(&Path) -> Kind) -> Result<Layout, String> {
+pub(super) fn layout(seen: &HostPaths<'_>, look: impl Fn(&Path) -> Kind) -> Result<Layout, String> {
     let mut layout = Layout::default();
     for path in seen.needs {
         check(path)?;
@@ -128,7 +128,7 @@ impl Layout {
             Kind::Link(target) => self.entries.push(Entry::Link { name, target: text(&target)? }),
             kind => {
                 self.read.push((path.to_owned(), kind.clone()));
-                self.entries.push(Entry::Shown { source: text(path)?, name, kind, executable });
+                self.entries.push(Entry::BindMount { source: text(path)?, name, kind, executable });
             }
         }
         self.covered.push(path.to_owned());
@@ -190,9 +190,9 @@ mod tests {
         }
     }
 
-    fn seen<'a>(images: &'a [&'a Path], needs: &'a [PathBuf]) -> Shown<'a> {
+    fn seen<'a>(images: &'a [&'a Path], needs: &'a [PathBuf]) -> HostPaths<'a> {
         let (program, run_dir) = (Path::new("/usr/bin/vmm"), Path::new("/data/vms/i-1"));
-        Shown { program, loader: Some(Path::new("/lib/ld.so")), run_dir, images, needs }
+        HostPaths { program, loader: Some(Path::new("/lib/ld.so")), run_dir, images, needs }
     }
 
     fn names(layout: &Layout) -> Vec<&str> {

@@ -13,7 +13,7 @@ const CONTROL_STREAM: u64 = 0x0;
 
 /// Where in a stream the next byte stands.
 #[derive(Debug, Clone, Copy)]
-enum Place {
+enum Position {
     /// In the type of a unidirectional stream.
     StreamType,
     /// In a frame's type.
@@ -31,7 +31,7 @@ enum Place {
 #[derive(Debug)]
 pub(super) struct FrameGuard {
     limit: u64,
-    place: Place,
+    position: Position,
     number: Number,
     /// What the next header section is, where they are checked.
     part: Option<Part>,
@@ -42,50 +42,50 @@ pub(super) struct FrameGuard {
 impl FrameGuard {
     /// For a request that a peer sends, from its first byte.
     pub(super) fn request(limit: u64) -> Self {
-        Self { part: Some(Part::Head), ..Self::at(Place::FrameType, limit) }
+        Self { part: Some(Part::Head), ..Self::at(Position::FrameType, limit) }
     }
 
     /// For the answer to a request of ours.
     pub(super) fn response(limit: u64) -> Self {
-        Self::at(Place::FrameType, limit)
+        Self::at(Position::FrameType, limit)
     }
 
     /// For a stream that begins by saying what it is.
     pub(super) fn unidirectional(limit: u64) -> Self {
-        Self::at(Place::StreamType, limit)
+        Self::at(Position::StreamType, limit)
     }
 
-    fn at(place: Place, limit: u64) -> Self {
-        Self { limit, place, number: Number::default(), part: None, section: Vec::new() }
+    fn at(position: Position, limit: u64) -> Self {
+        Self { limit, position, number: Number::default(), part: None, section: Vec::new() }
     }
 
     /// Looks at the next bytes of the stream.
     pub(super) fn pass(&mut self, mut bytes: &[u8]) -> Result<(), Stopped> {
         while let Some((first, rest)) = bytes.split_first() {
-            match self.place {
-                Place::Unframed => return Ok(()),
-                Place::Payload { left } => {
+            match self.position {
+                Position::Unframed => return Ok(()),
+                Position::Payload { left } => {
                     let (skipped, rest) = split(bytes, left);
-                    self.place = match left - skipped.len() as u64 {
-                        0 => Place::FrameType,
-                        left => Place::Payload { left },
+                    self.position = match left - skipped.len() as u64 {
+                        0 => Position::FrameType,
+                        left => Position::Payload { left },
                     };
                     bytes = rest;
                 }
-                Place::Section { left } => {
+                Position::Section { left } => {
                     let (piece, rest) = split(bytes, left);
                     match left - piece.len() as u64 {
                         0 => self.check(piece)?,
                         left => {
                             self.section.extend_from_slice(piece);
-                            self.place = Place::Section { left };
+                            self.position = Position::Section { left };
                         }
                     }
                     bytes = rest;
                 }
-                place => {
+                position => {
                     if let Some(number) = self.number.push(*first) {
-                        self.place = self.after(place, number)?;
+                        self.position = self.after(position, number)?;
                     }
                     bytes = rest;
                 }
@@ -96,7 +96,7 @@ impl FrameGuard {
 
     /// A header section is whole with this piece.
     fn check(&mut self, last: &[u8]) -> Result<(), Stopped> {
-        self.place = Place::FrameType;
+        self.position = Position::FrameType;
         let Some(part) = self.part else { return Ok(()) };
         self.part = Some(Part::Trailers);
         if self.section.is_empty() {
@@ -108,22 +108,22 @@ impl FrameGuard {
     }
 
     /// Where the stream goes on after the number that ends at this place.
-    fn after(&mut self, place: Place, number: u64) -> Result<Place, Stopped> {
+    fn after(&mut self, position: Position, number: u64) -> Result<Position, Stopped> {
         let Self { limit, part, .. } = *self;
-        Ok(match place {
-            Place::StreamType if number == CONTROL_STREAM => Place::FrameType,
-            Place::StreamType | Place::Unframed => Place::Unframed,
-            Place::FrameType => Place::Length { frame: number },
-            Place::Length { frame } if frame != DATA && number > limit => {
+        Ok(match position {
+            Position::StreamType if number == CONTROL_STREAM => Position::FrameType,
+            Position::StreamType | Position::Unframed => Position::Unframed,
+            Position::FrameType => Position::Length { frame: number },
+            Position::Length { frame } if frame != DATA && number > limit => {
                 return Err(Stopped::TooLong { claimed: number, limit });
             }
-            Place::Length { frame: HEADERS } if part.is_some() && number == 0 => {
+            Position::Length { frame: HEADERS } if part.is_some() && number == 0 => {
                 self.check(&[])?;
-                Place::FrameType
+                Position::FrameType
             }
-            Place::Length { frame: HEADERS } if part.is_some() => Place::Section { left: number },
-            _ if number == 0 => Place::FrameType,
-            _ => Place::Payload { left: number },
+            Position::Length { frame: HEADERS } if part.is_some() => Position::Section { left: number },
+            _ if number == 0 => Position::FrameType,
+            _ => Position::Payload { left: number },
         })
     }
 }

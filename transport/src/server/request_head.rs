@@ -6,13 +6,13 @@
 use http::{HeaderMap, Request, header};
 
 /// What a request says about itself and HTTP/3 has other means for (RFC 9114, section 4.2).
-const OF_THE_CONNECTION: [&str; 5] =
+const CONNECTION_HEADERS: [&str; 5] =
     ["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"];
 
 /// The length that a well-formed request announces for its body; what is wrong with another.
 pub(super) fn announced_length(request: &Request<()>) -> Result<Option<u64>, &'static str> {
     let headers = request.headers();
-    if OF_THE_CONNECTION.iter().any(|name| headers.contains_key(*name)) {
+    if CONNECTION_HEADERS.iter().any(|name| headers.contains_key(*name)) {
         return Err("HTTP/3 has no header fields about the connection");
     }
     if headers.get_all(header::TE).iter().any(|value| value != "trailers") {

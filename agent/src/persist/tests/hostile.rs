@@ -13,7 +13,7 @@ use crate::guest::LinkError;
 use crate::persist::PersistError;
 use crate::persist::blob_store::BlobStore;
 use crate::persist::guest_files::GuestFiles;
-use crate::persist::head::Has;
+use crate::persist::head::FolderContent;
 use crate::persist::index::{CHUNK_BYTES, MAX_INDEX_BYTES};
 use crate::persist::session::Session;
 use crate::persist::space::{SessionSpace, TenantSpace};
@@ -109,7 +109,8 @@ async fn limited(blobs: &Breaking, space: Option<TenantSpace>) -> (Session<Break
     let folder = Folder::new();
     write(&folder.path("notes"), b"remember this");
     let session_store = session_store(blobs).limited(MAX_BYTES, space);
-    let mut session = Session::take(session_store, &super::holder(1), Has::Nothing, EVERY).await.unwrap();
+    let mut session =
+        Session::take(session_store, &super::holder(1), FolderContent::Nothing, EVERY).await.unwrap();
     session.copy_folder(&folder, folder.root(), EVERY, at(1)).await.unwrap();
     (session, folder)
 }
@@ -233,7 +234,7 @@ async fn sessions_count_towards_the_quota_of_their_tenant_with_what_its_instance
     // With less of it there is room, also where an earlier copy was taken for more.
     let session_store = session_store(&blobs).limited(MAX_BYTES, Some(space));
     let mut session =
-        Session::take(session_store, &super::holder(0xffff), Has::Nothing, EVERY).await.unwrap();
+        Session::take(session_store, &super::holder(0xffff), FolderContent::Nothing, EVERY).await.unwrap();
     for name in 3..=5 {
         std::fs::remove_file(folder.path(&name.to_string())).unwrap();
     }

@@ -13,7 +13,7 @@ use crate::guest::LinkError;
 use crate::persist::PersistError;
 use crate::persist::blob_store::{BlobStore, BlobStoreError, Listed};
 use crate::persist::guest_files::GuestFiles;
-use crate::persist::head::Has;
+use crate::persist::head::FolderContent;
 use crate::persist::session::Session;
 use crate::persist::session_store::SessionStore;
 
@@ -124,7 +124,7 @@ async fn a_holder_that_stood_still_removes_nothing_of_the_next_ones() {
         Gated { inner: blobs.clone(), gate: Arc::new(Semaphore::new(1)), waits: Arc::new(Semaphore::new(0)) };
     write(&folder.path("mine"), b"one");
     let its = SessionStore::new(gated.clone(), &"acme".parse().unwrap(), &"workers".parse().unwrap());
-    let mut stalled = Session::take(its, &holder(1), Has::Nothing, EVERY).await.unwrap();
+    let mut stalled = Session::take(its, &holder(1), FolderContent::Nothing, EVERY).await.unwrap();
     let root = folder.root().to_owned();
     // Its first look for leftovers passes; after its head is written, the process stands still.
     let keep = async move { stalled.copy_folder(&folder, &root, EVERY, at(1)).await };
@@ -189,12 +189,12 @@ async fn a_store_whose_clock_is_wrong_gives_no_session_away() {
         let blobs = Behind { inner: Breaking::at(store.path()), seconds };
         let session_store =
             || SessionStore::new(blobs.clone(), &"acme".parse().unwrap(), &"workers".parse().unwrap());
-        let first = Session::take(session_store(), &holder(1), Has::Nothing, EVERY).await.unwrap();
-        let second = Session::take(session_store(), &holder(2), Has::Nothing, EVERY).await.unwrap();
+        let first = Session::take(session_store(), &holder(1), FolderContent::Nothing, EVERY).await.unwrap();
+        let second = Session::take(session_store(), &holder(2), FolderContent::Nothing, EVERY).await.unwrap();
         assert_eq!((first.slot, second.slot), (0, 1), "{seconds} s");
         // Silence by the store's own clock is silence.
         blobs.inner.make_older(Duration::from_secs(3 * EVERY + 40));
-        let third = Session::take(session_store(), &holder(3), Has::Nothing, EVERY).await.unwrap();
+        let third = Session::take(session_store(), &holder(3), FolderContent::Nothing, EVERY).await.unwrap();
         assert_eq!(third.slot, 0, "{seconds} s");
         assert_eq!(blobs.inner.list("acme/workers/clocks").await.unwrap(), []);
     }

@@ -10,7 +10,7 @@ use tokio::sync::broadcast;
 
 use super::super::session_store::SessionStore;
 use super::super::{ObjectBlobStore, SessionLimits, SessionSettings, Sessions};
-use super::{EVERY, Has, Holder, Session};
+use super::{EVERY, FolderContent, Holder, Session};
 use crate::clock::Clock;
 use crate::guest::GuestLinks;
 use crate::instance::record::Record;
@@ -59,7 +59,7 @@ async fn a_sleeper_that_is_moved_on_before_its_store_could_be_reached_keeps_its_
         SessionStore::new(blobs, &record.tenant, &record.pool)
     };
     let first = Holder { node: node("node-a"), instance: record.id.clone() };
-    Session::take(session_store(), &first, Has::Nothing, EVERY).await.unwrap();
+    Session::take(session_store(), &first, FolderContent::Nothing, EVERY).await.unwrap();
 
     let second = copied("node-b", &nowhere, &record.clone().arriving(node("node-a"), None, now)).await;
     assert_eq!(second.came_from, Some(node("node-a")), "the store was not reached");

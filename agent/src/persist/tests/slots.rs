@@ -15,9 +15,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::super::{SessionLimits, SessionSettings, Sessions};
-use super::{EVERY, Has, Holder, ObjectBlobStore, Session, SessionStore};
+use super::{EVERY, FolderContent, Holder, ObjectBlobStore, Session, SessionStore};
 use crate::clock::Clock;
-use crate::guest::stand_in::{Answers, links_to};
+use crate::guest::fake_guest::{Answers, links_to};
 use crate::instance::record::Record;
 use crate::instance::records::Records;
 use crate::upkeep::session_copy_task::session_copy_task;
@@ -38,7 +38,7 @@ async fn record(dir: &Path, tenant: &str, bits: u32) -> Record {
     let session_store =
         SessionStore::new(ObjectBlobStore::open("local", dir, dir).unwrap(), &record.tenant, &record.pool);
     let me = Holder { node: "node-a".parse().unwrap(), instance: record.id.clone() };
-    let slot = Session::take(session_store, &me, Has::Content, EVERY).await.unwrap().slot;
+    let slot = Session::take(session_store, &me, FolderContent::Content, EVERY).await.unwrap().slot;
     Record { session: Some(super::super::SessionMark::Bound { slot }), ..record }
 }
 

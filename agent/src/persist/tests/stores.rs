@@ -12,7 +12,7 @@ use mvm_proto::Timestamp;
 use super::folder::{Folder, looks};
 use super::{EVERY, at, fill, holder};
 use crate::persist::blob_store::{BlobStore, BlobStoreError, ObjectBlobStore};
-use crate::persist::head::Has;
+use crate::persist::head::FolderContent;
 use crate::persist::session::Session;
 use crate::persist::session_store::SessionStore;
 
@@ -63,13 +63,15 @@ async fn carries_a_session(blobs: &ObjectBlobStore) {
         || SessionStore::new(blobs.clone(), &"acme".parse().unwrap(), &"workers".parse().unwrap());
     let (here, there) = (Folder::new(), Folder::new());
     fill(&here);
-    let mut session = Session::take(session_store(), &holder(1), Has::Nothing, EVERY).await.unwrap();
-    let held = Session::take(session_store(), &holder(2), Has::Nothing, EVERY).await.unwrap();
+    let mut session =
+        Session::take(session_store(), &holder(1), FolderContent::Nothing, EVERY).await.unwrap();
+    let held = Session::take(session_store(), &holder(2), FolderContent::Nothing, EVERY).await.unwrap();
     assert_eq!((session.slot, held.slot), (0, 1));
     session.copy_folder(&here, here.root(), EVERY, at(1)).await.unwrap();
     session.copy_folder(&here, here.root(), EVERY, at(2)).await.unwrap();
     session.release().await.unwrap();
-    let mut session = Session::take(session_store(), &holder(3), Has::Nothing, EVERY).await.unwrap();
+    let mut session =
+        Session::take(session_store(), &holder(3), FolderContent::Nothing, EVERY).await.unwrap();
     assert_eq!((session.slot, session.taken_at()), (0, Some(at(2))));
     session.bring_back(&there, there.root()).await.unwrap();
     assert_eq!(looks(&there), looks(&here));

@@ -19,7 +19,7 @@ use crate::clock::Clock;
 /// What a guest says to one request, piece by piece, each when it says it.
 pub(crate) type Answers = BoxStream<'static, guest_frame::Body>;
 
-struct StandIn<F> {
+struct FakeGuest<F> {
     script: Arc<F>,
 }
 
@@ -30,7 +30,7 @@ where
 {
     let clock = Clock::starting_at(mvm_proto::Timestamp::from_unix_ms(1_800_000_000_000));
     let inner = Inner {
-        dialer: Arc::new(StandIn { script: Arc::new(script) }),
+        dialer: Arc::new(FakeGuest { script: Arc::new(script) }),
         clock,
         links: parking_lot::Mutex::default(),
         changed: Arc::new(watch::Sender::new(0)),
@@ -38,7 +38,7 @@ where
     GuestLinks { inner: Arc::new(inner) }
 }
 
-impl<F> Dial for StandIn<F>
+impl<F> Dial for FakeGuest<F>
 where
     F: Fn(&InstanceId, host_frame::Body) -> Answers + Send + Sync + 'static,
 {
