@@ -14,7 +14,7 @@ use mvm_vmm::DriverKind;
 use mvm_vmm::VmmSettings;
 use serde_json::json;
 
-use crate::node::at_rest::put_key;
+use crate::node::snapshot_options::put_key;
 use crate::node::cluster::at;
 use crate::node::documents::{document, parse, simple};
 
