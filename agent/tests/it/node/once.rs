@@ -14,9 +14,9 @@ use mvm_vmm::DriverKind;
 use mvm_vmm::VmmSettings;
 use serde_json::json;
 
-use crate::node::snapshot_options::put_key;
 use crate::node::cluster::at;
 use crate::node::documents::{document, parse, simple};
+use crate::node::snapshot_options::put_key;
 
 fn settings(dir: &Path) -> OnceSettings {
     OnceSettings {
