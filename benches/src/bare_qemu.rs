@@ -1,5 +1,5 @@
 //! QEMU without an agent: the same command line and the same files as a VMM of ours, driven by as few commands as it
-//! takes. What it needs is what nobody who uses QEMU can do without.
+//! takes. It does only what every user of QEMU must do.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;

@@ -163,8 +163,8 @@ fn issues_under(
     now: Timestamp,
 ) -> Result<bool, InitError> {
     let cluster = read_cluster_file(data)?.cluster;
-    let identity = Identity::new(cluster, Role::Operator, "nobody")
-        .map_err(|cause| InitError::Name { name: "nobody".to_owned(), reason: cause.to_string() })?;
+    let identity = Identity::new(cluster, Role::Operator, "probe")
+        .map_err(|cause| InitError::Name { name: "probe".to_owned(), reason: cause.to_string() })?;
     let profile = LeafProfile { identity, dns: Vec::new(), ips: Vec::new(), life: Duration::from_secs(60) };
     let credential = issue_local(issuing, &profile, now).map_err(InitError::make("a certificate to try"))?;
     Ok(verify_issued(anchors, &credential).is_ok())

@@ -1,7 +1,7 @@
 //! An image in the making: a folder beside the finished ones, which becomes one by a single rename.
 //!
-//! Its maker holds a lock on the folder for as long as it lives. A folder that nobody has locked was left by a maker
-//! that crashed, and is swept by whoever comes next.
+//! Its maker holds a lock on the folder for as long as it lives. A folder without a lock was left by a maker
+//! that crashed, and is removed by the next one.
 
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};

@@ -4,7 +4,7 @@
 //! sha256/<digest>/{manifest.json,kernel,initrd,rootfs,cmdline}   sealed: files 0444, folder 0555
 //! refs/<hash of reference and profile>.json                      what a reference turned out to be
 //! in-use/<hash of an agent's data folder>.json                   what its instances need
-//! lock                                                           held for a moment by whoever changes any of these
+//! lock                                                           held for a moment by a process that changes any of these
 //! cache/                                                         downloaded packages
 //! ```
 

@@ -1,6 +1,6 @@
 //! A day of requests, played through the real planner on virtual time.
 //!
-//! [`Trace`] says when somebody wants something of which agent, and for how long; it follows from one number. [`play`]
+//! [`Trace`] says when requests come for which agent, and for how long; it follows from one number. [`play`]
 //! brings a fleet to its document's counts, then lets the day pass: every request wakes its instance, and what the
 //! planner says is done to those that have nothing to do. No clock is read and nothing is waited for.
 

@@ -2,7 +2,7 @@
 //!
 //! All of it is streams. [`encode`] takes what a VMM saves and writes it in its [`Form`]; [`decode`] gives it back. What
 //! is both is compressed first. A stream that was cut, changed, or put in another's place ends in an error that
-//! [`is_damage`] knows, at the latest at its end: whoever uses what came before must wait for that ([`feed`]).
+//! [`is_damage`] knows, at the latest at its end: a reader that uses earlier bytes must wait for that ([`feed`]).
 
 mod packed;
 mod sealed;

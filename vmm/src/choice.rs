@@ -1,7 +1,7 @@
 //! Which driver this node uses, and why not another: the operator's word, else the strongest that works here.
 //!
 //! The order is firecracker, then qemu with KVM, then qemu without. The fake driver is taken only by name. [`choose`]
-//! and [`passed_over`] are pure; what they are told was found out by whoever calls them.
+//! and [`passed_over`] are pure; their callers gather the arguments.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

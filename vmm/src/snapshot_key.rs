@@ -45,7 +45,7 @@ pub enum KeyError {
     Refused { path: PathBuf, reason: String },
     #[error("the snapshot key {} is {found}, and {needed} is needed; put that one back", path.display())]
     Other { path: PathBuf, found: KeyId, needed: KeyId },
-    #[error("nobody said whose snapshot it is, and so not where its key is")]
+    #[error("the snapshot's tenant is unknown, and so is its key")]
     Nobodys,
 }
 

@@ -1,7 +1,7 @@
 //! Instances moved between nodes by hand: written to an archive, read from one, and removed once they are elsewhere.
 //!
 //! An export holds the instance's lease until the last byte was taken, so that what is in the archive is one state of
-//! it. An import holds the lease of an instance that nobody else knows yet. See [`crate::instance::archive`] for what is in between.
+//! it. An import holds the lease of an instance that has no record yet. See [`crate::instance::archive`] for what is in between.
 
 use std::io;
 use std::time::Duration;

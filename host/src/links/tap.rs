@@ -187,7 +187,7 @@ impl Links {
                     tun::set_owner(&end, port.owner_uid).map_err(failed("set the owner of", &name))?;
                 }
                 Repair::Setting { name: setting, .. } => {
-                    settings::mend(&name, setting, &settings::TAP_SETTINGS)?
+                    settings::mend(&name, setting, &settings::TAP_SETTINGS)?;
                 }
                 Repair::Master { .. } => {
                     let message = this().controller(bridge).build();

@@ -198,7 +198,7 @@ impl<'a> Player<'a> {
                 Some(id) => self.observed.instances.iter().position(|i| i.id == *id),
                 None => Some(self.create(step)),
             };
-            let Some(at) = at else { panic!("{step} names nobody") };
+            let Some(at) = at else { panic!("{step} names no instance") };
             if self.is_day {
                 self.judge(at, step);
             }

@@ -1,4 +1,4 @@
-//! When somebody wants something: a daily curve, a few sessions per agent, heavy tails everywhere.
+//! When requests come: a daily curve, a few sessions per agent, heavy tails everywhere.
 //!
 //! Whole numbers only: the same seed gives the same day on every machine.
 

@@ -1,6 +1,6 @@
 //! What Firecracker says about itself in its metrics file: one line of JSON per flush, the newest last.
 //!
-//! Counters count since the previous line, so that several lines are added up by whoever wants a sum. Only what the
+//! Counters count since the previous line, so that a sum needs several lines added up. Only what the
 //! agent reports or reasons with is read; the rest of a line is long and changes between versions.
 
 use serde::Deserialize;

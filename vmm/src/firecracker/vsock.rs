@@ -1,7 +1,7 @@
 //! The way to a guest's program: Firecracker's vsock, as a unix socket on the host.
 //!
 //! A connection says `CONNECT <port>` and is answered `OK <port>` once the guest took it; from there on it is the
-//! stream. While nobody listens in the guest the connection is closed, and while the guest is paused or has no driver
+//! stream. While no program listens in the guest the connection is closed, and while the guest is paused or has no driver
 //! yet nothing is said at all. [`GuestConnection`] is a stream that waits all of that out.
 
 use std::future::Future;
@@ -33,7 +33,7 @@ pub enum VsockError {
     #[error("could not connect to the vsock socket")]
     Connect(#[source] io::Error),
     /// Nobody listens in the guest.
-    #[error("nobody listens on vsock port {0}")]
+    #[error("no program listens on vsock port {0}")]
     Closed(u32),
     #[error("the guest did not answer on vsock port {port} within {waited:?}")]
     Silent { port: u32, waited: Duration },

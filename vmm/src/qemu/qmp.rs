@@ -1,6 +1,6 @@
 //! One connection to a VMM's control socket, kept open: QEMU serves one client at a time.
 //!
-//! A task reads; whoever asks waits for the answer with its number, up to a deadline. What the VMM says unasked keeps
+//! A task reads; a caller waits for the answer with its number, up to a deadline. What the VMM says unasked keeps
 //! [`Qmp::run`] and [`Qmp::migration`] true, so that looking at the state costs no round trip.
 
 use std::collections::HashMap;

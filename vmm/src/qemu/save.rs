@@ -1,7 +1,7 @@
 //! Writing a paused guest's memory and device state. The VM stays, paused.
 //!
 //! QEMU writes into a file that it is handed, or into a pipe behind which it is encrypted. Its run state tells the rest: `postmigrate` means that it was saved and
-//! has not run since, so that whoever asks again, even after a crash in between, gets what was written then.
+//! has not run since, so that a repeated call, even after a crash in between, returns what was written then.
 
 use std::fs::File;
 use std::io;
