@@ -163,7 +163,7 @@ const IMPURE_WORDS: [&str; 11] = [
 const MAX_LINES: usize = 700;
 
 /// Files that may contain `unsafe`, each with its reason.
-const UNSAFE_ALLOWED: [(&str, &str); 9] = [
+const UNSAFE_ALLOWED: [(&str, &str); 8] = [
     ("vmm/src/qemu/tsc.rs", "reading the time stamp counter is an unsafe intrinsic"),
     ("host/src/firewall/sys.rs", "nftnl's traits for expressions and messages are made of raw pointers"),
     (
@@ -174,7 +174,6 @@ const UNSAFE_ALLOWED: [(&str, &str); 9] = [
     ("host/src/spawn/sys.rs", "mount attributes, Landlock, seccomp and execveat are bare calls"),
     ("host/tests/it/sandbox/bare.rs", "what a VMM that was taken over would call has no safe wrapper"),
     ("host/src/links/tun.rs", "TAPs are made and opened by ioctls that no safe wrapper has"),
-    ("agent/src/upkeep/give_back_task/pages.rs", "madvise and malloc_trim have no safe wrapper"),
     ("guest/src/reborn/entropy.rs", "two ioctls of the random device that no safe wrapper has"),
 ];
 

@@ -56,7 +56,6 @@ use crate::serve::privileges::Privileges;
 use crate::serve::settings::AgentSettings;
 use crate::serve::shutdown::{notify_ready, notify_stopping, watchdog_task};
 use crate::upkeep::certs::{CertsDir, CertsError};
-use crate::upkeep::give_back_task::give_back_task;
 use crate::upkeep::image_gc_task::image_gc_task;
 use crate::upkeep::pressure_task::pressure_task;
 use crate::upkeep::session_copy_task::session_copy_task;
@@ -178,7 +177,6 @@ impl Agent {
         if driver.uses_host_resources() && !settings.ignore_memory_pressure {
             tasks.spawn("pressure", pressure_task(handle.clone(), stop.clone()));
         }
-        tasks.spawn("give_back", give_back_task(handle.passes(), stop.clone()));
         let images = node.images();
         tasks.spawn("image_gc", image_gc_task(images, Arc::clone(&handle.shared.records), stop.clone()));
         let sessions = Arc::clone(&handle.shared.sessions);

@@ -3,7 +3,6 @@
 
 pub mod certs;
 pub(crate) mod dir_watch;
-pub(crate) mod give_back_task;
 pub(crate) mod image_gc_task;
 pub(crate) mod pressure_task;
 pub(crate) mod session_copy_task;
