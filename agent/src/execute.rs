@@ -33,7 +33,6 @@ use mvm_host::HostError;
 use mvm_planner::{Action, Workload, WorkloadState};
 use mvm_proto::document::RuntimePolicy;
 use mvm_proto::instance::IllegalTransition;
-use mvm_proto::status::Event;
 use mvm_proto::text::one_line;
 use mvm_proto::{InstanceId, Phase};
 use tokio::sync::{Semaphore, broadcast};
@@ -46,6 +45,7 @@ pub use timing::{Stopwatch, Wake, WakeKind};
 use crate::audit::AuditLog;
 use crate::clock::Clock;
 use crate::crash;
+use crate::events::Events;
 use crate::guest::{GuestLinks, LinkError};
 use crate::instance::archive::ArchiveError;
 use crate::instance::record::Record;
@@ -56,7 +56,7 @@ use crate::secrets::{Secrets, SecretsError};
 use mvm_image::{ImageError, Images};
 use mvm_proto::text::chain;
 use mvm_vmm::snapshot_key::KeyError;
-use mvm_vmm::{Driver, DriverError, DriverKind, VmState};
+use mvm_vmm::{AnyDriver, Driver, DriverError, DriverKind, VmState};
 
 /// The longest that one step may take beyond the guest's own times to boot, drain and shut down.
 const STEP_DEADLINE: Duration = Duration::from_secs(60);
@@ -155,8 +155,8 @@ impl Patience {
 
 /// What steps are carried out with.
 #[derive(Debug)]
-pub struct Executor<D> {
-    pub driver: Arc<D>,
+pub struct Executor {
+    pub driver: Arc<AnyDriver>,
     pub records: Arc<Records>,
     pub clock: Clock,
     pub links: GuestLinks,
@@ -168,7 +168,7 @@ pub struct Executor<D> {
     /// From boot to ready.
     pub boot_deadline: Duration,
     /// Where what is worth knowing beside a step's outcome is told.
-    pub events: broadcast::Sender<Event>,
+    pub events: Events,
     /// Where every wake that ended well is told.
     pub wakes: broadcast::Sender<Wake>,
     pub audit: AuditLog,
@@ -185,7 +185,7 @@ pub(crate) fn was_called_off(action: Action, phase: Phase) -> bool {
 const BY_RECONCILE: &str = "reconcile";
 const BY_REQUEST: &str = "request";
 
-impl<D: Driver> Executor<D> {
+impl Executor {
     /// Does what `order` says to the leased instance and answers the phase it is in then. After an error the
     /// record says what is left of it and why.
     pub async fn execute(&self, lease: &Lease, order: &Order) -> Result<Phase, StepError> {
@@ -429,15 +429,6 @@ impl<D: Driver> Executor<D> {
         last.map_or_else(String::new, |line| {
             format!("; its console ends with `{}`", one_line(line, CONSOLE_LINE_BYTES))
         })
-    }
-
-    /// Tells something beside a step's outcome.
-    fn note(&self, kind: &str, record: &Record, message: &str) {
-        let subject = format!("{}/{}/{}", record.tenant, record.pool, record.id);
-        tracing::info!(%subject, kind, message);
-        let (at, kind, message) = (self.clock.now().to_string(), kind.to_owned(), message.to_owned());
-        // No receiver is no error.
-        let _ = self.events.send(Event { at, kind, subject, message });
     }
 
     fn wrong_phase(record: &Record, action: Action) -> StepError {

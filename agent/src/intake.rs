@@ -9,5 +9,6 @@ pub mod authz;
 pub mod coordinator_session;
 pub mod ledger;
 pub mod local_socket;
+mod problem;
 pub mod removed_operators;
 pub mod source;

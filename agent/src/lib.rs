@@ -9,6 +9,7 @@
 pub mod audit;
 pub mod clock;
 pub mod crash;
+pub mod events;
 pub mod execute;
 pub mod guest;
 pub mod instance;

@@ -29,15 +29,15 @@ use std::time::Duration;
 use mvm_host::QuotaExceeded;
 use mvm_planner::Action;
 use mvm_proto::document::{Persist, RuntimePolicy};
-use mvm_proto::status::{Condition, Event, InstanceStatus};
+use mvm_proto::status::{Condition, InstanceStatus};
 use mvm_proto::text::chain;
 use mvm_proto::text::one_line;
 use mvm_proto::{DesiredState, InstanceId, NodeId, Phase, PoolId, TenantId, Timestamp};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 use crate::clock::Clock;
+use crate::events::Events;
 use crate::guest::{GuestLinks, LinkError};
 use crate::instance::DATA_DISK_PATH;
 use crate::instance::SessionMark;
@@ -131,7 +131,7 @@ pub struct Sessions {
     settings: SessionSettings,
     links: GuestLinks,
     clock: Clock,
-    events: broadcast::Sender<Event>,
+    events: Events,
     pools: Mutex<BTreeMap<(TenantId, PoolId), Policy>>,
     instances: Mutex<BTreeMap<InstanceId, Arc<InstanceSession>>>,
     stores: Mutex<BTreeMap<String, ObjectBlobStore>>,
@@ -184,12 +184,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Sessions {
-    pub fn new(
-        settings: SessionSettings,
-        links: GuestLinks,
-        clock: Clock,
-        events: broadcast::Sender<Event>,
-    ) -> Self {
+    pub fn new(settings: SessionSettings, links: GuestLinks, clock: Clock, events: Events) -> Self {
         Self {
             settings,
             links,
@@ -329,7 +324,7 @@ impl Sessions {
                     "starts with an empty session, because its own could not be restored: {}",
                     chain(&error)
                 );
-                self.note("SessionNotBroughtBack", record, &message);
+                self.events.publish("SessionNotBroughtBack", record.full_name(), message);
                 self.failed(&instance_session, record, &persist, error);
                 record.session = None;
                 return Ok(());
@@ -346,7 +341,11 @@ impl Sessions {
         }
         record.session = Some(SessionMark::Bound { slot: session.slot });
         if let Some(at) = session.taken_at() {
-            self.note("SessionBroughtBack", record, &format!("has {} as it was at {at}", session.name()));
+            self.events.publish(
+                "SessionBroughtBack",
+                record.full_name(),
+                format!("has {} as it was at {at}", session.name()),
+            );
         }
         self.succeeded(&instance_session, &session, &persist, false);
         *work = self.remember(&instance_session, record, session);
@@ -392,7 +391,7 @@ impl Sessions {
             let lost = locked(&instance_session.status).persisted_at;
             let since = lost.map_or_else(|| "nothing".to_owned(), |at| format!("it as it was at {at}"));
             let message = format!("its session was not copied, the store has {since}: {}", chain(&error));
-            self.note("SessionNotKept", record, &message);
+            self.events.publish("SessionNotKept", record.full_name(), message);
             self.failed(&instance_session, record, &persist, error);
         }
     }
@@ -478,7 +477,7 @@ impl Sessions {
                 "could not release its session, which another instance can take only after its lease expires: {}",
                 chain(&error)
             );
-            self.note("SessionNotReleased", record, &message);
+            self.events.publish("SessionNotReleased", record.full_name(), message);
         }
     }
 
@@ -524,15 +523,11 @@ impl Sessions {
         if kept.unsettled.is_empty() || unsettled == known {
             return;
         }
-        self.note("SessionFilesUnsettled", record, &unsettled_message(unsettled.0, &unsettled.1));
-    }
-
-    fn note(&self, kind: &str, record: &Record, message: &str) {
-        let subject = format!("{}/{}/{}", record.tenant, record.pool, record.id);
-        tracing::info!(%subject, kind, message);
-        let (at, kind, message) = (self.clock.now().to_string(), kind.to_owned(), message.to_owned());
-        // No receiver is no error.
-        let _ = self.events.send(Event { at, kind, subject, message });
+        self.events.publish(
+            "SessionFilesUnsettled",
+            record.full_name(),
+            unsettled_message(unsettled.0, &unsettled.1),
+        );
     }
 
     /// Adds what is known of an instance's session to its status.

@@ -47,10 +47,11 @@ use crate::intake::ledger::LEDGER_FILE;
 use crate::intake::removed_operators::RemovedOperators;
 use crate::intake::source::{FileSource, FileState, Intake, file_source_task};
 use crate::metrics::Metrics;
-use crate::node::assemble::NodeSettings;
+use crate::node::assemble::{Node, NodeSettings};
 use crate::node::event_log::{EventLog, event_log_task};
+use crate::node::handle::NodeHandle;
 use crate::node::info;
-use crate::node::reconcile_task::{Node, NodeHandle, reconcile_task};
+use crate::node::reconcile_task::reconcile_task;
 use crate::serve::health::{Health, SourceHealth};
 use crate::serve::privileges::Privileges;
 use crate::serve::settings::AgentSettings;
@@ -178,9 +179,9 @@ impl Agent {
             tasks.spawn("pressure", pressure_task(handle.clone(), stop.clone()));
         }
         let images = node.images();
-        tasks.spawn("image_gc", image_gc_task(images, Arc::clone(&handle.shared.records), stop.clone()));
-        let sessions = Arc::clone(&handle.shared.sessions);
-        let sessions = session_copy_task(sessions, Arc::clone(&handle.shared.records), stop.clone());
+        tasks.spawn("image_gc", image_gc_task(images, Arc::clone(handle.records()), stop.clone()));
+        let sessions = Arc::clone(handle.sessions());
+        let sessions = session_copy_task(sessions, Arc::clone(handle.records()), stop.clone());
         tasks.spawn("sessions", sessions);
         tasks.spawn("reconcile", reconcile_task(node, in_force, stop.clone()));
 
@@ -195,7 +196,7 @@ impl Agent {
             settings.privileges.clone(),
         );
         let events = Arc::new(EventLog::default());
-        tasks.spawn("events", event_log_task(handle.events(), Arc::clone(&events), stop.clone()));
+        tasks.spawn("events", event_log_task(handle.events().subscribe(), Arc::clone(&events), stop.clone()));
         let removed_operators = RemovedOperators::load(&certs.removed_operators()).map_err(|cause| {
             let path = certs.removed_operators();
             AgentError::Certs(CertsError::Damaged { path, cause: cause.into() })

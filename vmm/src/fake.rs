@@ -40,19 +40,19 @@ use crate::snapshot_key::KeyError;
 /// What is on its way to or from a fake guest.
 const STREAM_BYTES: usize = 4096;
 
-/// MicroVMs in memory, with state and laws.
-#[derive(Debug)]
+/// MicroVMs in memory, with state and laws. Clones are of the same VMs.
+#[derive(Debug, Clone)]
 pub struct FakeDriver {
     host: Arc<Host>,
     pub faults: Arc<Faults>,
     forks: bool,
     encrypts: bool,
     /// What tests make VMMs burn: since when, and which share of a core.
-    burning: Mutex<BTreeMap<InstanceId, (Instant, u32)>>,
+    burning: Arc<Mutex<BTreeMap<InstanceId, (Instant, u32)>>>,
     /// Snapshots that are to end early.
     stops: broadcast::Sender<InstanceId>,
     /// What is being written of instances that come from elsewhere.
-    incoming: Mutex<BTreeMap<InstanceId, File>>,
+    incoming: Arc<Mutex<BTreeMap<InstanceId, File>>>,
 }
 
 impl FakeDriver {
@@ -82,9 +82,9 @@ impl FakeDriver {
             faults: Arc::default(),
             forks: false,
             encrypts: true,
-            burning: Mutex::default(),
+            burning: Arc::default(),
             stops: broadcast::Sender::new(64),
-            incoming: Mutex::default(),
+            incoming: Arc::default(),
         }
     }
 

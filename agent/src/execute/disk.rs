@@ -10,7 +10,6 @@ use mvm_host::{QuotaExceeded, fits};
 use mvm_planner::Action;
 use mvm_proto::text::chain;
 use mvm_proto::{InstanceId, Phase, TenantId};
-use mvm_vmm::Driver;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{Executor, StepError};
@@ -100,7 +99,7 @@ fn snapshot_bytes(mem_mib: u64) -> u64 {
     memory.saturating_add(memory / ADDRESSES_PART).saturating_add(DEVICES_BYTES)
 }
 
-impl<D: Driver> Executor<D> {
+impl Executor {
     /// The room for a snapshot of the instance. Absent: it has nothing on disk, and its driver writes no files.
     pub(super) async fn room_for_snapshot(
         &self,

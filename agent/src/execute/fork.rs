@@ -20,7 +20,7 @@ use crate::instance::template::{Template, TemplateState};
 /// How long a revision that nothing could be forked from is booted before another try.
 const TRY_AGAIN: Duration = Duration::from_secs(600);
 
-impl<D: Driver> Executor<D> {
+impl Executor {
     /// A VM for the instance: the one that it has, a fork, or one that boots. Paused or running. Whether it is a fork.
     pub(super) async fn begin_vm(
         &self,
@@ -36,7 +36,7 @@ impl<D: Driver> Executor<D> {
             match forks.fork(&spec, &template).await {
                 Err(error @ (DriverError::Unusable { .. } | DriverError::NoSnapshot { .. })) => {
                     let message = format!("the pool's template is rebuilt: {}", chain(&error));
-                    self.note("TemplateUnusable", record, &message);
+                    self.events.publish("TemplateUnusable", record.full_name(), message);
                     self.drop_template(&record.tenant, &record.pool).await?;
                 }
                 forked => return Ok(forked.map(|()| true)?),
@@ -86,10 +86,10 @@ impl<D: Driver> Executor<D> {
             }
             Err(error) => {
                 let reason = chain(&error);
-                self.note(
+                self.events.publish(
                     "TemplateFailed",
-                    record,
-                    &format!("the pool's instances boot without a template: {reason}"),
+                    record.full_name(),
+                    format!("the pool's instances boot without a template: {reason}"),
                 );
                 self.driver.remove(&template.id).await?;
                 let until = self.clock.now() + TRY_AGAIN;
@@ -141,7 +141,7 @@ impl<D: Driver> Executor<D> {
         self.driver.kill(id).await?;
         crash::point("template.ended");
         let took = "the pool's instances are forked from now on";
-        self.note("TemplateMade", record, took);
+        self.events.publish("TemplateMade", record.full_name(), took);
         Ok(snapshot)
     }
 

@@ -57,7 +57,7 @@ fn image_of(record: &Record) -> Digest {
     record.image.or(record.image_digest).unwrap_or_else(imagined)
 }
 
-impl<D: Driver> Executor<D> {
+impl Executor {
     /// The files that an instance is booted or restored with. Refused where no image key vouches for them any more.
     pub(crate) fn boot_image(&self, record: &Record) -> Result<BootImage, StepError> {
         Ok(self.images.boot_image(&image_of(record), &record.flake_ref)?)
@@ -128,7 +128,7 @@ impl<D: Driver> Executor<D> {
             watch.lap(Stage::Greeted);
             if view.version == 2 {
                 let message = "the guest speaks version 2 of the guest protocol, which can't carry secrets";
-                self.note("GuestOutdated", record, message);
+                self.events.publish("GuestOutdated", record.full_name(), message);
             }
             self.give_secrets(record, bundle).await?;
             if view.version >= 2 {
@@ -150,7 +150,7 @@ impl<D: Driver> Executor<D> {
             } else {
                 let message =
                     "the guest speaks version 1 of the guest protocol and keeps the identity of its image";
-                self.note("GuestOutdated", record, message);
+                self.events.publish("GuestOutdated", record.full_name(), message);
             }
             crash::point(points[0]);
             watch.lap(Stage::Reborn);
@@ -165,7 +165,11 @@ impl<D: Driver> Executor<D> {
                 return Err(LinkError::WorkloadFailed(view.message).into());
             }
             if record.health.is_some() && !view.can_check_health {
-                self.note("GuestOutdated", record, &LinkError::Lacks(FEATURE_HEALTH).to_string());
+                self.events.publish(
+                    "GuestOutdated",
+                    record.full_name(),
+                    LinkError::Lacks(FEATURE_HEALTH).to_string(),
+                );
             }
             crash::point(points[1]);
             watch.lap(Stage::Ready);
@@ -202,15 +206,27 @@ impl<D: Driver> Executor<D> {
         match self.links.prepare_sleep(&record.id, timeout, by_policy).await {
             Ok(Drained::Done) => {}
             Ok(Drained::Busy) => {
-                self.note("InstanceBusy", record, "got work while it was being drained; it keeps running");
+                self.events.publish(
+                    "InstanceBusy",
+                    record.full_name(),
+                    "got work while it was being drained; it keeps running",
+                );
                 return Ok(Drain::CalledOff);
             }
             Ok(Drained::Not(why)) => {
-                self.note("DrainTimedOut", record, &format!("was paused before it was drained: {why}"));
+                self.events.publish(
+                    "DrainTimedOut",
+                    record.full_name(),
+                    format!("was paused before it was drained: {why}"),
+                );
             }
             Err(error @ LinkError::NoEntropy(_)) => return Err(error.into()),
             Err(error) => {
-                self.note("NotDrained", record, &format!("was paused before it was drained: {error}"));
+                self.events.publish(
+                    "NotDrained",
+                    record.full_name(),
+                    format!("was paused before it was drained: {error}"),
+                );
             }
         }
         // Giving memory back takes nothing of the time for the session.
@@ -239,7 +255,11 @@ impl<D: Driver> Executor<D> {
         if self.driver.adopt(&record.id).await.is_ok_and(|vm| vm.is_some())
             && tokio::time::timeout(grace + SHUTDOWN_MARGIN, ended).await.is_err()
         {
-            self.note("GuestKilled", record, &format!("did not shut down within {grace:?}"));
+            self.events.publish(
+                "GuestKilled",
+                record.full_name(),
+                format!("did not shut down within {grace:?}"),
+            );
         }
         Duration::ZERO
     }

@@ -10,7 +10,7 @@ use super::{Executor, StepError};
 use crate::instance::PoolSpec;
 use crate::instance::record::Record;
 
-impl<D: Driver> Executor<D> {
+impl Executor {
     /// How the instance's snapshot is kept, and where the key to it is.
     pub(super) fn keeping(&self, record: &Record) -> Keeping {
         Keeping { at_rest: record.at_rest, key: Some(self.secrets.snapshot_key(&record.tenant)) }
@@ -35,7 +35,7 @@ impl<D: Driver> Executor<D> {
         if record.at_rest.compression != SnapshotCompression::default()
             && let Err(lacking) = self.driver.compression()
         {
-            self.note("NotCompressed", record, &format!("is saved as it is: {lacking}"));
+            self.events.publish("NotCompressed", record.full_name(), format!("is saved as it is: {lacking}"));
         }
         let keeping = self.keeping(record);
         keeping.check()?;

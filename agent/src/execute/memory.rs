@@ -10,7 +10,7 @@ use super::Executor;
 use crate::instance::records::Records;
 use crate::isolation::Isolation;
 
-impl<D: Driver> Executor<D> {
+impl Executor {
     /// Measures one instance after a step that changed what it costs. Nobody waits for it.
     pub(super) fn measure_memory_after_step(&self, id: &InstanceId) {
         let lives = matches!(self.phase_of(id), Phase::Running | Phase::Warm);

@@ -20,7 +20,7 @@ use crate::instance::archive::{Header, Reader};
 use crate::instance::record::Record;
 use crate::instance::records::Lease;
 
-impl<D: Driver> Executor<D> {
+impl Executor {
     fn migration(&self) -> Result<&dyn Migration, DriverError> {
         Ok(self.driver.migration()?)
     }

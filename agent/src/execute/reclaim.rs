@@ -44,7 +44,7 @@ fn free_mib(text: &[u8]) -> Option<u64> {
     Some(kib / 1024)
 }
 
-impl<D: Driver> Executor<D> {
+impl Executor {
     /// Has a drained guest give back what it does not need. What keeps it from that keeps it from nothing else: it costs
     /// more, and is as warm. `unless_busy`: a guest that has work again goes on with all of its memory.
     pub(super) async fn reclaim(&self, record: &Record, unless_busy: bool) -> Result<Drain, StepError> {
@@ -59,7 +59,11 @@ impl<D: Driver> Executor<D> {
                 return Ok(Drain::Over);
             }
         }
-        self.note("InstanceBusy", record, "got work while it returned memory; it keeps running");
+        self.events.publish(
+            "InstanceBusy",
+            record.full_name(),
+            "got work while it returned memory; it keeps running",
+        );
         self.links.take_back_sleep(id);
         self.driver.resume(id).await?;
         Ok(Drain::CalledOff)

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use mvm_planner::Action;
 use mvm_proto::text::chain;
 use mvm_proto::{InstanceId, Phase, Timestamp};
-use mvm_vmm::{Driver, VmState};
+use mvm_vmm::{AnyDriver, Driver, VmState};
 
 use super::StepError;
 use crate::crash;
@@ -66,12 +66,7 @@ pub enum Resolved {
 
 /// Adopts what lives and resolves every open intent that needs no guest. One instance that can't be looked at stops no
 /// other: it is named, and looked at again.
-pub async fn recover<D: Driver>(
-    driver: &D,
-    records: &Arc<Records>,
-    hands: Hands,
-    now: Timestamp,
-) -> Recovered {
+pub async fn recover(driver: &AnyDriver, records: &Arc<Records>, hands: Hands, now: Timestamp) -> Recovered {
     let mut recovered = Recovered::default();
     if hands == Hands::On {
         end_begun_templates(driver, records).await;
@@ -93,7 +88,7 @@ pub async fn recover<D: Driver>(
 
 /// A template that an earlier agent was making has a VM in the bounds of an instance: it is made anew when one is
 /// needed. One that can't be ended now is ended then.
-async fn end_begun_templates<D: Driver>(driver: &D, records: &Arc<Records>) {
+async fn end_begun_templates(driver: &AnyDriver, records: &Arc<Records>) {
     for template in records.templates() {
         if template.state != TemplateState::Begun {
             continue;
@@ -110,8 +105,8 @@ async fn end_begun_templates<D: Driver>(driver: &D, records: &Arc<Records>) {
 }
 
 /// The same for one record.
-pub(crate) async fn recover_one<D: Driver>(
-    driver: &D,
+pub(crate) async fn recover_one(
+    driver: &AnyDriver,
     records: &Arc<Records>,
     hands: Hands,
     now: Timestamp,

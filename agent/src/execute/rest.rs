@@ -15,7 +15,7 @@ use crate::instance::PoolSpec;
 use crate::instance::record::Record;
 use crate::instance::records::CallOff;
 
-impl<D: Driver> Executor<D> {
+impl Executor {
     /// The snapshot is given up before the guest runs: a disk that moved on never meets old memory. Nothing need be
     /// written down before: until then it sleeps, and a VM beside its snapshot is one that never ran.
     pub(super) async fn wake(
@@ -37,7 +37,7 @@ impl<D: Driver> Executor<D> {
         }
         if record.exported_at.is_some() {
             let message = "it was exported and is now woken here: do not import an archive of it";
-            self.note("ExportedInstanceRuns", &record, message);
+            self.events.publish("ExportedInstanceRuns", record.full_name(), message);
         }
         watch.is(WakeKind::Woken);
         self.wake_up(record, &order.reason, watch).await
@@ -105,7 +105,7 @@ impl<D: Driver> Executor<D> {
     ) -> Result<(), StepError> {
         watch.is_instead(WakeKind::Started);
         let message = format!("boots anew, because its snapshot can't be restored: {}", chain(cause));
-        self.note("SnapshotUnusable", &record, &message);
+        self.events.publish("SnapshotUnusable", record.full_name(), message);
         let (on_demand, home) = (record.on_demand, record.home);
         record.snapshot = None;
         record.workload = None;

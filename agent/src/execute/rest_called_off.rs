@@ -18,7 +18,7 @@ use crate::instance::records::CallOff;
 /// A snapshot that is only about to be written does not hear that it should end: it is told again this often.
 const STOP_AGAIN: Duration = Duration::from_millis(20);
 
-impl<D: Driver> Executor<D> {
+impl Executor {
     /// Lets a running guest finish its work, unless a request wants it meanwhile.
     pub(super) async fn drain_unless_wanted(
         &self,

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use mvm_planner::{Action, RESTARTS_IN_PLACE, Workload, WorkloadState};
 use mvm_proto::Phase;
-use mvm_vmm::Driver;
 use tokio::time::Instant;
 
 use super::guest::health_of;
@@ -14,7 +13,7 @@ use crate::guest::LinkError;
 use crate::instance::record::Record;
 use crate::instance::records::Lease;
 
-impl<D: Driver> Executor<D> {
+impl Executor {
     /// How long its program may take to be found healthy, beyond the time to boot.
     pub(super) fn health_within(record: &Record) -> Duration {
         record.health.as_ref().map_or(Duration::ZERO, |health| health.decided_within())
@@ -55,7 +54,7 @@ impl<D: Driver> Executor<D> {
         record.workload = Some(Box::new(workload));
         self.records.save(&record).await?;
         if let Err(error @ LinkError::Lacks(_)) = &asked {
-            self.note("GuestOutdated", &record, &error.to_string());
+            self.events.publish("GuestOutdated", record.full_name(), error.to_string());
         }
         asked.map(drop).map_err(Into::into)
     }
@@ -66,7 +65,7 @@ impl<D: Driver> Executor<D> {
         match told {
             Ok(()) => {}
             Err(error @ LinkError::Lacks(_)) if record.health.is_some() => {
-                self.note("GuestOutdated", &record, &error.to_string());
+                self.events.publish("GuestOutdated", record.full_name(), error.to_string());
             }
             Err(LinkError::Lacks(_)) => {}
             // It is told at the next look.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use mvm_planner::{Action, Step};
 use mvm_proto::{DesiredState, InstanceId, Phase, PoolId, TenantId, Timestamp};
-use mvm_vmm::Driver;
 use tokio::task::JoinSet;
 
 use super::{Executor, Order, StepError};
@@ -25,8 +24,8 @@ pub struct Done {
 }
 
 #[derive(Debug)]
-pub struct Runner<D> {
-    executor: Arc<Executor<D>>,
+pub struct Runner {
+    executor: Arc<Executor>,
     records: Arc<Records>,
     gate: Arc<Gate>,
     /// The requests that the plan of what waits knew of.
@@ -42,13 +41,8 @@ pub struct Runner<D> {
     refused: VecDeque<Done>,
 }
 
-impl<D: Driver> Runner<D> {
-    pub(crate) fn new(
-        executor: Arc<Executor<D>>,
-        records: Arc<Records>,
-        gate: Arc<Gate>,
-        slots: usize,
-    ) -> Self {
+impl Runner {
+    pub(crate) fn new(executor: Arc<Executor>, records: Arc<Records>, gate: Arc<Gate>, slots: usize) -> Self {
         let admitted = gate.close().admitted();
         Self {
             executor,

@@ -4,14 +4,13 @@
 //! is recorded before it is done: whatever comes of the sleep, one that runs on is given them again.
 
 use mvm_proto::text::chain;
-use mvm_vmm::Driver;
 use zeroize::Zeroizing;
 
 use super::{Executor, StepError};
 use crate::instance::record::Record;
 use crate::instance::records::Lease;
 
-impl<D: Driver> Executor<D> {
+impl Executor {
     /// What an instance's guest is to be given; absent: its tenant has none. Read before anything is done to the
     /// instance: one whose bundle is not there stays as it is.
     pub(super) fn bundle(&self, record: &Record) -> Result<Option<Zeroizing<Vec<u8>>>, StepError> {
@@ -54,7 +53,7 @@ impl<D: Driver> Executor<D> {
             let reason = format!("runs without its secrets: {}", chain(&error));
             // Told once, however often it is tried.
             if record.reason != reason {
-                self.note("SecretsNotGiven", &record, &reason);
+                self.events.publish("SecretsNotGiven", record.full_name(), reason.as_str());
                 record.reason = reason;
                 self.records.set(record);
             }

@@ -6,7 +6,6 @@
 use std::time::Duration;
 
 use mvm_proto::InstanceId;
-use mvm_vmm::Driver;
 
 use super::Executor;
 
@@ -22,7 +21,7 @@ const AT_MOST: Duration = Duration::from_secs(3);
 /// Left alone for this long afterwards, it has done what being asked gave it to do.
 const QUIET: Duration = Duration::from_millis(100);
 
-impl<D: Driver> Executor<D> {
+impl Executor {
     /// Waits until the guest's kernel has its clock. A guest that can't be asked is not waited for.
     pub(super) async fn settle(&self, template: &InstanceId) {
         let settled = async {

@@ -16,7 +16,7 @@ use crate::instance::PoolSpec;
 use crate::instance::record::{Intent, Record};
 use crate::instance::records::CallOff;
 
-impl<D: Driver> Executor<D> {
+impl Executor {
     pub(super) async fn intend(&self, record: &mut Record, action: Action) -> Result<(), StepError> {
         record.intent = Some(Intent { action, at: self.clock.now() });
         Ok(self.records.save(record).await?)

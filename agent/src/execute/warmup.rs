@@ -7,7 +7,6 @@ use std::time::Duration;
 use mvm_proto::InstanceId;
 use mvm_proto::document::Warmup;
 use mvm_proto::text::one_line;
-use mvm_vmm::Driver;
 
 use super::{Executor, StepError};
 use crate::guest::{ExecEvent, ExecRequest};
@@ -23,7 +22,7 @@ pub(super) fn longest(warmup: &Warmup) -> Duration {
     Duration::from_secs(warmup.timeout_seconds) + MARGIN
 }
 
-impl<D: Driver> Executor<D> {
+impl Executor {
     pub(super) async fn warm_up(&self, template: &InstanceId, warmup: &Warmup) -> Result<(), StepError> {
         let mut end = End::default();
         let run = async {

@@ -148,6 +148,12 @@ impl Record {
         Ok(())
     }
 
+    /// The name that events and logs have for it: `tenant/pool/id`.
+    #[must_use]
+    pub fn full_name(&self) -> String {
+        format!("{}/{}/{}", self.tenant, self.pool, self.id)
+    }
+
     /// Takes a phase that was observed, whatever it was before.
     pub fn enter(&mut self, phase: Phase, now: Timestamp, reason: &str) {
         if self.phase != phase {

@@ -31,7 +31,7 @@ use crate::intake::removed_operators::RemovedOperators;
 use crate::intake::source::Intake;
 use crate::metrics::Metrics;
 use crate::node::event_log::EventLog;
-use crate::node::reconcile_task::NodeHandle;
+use crate::node::handle::NodeHandle;
 
 pub use gate::Listener;
 

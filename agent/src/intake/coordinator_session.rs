@@ -26,7 +26,7 @@ use tracing::{debug, info, warn};
 use crate::intake::removed_operators::RemovedOperators;
 use crate::intake::source::Intake;
 use crate::metrics::Metrics;
-use crate::node::reconcile_task::NodeHandle;
+use crate::node::handle::NodeHandle;
 use crate::upkeep::certs;
 
 /// A session that lasted this long was a real one: the next failure begins with short waits again. A coordinator that

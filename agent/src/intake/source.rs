@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use crate::intake::acceptor::{Accepted, Acceptor};
 use crate::metrics::{DocumentResult, Metrics};
 use crate::node::InForce;
-use crate::node::reconcile_task::NodeHandle;
+use crate::node::handle::NodeHandle;
 use crate::upkeep::dir_watch::DirWatch;
 
 /// What takes pushed documents in. Cheap to clone.
@@ -54,13 +54,13 @@ impl Intake {
                 let Mark { epoch, generation, digest } = &accepted.mark;
                 info!(epoch, generation, %digest, "accepted a document");
                 let message = format!("generation {generation} of epoch {epoch} is in force");
-                self.node.publish("DocumentAccepted", "", &message);
+                self.node.events().publish("DocumentAccepted", "", message);
             }
             Ok(_) => self.metrics.document(DocumentResult::Unchanged),
             Err(problem) => {
                 self.metrics.document(DocumentResult::Refused);
                 warn!(code = %problem.code, detail = %problem.detail, "refused a document");
-                self.node.publish("DocumentRefused", "", &problem.detail);
+                self.node.events().publish("DocumentRefused", "", problem.detail.as_str());
             }
         }
         result
@@ -72,7 +72,7 @@ impl Intake {
         let result = acceptor.update_trust(roots, images).await;
         if let Err(problem) = &result {
             warn!(code = %problem.code, detail = %problem.detail, "refused new trust metadata");
-            self.node.publish("TrustRefused", "", &problem.detail);
+            self.node.events().publish("TrustRefused", "", problem.detail.as_str());
         }
         result
     }
@@ -155,13 +155,13 @@ pub async fn file_source_task(
         match read.and_then(|bytes| judge(&bytes, &source.node_id)) {
             Ok(document) => {
                 info!(path = %source.path.display(), %digest, "the file's content is in force");
-                node.publish("DocumentAccepted", "", "the local file's content is in force");
+                node.events().publish("DocumentAccepted", "", "the local file's content is in force");
                 state.send_replace(FileState::InForce);
                 desired.send_replace(Some(InForce::local(document)));
             }
             Err(problem) => {
                 warn!(path = %source.path.display(), %problem, "refused the file; the previous document stays in force");
-                node.publish("DocumentRefused", "", &problem.detail);
+                node.events().publish("DocumentRefused", "", problem.detail.as_str());
                 state.send_replace(FileState::Refused(problem));
             }
         }

@@ -8,15 +8,14 @@ use std::time::Duration;
 use mvm_host::cgroup::{Group, InstanceGroup, Limit, LimitEvent, TenantLimits, Usages, changes};
 use mvm_host::{GroupsFound, Host as _, HostError, Operation, Outcome};
 use mvm_proto::document::IoLimits;
-use mvm_proto::status::{Condition, Event};
+use mvm_proto::status::Condition;
 use mvm_proto::text::chain;
 use mvm_proto::{DesiredState, TenantId, Timestamp};
-use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 use super::disk_limits::{DiskLimits, in_words};
 use super::{Effort, Isolation};
-use crate::clock::Clock;
+use crate::events::Events;
 use crate::instance::records::Records;
 
 #[derive(Debug)]
@@ -24,8 +23,7 @@ pub(crate) struct CgroupCheck {
     isolation: Arc<Isolation>,
     interval: Duration,
     grace: Duration,
-    events: broadcast::Sender<Event>,
-    clock: Clock,
+    events: Events,
     last: Option<Instant>,
     /// What was used when it was last looked at.
     usages: Usages,
@@ -40,11 +38,10 @@ impl CgroupCheck {
         isolation: Arc<Isolation>,
         interval: Duration,
         grace: Duration,
-        events: broadcast::Sender<Event>,
-        clock: Clock,
+        events: Events,
     ) -> Self {
         let (usages, due, missing) = (Usages::new(), BTreeMap::new(), Vec::new());
-        Self { isolation, interval, grace, events, clock, last: None, usages, due, missing, error: None }
+        Self { isolation, interval, grace, events, last: None, usages, due, missing, error: None }
     }
 
     /// Looks if it is time to, or if a tenant's quotas or a pool's limits on the disk are others than before.
@@ -136,7 +133,7 @@ impl CgroupCheck {
         for (group, limits) in were_unlike {
             let usage = found.observed.groups.get(&Group::from(group.clone()));
             if usage.is_some_and(|usage| usage.io.is(limits.as_ref())) {
-                self.send("DiskLimitsChanged", group.to_string(), in_words(limits.as_ref()));
+                self.events.publish("DiskLimitsChanged", group, in_words(limits.as_ref()));
             }
         }
     }
@@ -195,14 +192,7 @@ impl CgroupCheck {
                 ("Throttled", format!("was throttled in {periods} period(s)"))
             }
         };
-        tracing::warn!(group = %event.group, kind, message);
-        self.send(kind, event.group.to_string(), message);
-    }
-
-    fn send(&self, kind: &str, subject: String, message: String) {
-        let (at, kind) = (self.clock.now().to_string(), kind.to_owned());
-        // No receiver is no error.
-        let _ = self.events.send(Event { at, kind, subject, message });
+        self.events.warn(kind, &event.group, message);
     }
 
     pub(crate) fn condition(&self, now: Timestamp) -> Condition {

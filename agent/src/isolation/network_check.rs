@@ -8,15 +8,15 @@ use std::time::Duration;
 use mvm_host::network::{NetworkFound, NetworkWanted, OrphanLink, TenantNet};
 use mvm_host::{Host as _, HostError, Operation, Outcome};
 use mvm_planner::Blocked;
-use mvm_proto::status::{Condition, Event};
+use mvm_proto::status::Condition;
 use mvm_proto::text::chain;
 use mvm_proto::{DesiredState, InstanceId, Timestamp};
-use tokio::sync::{broadcast, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::wanted::Wanted;
 use super::{Isolation, NetworkMode};
-use crate::clock::Clock;
+use crate::events::Events;
 use crate::instance::records::Records;
 
 /// How many repairs or instances a condition or event names.
@@ -28,8 +28,7 @@ pub(crate) struct NetworkCheck {
     isolation: Arc<Isolation>,
     interval: Duration,
     grace: Duration,
-    events: broadcast::Sender<Event>,
-    clock: Clock,
+    events: Events,
     /// What the last look was for, and when it was.
     last: Option<(Instant, Vec<TenantNet>)>,
     /// When orphaned links may be removed, by name.
@@ -46,15 +45,13 @@ impl NetworkCheck {
         isolation: Arc<Isolation>,
         interval: Duration,
         grace: Duration,
-        events: broadcast::Sender<Event>,
-        clock: Clock,
+        events: Events,
     ) -> Self {
         Self {
             isolation,
             interval,
             grace,
             events,
-            clock,
             last: None,
             due: BTreeMap::new(),
             conflicts: Vec::new(),
@@ -140,11 +137,15 @@ impl NetworkCheck {
             return Err(HostError::Refused("the host returned no network inspection".to_owned()));
         };
         if !found.repairs.is_empty() {
-            self.tell("NetworkRepaired", &few(&found.repairs));
+            self.events.warn("NetworkRepaired", "network", few(&found.repairs));
         }
         let cut_off: Vec<String> = found.cut_off.iter().map(ToString::to_string).collect();
         if !cut_off.is_empty() {
-            self.tell("NetworkLost", &format!("another program deleted the TAP of {}", few(&cut_off)));
+            self.events.warn(
+                "NetworkLost",
+                "network",
+                format!("another program deleted the TAP of {}", few(&cut_off)),
+            );
         }
         let since = |id: &InstanceId| Some((id.clone(), records.get(id)?.since));
         self.cut_off.extend(found.cut_off.iter().filter_map(since));
@@ -174,25 +175,22 @@ impl NetworkCheck {
                         orphan.owner,
                         self.grace.as_secs()
                     );
-                    self.tell("StrangerFound", &message);
+                    self.events.warn("StrangerFound", "network", message);
                     self.due.insert(name, now + self.grace);
                 }
                 Some(due) if *due > now => {}
                 Some(_) => {
                     let remove = Operation::RemoveLink { name: name.clone() };
                     self.isolation.host.perform(&remove).await?;
-                    self.tell("StrangerRemoved", &format!("removed {name}, which no instance used"));
+                    self.events.warn(
+                        "StrangerRemoved",
+                        "network",
+                        format!("removed {name}, which no instance used"),
+                    );
                 }
             }
         }
         Ok(())
-    }
-
-    fn tell(&self, kind: &str, message: &str) {
-        tracing::warn!(kind, message);
-        let (at, kind, message) = (self.clock.now().to_string(), kind.to_owned(), message.to_owned());
-        // No receiver is no error.
-        let _ = self.events.send(Event { at, kind, subject: "network".to_owned(), message });
     }
 
     pub(crate) fn condition(&self, now: Timestamp) -> Condition {
@@ -235,6 +233,7 @@ mod tests {
 
     use super::super::IsolationSettings;
     use super::*;
+    use crate::clock::Clock;
     use mvm_vmm::DriverKind;
 
     #[tokio::test(start_paused = true)]
@@ -242,8 +241,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let settings = IsolationSettings { network: NetworkMode::Bridges, ..IsolationSettings::NONE };
         let isolation = Arc::new(Isolation::new(AnyHost::local(dir.path()), DriverKind::Fake, settings));
-        let (every, events) = (Duration::from_secs(30), broadcast::Sender::new(16));
-        let mut check = NetworkCheck::new(Arc::clone(&isolation), every, every, events, Clock::system());
+        let every = Duration::from_secs(30);
+        let mut check = NetworkCheck::new(Arc::clone(&isolation), every, every, Events::new(Clock::system()));
         check.last = Some((Instant::now(), Vec::new()));
         let records = Records::empty();
         let _makes_one = isolation.comparing.read().await;

@@ -8,10 +8,10 @@ use std::time::Duration;
 use mvm_host::cgroup::{CgroupSettings, Mode, fake};
 use mvm_proto::{DesiredState, Digest, Timestamp};
 use serde_json::{Value, json};
-use tokio::sync::broadcast;
 
 use super::*;
 use crate::clock::Clock;
+use crate::events::Events;
 use crate::instance::records::Records;
 
 /// A hierarchy with the group of one instance, and data on a file system of this kind on a partition of the disk 8:16.
@@ -42,8 +42,8 @@ impl Site {
     }
 
     fn check(&self) -> CgroupCheck {
-        let (time, events) = (Duration::from_secs(30), broadcast::Sender::new(16));
-        CgroupCheck::new(Arc::clone(&self.isolation), time, time, events, Clock::system())
+        let time = Duration::from_secs(30);
+        CgroupCheck::new(Arc::clone(&self.isolation), time, time, Events::new(Clock::system()))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a person does to one instance by hand, and what a person asks of the whole node.
+//! What is done to one instance for a request or by hand.
 //!
 //! An action takes the same lease, quotas and steps as the planner's own, and only moves that the life of an instance
 //! has: an illegal one is an error, never a guess. It leaves a window in which reconcile keeps its hands off
@@ -7,26 +7,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::BoxFuture;
-use mvm_host::HostError;
-use mvm_planner::MAX_OVERRIDE;
-use mvm_planner::{Action, Observation};
-use mvm_proto::ManualAction;
-use mvm_proto::status::{InstanceStatus, WakeTiming};
+use mvm_planner::{Action, MAX_OVERRIDE};
+use mvm_proto::status::WakeTiming;
 use mvm_proto::text::chain;
-use mvm_proto::{DesiredState, InstanceId, NodeId, Phase, PoolId, Problem, TenantId};
-use mvm_vmm::{Driver, DriverError};
+use mvm_proto::{InstanceId, ManualAction, Phase, PoolId, TenantId};
 
-use crate::clock::Clock;
 use crate::execute::timing::Stage;
-use crate::execute::{Order, StepError, Stopwatch, WakeKind};
-use crate::guest::GuestLinks;
-use crate::instance::PoolSpec;
-use crate::instance::records::StateError;
-use crate::isolation::NetworkReport;
-use crate::node::export::{Export, export};
-use crate::node::reconcile_task::NodeHandle;
-use crate::node::wake::{LEASE_PATIENCE, Waker, busy, shown};
+use crate::execute::{Order, Stopwatch, WakeKind};
+use crate::instance::record::Record;
+use crate::node::actor::{Actor, Place};
+use crate::node::error::ActionError;
+use crate::node::handle::NodeHandle;
 
 /// How long reconcile keeps its hands off after an action by hand, unless told otherwise.
 pub const DEFAULT_OVERRIDE: Duration = Duration::from_secs(600);
@@ -64,13 +55,9 @@ fn event_of(action: ManualAction) -> &'static str {
 }
 
 /// How long the hands stay off, from what was asked.
-pub fn override_for(seconds: Option<u64>) -> Result<Duration, Problem> {
+pub fn override_for(seconds: Option<u64>) -> Result<Duration, ActionError> {
     let asked = seconds.map_or(DEFAULT_OVERRIDE, Duration::from_secs);
-    if asked > MAX_OVERRIDE {
-        let detail = format!("override_seconds must be at most {}", MAX_OVERRIDE.as_secs());
-        return Err(Problem::new(400, "bad_body", detail, "Ask for a shorter window."));
-    }
-    Ok(asked)
+    if asked > MAX_OVERRIDE { Err(ActionError::WindowTooLong) } else { Ok(asked) }
 }
 
 /// The end of a console: what is given when nobody says how much, and the most that is given.
@@ -99,280 +86,154 @@ pub struct Acted {
     pub wake: Option<WakeTiming>,
 }
 
-/// Acts on instances, whatever the driver.
-pub(crate) trait Acts: Send + Sync {
-    fn act(&self, manual: Manual) -> BoxFuture<'static, Result<Acted, Problem>>;
-
-    fn console(
-        &self,
-        instance: InstanceId,
-        max_bytes: usize,
-    ) -> BoxFuture<'static, Result<Vec<u8>, DriverError>>;
+/// Why an instance is acted on.
+#[derive(Debug, Clone)]
+pub(crate) enum By {
+    /// Somebody uses the instance: it keeps its place in the count that it came from, and no window is opened.
+    Request,
+    Hand {
+        by: String,
+        override_for: Duration,
+    },
 }
 
-#[derive(Debug)]
-pub(crate) struct Actor<D> {
-    pub(crate) waker: Waker<D>,
-    pub(crate) driver: Arc<D>,
-    pub(crate) clock: Clock,
-    pub(crate) node_id: NodeId,
-}
-
-impl<D> Clone for Actor<D> {
-    fn clone(&self) -> Self {
-        Self {
-            waker: self.waker.clone(),
-            driver: Arc::clone(&self.driver),
-            clock: self.clock.clone(),
-            node_id: self.node_id.clone(),
+impl Actor {
+    /// Runs on even when the caller goes away: half an action helps nobody.
+    async fn act(&self, place: Place, action: ManualAction, by: By) -> Result<Acted, ActionError> {
+        let this = self.clone();
+        let (watch, up) = Stopwatch::watched();
+        let task = tokio::spawn(async move { this.carry_out(&place, action, &by, watch).await });
+        match up.await {
+            Ok(timing) => {
+                Ok(Acted { phase: Phase::Running, wake: (action == ManualAction::Wake).then_some(timing) })
+            }
+            Err(_) => task.await.unwrap_or_else(|cause| Err(ActionError::Aborted { action, cause })),
         }
     }
-}
 
-impl<D: Driver> Acts for Actor<D> {
-    fn act(&self, manual: Manual) -> BoxFuture<'static, Result<Acted, Problem>> {
-        let this = self.clone();
-        Box::pin(async move {
-            // Runs on even when the caller goes away: half an action helps nobody.
-            let action = manual.action;
-            let (watch, up) = Stopwatch::watched();
-            let task = tokio::spawn(async move { this.carry_out(&manual, watch).await });
-            match up.await {
-                Ok(timing) => Ok(Acted {
-                    phase: Phase::Running,
-                    wake: (action == ManualAction::Wake).then_some(timing),
-                }),
-                Err(_) => task.await.unwrap_or_else(|error| Err(failed(action, &error.to_string()))),
-            }
-        })
-    }
-
-    fn console(
+    /// Does one thing to one instance, whoever asks.
+    pub(super) async fn carry_out(
         &self,
-        instance: InstanceId,
-        max_bytes: usize,
-    ) -> BoxFuture<'static, Result<Vec<u8>, DriverError>> {
-        let driver = Arc::clone(&self.driver);
-        Box::pin(async move { driver.console(&instance, max_bytes).await })
-    }
-}
-
-impl<D: Driver> Actor<D> {
-    async fn carry_out(&self, manual: &Manual, mut watch: Stopwatch) -> Result<Acted, Problem> {
-        let Manual { tenant, pool, instance: id, action, .. } = manual;
-        let to = action.leads_to();
-        self.waker.find(tenant, pool, id)?;
-        let on_demand = *action == ManualAction::Wake;
+        place: &Place,
+        action: ManualAction,
+        by: &By,
+        mut watch: Stopwatch,
+    ) -> Result<Acted, ActionError> {
+        let (id, to) = (&place.instance, action.leads_to());
+        self.find(place)?;
+        let on_demand = action == ManualAction::Wake;
         // One that is under way is this one's too; the window is opened all the same.
-        let joined = match self.waker.under_way(id).filter(|_| on_demand) {
-            Some(other) => other.await.ok(),
-            None => None,
+        let joined = match by {
+            By::Hand { .. } if on_demand => self.join_wake(id).await,
+            _ => None,
         };
-        let (lease, kept) = match on_demand {
-            true => self.waker.lease(id).await?,
-            false => {
-                let lease = self.waker.records.wait_lease(id, to);
-                (tokio::time::timeout(LEASE_PATIENCE, lease).await.map_err(|_| busy(id))?, false)
-            }
-        };
+        let (lease, kept) =
+            if on_demand { self.lease_to_wake(id).await? } else { (self.lease(id, to).await?, false) };
         if kept {
             watch.is(WakeKind::Kept);
         }
         // What was waited for may have changed it, or ended it.
-        let phase = self.waker.find(tenant, pool, id)?;
-        let step = step_of(*action, phase).map_err(|hint| illegal(id, phase, *action, hint))?;
-        let spec = self.spec(tenant, pool);
+        let record = self.find(place)?;
+        let phase = record.phase;
+        let step = match (step_of(action, phase), by) {
+            // One that runs is marked as used.
+            (Ok(None), By::Request) => Some(Action::Resume),
+            (step, _) => {
+                step.map_err(|hint| ActionError::Illegal { instance: id.clone(), phase, action, hint })?
+            }
+        };
+        let spec = self.spec(&place.tenant, &place.pool);
         if step == Some(Action::Start) && spec.is_none() {
-            return Err(no_spec(tenant, pool));
+            return Err(ActionError::NoSpec { tenant: place.tenant.clone(), pool: place.pool.clone() });
         }
-        if matches!(step, Some(Action::Wake | Action::Resume)) {
-            self.waker.check_image(id)?;
+        if phase != to {
+            if matches!(step, Some(Action::Wake | Action::Resume)) {
+                self.check_image(&record)?;
+            }
+            if matches!(to, Phase::Running | Phase::Warm | Phase::Sleeping) {
+                self.check_room(id, to)?;
+            }
         }
-        if step.is_some() && matches!(to, Phase::Running | Phase::Warm | Phase::Sleeping) {
-            self.waker.check_room(id, to)?;
+        let before = record.override_until;
+        if let By::Hand { override_for, .. } = by {
+            self.override_it(record, step, *override_for).await?;
         }
-        let before = self.override_it(manual, step).await?;
         watch.lap(Stage::Queued);
         let wake = |watch: &Stopwatch| on_demand.then(|| joined.unwrap_or_else(|| watch.read()));
         let Some(step) = step else { return Ok(Acted { phase, wake: wake(&watch) }) };
-        let reason = format!("{action} by hand, asked by {}", manual.by);
-        let asked_by = Some(manual.by.clone());
+        let (reason, asked_by) = match by {
+            By::Request => ("woken on demand".to_owned(), None),
+            By::Hand { by, .. } => (format!("{action} by hand, asked by {by}"), Some(by.clone())),
+        };
         let order = Order { action: step, staging: None, reason, spec, on_demand, asked_by };
-        match self.waker.executor.execute_timed(&lease, &order, &mut watch).await {
+        match self.executor.execute_timed(&lease, &order, &mut watch).await {
             Ok(phase) => Ok(Acted { phase, wake: wake(&watch) }),
-            Err(error) => {
+            Err(cause) => {
                 // What could not be done by hand is reconcile's to put right again.
-                if let Some(mut record) = self.waker.records.get(id) {
+                let record = self.records().get(id).filter(|record| record.override_until != before);
+                if let Some(mut record) = record {
                     record.override_until = before;
-                    if self.waker.records.save(&record).await.is_err() {
-                        self.waker.records.set(record);
+                    if self.records().save(&record).await.is_err() {
+                        self.records().set(record);
                     }
                 }
-                Err(refused(*action, id, &error))
+                Err(ActionError::Step { action, instance: id.clone(), cause })
             }
         }
     }
 
-    /// Opens the window, durably, by itself or with the first thing that the step writes down. Answers what there was
-    /// before.
+    /// Opens the window, durably, by itself or with the first thing that the step writes down.
     async fn override_it(
         &self,
-        manual: &Manual,
+        mut record: Record,
         step: Option<Action>,
-    ) -> Result<Option<mvm_proto::Timestamp>, Problem> {
-        let records = &self.waker.records;
-        let Some(mut record) = records.get(&manual.instance) else {
-            return self.waker.find(&manual.tenant, &manual.pool, &manual.instance).map(|_| None);
-        };
-        let before = record.override_until;
-        let window = !manual.override_for.is_zero();
-        record.override_until = window.then(|| self.clock.now() + manual.override_for);
+        override_for: Duration,
+    ) -> Result<(), ActionError> {
+        record.override_until = (!override_for.is_zero()).then(|| self.executor.clock.now() + override_for);
         if matches!(step, Some(Action::Start | Action::Stop | Action::Destroy)) {
             // Each begins with an intent, before anything is done.
-            records.set(record);
-        } else {
-            records.save(&record).await.map_err(|error| not_recorded(&error))?;
+            self.records().set(record);
+            return Ok(());
         }
-        Ok(before)
-    }
-
-    pub(crate) fn spec(&self, tenant: &TenantId, pool: &PoolId) -> Option<PoolSpec> {
-        let in_force = shown(&self.waker.in_force)?;
-        let mut pools = in_force.desired.pools();
-        pools
-            .find(|(t, p)| t.tenant_id == *tenant && p.pool_id == *pool)
-            .map(|(tenant, pool)| PoolSpec::of(tenant, pool))
+        self.records().save(&record).await.map_err(ActionError::NotRecorded)
     }
 }
 
 impl NodeHandle {
     /// Acts on an instance by hand; answers its phase when it is done.
-    pub async fn act(&self, manual: Manual) -> Result<Acted, Problem> {
-        let subject = format!("{}/{}/{}", manual.tenant, manual.pool, manual.instance);
-        let message = format!("by hand, asked by {}", manual.by);
-        let event = event_of(manual.action);
-        let id = manual.instance.clone();
-        let done = self.shared.actor.act(manual).await;
+    pub async fn act(&self, manual: Manual) -> Result<Acted, ActionError> {
+        let Manual { tenant, pool, instance, action, override_for, by } = manual;
+        let place = Place { tenant, pool, instance };
+        let (subject, message) = (place.to_string(), format!("by hand, asked by {by}"));
+        let by = By::Hand { by, override_for };
+        let id = place.instance.clone();
+        let done = self.shared.actor.act(place, action, by).await;
         match &done {
-            Ok(_) => self.publish(event, &subject, &message),
-            Err(problem) => self.publish("ManualActionFailed", &subject, &problem.detail),
+            Ok(_) => self.events().publish(event_of(action), &subject, &message),
+            Err(error) => self.events().publish("ManualActionFailed", &subject, &chain(error)),
         }
         self.trigger_after(id);
         done
     }
 
-    /// The end of what an instance wrote to its console.
-    pub async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, Problem> {
-        let tail = self.shared.actor.console(instance.clone(), max_bytes).await;
-        tail.map_err(|error| {
-            let detail = format!("the console of {instance} could not be read: {}", chain(&error));
-            Problem::new(503, "no_console", detail, "An instance that never booted has none.")
-        })
-    }
-
-    /// Leaves a line in the tenant's audit log on what was asked of a guest.
-    pub(crate) fn audit(
-        &self,
-        instance: &InstanceId,
-        actor: &str,
-        action: &str,
-        reason: String,
-        outcome: Result<&str, String>,
-    ) {
-        // One that is gone has its end in the log.
-        if let Some(record) = self.shared.records.get(instance) {
-            let at = self.shared.clock.now();
-            self.shared.audit.append_for(&record, at, actor, action, reason, outcome);
-        }
-    }
-
-    /// The links to the programs inside this node's instances.
-    #[must_use]
-    pub fn guests(&self) -> &GuestLinks {
-        &self.shared.guests
-    }
-
-    #[must_use]
-    pub fn node_id(&self) -> &NodeId {
-        &self.shared.node_id
-    }
-
-    /// One tenant's and pool's instance, or a problem that says that there is none.
-    pub fn find(
+    /// Brings a sleeping or warm instance to running for a request; one that runs is left as it is. Says where the time
+    /// went.
+    pub async fn wake(
         &self,
         tenant: &TenantId,
         pool: &PoolId,
         instance: &InstanceId,
-    ) -> Result<InstanceStatus, Problem> {
-        let is_it =
-            |found: &InstanceStatus| found.tenant_id == tenant.as_str() && found.pool_id == pool.as_str();
-        self.instance(instance).filter(is_it).ok_or_else(|| {
-            let detail = format!("there is no instance {tenant}/{pool}/{instance} on this node");
-            Problem::new(404, "unknown_instance", detail, "List the tenant's instances.")
-        })
-    }
-
-    /// One instance, whatever tenant it belongs to.
-    #[must_use]
-    pub fn instance(&self, id: &InstanceId) -> Option<InstanceStatus> {
-        self.shared.records.get(id).map(|record| self.shared.status_of(&record))
-    }
-
-    /// The document in force.
-    #[must_use]
-    pub fn desired(&self) -> Option<Arc<crate::node::InForce>> {
-        shown(&self.shared.in_force)
-    }
-
-    /// What the planner would be told now.
-    #[must_use]
-    pub fn observation(&self) -> Observation {
-        Observation {
-            capacity: self.shared.capacity,
-            instances: self.shared.records.observed(),
-            blocked: self.shared.blocked.borrow().clone(),
-            memory_pressure: *self.shared.pressed.borrow(),
+    ) -> Result<WakeTiming, Arc<ActionError>> {
+        let place = Place { tenant: tenant.clone(), pool: pool.clone(), instance: instance.clone() };
+        let woken = self.shared.actor.wake(&place).await;
+        if !woken.as_ref().is_ok_and(|timing| timing.joined) {
+            if woken.is_ok() {
+                self.events().publish("InstanceWoken", &place.to_string(), "woken on demand");
+            }
+            self.trigger_after(place.instance);
         }
+        woken
     }
-
-    /// What holds of the tenants' networks, by looking and, if `deep`, by trying.
-    pub async fn verify_network(&self, deep: bool) -> Result<NetworkReport, HostError> {
-        let in_force = self.desired();
-        let desired = in_force.as_ref().map(|in_force| &in_force.desired);
-        self.shared.isolation.verify(desired, &self.shared.records, deep).await
-    }
-
-    /// A document that asks for what runs here.
-    #[must_use]
-    pub fn export(&self) -> Export {
-        let in_force = self.desired();
-        let desired: Option<&DesiredState> = in_force.as_ref().map(|in_force| &in_force.desired);
-        export(&self.shared.node_id, desired, &self.shared.records.all())
-    }
-}
-
-fn illegal(id: &InstanceId, phase: Phase, action: ManualAction, hint: &str) -> Problem {
-    let detail = format!("{id} is {phase}, and can't {action}");
-    Problem::new(409, "illegal_move", detail, format!("For one that is {phase}: {hint}."))
-}
-
-pub(crate) fn no_spec(tenant: &TenantId, pool: &PoolId) -> Problem {
-    let detail = format!("the document in force does not say what {tenant}/{pool} is made of");
-    Problem::new(409, "unmanaged_pool", detail, "Push a document that names the pool.")
-}
-
-pub(crate) fn not_recorded(error: &StateError) -> Problem {
-    let detail = format!("could not record the action, so it was not done: {}", chain(error));
-    Problem::new(507, "storage_failed", detail, "Free some disk space.")
-}
-
-fn failed(action: ManualAction, reason: &str) -> Problem {
-    let detail = format!("could not {action}: {reason}");
-    Problem::new(503, "action_failed", detail, "Look at the instance's reason and console.")
-}
-
-fn refused(action: ManualAction, id: &InstanceId, error: &StepError) -> Problem {
-    failed(action, &format!("{id}: {}", chain(error)))
 }
 
 #[cfg(test)]

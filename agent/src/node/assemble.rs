@@ -6,20 +6,28 @@ use std::time::Duration;
 
 use mvm_host::AnyHost;
 use mvm_image::{ImageError, ImageSettings, Images, Vouched, find_guest};
-use mvm_proto::status::Capacity;
+use mvm_proto::status::{Capability, Capacity, NodeStatus};
 use mvm_proto::{NodeId, Timestamp};
 use mvm_store::{Settings, SledStore};
-use mvm_vmm::VmmSettings;
 use mvm_vmm::choice;
-use mvm_vmm::{AnyDriver, Driver, DriverKind, DriverUnavailable};
-use tokio::sync::watch;
+use mvm_vmm::{AnyDriver, DriverKind, DriverUnavailable, VmmSettings};
+use tokio::sync::{Notify, Semaphore, broadcast, watch};
 
+use crate::audit::{AuditLog, AuditSettings};
 use crate::clock::Clock;
-use crate::execute::StepError;
+use crate::events::Events;
 use crate::execute::recover::{Hands, Recovered, recover};
+use crate::execute::{Executor, StepError, Writing};
+use crate::guest::GuestLinks;
 use crate::instance::records::{Records, StateError};
-use crate::isolation::IsolationSettings;
-use crate::persist::SessionLimits;
+use crate::isolation::{Isolation, IsolationSettings};
+use crate::node::actor::Actor;
+use crate::node::engine::{Engine, EngineSettings};
+use crate::node::handle::{NodeHandle, Pass, Shared};
+use crate::node::info::capabilities;
+use crate::node::wake::UnderWay;
+use crate::persist::{SessionLimits, SessionSettings, Sessions};
+use crate::secrets::Secrets;
 
 /// Where records are kept, below the data directory.
 pub(crate) const STATE_DIR: &str = "state";
@@ -32,6 +40,9 @@ pub const DEFAULT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Enough to hide one slow boot behind others without starving the host's processors.
 pub const DEFAULT_PARALLEL_STEPS: usize = 4;
+
+/// Whoever counts wakes and is this many behind loses the oldest ones.
+const WAKES_KEPT: usize = 256;
 
 /// What a node is told at start.
 #[derive(Debug, Clone)]
@@ -88,7 +99,7 @@ pub enum NodeError {
     },
 }
 
-pub(crate) fn planner_capacity(capacity: &Capacity) -> mvm_planner::Capacity {
+pub(super) fn planner_capacity(capacity: &Capacity) -> mvm_planner::Capacity {
     mvm_planner::Capacity {
         vcpus: capacity.vcpus,
         mem_mib: capacity.mem_mib,
@@ -97,8 +108,111 @@ pub(crate) fn planner_capacity(capacity: &Capacity) -> mvm_planner::Capacity {
     }
 }
 
+/// A node that is open but not yet running: give it to [`reconcile_task`].
+#[derive(Debug)]
+pub struct Node {
+    pub(super) engine: Engine,
+    pub(super) interval: Duration,
+    pub(super) handle: NodeHandle,
+}
+
+impl Node {
+    /// Opens records and driver, adopts the VMs that live, and resolves what an earlier agent left half-done.
+    pub async fn open(settings: NodeSettings) -> Result<(Node, NodeHandle), NodeError> {
+        check_rights(&settings.isolation, settings.host.as_ref())?;
+        let (driver, records) =
+            open(&settings.data_dir, settings.host.clone(), settings.driver, &settings.vmm).await?;
+        let vouched = settings.vouched.clone();
+        let images =
+            open_images(settings.driver, &settings.data_dir, &settings.images_dir, &settings.vmm, vouched)?;
+        Ok(Self::with(&settings, driver, records, images).await)
+    }
+
+    /// What its instances boot from.
+    pub(crate) fn images(&self) -> Images {
+        self.engine.executor.images.clone()
+    }
+
+    /// What its driver can do, as `mvm node info` shows it.
+    pub(crate) fn capabilities(&self) -> Vec<Capability> {
+        capabilities(&*self.engine.driver)
+    }
+
+    /// The same with parts that are already open.
+    pub async fn with(
+        settings: &NodeSettings,
+        driver: Arc<AnyDriver>,
+        records: Arc<Records>,
+        images: Images,
+    ) -> (Node, NodeHandle) {
+        let recovered = adopt(&driver, &records, Hands::On, settings.clock.now()).await;
+        let clock = settings.clock.clone();
+        let capacity = planner_capacity(&settings.capacity);
+        let events = Events::new(clock.clone());
+        let host = settings.host.clone().unwrap_or_else(|| AnyHost::local(&settings.data_dir));
+        let links = GuestLinks::new(Arc::clone(&driver), clock.clone());
+        let sessions = SessionSettings {
+            node: settings.node_id.clone(),
+            sessions_dir: settings.sessions_dir.clone(),
+            secrets_dir: settings.secrets_dir.clone(),
+            limits: settings.session_limits,
+        };
+        let executor = Arc::new(Executor {
+            driver,
+            records,
+            links: links.clone(),
+            images,
+            isolation: Arc::new(Isolation::new(host, settings.driver, settings.isolation.clone())),
+            background: Arc::new(Semaphore::new(1)),
+            sessions: Arc::new(Sessions::new(sessions, links, clock.clone(), events.clone())),
+            boot_deadline: settings.boot_deadline,
+            events,
+            wakes: broadcast::Sender::new(WAKES_KEPT),
+            audit: AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone()),
+            secrets: Arc::new(Secrets::new(&settings.secrets_dir)),
+            writing: Writing::default(),
+            clock,
+        });
+        let pressed = watch::Sender::new(false);
+        let engine = Engine::new(
+            Arc::clone(&executor),
+            EngineSettings {
+                capacity,
+                slots: settings.parallel_steps,
+                sweep_after: settings.sweep_after,
+                interval: settings.interval,
+                recovered,
+                pressed: pressed.subscribe(),
+            },
+        );
+        let (in_force, blocked) = (watch::Sender::new(None), watch::Sender::default());
+        let actor = Actor {
+            executor,
+            node_id: settings.node_id.clone(),
+            capacity,
+            gate: Arc::clone(&engine.gate),
+            in_force: in_force.subscribe(),
+            blocked: blocked.subscribe(),
+            under_way: UnderWay::default(),
+        };
+        let status = NodeStatus { node_id: settings.node_id.to_string(), ..NodeStatus::default() };
+        let shared = Shared {
+            actor,
+            status: watch::Sender::new(status),
+            passes: watch::Sender::new(Pass::default()),
+            trigger: Notify::new(),
+            in_force,
+            blocked,
+            network: engine.network_check.found.subscribe(),
+            pressed,
+        };
+        let handle = NodeHandle { shared: Arc::new(shared) };
+        (Node { engine, interval: settings.interval, handle: handle.clone() }, handle)
+    }
+}
+
 /// Refuses what could only fail later, and one instance at a time.
-pub(crate) fn check_rights(isolation: &IsolationSettings, host: Option<&AnyHost>) -> Result<(), NodeError> {
+fn check_rights(isolation: &IsolationSettings, host: Option<&AnyHost>) -> Result<(), NodeError> {
     let privileged = nix::unistd::geteuid().is_root() || matches!(host, Some(AnyHost::Remote(_)));
     match isolation.needs_root() {
         Some(needs) if !privileged => Err(NodeError::NeedsRoot { needs }),
@@ -108,7 +222,7 @@ pub(crate) fn check_rights(isolation: &IsolationSettings, host: Option<&AnyHost>
 
 /// Opens driver and records in `data_dir`. The records first: their lock keeps a second agent away from the first
 /// one's VMs.
-pub(crate) async fn open(
+async fn open(
     data_dir: &Path,
     host: Option<AnyHost>,
     kind: DriverKind,
@@ -125,7 +239,7 @@ pub(crate) async fn open(
 }
 
 /// The images that a driver of this kind boots from.
-pub(crate) fn open_images(
+fn open_images(
     kind: DriverKind,
     data_dir: &Path,
     dir: &Path,
@@ -142,15 +256,15 @@ pub(crate) fn open_images(
     Ok(Images::open(dir, settings)?)
 }
 
-pub(crate) async fn open_records(path: &Path) -> Result<Arc<Records>, NodeError> {
+pub(super) async fn open_records(path: &Path) -> Result<Arc<Records>, NodeError> {
     let settings = Settings { cache_bytes: CACHE_BYTES, ..Settings::default() };
     let store = SledStore::open(path, settings).await.map_err(StateError::from)?;
     Ok(Records::open(store).await?)
 }
 
 /// Adopts what lives and resolves what was left half-done, as far as that needs no guest.
-pub(crate) async fn adopt<D: Driver>(
-    driver: &D,
+pub(super) async fn adopt(
+    driver: &AnyDriver,
     records: &Arc<Records>,
     hands: Hands,
     now: Timestamp,

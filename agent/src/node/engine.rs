@@ -4,23 +4,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_planner::{Action, Blocked, Capacity, NodePlan, Observation, plan_expired, plan_node};
+use mvm_planner::{Action, Blocked, Capacity, NodePlan, Observation, Step, plan_expired, plan_node};
 use mvm_proto::document::Health;
-use mvm_proto::status::Event;
 use mvm_proto::text::chain;
 use mvm_proto::{InstanceId, Phase, PoolId, TenantId, Timestamp};
 use mvm_transport::RateLimit;
-use mvm_vmm::{Driver, DriverError};
+use mvm_vmm::{AnyDriver, Driver, DriverError};
 use tokio::sync::watch;
 
 use super::needs::Needs;
 use super::revoked::Revoked;
 use super::work::WorkWatch;
 use crate::clock::Clock;
+use crate::events::Events;
 use crate::execute::gate::Gate;
 use crate::execute::recover::{Hands, Recovered, Resolved, recover_one};
 use crate::execute::runner::{Done, Runner};
-use crate::execute::{Executor, was_called_off};
+use crate::execute::{Executor, StepError, was_called_off};
 use crate::instance::record::Record;
 use crate::instance::records::{Lease, Records};
 use crate::instance::template::Template;
@@ -47,11 +47,11 @@ const MEASURE_EVERY: Duration = Duration::from_secs(60);
 const MEASURE_MEMORY_EVERY: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
-pub(crate) struct Engine<D> {
-    pub(crate) driver: Arc<D>,
+pub(crate) struct Engine {
+    pub(crate) driver: Arc<AnyDriver>,
     pub(crate) records: Arc<Records>,
-    pub(crate) executor: Arc<Executor<D>>,
-    pub(crate) runner: Runner<D>,
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) runner: Runner,
     pub(crate) clock: Clock,
     pub(crate) capacity: Capacity,
     pub(crate) gate: Arc<Gate>,
@@ -107,8 +107,8 @@ pub(crate) struct Found {
     pub(crate) strangers: Vec<InstanceId>,
 }
 
-impl<D: Driver> Engine<D> {
-    pub(crate) fn new(executor: Arc<Executor<D>>, settings: EngineSettings) -> Self {
+impl Engine {
+    pub(crate) fn new(executor: Arc<Executor>, settings: EngineSettings) -> Self {
         let records = Arc::clone(&executor.records);
         let clock = executor.clock.clone();
         let gate = Arc::new(Gate::default());
@@ -125,13 +125,11 @@ impl<D: Driver> Engine<D> {
                 executor.compress_later(record);
             }
         });
-        let network_check = NetworkCheck::new(
-            Arc::clone(&executor.isolation),
-            settings.interval,
-            settings.sweep_after,
-            executor.events.clone(),
-            clock.clone(),
-        );
+        let (isolation, events) = (&executor.isolation, &executor.events);
+        let (interval, grace) = (settings.interval, settings.sweep_after);
+        let network_check = NetworkCheck::new(Arc::clone(isolation), interval, grace, events.clone());
+        let groups = CgroupCheck::new(Arc::clone(isolation), interval, grace, events.clone());
+        let sweeper = Sweeper::new(grace, events.clone());
         Self {
             driver: Arc::clone(&executor.driver),
             records,
@@ -143,14 +141,8 @@ impl<D: Driver> Engine<D> {
             revoked: Revoked::default(),
             work: WorkWatch::new(network_check.found.subscribe()),
             network_check,
-            groups: CgroupCheck::new(
-                Arc::clone(&executor.isolation),
-                settings.interval,
-                settings.sweep_after,
-                executor.events.clone(),
-                clock.clone(),
-            ),
-            sweeper: Sweeper::new(settings.sweep_after, executor.events.clone(), clock.clone()),
+            groups,
+            sweeper,
             pressed: settings.pressed,
             unfinished: settings.recovered.unfinished,
             unresolved,
@@ -208,11 +200,7 @@ impl<D: Driver> Engine<D> {
             // After the plan: its steps come first.
             self.tell_health(health, now);
         }
-        for event in self.revoked.look(&self.records, &self.executor.images, now) {
-            tracing::warn!(image = event.subject, "{}", event.message);
-            // No receiver is no error.
-            let _ = self.executor.events.send(event);
-        }
+        self.revoked.look(&self.records, &self.executor.images, &self.executor.events);
         if let Err(error) = self.executor.images.set_in_use(&self.records.images()) {
             tracing::warn!(error = %chain(&error), "could not record which images are in use");
         }
@@ -428,21 +416,26 @@ impl<D: Driver> Engine<D> {
     }
 }
 
-/// What a step that ended says to those who follow this node.
-pub(crate) fn event_of(done: &Done, now: Timestamp) -> Event {
+/// Tells those who follow this node of a step that ended.
+pub(crate) fn tell_done(events: &Events, done: &Done) {
     let step = &done.step;
-    let mut subject = format!("{}/{}", step.tenant, step.pool);
-    if let Some(instance) = &done.instance {
-        subject = format!("{subject}/{instance}");
-    }
     let (kind, message) = match &done.result {
         Ok(phase) if was_called_off(step.action, *phase) => {
             ("RestCalledOff", format!("keeps running instead of {}: {}", step.action, step.reason))
         }
         Ok(_) => (kind_of(step.action), step.reason.clone()),
-        Err(error) => ("InstanceFailed", format!("could not {}: {}", step.action, chain(error))),
+        Err(error) => ("InstanceFailed", failure(step, error)),
     };
-    Event { at: now.to_string(), kind: kind.to_owned(), subject, message }
+    events.publish(kind, subject_of(done), message);
+}
+
+pub(crate) fn failure(step: &Step, error: &StepError) -> String {
+    format!("could not {}: {}", step.action, chain(error))
+}
+
+pub(crate) fn subject_of(done: &Done) -> String {
+    let Step { tenant, pool, .. } = &done.step;
+    done.instance.as_ref().map_or_else(|| format!("{tenant}/{pool}"), |id| format!("{tenant}/{pool}/{id}"))
 }
 
 fn kind_of(action: Action) -> &'static str {

@@ -4,27 +4,24 @@
 //! it. An import holds the lease of an instance that has no record yet. See [`crate::instance::archive`] for what is in between.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::future::BoxFuture;
-use mvm_image::ImageError;
 use mvm_planner::{Observation, check_arrival};
-use mvm_proto::status::InstanceStatus;
 use mvm_proto::text::chain;
-use mvm_proto::{Digest, InstanceId, Phase, PoolId, Problem, TenantId};
-use mvm_vmm::{Driver, DriverError, Lacking, Part};
+use mvm_proto::{Digest, Phase};
+use mvm_vmm::{AnyDriver, Driver, Lacking, Part, SnapshotRef};
 use tokio::io::AsyncRead;
 use tokio::sync::mpsc;
 
-use crate::execute::StepError;
 use crate::instance::PoolSpec;
 use crate::instance::archive::{self, ArchiveError, Header, Member, Reader, Source, stored_bytes};
 use crate::instance::record::Record;
-use crate::instance::records::{Lease, StateError};
-use crate::node::actions::{Actor, no_spec, not_recorded};
-use crate::node::reconcile_task::NodeHandle;
-use crate::node::wake::{LEASE_PATIENCE, busy, shown};
+use crate::instance::records::Lease;
+use crate::node::actor::{Actor, Place};
+use crate::node::error::{ActionError, MoveError};
+use crate::node::handle::NodeHandle;
 
 /// Pieces that wait for a reader.
 const PIECES_KEPT: usize = 4;
@@ -35,9 +32,7 @@ const READER_PATIENCE: Duration = Duration::from_secs(60);
 /// Which instance, and who asks.
 #[derive(Debug, Clone)]
 pub struct Asked {
-    pub tenant: TenantId,
-    pub pool: PoolId,
-    pub instance: InstanceId,
+    pub place: Place,
     pub by: String,
 }
 
@@ -55,75 +50,48 @@ pub struct Import {
     pub override_for: Duration,
 }
 
-/// Moves instances, whatever the driver.
-pub(crate) trait Moves: Send + Sync {
-    fn export(&self, asked: Asked) -> BoxFuture<'static, Result<Outgoing, Problem>>;
-    fn import(&self, import: Import, archive: Incoming) -> BoxFuture<'static, Result<Record, Problem>>;
-    fn release(&self, asked: Asked, snapshot: Digest) -> BoxFuture<'static, Result<(), Problem>>;
-}
-
-impl<D: Driver> Moves for Actor<D> {
-    fn export(&self, asked: Asked) -> BoxFuture<'static, Result<Outgoing, Problem>> {
-        let this = self.clone();
-        Box::pin(async move { this.write_archive(asked).await })
+impl Actor {
+    fn driver(&self) -> &AnyDriver {
+        &self.executor.driver
     }
 
-    fn import(&self, import: Import, archive: Incoming) -> BoxFuture<'static, Result<Record, Problem>> {
-        let this = self.clone();
-        Box::pin(async move {
-            // Runs on when the caller goes away: then the archive breaks off, and what came of it is cleared away.
-            let task = tokio::spawn(async move { this.read_archive(&import, archive).await });
-            task.await.unwrap_or_else(|error| Err(failed(&error.to_string())))
-        })
-    }
-
-    fn release(&self, asked: Asked, snapshot: Digest) -> BoxFuture<'static, Result<(), Problem>> {
-        let this = self.clone();
-        Box::pin(async move {
-            let task = tokio::spawn(async move { this.remove_moved(&asked, snapshot).await });
-            task.await.unwrap_or_else(|error| Err(failed(&error.to_string())))
-        })
-    }
-}
-
-impl<D: Driver> Actor<D> {
     /// The lease of an instance that sleeps with a snapshot and `fits`, and its record.
-    async fn sleeper(&self, asked: &Asked, fits: fn(&Record) -> bool) -> Result<(Lease, Record), Problem> {
-        let Asked { tenant, pool, instance: id, .. } = asked;
-        if let Err(Lacking { reason, .. }) = self.driver.migration() {
-            return Err(Problem::new(409, "immovable", format!("{id} can't be moved"), format!("{reason}.")));
+    async fn sleeper(&self, asked: &Asked, fits: fn(&Record) -> bool) -> Result<(Lease, Record), MoveError> {
+        let id = &asked.place.instance;
+        if let Err(Lacking { reason, .. }) = self.driver().migration() {
+            return Err(MoveError::Immovable { instance: id.clone(), reason });
         }
-        self.waker.find(tenant, pool, id)?;
-        let lease = self.waker.records.wait_lease(id, Phase::Sleeping);
-        let lease = tokio::time::timeout(LEASE_PATIENCE, lease).await.map_err(|_| busy(id))?;
-        let phase = self.waker.find(tenant, pool, id)?;
-        let record = self.waker.records.get(id);
-        let sleeps = |record: &Record| phase == Phase::Sleeping && record.snapshot.is_some() && fits(record);
-        match record.filter(sleeps) {
-            Some(record) => Ok((lease, record)),
-            None => Err(not_sleeping(id, phase)),
+        self.find(&asked.place)?;
+        let lease = self.lease(id, Phase::Sleeping).await?;
+        let record = self.find(&asked.place)?;
+        if record.is_asleep() && fits(&record) {
+            Ok((lease, record))
+        } else {
+            Err(MoveError::NotSleeping(id.clone(), record.phase))
         }
     }
 
-    async fn write_archive(&self, asked: Asked) -> Result<Outgoing, Problem> {
+    async fn write_archive(&self, asked: Asked) -> Result<Outgoing, MoveError> {
         let (lease, record) = self.sleeper(&asked, |record| record.intent.is_none()).await?;
-        let executor = &self.waker.executor;
+        let executor = &self.executor;
+        let instance = || record.id.clone();
         let begun = async {
-            let parts = executor.outgoing(&record).await.map_err(|error| unfit(&record.id, &error))?;
-            self.header(&record, parts).await.map_err(|cause| failed(&cause.to_string()))
+            let parts = executor.outgoing(&record).await;
+            let parts = parts.map_err(|cause| MoveError::Step { instance: instance(), cause })?;
+            let header = self.header(&record, parts).await;
+            header.map_err(|cause| MoveError::Unread { instance: instance(), cause })
         };
         let (header, sources) = match begun.await {
             Ok(begun) => begun,
-            Err(problem) => {
-                executor.audit_move(&record, &asked.by, "export", Some(problem.detail.clone()));
+            Err(error) => {
+                executor.audit_move(&record, &asked.by, "export", Some(chain(&error)));
                 executor.compress_later(&record);
-                return Err(problem);
+                return Err(error);
             }
         };
         let (pieces, archive) = mpsc::channel(PIECES_KEPT);
-        let (this, runtime) = (self.clone(), tokio::runtime::Handle::current());
+        let (executor, runtime) = (Arc::clone(executor), tokio::runtime::Handle::current());
         tokio::task::spawn_blocking(move || {
-            let executor = &this.waker.executor;
             let put = |piece: Vec<u8>| {
                 let send = pieces.send(Ok(piece.into()));
                 match runtime.block_on(async { tokio::time::timeout(READER_PATIENCE, send).await }) {
@@ -136,7 +104,7 @@ impl<D: Driver> Actor<D> {
             let last =
                 || runtime.block_on(executor.mark_exported(&lease, &asked.by)).map_err(io::Error::other);
             let written = archive::write(&header, &sources, put, last);
-            let outcome = written.as_ref().err().map(chain_of);
+            let outcome = written.as_ref().err().map(|error| chain(error));
             executor.audit_move(&header.record, &asked.by, "export", outcome);
             drop(lease);
             // The export stopped what is done to a snapshot when nobody waits for it.
@@ -162,26 +130,32 @@ impl<D: Driver> Actor<D> {
         let header = Header {
             made_by: env!("CARGO_PKG_VERSION").to_owned(),
             node: self.node_id.clone(),
-            at: self.clock.now(),
-            driver: self.driver.kind(),
+            at: self.executor.clock.now(),
+            driver: self.driver().kind(),
             record: record.clone(),
             members,
         };
         Ok((header, sources))
     }
 
-    async fn read_archive(&self, import: &Import, archive: Incoming) -> Result<Record, Problem> {
-        let (header, reader) = Reader::open(archive).await.map_err(|error| bad_archive(&error))?;
-        let (executor, records) = (&self.waker.executor, &self.waker.records);
+    /// Runs on when the caller goes away: then the archive breaks off, and what came of it is cleared away.
+    async fn import(&self, import: Import, archive: Incoming) -> Result<Record, MoveError> {
+        let this = self.clone();
+        tokio::spawn(async move { this.read_archive(&import, archive).await }).await?
+    }
+
+    async fn read_archive(&self, import: &Import, archive: Incoming) -> Result<Record, MoveError> {
+        let (header, reader) = Reader::open(archive).await?;
+        let executor = &self.executor;
         let result = async {
             let (arriving, spec) = self.welcome(&header)?;
-            let lease = records.admit(arriving).map_err(|error| taken(&error))?;
+            let lease = self.records().admit(arriving).map_err(MoveError::Taken)?;
             let result = async {
                 self.check_arrival(&lease)?;
                 let reason = format!("imported from {}, asked by {}", header.node, import.by);
                 let taken_in =
                     executor.take_in(&lease, &header, reader, &spec, import.override_for, &reason).await;
-                taken_in.map_err(|error| unfit(lease.id(), &error))
+                taken_in.map_err(|cause| MoveError::Step { instance: lease.id().clone(), cause })
             };
             let result = result.await;
             match &result {
@@ -194,54 +168,47 @@ impl<D: Driver> Actor<D> {
             result
         };
         let result = result.await;
-        let failure = result.as_ref().err().map(|problem| problem.detail.clone());
+        let failure = result.as_ref().err().map(|error| chain(error));
         executor.audit_move(&header.record, &import.by, "import", failure);
         result
     }
 
     /// The instance as it would be here, if the document, the network and the images have a place for it.
-    fn welcome(&self, header: &Header) -> Result<(Record, PoolSpec), Problem> {
+    fn welcome(&self, header: &Header) -> Result<(Record, PoolSpec), MoveError> {
         let record = &header.record;
-        let id = &record.id;
-        if let Err(Lacking { reason, .. }) = self.driver.migration() {
-            return Err(Problem::new(
-                409,
-                "immovable",
-                format!("{id} can't be imported here"),
-                format!("{reason}."),
-            ));
+        let instance = record.id.clone();
+        if let Err(Lacking { reason, .. }) = self.driver().migration() {
+            return Err(MoveError::Immovable { instance, reason });
         }
-        if header.driver != self.driver.kind() {
-            let detail =
-                format!("{id} slept under {}, and this node runs {}", header.driver, self.driver.kind());
-            return Err(Problem::new(
-                409,
-                "other_driver",
-                detail,
-                "Import it on a node with the same driver.",
-            ));
+        let (theirs, ours) = (header.driver, self.driver().kind());
+        if theirs != ours {
+            return Err(MoveError::OtherDriver { instance, theirs, ours });
         }
-        let own = |snapshot: &mvm_vmm::SnapshotRef| {
-            snapshot.instance == record.id && snapshot.revision == record.revision
-        };
+        let own =
+            |snapshot: &SnapshotRef| snapshot.instance == record.id && snapshot.revision == record.revision;
         if record.phase != Phase::Sleeping || !record.snapshot.as_ref().is_some_and(own) {
-            return Err(bad_archive(&ArchiveError::Odd(format!("{id} does not sleep in it"))));
+            return Err(ArchiveError::Odd(format!("{instance} does not sleep in it")).into());
         }
-        let spec = self.spec(&record.tenant, &record.pool);
-        let spec = spec.ok_or_else(|| no_spec(&record.tenant, &record.pool))?;
+        let spec = self.spec(&record.tenant, &record.pool).ok_or_else(|| ActionError::NoSpec {
+            tenant: record.tenant.clone(),
+            pool: record.pool.clone(),
+        })?;
         let address = spec.subnet.instance_address(record.offset);
         if record.net_id != spec.net_id || address != Some(record.address) {
-            let detail = format!(
-                "{id} has the address {} in network {}, and here {} has network {} with {}",
-                record.address, record.net_id, record.tenant, spec.net_id, spec.subnet
-            );
-            let remediation = "Give the tenant the same tenant_net_id and ipv4_subnet on both nodes.";
-            return Err(Problem::new(409, "other_network", detail, remediation));
+            return Err(MoveError::OtherNetwork {
+                instance,
+                tenant: record.tenant.clone(),
+                address: record.address,
+                theirs: record.net_id,
+                ours: spec.net_id,
+                subnet: spec.subnet,
+            });
         }
-        let executor = &self.waker.executor;
-        executor.boot_image(record).map_err(|error| no_image(record, &error))?;
+        let executor = &self.executor;
+        let no_image = |cause| MoveError::NoImage { instance, flake_ref: record.flake_ref.clone(), cause };
+        executor.boot_image(record).map_err(no_image)?;
         let net = executor.isolation.net_of(spec.net_id, spec.subnet);
-        let mut arriving = record.clone().arriving(header.node.clone(), net, self.clock.now());
+        let mut arriving = record.clone().arriving(header.node.clone(), net, executor.clock.now());
         // What is decided for a pool is decided here by this node's document.
         arriving.seccomp = spec.seccomp;
         arriving.at_rest = spec.at_rest;
@@ -253,178 +220,77 @@ impl<D: Driver> Actor<D> {
     }
 
     /// Whether quotas and capacity have room for the leased newcomer.
-    fn check_arrival(&self, lease: &Lease) -> Result<(), Problem> {
-        let Some(in_force) = shown(&self.waker.in_force) else { return Ok(()) };
-        let gate = self.waker.gate.close();
-        let instances = self.waker.records.observed();
+    fn check_arrival(&self, lease: &Lease) -> Result<(), MoveError> {
+        let Some(in_force) = self.in_force.borrow().clone() else { return Ok(()) };
+        let gate = self.gate.close();
+        let instances = self.records().observed();
+        let no_room = |reason: String| ActionError::NoRoom {
+            instance: lease.id().clone(),
+            to: Phase::Sleeping,
+            reason,
+        };
         let newcomer = instances.iter().find(|instance| instance.id == *lease.id()).cloned();
-        let observation = Observation { capacity: self.waker.capacity, instances, ..Observation::default() };
-        let newcomer = newcomer.ok_or_else(|| failed(&format!("{} is not there any more", lease.id())))?;
-        let room = check_arrival(&in_force.desired, &observation, &newcomer, Phase::Sleeping);
-        room.map_err(|reason| no_room(lease.id(), &reason))?;
+        let newcomer = newcomer.ok_or_else(|| no_room("it is not there any more".to_owned()))?;
+        let observation = Observation { capacity: self.capacity, instances, ..Observation::default() };
+        check_arrival(&in_force.desired, &observation, &newcomer, Phase::Sleeping).map_err(no_room)?;
         gate.admit();
         Ok(())
     }
 
-    async fn remove_moved(&self, asked: &Asked, snapshot: Digest) -> Result<(), Problem> {
+    /// Runs on when the caller goes away.
+    async fn release(&self, asked: Asked, snapshot: Digest) -> Result<(), MoveError> {
+        let this = self.clone();
+        tokio::spawn(async move { this.remove_moved(&asked, snapshot).await }).await?
+    }
+
+    async fn remove_moved(&self, asked: &Asked, snapshot: Digest) -> Result<(), MoveError> {
         // A release that did not come to its end is gone on with.
         let fits = |record: &Record| record.intent.is_none() || record.is_leaving();
         let (lease, record) = self.sleeper(asked, fits).await?;
-        let id = &record.id;
         let same = record.snapshot.as_ref().is_some_and(|saved| saved.digest == snapshot);
         if !same || record.exported_at.is_none() {
-            let detail = format!("{id} is not what that archive holds: it was not exported as it is now");
-            let remediation = "Export it again, or remove it with `mvm instance stop` and `destroy`.";
-            return Err(Problem::new(409, "not_exported", detail, remediation));
+            return Err(MoveError::NotExported(record.id));
         }
-        let removed = self.waker.executor.let_move(&lease).await;
+        let removed = self.executor.let_move(&lease).await;
         let failure = removed.as_ref().err().map(|error| chain(error));
-        self.waker.executor.audit_move(&record, &asked.by, "release", failure);
-        removed.map_err(|error| failed(&format!("{id}: {}", chain(&error))))
+        self.executor.audit_move(&record, &asked.by, "release", failure);
+        removed.map_err(|cause| MoveError::Step { instance: record.id, cause })
     }
 }
 
 impl NodeHandle {
     /// Writes a sleeping instance to an archive, which is read as it is made.
-    pub async fn export_instance(&self, asked: Asked) -> Result<Outgoing, Problem> {
-        let subject = format!("{}/{}/{}", asked.tenant, asked.pool, asked.instance);
-        let message = format!("by hand, asked by {}", asked.by);
-        let begun = self.shared.mover.export(asked).await;
+    pub async fn export_instance(&self, asked: Asked) -> Result<Outgoing, MoveError> {
+        let (subject, message) = (asked.place.to_string(), format!("by hand, asked by {}", asked.by));
+        let begun = self.shared.actor.write_archive(asked).await;
         match &begun {
-            Ok(_) => self.publish("InstanceExported", &subject, &message),
-            Err(problem) => self.publish("ExportFailed", &subject, &problem.detail),
+            Ok(_) => self.events().publish("InstanceExported", &subject, message),
+            Err(error) => self.events().publish("ExportFailed", &subject, chain(error)),
         }
         begun
     }
 
     /// Takes in the instance that an archive holds.
-    pub async fn import_instance(&self, import: Import, archive: Incoming) -> Result<Record, Problem> {
-        let imported = self.shared.mover.import(import, archive).await;
+    pub async fn import_instance(&self, import: Import, archive: Incoming) -> Result<Record, MoveError> {
+        let imported = self.shared.actor.import(import, archive).await;
         match &imported {
-            Ok(record) => {
-                let subject = format!("{}/{}/{}", record.tenant, record.pool, record.id);
-                self.publish("InstanceImported", &subject, &record.reason);
-            }
-            Err(problem) => self.publish("ImportFailed", self.node_id().as_str(), &problem.detail),
+            Ok(record) => self.events().publish("InstanceImported", record.full_name(), &record.reason),
+            Err(error) => self.events().publish("ImportFailed", self.node_id(), chain(error)),
         }
         self.trigger();
         imported
     }
 
-    /// How an instance is shown to whoever asks.
-    #[must_use]
-    pub fn shown(&self, record: &Record) -> InstanceStatus {
-        self.shared.status_of(record)
-    }
-
     /// Removes an instance that was exported and has not changed since.
-    pub async fn release_instance(&self, asked: Asked, snapshot: Digest) -> Result<(), Problem> {
-        let subject = format!("{}/{}/{}", asked.tenant, asked.pool, asked.instance);
+    pub async fn release_instance(&self, asked: Asked, snapshot: Digest) -> Result<(), MoveError> {
+        let subject = asked.place.to_string();
         let message = format!("it is in an archive; asked by {}", asked.by);
-        let released = self.shared.mover.release(asked, snapshot).await;
+        let released = self.shared.actor.release(asked, snapshot).await;
         match &released {
-            Ok(()) => self.publish("InstanceReleased", &subject, &message),
-            Err(problem) => self.publish("ManualActionFailed", &subject, &problem.detail),
+            Ok(()) => self.events().publish("InstanceReleased", &subject, message),
+            Err(error) => self.events().publish("ManualActionFailed", &subject, chain(error)),
         }
         self.trigger();
         released
-    }
-}
-
-fn chain_of(error: &io::Error) -> String {
-    chain(error)
-}
-
-fn not_sleeping(id: &InstanceId, phase: Phase) -> Problem {
-    let detail = format!("{id} is {phase}, and only sleeping instances with a snapshot can be exported");
-    Problem::new(409, "not_sleeping", detail, format!("Put it to sleep first: mvm instance sleep {id}."))
-}
-
-fn no_room(id: &InstanceId, reason: &str) -> Problem {
-    Problem::new(
-        409,
-        "no_room",
-        format!("this node has no room for {id}: {reason}"),
-        "Free some of it first.",
-    )
-}
-
-fn no_image(record: &Record, error: &StepError) -> Problem {
-    let detail = format!("{} needs its image on this node: {}", record.id, chain(error));
-    let remediation = format!(
-        "Get the same image first: mvm image build {}, or `mvm image import` of a folder that the other node exported.",
-        record.flake_ref
-    );
-    let code = match error {
-        StepError::Image(ImageError::Missing(_)) => "image_missing",
-        _ => "image_unusable",
-    };
-    Problem::new(409, code, detail, remediation)
-}
-
-fn bad_archive(error: &ArchiveError) -> Problem {
-    let detail = format!("could not use the archive: {}", chain(error));
-    Problem::new(422, "bad_archive", detail, "Export the instance again, and copy the file whole.")
-}
-
-fn taken(error: &StateError) -> Problem {
-    let detail = chain(error);
-    match error {
-        StateError::Closing => {
-            Problem::new(503, "closing", detail, "Try again once the agent is back; nothing was imported.")
-        }
-        StateError::Exists(_) => Problem::new(
-            409,
-            "instance_exists",
-            detail,
-            "It may have been imported before: mvm instance list.",
-        ),
-        StateError::AddressTaken { .. } => Problem::new(
-            409,
-            "address_taken",
-            detail,
-            "Move or destroy the instance that has it, or import elsewhere.",
-        ),
-        _ => not_recorded(error),
-    }
-}
-
-/// Why a step between archive and driver did not succeed.
-fn unfit(id: &InstanceId, error: &StepError) -> Problem {
-    let detail = format!("{id}: {}", chain(error));
-    match error {
-        StepError::Archive(error) => bad_archive(error),
-        StepError::NoRoom(_) => Problem::new(409, "no_room", detail, "Free some of it first."),
-        StepError::State(error) => not_recorded(error),
-        StepError::Driver(
-            DriverError::Unusable { .. } | DriverError::NoSnapshot { .. } | DriverError::OtherRevision { .. },
-        ) => {
-            let remediation =
-                "Use a node with the same QEMU, processor, kernel and image, or start the instance anew.";
-            Problem::new(409, "snapshot_unusable", detail, remediation)
-        }
-        StepError::Driver(DriverError::Key { .. }) => {
-            let remediation =
-                "Put the tenant's key from the other node into this one's secrets directory first.";
-            Problem::new(409, "key_missing", detail, remediation)
-        }
-        _ => failed(&detail),
-    }
-}
-
-fn failed(reason: &str) -> Problem {
-    let detail = format!("could not export or import the instance: {reason}");
-    Problem::new(503, "move_failed", detail, "Look at the agent's log, then try again.")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_agent_that_shuts_down_takes_nothing_in_and_says_so() {
-        let problem = taken(&StateError::Closing);
-        assert_eq!((problem.status, problem.code.as_str()), (503, "closing"));
-        assert_eq!(problem.detail, "this agent is shutting down");
     }
 }

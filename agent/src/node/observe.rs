@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use mvm_planner::{Capacity, Observation, WorkloadState};
 use mvm_proto::{InstanceId, Phase, Timestamp};
-use mvm_vmm::{Driver, DriverError, Vm, VmExit, VmState};
+use mvm_vmm::{AnyDriver, Driver, DriverError, Vm, VmExit, VmState};
 use tokio::sync::broadcast;
 
 use crate::crash;
@@ -45,7 +45,7 @@ pub struct Ends {
 
 impl Ends {
     #[must_use]
-    pub fn of(driver: &impl Driver) -> Self {
+    pub fn of(driver: &AnyDriver) -> Self {
         Self { exits: driver.exits(), heard: BTreeMap::new() }
     }
 
@@ -63,8 +63,8 @@ impl Ends {
 
 /// Looks at the node, and brings the records of idle hands in line with it. A driver tells the end of a VM
 /// before it lists it no more, so that `ends` has the reason of each that is found gone.
-pub async fn observe<D: Driver>(
-    driver: &D,
+pub async fn observe(
+    driver: &AnyDriver,
     records: &Arc<Records>,
     links: Option<&GuestLinks>,
     capacity: Capacity,

@@ -10,28 +10,22 @@ use mvm_image::Vouched;
 use mvm_planner::{Deferred, Observation, Step};
 use mvm_proto::text::chain;
 use mvm_proto::{DesiredState, NodeId, Timestamp};
-use mvm_vmm::VmmSettings;
-use mvm_vmm::{AnyDriver, DriverKind};
+use mvm_vmm::{AnyDriver, DriverKind, VmmSettings};
 use serde::Serialize;
-use tokio::sync::{broadcast, watch};
 
 use super::assemble::{
-    DEFAULT_INTERVAL, DEFAULT_PARALLEL_STEPS, NodeError, STATE_DIR, adopt, check_rights, open, open_images,
-    open_records, planner_capacity,
+    DEFAULT_INTERVAL, DEFAULT_PARALLEL_STEPS, Node, NodeError, NodeSettings, STATE_DIR, adopt, open_records,
+    planner_capacity,
 };
-use super::engine::{Engine, EngineSettings, event_of};
-use crate::audit::{AuditLog, AuditSettings};
+use super::engine::{Engine, failure, subject_of};
 use crate::clock::Clock;
 use crate::execute::recover::Hands;
-use crate::execute::{Executor, Writing};
-use crate::guest::GuestLinks;
 use crate::instance::records::Records;
-use crate::isolation::{Isolation, IsolationSettings};
+use crate::isolation::IsolationSettings;
 use crate::node::InForce;
 use crate::node::info;
 use crate::node::info::CapacityCaps;
-use crate::persist::{SessionLimits, SessionSettings, Sessions};
-use crate::secrets::Secrets;
+use crate::persist::SessionLimits;
 
 /// Staging takes a few rounds per instance, and a document asks for at most some thousands per pool.
 const MAX_ROUNDS: u32 = 20_000;
@@ -84,7 +78,6 @@ pub async fn reconcile_once(
     }
     let clock = Clock::starting_at(now);
     let measured = info::measure(&settings.data_dir, settings.driver, &settings.capacity, now);
-    let capacity = planner_capacity(&measured.capacity.unwrap_or_default());
     if settings.dry_run {
         let observation = peek(&settings, now).await?;
         let plan = mvm_planner::plan_node(&desired, &observation, now);
@@ -92,54 +85,34 @@ pub async fn reconcile_once(
         let (steps, deferred) = (plan.steps, plan.deferred);
         return Ok(Report { converged, dry_run: true, rounds: 1, steps, deferred, errors: Vec::new() });
     }
-    check_rights(&settings.isolation, None)?;
     let host = AnyHost::local_with_groups(&settings.data_dir, settings.groups.clone());
-    let (driver, records) =
-        open(&settings.data_dir, Some(host.clone()), settings.driver, &settings.vmm).await?;
-    let recovered = adopt(&*driver, &records, Hands::On, now).await;
-    // The document is a local file that root wrote.
-    let vouched = Vouched::unchecked();
-    let images =
-        open_images(settings.driver, &settings.data_dir, &settings.images_dir, &settings.vmm, vouched)?;
-    let audit = AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone());
-    let links = GuestLinks::new(Arc::clone(&driver), clock.clone());
-    let events = broadcast::Sender::new(1);
-    let sessions = SessionSettings {
-        node: desired.node_id.clone(),
-        sessions_dir: settings.sessions_dir.clone(),
-        secrets_dir: settings.secrets_dir.clone(),
-        limits: settings.session_limits,
-    };
-    let executor = Arc::new(Executor {
-        sessions: Arc::new(Sessions::new(sessions, links.clone(), clock.clone(), events.clone())),
-        links,
-        driver,
-        records: Arc::clone(&records),
-        clock,
-        images,
-        isolation: Arc::new(Isolation::new(host, settings.driver, settings.isolation)),
-        background: Arc::new(tokio::sync::Semaphore::new(1)),
-        boot_deadline: settings.boot_deadline,
-        events,
-        wakes: broadcast::Sender::new(1),
-        audit: audit.clone(),
-        secrets: Arc::new(Secrets::new(&settings.secrets_dir)),
-        writing: Writing::default(),
-    });
-    let engine = EngineSettings {
-        capacity,
-        slots: DEFAULT_PARALLEL_STEPS,
-        sweep_after: settings.sweep_after,
+    let settings = NodeSettings {
+        node_id: desired.node_id.clone(),
+        host: Some(host),
+        // The document is a local file that root wrote.
+        vouched: Vouched::unchecked(),
+        capacity: measured.capacity.unwrap_or_default(),
         interval: DEFAULT_INTERVAL,
-        recovered,
-        pressed: watch::Sender::new(false).subscribe(),
+        parallel_steps: DEFAULT_PARALLEL_STEPS,
+        clock,
+        data_dir: settings.data_dir,
+        driver: settings.driver,
+        vmm: settings.vmm,
+        images_dir: settings.images_dir,
+        secrets_dir: settings.secrets_dir,
+        sessions_dir: settings.sessions_dir,
+        session_limits: settings.session_limits,
+        sweep_after: settings.sweep_after,
+        boot_deadline: settings.boot_deadline,
+        isolation: settings.isolation,
     };
-    let mut engine = Engine::new(executor, engine);
-    let report = run(&mut engine, &InForce::local(desired)).await;
-    if let Err(error) = audit.flush().await {
+    let (mut node, _) = Node::open(settings).await?;
+    let report = run(&mut node.engine, &InForce::local(desired)).await;
+    let executor = &node.engine.executor;
+    if let Err(error) = executor.audit.flush().await {
         tracing::warn!(error = %chain(&error), "some actions are missing from the audit log");
     }
-    records.close().await;
+    executor.records.close().await;
     Ok(report)
 }
 
@@ -161,7 +134,7 @@ pub async fn peek(settings: &OnceSettings, now: Timestamp) -> Result<Observation
     Ok(seen.map_err(|cause| NodeError::Recover(cause.into()))?.observation)
 }
 
-async fn run(engine: &mut Engine<AnyDriver>, in_force: &Arc<InForce>) -> Report {
+async fn run(engine: &mut Engine, in_force: &Arc<InForce>) -> Report {
     let mut report = Report::default();
     while report.rounds < MAX_ROUNDS {
         report.rounds += 1;
@@ -182,9 +155,8 @@ async fn run(engine: &mut Engine<AnyDriver>, in_force: &Arc<InForce>) -> Report 
         }
         report.steps.extend(plan.steps.iter().cloned());
         while let Some(done) = engine.next_done().await {
-            if done.result.is_err() {
-                let event = event_of(&done, engine.clock.now());
-                report.errors.push(format!("{}: {}", event.subject, event.message));
+            if let Err(error) = &done.result {
+                report.errors.push(format!("{}: {}", subject_of(&done), failure(&done.step, error)));
             }
         }
     }

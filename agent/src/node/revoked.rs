@@ -1,12 +1,13 @@
 //! Instances whose image no image key vouches for any more. They go on as they are, and are not started again: here that is
 //! told, once as an event and for as long as it holds as a condition. [`mvm_image::Vouched`] is what keeps them down.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mvm_image::Images;
-use mvm_proto::status::{Condition, Event};
+use mvm_proto::status::Condition;
 use mvm_proto::{Digest, Timestamp};
 
+use crate::events::Events;
 use crate::instance::records::Records;
 
 /// How many images the condition names.
@@ -19,40 +20,28 @@ pub(crate) struct Revoked {
 }
 
 impl Revoked {
-    /// Looks at all instances; answers what there is to tell.
-    pub(crate) fn look(&mut self, records: &Records, images: &Images, now: Timestamp) -> Vec<Event> {
+    /// Looks at all instances, and tells of images that are not vouched for any more, or again.
+    pub(crate) fn look(&mut self, records: &Records, images: &Images, events: &Events) {
         let mut found = BTreeMap::<Digest, usize>::new();
-        let mut vouched = Vec::new();
+        let mut vouched = BTreeSet::new();
         records.for_each(|record, _| {
             let Some(digest) = record.image else { return };
             if images.check(&digest).is_err() {
                 *found.entry(digest).or_default() += 1;
             } else if self.found.contains_key(&digest) {
-                vouched.push(digest);
+                vouched.insert(digest);
             }
         });
-        let event = |kind: &str, digest: &Digest, message: String| Event {
-            at: now.to_string(),
-            kind: kind.to_owned(),
-            subject: digest.to_string(),
-            message,
-        };
-        let mut events = Vec::new();
         for (digest, count) in found.iter().filter(|(digest, _)| !self.found.contains_key(digest)) {
             let message = format!(
                 "no image key vouches for it any more: {count} instance(s) of it go on as they are, none is started again"
             );
-            events.push(event("ImageRevoked", digest, message));
+            events.warn("ImageRevoked", digest, message);
         }
-        vouched.sort();
-        vouched.dedup();
-        events.extend(
-            vouched
-                .iter()
-                .map(|digest| event("ImageVouched", digest, "an image key vouches for it again".to_owned())),
-        );
+        for digest in vouched {
+            events.warn("ImageVouched", digest, "an image key vouches for it again");
+        }
         self.found = found;
-        events
     }
 
     pub(crate) fn condition(&self, now: Timestamp) -> Condition {

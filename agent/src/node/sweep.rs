@@ -9,16 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_proto::status::Event;
 use mvm_proto::text::chain;
 use mvm_proto::{InstanceId, Phase};
-use mvm_vmm::Driver;
+use mvm_vmm::{AnyDriver, Driver};
 use parking_lot::Mutex;
-use tokio::sync::broadcast;
 use tokio::time::Instant;
 
-use crate::clock::Clock;
 use crate::crash;
+use crate::events::Events;
 use crate::instance::records::Records;
 
 /// After a removal that failed, the next is tried then.
@@ -31,19 +29,18 @@ pub(crate) struct Sweeper {
     due: BTreeMap<InstanceId, Instant>,
     /// What is being removed now.
     under_way: Arc<Mutex<BTreeSet<InstanceId>>>,
-    events: broadcast::Sender<Event>,
-    clock: Clock,
+    events: Events,
 }
 
 impl Sweeper {
-    pub(crate) fn new(grace: Duration, events: broadcast::Sender<Event>, clock: Clock) -> Self {
-        Self { grace, due: BTreeMap::new(), under_way: Arc::default(), events, clock }
+    pub(crate) fn new(grace: Duration, events: Events) -> Self {
+        Self { grace, due: BTreeMap::new(), under_way: Arc::default(), events }
     }
 
     /// Takes note of what is there without a record now, and begins to remove what has been for long enough.
-    pub(crate) fn sweep<D: Driver>(
+    pub(crate) fn sweep(
         &mut self,
-        driver: &Arc<D>,
+        driver: &Arc<AnyDriver>,
         records: &Arc<Records>,
         strangers: &[InstanceId],
     ) {
@@ -55,7 +52,7 @@ impl Sweeper {
                 self.due.insert(id.clone(), now + self.grace);
                 let message =
                     format!("orphan: no record owns it; it will be removed in {} s", self.grace.as_secs());
-                tell(&self.events, &self.clock, "StrangerFound", id, &message);
+                self.events.warn("StrangerFound", id, message);
             }
         }
         for (id, due) in &mut self.due {
@@ -74,14 +71,14 @@ impl Sweeper {
             }
             drop(under_way);
             let (driver, id, under_way) = (Arc::clone(driver), id.clone(), Arc::clone(&self.under_way));
-            let (events, clock) = (self.events.clone(), self.clock.clone());
+            let events = self.events.clone();
             tokio::spawn(async move {
                 match driver.remove(&id).await {
                     Ok(()) => {
                         crash::point("sweep.removed");
-                        tell(&events, &clock, "StrangerRemoved", &id, "no record owned it");
+                        events.warn("StrangerRemoved", &id, "no record owned it");
                     }
-                    Err(error) => tell(&events, &clock, "StrangerKept", &id, &chain(&error)),
+                    Err(error) => events.warn("StrangerKept", &id, chain(&error)),
                 }
                 under_way.lock().remove(&id);
                 drop(lease);
@@ -93,11 +90,4 @@ impl Sweeper {
     pub(crate) fn next_due(&self) -> Option<Duration> {
         self.due.values().min().map(|due| due.saturating_duration_since(Instant::now()))
     }
-}
-
-fn tell(events: &broadcast::Sender<Event>, clock: &Clock, kind: &str, id: &InstanceId, message: &str) {
-    tracing::warn!(%id, kind, message);
-    let (at, kind, message) = (clock.now().to_string(), kind.to_owned(), message.to_owned());
-    // No receiver is no error.
-    let _ = events.send(Event { at, kind, subject: id.to_string(), message });
 }

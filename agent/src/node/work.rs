@@ -4,7 +4,7 @@
 
 use mvm_host::network::NetworkFound;
 use mvm_proto::Phase;
-use mvm_vmm::Driver;
+use mvm_vmm::{AnyDriver, Driver};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -24,7 +24,7 @@ impl WorkWatch {
     }
 
     /// Reads the processor time of every VMM whose guest runs, unless it was read a moment ago.
-    pub(crate) fn look_at_processors(&mut self, driver: &impl Driver, records: &Records, links: &GuestLinks) {
+    pub(crate) fn look_at_processors(&mut self, driver: &AnyDriver, records: &Records, links: &GuestLinks) {
         let at = Instant::now();
         if self.last.is_some_and(|last| at.duration_since(last) < LOOK_EVERY) {
             return;

@@ -62,7 +62,7 @@ impl Sessions {
             Ok(()) => records.set_arrived(record),
             Err(PersistError::Taken(session)) => {
                 let message = format!("another instance took {session}; it continues with a new session");
-                self.note("SessionTaken", record, &message);
+                self.events.publish("SessionTaken", record.full_name(), message);
                 self.unbind(record, records).await;
             }
             // A step began with it meanwhile, and sees to its session itself.
@@ -71,10 +71,10 @@ impl Sessions {
                 let first = locked(&instance_session.status).failures == 0;
                 let error = self.failed(&instance_session, record, &persist, error);
                 if first {
-                    self.note(
+                    self.events.publish(
                         "SessionNotKept",
-                        record,
-                        &format!("its session was not copied: {}", chain(&error)),
+                        record.full_name(),
+                        format!("its session was not copied: {}", chain(&error)),
                     );
                 }
             }

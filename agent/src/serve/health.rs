@@ -23,7 +23,7 @@ use crate::clock::Clock;
 use crate::intake::coordinator_session::SessionState;
 use crate::intake::source::FileState;
 use crate::metrics::{MEDIA_TYPE, Metrics};
-use crate::node::reconcile_task::NodeHandle;
+use crate::node::handle::NodeHandle;
 
 /// A pass may be late by this much beyond three intervals before the loop counts as dead: a slow boot is not a hang.
 const LATE_PASS_GRACE: Duration = Duration::from_secs(60);

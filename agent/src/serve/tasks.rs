@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
 use crate::metrics::Metrics;
-use crate::node::reconcile_task::NodeHandle;
+use crate::node::handle::NodeHandle;
 use crate::serve::shutdown::DRAIN_DEADLINE;
 
 /// Tasks with names. All of them are meant to run until they are told to stop.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use mvm_host::cgroup::{NODE_MEMORY_PRESSURE, PressureWatch, read_pressure};
 use tokio_util::sync::CancellationToken;
 
-use crate::node::reconcile_task::NodeHandle;
+use crate::node::handle::NodeHandle;
 
 /// So much of so long lost by someone is pressure: short enough to act before anything is killed. The kernel lets
 /// anyone ask for windows of two seconds.
@@ -32,7 +32,7 @@ async fn confirmed_by_averages() -> bool {
 
 /// Runs until `stop`. A machine that does not tell has none.
 pub(crate) async fn pressure_task(node: NodeHandle, stop: CancellationToken) {
-    let pressed = &node.shared.pressed;
+    let pressed = node.pressed();
     let micros = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
     let watch = PressureWatch::new(Path::new(NODE_MEMORY_PRESSURE), micros(STALL), micros(WINDOW));
     let watch = match watch {
@@ -59,7 +59,7 @@ pub(crate) async fn pressure_task(node: NodeHandle, stop: CancellationToken) {
                 } else {
                     ("MemoryPressureOver", "memory is no longer short")
                 };
-                node.publish(kind, "node", message);
+                node.events().publish(kind, "node", message);
                 pressed.send_replace(now);
                 node.trigger();
             }

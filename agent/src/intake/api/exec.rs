@@ -35,7 +35,7 @@ use super::problem::{self, Refused};
 use super::watch::NDJSON;
 use crate::guest::{ExecEvent, ExecHandle, ExecRequest, LinkError};
 use crate::intake::authz::Caller;
-use crate::node::reconcile_task::NodeHandle;
+use crate::node::handle::NodeHandle;
 
 /// Input travels with the request; what is larger belongs into a file.
 const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;

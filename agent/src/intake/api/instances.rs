@@ -8,14 +8,15 @@ use axum::{Extension, Json};
 use http::{StatusCode, header};
 use mvm_proto::ManualAction;
 use mvm_proto::status::{InstanceStatus, WakeTiming};
-use mvm_proto::{InstanceId, PoolId, TenantId};
+use mvm_proto::{InstanceId, PoolId, Problem, TenantId};
 use serde::{Deserialize, Serialize};
 
 use super::input::{InstancePath, id, no_query, object, phase, read_body, unreadable_path};
 use super::problem::{self, Refused};
 use super::{Api, SMALL_BODY_BYTES};
 use crate::intake::authz::Caller;
-use crate::node::actions::{DEFAULT_LOG_BYTES, MAX_LOG_BYTES, Manual, override_for};
+use crate::node::actions::{Manual, override_for};
+use crate::node::handle::{DEFAULT_LOG_BYTES, MAX_LOG_BYTES};
 
 /// Which instances to list; absent is all.
 #[derive(Deserialize)]
@@ -115,7 +116,8 @@ pub(super) async fn act(
     let override_for = override_for(asked.override_seconds)?;
     if action == ManualAction::Wake && asked.override_seconds.is_none() {
         // A request's wake: the sleep policy puts the instance back once it is idle, no window is needed.
-        let timing = api.shared.node.wake(&path.tenant, &path.pool, &path.instance).await?;
+        let woken = api.shared.node.wake(&path.tenant, &path.pool, &path.instance).await;
+        let timing = woken.map_err(|error| Problem::from(&*error))?;
         return Ok(Json(timing).into_response());
     }
     let manual = Manual {

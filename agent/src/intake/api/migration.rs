@@ -21,13 +21,15 @@ use super::input::{InstancePath, media_type, no_query, object, read_body};
 use super::problem::{self, Refused};
 use super::{Api, SMALL_BODY_BYTES};
 use crate::intake::authz::Caller;
+use crate::node::Place;
 use crate::node::actions::override_for;
 use crate::node::moves::{Asked, Import};
 
 const OCTETS: &str = "application/octet-stream";
 
 fn asked(path: InstancePath, caller: &Caller) -> Asked {
-    Asked { tenant: path.tenant, pool: path.pool, instance: path.instance, by: caller.describe() }
+    let place = Place { tenant: path.tenant, pool: path.pool, instance: path.instance };
+    Asked { place, by: caller.describe() }
 }
 
 pub(super) async fn export(
@@ -86,7 +88,7 @@ pub(super) async fn import(
     let import = Import { by: caller.describe(), override_for: override_for(query.override_seconds)? };
     let archive = BodyReader { pieces: Some(body.into_data_stream()), left: Bytes::new() };
     let record = api.shared.node.import_instance(import, Box::new(archive)).await?;
-    Ok((StatusCode::CREATED, Json(api.shared.node.shown(&record))).into_response())
+    Ok((StatusCode::CREATED, Json(api.shared.node.status_of(&record))).into_response())
 }
 
 /// How long the rest of a refused archive is waited for.

@@ -13,9 +13,9 @@ const SHOWN_BYTES: usize = 80;
 #[derive(Debug)]
 pub(super) struct Refused(pub(super) Problem);
 
-impl From<Problem> for Refused {
-    fn from(problem: Problem) -> Self {
-        Self(problem)
+impl<E: Into<Problem>> From<E> for Refused {
+    fn from(error: E) -> Self {
+        Self(error.into())
     }
 }
 

@@ -187,7 +187,7 @@ impl<'a> Conversation<'a> {
         shutdown: &CancellationToken,
     ) -> Result<Ending, SessionError> {
         let mut status = self.context.node.status();
-        let mut events = self.context.node.events();
+        let mut events = self.context.node.events().subscribe();
         let mut ticks = interval(heartbeat);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut due = Instant::now();

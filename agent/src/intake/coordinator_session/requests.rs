@@ -11,8 +11,8 @@ use mvm_proto::status::{InstanceStatus, WakeTiming};
 use mvm_proto::wire::session::v1::{ActOnInstance, GetLogs, Instances, ListInstances, Wake, reply, request};
 use mvm_proto::{IdError, InstanceId, Phase, PoolId, Problem, TenantId};
 
-use crate::node::actions::{DEFAULT_LOG_BYTES, MAX_LOG_BYTES, Manual, override_for};
-use crate::node::reconcile_task::NodeHandle;
+use crate::node::actions::{Manual, override_for};
+use crate::node::handle::{DEFAULT_LOG_BYTES, MAX_LOG_BYTES, NodeHandle};
 
 pub(super) async fn answer(
     node: &NodeHandle,
@@ -46,7 +46,8 @@ fn page(mut found: Vec<InstanceStatus>, asked: &ListInstances) -> reply::Answer 
 
 async fn wake(node: &NodeHandle, asked: &Wake) -> Result<reply::Answer, Problem> {
     let (tenant, pool, instance) = place(&asked.tenant_id, &asked.pool_id, &asked.instance_id)?;
-    Ok(reply::Answer::Wake(node.wake(&tenant, &pool, &instance).await?))
+    let woken = node.wake(&tenant, &pool, &instance).await;
+    Ok(reply::Answer::Wake(woken.map_err(|error| Problem::from(&*error))?))
 }
 
 fn list(node: &NodeHandle, asked: &ListInstances) -> Result<Vec<InstanceStatus>, Problem> {

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use mvm_proto::{Digest, InstanceId, NodeId, Timestamp};
 use mvm_vmm::FakeDriver;
 use serde_json::json;
-use tokio::sync::broadcast;
 
 use super::super::session_store::SessionStore;
 use super::super::{ObjectBlobStore, SessionLimits, SessionSettings, Sessions};
 use super::{EVERY, FolderContent, Holder, Session};
 use crate::clock::Clock;
+use crate::events::Events;
 use crate::guest::GuestLinks;
 use crate::instance::record::Record;
 use crate::instance::records::Records;
@@ -41,7 +41,7 @@ async fn copied(name: &str, sessions_dir: &Path, record: &Record) -> Record {
         limits: SessionLimits::default(),
     };
     let links = GuestLinks::new(driver, clock.clone());
-    let sessions = Sessions::new(settings, links, clock, broadcast::Sender::new(16));
+    let sessions = Sessions::new(settings, links, clock.clone(), Events::new(clock));
     let records = Records::empty();
     records.set(record.clone());
     sessions.copy_or_renew(record, &records).await;

@@ -10,13 +10,13 @@ use mvm_proto::guest::{Chunk, Directory, Entry, Failure, guest_frame, host_frame
 use mvm_proto::status::InstanceStatus;
 use mvm_proto::{Digest, InstanceId, Timestamp};
 use serde_json::json;
-use tokio::sync::broadcast;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::super::{SessionLimits, SessionSettings, Sessions};
 use super::{EVERY, FolderContent, Holder, ObjectBlobStore, Session, SessionStore};
 use crate::clock::Clock;
+use crate::events::Events;
 use crate::guest::fake_guest::{Answers, links_to};
 use crate::instance::record::Record;
 use crate::instance::records::Records;
@@ -96,7 +96,7 @@ async fn guests_that_make_copies_endless_stop_no_other_tenants_copies() {
         limits: SessionLimits { copy_within: COPY_WITHIN, ..SessionLimits::default() },
     };
     let clock = Clock::starting_at(Timestamp::from_unix_ms(1_800_000_000_000));
-    let sessions = Arc::new(Sessions::new(settings, links.clone(), clock, broadcast::Sender::new(64)));
+    let sessions = Arc::new(Sessions::new(settings, links.clone(), clock.clone(), Events::new(clock)));
     let stop = CancellationToken::new();
     let task = tokio::spawn(session_copy_task(Arc::clone(&sessions), Arc::clone(&records), stop.clone()));
     // By then they have all of the slots that they can have.

@@ -37,7 +37,10 @@ async fn running(dir: &Path) -> (TestNode, InstanceId) {
 fn wake(node: &TestNode, id: &InstanceId) -> JoinHandle<Result<WakeTiming, Problem>> {
     let (handle, id) = (node.handle.clone(), id.clone());
     let (acme, workers) = ("acme".parse().unwrap(), "workers".parse().unwrap());
-    tokio::spawn(async move { handle.wake(&acme, &workers, &id).await })
+    tokio::spawn(async move {
+        let woken = handle.wake(&acme, &workers, &id).await;
+        woken.map_err(|error| Problem::from(&*error))
+    })
 }
 
 async fn kind_of_wake(node: &TestNode, id: &InstanceId) -> String {
@@ -67,7 +70,7 @@ async fn a_sleep_is_called_off_in_each_of_its_stages() {
     for (stage, after_ms) in [("pausing", 500), ("saving", 1500), ("saved in this very moment", 1999)] {
         let dir = tempfile::tempdir().unwrap();
         let (node, id) = running(dir.path()).await;
-        let mut events = node.handle.events();
+        let mut events = node.handle.events().subscribe();
         let boots = node.driver.boots();
         node.want(simple(0, 0, 1));
         tokio::time::sleep(Duration::from_millis(after_ms)).await;
@@ -239,7 +242,7 @@ async fn an_agent_that_ends_while_it_calls_a_sleep_off_leaves_what_is_true() {
     for (call, fault, phase) in cases {
         let dir = tempfile::tempdir().unwrap();
         let subject = Subject::running(dir.path()).await;
-        let (faults, id) = (&subject.executor.driver.faults, &subject.id);
+        let (faults, id) = (&subject.driver.faults, &subject.id);
         faults.plan("snapshot", Some(id), 1, Fault::HangAfter);
         faults.plan(call, Some(id), 1, fault);
         let hits = async |number: u64| {

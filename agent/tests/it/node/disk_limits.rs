@@ -92,7 +92,7 @@ fn message<'a>(status: &'a NodeStatus, kind: &str) -> &'a str {
 async fn an_instance_has_its_pools_limits_and_is_given_others_while_it_runs() {
     let dir = tempfile::tempdir().unwrap();
     let node = start(dir.path(), "ext4").await;
-    let mut events = node.handle.events();
+    let mut events = node.handle.events().subscribe();
     node.want(limited(1, writes(1 << 20)));
     node.until_counts(1, 0, 0).await;
     let (file, ids) = (file(dir.path(), &node), node.ids("running"));

@@ -45,7 +45,7 @@ async fn a_start_gives_up_a_snapshot_that_was_left_before_anything_boots() {
     assert!(left.snapshot.is_some());
     subject.records().save(&left).await.unwrap();
     // Nothing after the boot is recorded: the agent might end here.
-    subject.executor.driver.faults.plan("boot", None, 1, Fault::HangAfter);
+    subject.driver.faults.plan("boot", None, 1, Fault::HangAfter);
     let begun = tokio::time::timeout(Duration::from_secs(1), subject.take(Action::Start)).await;
     begun.unwrap_err();
     let record = subject.record();

@@ -23,7 +23,7 @@ async fn running(dir: &Path) -> Subject {
     workers["persist"] = json!({ "path": "/session", "store": "local", "every_seconds": 60 });
     let subject = Subject::new(dir, &parse(&document(&[tenant("acme", 3, &[workers])]))).await;
     subject.take(Action::Create).await.unwrap();
-    subject.executor.driver.faults.set_manner(None, Manner::HidesMemory);
+    subject.driver.faults.set_manner(None, Manner::HidesMemory);
     subject
 }
 
@@ -63,7 +63,7 @@ async fn work_that_comes_while_a_guest_gives_memory_back_calls_off_a_rest_by_pol
         let mut events = subject.executor.events.subscribe();
         let work = async {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            subject.executor.driver.guest_says(&subject.id, Readiness::Busy);
+            subject.driver.guest_says(&subject.id, Readiness::Busy);
         };
         let (rested, ()) = tokio::join!(subject.take(Action::Warm), work);
         assert_eq!((rested.unwrap(), subject.record().phase), (phase, phase));

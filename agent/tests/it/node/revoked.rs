@@ -65,7 +65,8 @@ impl Member {
 
     async fn wake(&self, id: &InstanceId) -> Result<(), Problem> {
         let (acme, workers) = ("acme".parse().unwrap(), "workers".parse().unwrap());
-        self.node.handle.wake(&acme, &workers, id).await.map(|_| ())
+        let woken = self.node.handle.wake(&acme, &workers, id).await;
+        woken.map(drop).map_err(|error| Problem::from(&*error))
     }
 
     async fn until_revoked(&self) {
@@ -81,7 +82,7 @@ async fn what_runs_a_revoked_image_goes_on_and_is_not_restarted_until_it_is_vouc
     member.accept(&of_image(1, "builtin:busybox", [2, 0, 0])).await;
     node.until_counts(2, 0, 0).await;
     let ids = node.ids("running");
-    let mut events = node.handle.events();
+    let mut events = node.handle.events().subscribe();
     member.vouch(2, &[], &[]).await;
     member.until_revoked().await;
     tokio::time::sleep(Duration::from_secs(3600)).await;
@@ -136,7 +137,8 @@ async fn nothing_that_rests_on_a_revoked_image_is_woken_until_it_is_vouched_for_
             override_for: Duration::ZERO,
             by: "test".to_owned(),
         };
-        assert_eq!(node.handle.act(by_hand).await.unwrap_err().code, "image_not_vouched");
+        let refused = Problem::from(node.handle.act(by_hand).await.unwrap_err());
+        assert_eq!(refused.code, "image_not_vouched");
     }
     assert_eq!([node.ids("sleeping").len(), node.ids("warm").len()], [1, 1], "they rest as before");
 

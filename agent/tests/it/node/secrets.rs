@@ -95,7 +95,7 @@ async fn a_guest_that_keeps_its_secrets_is_not_saved() {
     let dir = tempfile::tempdir().unwrap();
     let subject = subject(dir.path()).await;
     subject.take(Action::Create).await.unwrap();
-    subject.executor.driver.faults.set_manner(None, Manner::KeepsSecrets);
+    subject.driver.faults.set_manner(None, Manner::KeepsSecrets);
     let why = subject.fails(Action::Sleep).await;
     assert!(why.contains("was told to keep them"), "{why}");
     assert!(!subject.console().await.contains("saved"));
@@ -123,7 +123,7 @@ async fn a_guest_too_old_for_secrets_is_not_started_with_them_and_is_without() {
     let dir = tempfile::tempdir().unwrap();
     let subject = subject(dir.path()).await;
     let mut events = subject.executor.events.subscribe();
-    subject.executor.driver.faults.set_manner(None, Manner::WithoutSecrets);
+    subject.driver.faults.set_manner(None, Manner::WithoutSecrets);
     let why = subject.fails(Action::Create).await;
     assert!(why.contains("being given secrets needs version 3"), "{why}");
     assert_eq!(events.recv().await.unwrap().kind, "GuestOutdated");
@@ -132,7 +132,7 @@ async fn a_guest_too_old_for_secrets_is_not_started_with_them_and_is_without() {
     let dir = tempfile::tempdir().unwrap();
     let subject = Subject::new(dir.path(), &crate::node::documents::simple(1, 0, 0)).await;
     let mut events = subject.executor.events.subscribe();
-    subject.executor.driver.faults.set_manner(None, Manner::WithoutSecrets);
+    subject.driver.faults.set_manner(None, Manner::WithoutSecrets);
     subject.take(Action::Create).await.unwrap();
     assert_eq!(events.recv().await.unwrap().kind, "GuestOutdated");
     assert_eq!(subject.secrets().await, None);

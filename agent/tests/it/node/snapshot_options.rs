@@ -111,7 +111,7 @@ async fn what_was_damaged_under_the_right_key_starts_from_the_beginning_and_says
     let subject = Subject::new(dir.path(), &desired("none", true)).await;
     subject.take(Action::Create).await.unwrap();
     subject.take(Action::Sleep).await.unwrap();
-    subject.executor.driver.damage_snapshot(&subject.id);
+    subject.driver.damage_snapshot(&subject.id);
     let mut events = subject.executor.events.subscribe();
     subject.take(Action::Wake).await.unwrap();
     assert_eq!(events.recv().await.unwrap().kind, "SnapshotUnusable");

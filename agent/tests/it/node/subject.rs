@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use mvm_agent::audit::{AuditLog, AuditSettings};
 use mvm_agent::clock::Clock;
+use mvm_agent::events::Events;
 use mvm_agent::execute::{Executor, Order, StepError, Writing};
 use mvm_agent::guest::GuestLinks;
 use mvm_agent::instance::PoolSpec;
@@ -20,7 +21,7 @@ use mvm_image::Images;
 use mvm_planner::Action;
 use mvm_proto::{DesiredState, InstanceId, Phase};
 use mvm_vmm::fake::Fault;
-use mvm_vmm::{Bounds, Driver as _, DriverKind, FakeDriver, Keeping};
+use mvm_vmm::{AnyDriver, Bounds, Driver as _, DriverKind, FakeDriver, Keeping};
 use tokio::sync::broadcast;
 
 use crate::node::cluster::at;
@@ -28,7 +29,8 @@ use crate::node::documents::simple;
 use crate::node::test_node::records;
 
 pub(crate) struct Subject {
-    pub(crate) executor: Executor<FakeDriver>,
+    pub(crate) executor: Executor,
+    pub(crate) driver: FakeDriver,
     pub(crate) spec: PoolSpec,
     pub(crate) id: InstanceId,
 }
@@ -40,15 +42,15 @@ impl Subject {
     }
 
     pub(crate) async fn on(driver: FakeDriver, dir: &Path, desired: &DesiredState) -> Self {
-        let (driver, records) = (Arc::new(driver), records(dir).await);
+        let (any, records) = (Arc::new(AnyDriver::Fake(driver.clone())), records(dir).await);
         let clock = Clock::starting_at(at(0));
         let (tenant, pool) = desired.pools().next().unwrap();
         let spec = PoolSpec::of(tenant, pool);
         let reserved = records.reserve(&tenant.tenant_id, &pool.pool_id, &spec, None, clock.now());
         let (record, lease) = reserved.unwrap();
         drop(lease);
-        let links = GuestLinks::new(Arc::clone(&driver), clock.clone());
-        let events = broadcast::Sender::new(16);
+        let links = GuestLinks::new(Arc::clone(&any), clock.clone());
+        let events = Events::new(clock.clone());
         let settings = SessionSettings {
             node: "node-a".parse().unwrap(),
             sessions_dir: dir.join("sessions"),
@@ -59,7 +61,7 @@ impl Subject {
             sessions: Arc::new(Sessions::new(settings, links.clone(), clock.clone(), events.clone())),
             links,
             audit: AuditLog::open(dir, AuditSettings::default(), clock.clone()),
-            driver,
+            driver: any,
             records,
             clock,
             images: Images::imagined(),
@@ -75,7 +77,7 @@ impl Subject {
             secrets: Arc::new(Secrets::new(&dir.join("secrets"))),
             writing: Writing::default(),
         };
-        Self { executor, spec, id: record.id }
+        Self { executor, driver, spec, id: record.id }
     }
 
     pub(crate) async fn running(dir: &Path) -> Self {
@@ -100,7 +102,7 @@ impl Subject {
     /// The next call of each of these fails.
     pub(crate) fn fail(&self, calls: &[&'static str]) {
         for call in calls {
-            self.executor.driver.faults.plan(call, Some(&self.id), 1, Fault::Fail);
+            self.driver.faults.plan(call, Some(&self.id), 1, Fault::Fail);
         }
     }
 

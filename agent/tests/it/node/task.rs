@@ -28,7 +28,7 @@ async fn counts_are_reached_from_nothing_and_changed_exactly() {
 async fn every_pool_is_reported_and_events_tell_what_was_done() {
     let dir = tempfile::tempdir().unwrap();
     let node = TestNode::start(dir.path()).await;
-    let mut events = node.handle.events();
+    let mut events = node.handle.events().subscribe();
     let mut gateway = pool("edge", 1, 0, 0);
     gateway["role"] = json!("gateway");
     node.want(parse(&document(&[
@@ -206,6 +206,6 @@ async fn a_stopped_agent_finishes_what_is_under_way_and_leaves_instances_alone()
     tokio::time::sleep(Duration::from_millis(500)).await;
     node.stop.cancel();
     tokio::time::timeout(Duration::from_secs(10), node.task).await.unwrap().unwrap();
-    let vms = mvm_vmm::Driver::list(&*node.driver).await.unwrap();
+    let vms = mvm_vmm::Driver::list(&node.driver).await.unwrap();
     assert_eq!(vms.len(), 2);
 }

@@ -8,15 +8,15 @@ use mvm_agent::clock::Clock;
 use mvm_agent::instance::records::Records;
 use mvm_agent::isolation::IsolationSettings;
 use mvm_agent::node::InForce;
-use mvm_agent::node::assemble::NodeSettings;
-use mvm_agent::node::reconcile_task::{Node, NodeHandle, reconcile_task};
+use mvm_agent::node::assemble::{Node, NodeSettings};
+use mvm_agent::node::handle::NodeHandle;
+use mvm_agent::node::reconcile_task::reconcile_task;
 use mvm_agent::persist::SessionLimits;
 use mvm_image::{Images, Vouched};
 use mvm_proto::status::{Capacity, NodeStatus};
 use mvm_proto::{DesiredState, InstanceId};
 use mvm_store::{Settings, SledStore, StoreError};
-use mvm_vmm::VmmSettings;
-use mvm_vmm::{Driver, FakeDriver};
+use mvm_vmm::{AnyDriver, Driver, FakeDriver, VmmSettings};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -27,7 +27,7 @@ use crate::node::documents::NODE;
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 pub(crate) struct TestNode {
-    pub(crate) driver: Arc<FakeDriver>,
+    pub(crate) driver: FakeDriver,
     pub(crate) handle: NodeHandle,
     pub(crate) desired: watch::Sender<Option<Arc<InForce>>>,
     pub(crate) stop: CancellationToken,
@@ -89,10 +89,8 @@ impl TestNode {
         driver: FakeDriver,
         images: Images,
     ) -> Self {
-        let driver = Arc::new(driver);
-        let records = records(dir).await;
-        let opened = Node::with_images(&settings, Arc::clone(&driver), records, images).await;
-        let (node, handle) = opened.unwrap();
+        let (fake, records) = (Arc::new(AnyDriver::Fake(driver.clone())), records(dir).await);
+        let (node, handle) = Node::with(&settings, fake, records, images).await;
         let desired = watch::Sender::new(None);
         let stop = CancellationToken::new();
         let task = tokio::spawn(reconcile_task(node, desired.subscribe(), stop.clone()));

@@ -116,7 +116,7 @@ async fn a_wake_under_way_is_taken_for_a_requests_and_puts_no_running_instance_t
         node.until_counts(1, warm, sleeping).await;
         // Long enough that no minimum runtime keeps the running one from being put down.
         tokio::time::sleep(Duration::from_secs(120)).await;
-        let mut events = node.handle.events();
+        let mut events = node.handle.events().subscribe();
         node.driver.faults.set_latency(Duration::from_secs(1));
         let wake = wake_beside(&node, &node.ids(resting)[0]);
         while !wake.is_finished() {
@@ -135,7 +135,7 @@ async fn a_thousand_requests_for_one_sleeper_are_one_wake() {
     let dir = tempfile::tempdir().unwrap();
     let (node, id) = one_asleep(dir.path()).await;
     let (acme, workers) = ("acme".parse().unwrap(), "workers".parse().unwrap());
-    let mut events = node.handle.events();
+    let mut events = node.handle.events().subscribe();
     let before = node.driver.boots();
     let wakes = (0..1000).map(|_| node.handle.wake(&acme, &workers, &id));
     for woken in futures::future::join_all(wakes).await {
@@ -162,13 +162,14 @@ async fn what_can_not_be_woken_is_refused_with_its_reason() {
     let (acme, workers) = ("acme".parse().unwrap(), "workers".parse().unwrap());
     let asleep = node.ids("sleeping")[0].clone();
 
-    let problem = node.handle.wake(&acme, &workers, &asleep).await.unwrap_err();
+    let problem = Problem::from(&*node.handle.wake(&acme, &workers, &asleep).await.unwrap_err());
     assert_eq!((problem.status, problem.code.as_str()), (409, "no_room"), "{problem}");
     assert!(problem.detail.contains("max_running"));
-    let problem = node.handle.wake(&acme, &workers, &"i-00000000".parse().unwrap()).await.unwrap_err();
+    let problem =
+        Problem::from(&*node.handle.wake(&acme, &workers, &"i-00000000".parse().unwrap()).await.unwrap_err());
     assert_eq!((problem.status, problem.code.as_str()), (404, "unknown_instance"));
     let foreign = "beta".parse().unwrap();
-    let problem = node.handle.wake(&foreign, &workers, &asleep).await.unwrap_err();
+    let problem = Problem::from(&*node.handle.wake(&foreign, &workers, &asleep).await.unwrap_err());
     assert_eq!(problem.status, 404, "another tenant's instance is not there");
 }
 
@@ -189,7 +190,7 @@ async fn nothing_of_a_tenant_is_woken_while_its_secrets_are_not_the_documents() 
     std::fs::write(&bundle, "another one").unwrap();
     node.handle.trigger();
     node.until(|status| condition(status, "SecretsReady") == "False").await;
-    let problem = node.handle.wake(&acme, &workers, &asleep).await.unwrap_err();
+    let problem = Problem::from(&*node.handle.wake(&acme, &workers, &asleep).await.unwrap_err());
     assert_eq!(problem.status, 409, "{problem}");
     assert!(problem.detail.contains("SecretsReady=False"), "{problem}");
 
@@ -203,7 +204,10 @@ async fn nothing_of_a_tenant_is_woken_while_its_secrets_are_not_the_documents() 
 fn wake_beside(node: &TestNode, id: &InstanceId) -> tokio::task::JoinHandle<Result<WakeTiming, Problem>> {
     let (handle, id) = (node.handle.clone(), id.clone());
     let (acme, workers) = ("acme".parse().unwrap(), "workers".parse().unwrap());
-    tokio::spawn(async move { handle.wake(&acme, &workers, &id).await })
+    tokio::spawn(async move {
+        let woken = handle.wake(&acme, &workers, &id).await;
+        woken.map_err(|error| Problem::from(&*error))
+    })
 }
 
 #[tokio::test(start_paused = true)]

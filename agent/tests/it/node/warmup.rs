@@ -31,7 +31,7 @@ async fn consoles(node: &TestNode) -> Vec<String> {
 
 /// What there is to say of templates, from the first document on.
 async fn told(node: &TestNode, desired: DesiredState) -> Vec<Event> {
-    let mut events = node.handle.events();
+    let mut events = node.handle.events().subscribe();
     let running = desired.tenants[0].pools[0].desired_counts.running;
     node.want(desired);
     node.until_counts(running, 0, 0).await;
@@ -79,7 +79,7 @@ async fn a_changed_warm_up_replaces_the_instances_and_their_template() {
     let first = told(&node, warmed(1, json!({ "command": ["true"] }))).await;
     let revision = |node: &TestNode| node.handle.instances(None)[0].revision.clone();
     let before = revision(&node);
-    let mut events = node.handle.events();
+    let mut events = node.handle.events().subscribe();
     node.want(warmed(1, json!({ "command": ["true", "more"] })));
     node.until(|status| {
         let named = status.pools.first().map(|pool| pool.revision.clone());

@@ -25,7 +25,7 @@ async fn started(
 ) -> (tempfile::TempDir, TestNode, InstanceId, broadcast::Receiver<Event>) {
     let dir = tempfile::tempdir().unwrap();
     let node = TestNode::start(dir.path()).await;
-    let events = node.handle.events();
+    let events = node.handle.events().subscribe();
     node.want(want(1, 0, more));
     node.until_counts(1, 0, 0).await;
     let id = node.ids("running").remove(0);
@@ -140,7 +140,7 @@ async fn a_guest_that_can_not_start_its_program_again_is_replaced() {
     let driver = mvm_vmm::FakeDriver::open(&dir.path().join("fake-vms")).unwrap();
     driver.faults.set_manner(None, Manner::WithoutSecrets);
     let node = TestNode::start_on(dir.path(), crate::node::test_node::settings(dir.path()), driver).await;
-    let mut events = node.handle.events();
+    let mut events = node.handle.events().subscribe();
     node.want(want(1, 0, &[]));
     node.until_counts(1, 0, 0).await;
     let id = node.ids("running").remove(0);
@@ -175,7 +175,7 @@ async fn a_program_that_ended_while_no_agent_looked_is_told_and_started_again() 
     let driver = mvm_vmm::FakeDriver::open(&dir.path().join("fake-vms")).unwrap();
     driver.guest_says(&id, Readiness::Failed);
     let node = TestNode::start_on(dir.path(), crate::node::test_node::settings(dir.path()), driver).await;
-    let mut events = node.handle.events();
+    let mut events = node.handle.events().subscribe();
     node.want(want(1, 0, &[]));
     told(&mut events, "WorkloadEnded").await;
     told(&mut events, "WorkloadRestarted").await;

@@ -176,7 +176,7 @@ pub(crate) struct Running {
     pub(crate) api: Option<SocketAddr>,
     pub(crate) metrics: SocketAddr,
     pub(crate) socket: PathBuf,
-    pub(crate) node: mvm_agent::node::reconcile_task::NodeHandle,
+    pub(crate) node: mvm_agent::node::handle::NodeHandle,
     shutdown: CancellationToken,
     task: JoinHandle<Result<(), AgentError>>,
 }

@@ -44,7 +44,7 @@ async fn a_file_that_turns_bad_keeps_the_last_good_state_and_makes_the_agent_not
     let agent = Running::start(settings).await;
     agent.wait_for_running(2).await;
 
-    let mut events = agent.node.events();
+    let mut events = agent.node.events().subscribe();
     std::fs::write(&file, desired_json("another-node", 0)).unwrap();
     wait_until(|| events.try_recv().is_ok_and(|event| event.kind == "DocumentRefused")).await;
     let (status, body) = get_local(agent.metrics, "/readyz").await;

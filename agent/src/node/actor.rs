@@ -1,0 +1,143 @@
+//! What every request on an instance needs: the instance, its lease, room for it, and an image that may start.
+//!
+//! A request takes the same lease, quotas and steps as the planner's own. [`wake`](super::wake) and
+//! [`actions`](super::actions) change an instance's phase, [`moves`](super::moves) takes it to another node.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mvm_planner::{Blocked, Capacity, Observation, check_move};
+use mvm_proto::{InstanceId, NodeId, Phase, PoolId, TenantId};
+use tokio::sync::watch;
+
+use crate::execute::Executor;
+use crate::execute::gate::Gate;
+use crate::instance::PoolSpec;
+use crate::instance::record::Record;
+use crate::instance::records::{Lease, Records};
+use crate::node::InForce;
+use crate::node::error::ActionError;
+use crate::node::wake::UnderWay;
+
+/// How long a request waits for a step that is under way on the instance.
+const LEASE_PATIENCE: Duration = Duration::from_secs(20);
+
+/// An instance by its full name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    pub tenant: TenantId,
+    pub pool: PoolId,
+    pub instance: InstanceId,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.tenant, self.pool, self.instance)
+    }
+}
+
+/// Acts on instances for requests. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Actor {
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) node_id: NodeId,
+    pub(crate) capacity: Capacity,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) in_force: watch::Receiver<Option<Arc<InForce>>>,
+    /// What can't be started now: neither by a count nor by hand.
+    pub(crate) blocked: watch::Receiver<Vec<Blocked>>,
+    pub(crate) under_way: UnderWay,
+}
+
+impl Actor {
+    pub(crate) fn records(&self) -> &Arc<Records> {
+        &self.executor.records
+    }
+
+    /// The record of an instance that is of this tenant and pool.
+    pub(crate) fn find(&self, place: &Place) -> Result<Record, ActionError> {
+        let record = self.records().get(&place.instance);
+        let record = record.filter(|record| record.tenant == place.tenant && record.pool == place.pool);
+        record.ok_or_else(|| ActionError::Unknown(place.clone()))
+    }
+
+    /// The right to act on an instance that is to become `to`.
+    pub(crate) async fn lease(&self, id: &InstanceId, to: Phase) -> Result<Lease, ActionError> {
+        let lease = tokio::time::timeout(LEASE_PATIENCE, self.records().wait_lease(id, to));
+        lease.await.map_err(|_| ActionError::Busy(id.clone()))
+    }
+
+    /// The right to bring an instance up. What is putting it to rest is called off, if it still can be. Whether it was.
+    pub(crate) async fn lease_to_wake(&self, id: &InstanceId) -> Result<(Lease, bool), ActionError> {
+        let mut kept = false;
+        let lease = async {
+            loop {
+                let released = self.records().released();
+                tokio::pin!(released);
+                // Registered before looking, so that a release in between is not missed.
+                released.as_mut().enable();
+                if let Some(lease) = self.records().lease_on_demand(id) {
+                    return lease;
+                }
+                kept |= self.call_off_rest(id);
+                released.await;
+            }
+        };
+        let lease = tokio::time::timeout(LEASE_PATIENCE, lease).await;
+        Ok((lease.map_err(|_| ActionError::Busy(id.clone()))?, kept))
+    }
+
+    /// Its place among those that run may be another's by now: then it rests first, and is woken if there is room.
+    fn call_off_rest(&self, id: &InstanceId) -> bool {
+        if !self.records().can_call_off(id) {
+            return false;
+        }
+        let gate = self.gate.close();
+        if self.has_room(id, Phase::Running).is_err() {
+            return false;
+        }
+        let called_off = self.records().call_off_rest(id);
+        if called_off {
+            gate.admit();
+        }
+        called_off
+    }
+
+    /// Whether an image key still vouches for what an instance that rests would run.
+    pub(crate) fn check_image(&self, record: &Record) -> Result<(), ActionError> {
+        let refused = |cause| ActionError::NotVouched { instance: record.id.clone(), cause };
+        self.executor.check_image(record).map_err(refused)
+    }
+
+    /// Whether quotas and capacity have room for an instance in phase `to`. For whoever has its lease.
+    pub(crate) fn check_room(&self, id: &InstanceId, to: Phase) -> Result<(), ActionError> {
+        let gate = self.gate.close();
+        self.has_room(id, to)?;
+        gate.admit();
+        Ok(())
+    }
+
+    /// For whoever has closed the gate.
+    fn has_room(&self, id: &InstanceId, to: Phase) -> Result<(), ActionError> {
+        let Some(in_force) = self.in_force.borrow().clone() else { return Ok(()) };
+        let blocked = self.blocked.borrow().clone();
+        let instances = self.records().observed();
+        let observation =
+            Observation { capacity: self.capacity, blocked, instances, ..Observation::default() };
+        check_move(&in_force.desired, &observation, id, to).map_err(|reason| ActionError::NoRoom {
+            instance: id.clone(),
+            to,
+            reason,
+        })
+    }
+
+    /// What the document in force says of a pool.
+    pub(crate) fn spec(&self, tenant: &TenantId, pool: &PoolId) -> Option<PoolSpec> {
+        let in_force = self.in_force.borrow().clone()?;
+        let mut pools = in_force.desired.pools();
+        pools
+            .find(|(t, p)| t.tenant_id == *tenant && p.pool_id == *pool)
+            .map(|(tenant, pool)| PoolSpec::of(tenant, pool))
+    }
+}
