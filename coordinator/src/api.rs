@@ -25,7 +25,7 @@ use mvm_proto::wire::control::v1::{
     ListOperatorsResponse, ListTokensRequest, ListTokensResponse, Node, PushProgress, PushRequest,
     RemoveNodeRequest, RemoveNodeResponse, RemoveOperatorRequest, RemoveOperatorResponse,
     RenewCertificateRequest, RenewCertificateResponse, RevokeTokenRequest, RevokeTokenResponse,
-    StoredDocument, TrustState, UpdateTrustRequest, WakeInstanceRequest, WakeInstanceResponse,
+    StoredDocument, TrustState, UpdateTrustRequest,
 };
 use mvm_proto::{NodeId, Problem};
 use tokio::sync::mpsc;
@@ -205,10 +205,6 @@ impl Control for Service {
 
     async fn get_document(&self, request: Request<GetDocumentRequest>) -> Answer<StoredDocument> {
         answer(self.document(request.get_ref()).await)
-    }
-
-    async fn wake_instance(&self, request: Request<WakeInstanceRequest>) -> Answer<WakeInstanceResponse> {
-        answer(instances::wake(&self.0, request.get_ref()).await)
     }
 
     async fn list_instances(&self, request: Request<ListInstancesRequest>) -> Answer<ListInstancesResponse> {

@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use mvm_pki::Identity;
 use mvm_proto::wire::control::v1::{
-    ActOnInstanceRequest, ActOnInstanceResponse, GetLogsRequest, GetLogsResponse, WakeInstanceRequest,
-    WakeInstanceResponse,
+    ActOnInstanceRequest, ActOnInstanceResponse, GetLogsRequest, GetLogsResponse,
 };
-use mvm_proto::wire::session::v1::{ActOnInstance, GetLogs, Wake, reply, request};
+use mvm_proto::wire::session::v1::{ActOnInstance, GetLogs, reply, request};
 use mvm_proto::{InstanceId, NodeId, PoolId, Problem, TenantId};
 
 use super::parse;
@@ -56,25 +55,6 @@ pub(super) async fn logs(state: &State, asked: &GetLogsRequest) -> Result<GetLog
     match state.fleet.ask(&instance.node, request::Ask::GetLogs(logs), TELL_WAIT).await? {
         Some(reply::Answer::Logs(data)) => Ok(GetLogsResponse { data }),
         _ => Err(other_answer(&instance.node)),
-    }
-}
-
-pub(super) async fn wake(
-    state: &State,
-    asked: &WakeInstanceRequest,
-) -> Result<WakeInstanceResponse, Problem> {
-    let instance =
-        InstanceRef::read(state, &asked.node_id, &asked.tenant_id, &asked.pool_id, &asked.instance_id)
-            .await?;
-    let wake = Wake {
-        tenant_id: instance.tenant.to_string(),
-        pool_id: instance.pool.to_string(),
-        instance_id: instance.instance.to_string(),
-    };
-    match state.fleet.ask(&instance.node, request::Ask::Wake(wake), ACT_WAIT).await? {
-        Some(reply::Answer::Wake(timing)) => Ok(WakeInstanceResponse { wake: Some(timing) }),
-        // Older agents say only that it is done.
-        _ => Ok(WakeInstanceResponse { wake: None }),
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use mvm_coordinator::{ClientError, connect, create_operator, problem_of};
 use mvm_pki::{Anchors, Credential, LiveAnchors, LiveCredential};
 use mvm_proto::wire::control::v1::{
-    GetDocumentRequest, GetInfoRequest, GetNodeRequest, ListNodesRequest, RemoveNodeRequest,
-    RenewCertificateRequest, WakeInstanceRequest,
+    ActOnInstanceRequest, GetDocumentRequest, GetInfoRequest, GetNodeRequest, ListNodesRequest,
+    RemoveNodeRequest, RenewCertificateRequest,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -140,7 +140,7 @@ async fn an_operator_who_renews_without_end_is_told_to_wait() {
     }
     let refused = answers.pop().unwrap().unwrap_err();
     assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
-    assert_eq!(problem_of(&refused).unwrap().code, "rate_limited");
+    assert_eq!(problem_of(&refused).unwrap().code, "too_many_requests");
     assert!(answers.len() >= 10, "a burst is granted");
     operator.get_info(GetInfoRequest {}).await.unwrap();
 }
@@ -157,13 +157,15 @@ async fn errors_carry_a_problem_with_its_code() {
     running.enrol("n1").await;
     let none = operator.get_document(GetDocumentRequest { node_id: "n1".into() }).await.unwrap_err();
     assert_eq!(problem_of(&none).unwrap().code, "no_document");
-    let wake = WakeInstanceRequest {
+    let wake = ActOnInstanceRequest {
         node_id: "n1".into(),
         tenant_id: "acme".into(),
         pool_id: "web".into(),
         instance_id: "i-00000001".into(),
+        action: "wake".into(),
+        override_seconds: None,
     };
-    let away = operator.wake_instance(wake).await.unwrap_err();
+    let away = operator.act_on_instance(wake).await.unwrap_err();
     assert_eq!(problem_of(&away).unwrap().code, "node_not_connected");
 }
 

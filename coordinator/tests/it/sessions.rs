@@ -3,9 +3,11 @@
 use mvm_proto::Problem;
 use mvm_proto::status::{Condition, Event, NodeInfo, NodeStatus};
 use mvm_proto::wire::control::v1::{
-    GetNodeRequest, Node as NodeMessage, RemoveNodeRequest, WakeInstanceRequest,
+    ActOnInstanceRequest, GetNodeRequest, Node as NodeMessage, RemoveNodeRequest,
 };
-use mvm_proto::wire::session::v1::{Events, Heartbeat, Reply, agent_frame, coordinator_frame};
+use mvm_proto::wire::session::v1::{
+    Events, Heartbeat, Instances, Reply, agent_frame, coordinator_frame, reply,
+};
 use mvm_transport::{Limits, SessionError};
 
 use crate::support::{HEARTBEAT, PATIENCE, Running, document, new_cluster, soon, stages, wait_until};
@@ -187,24 +189,29 @@ async fn a_wake_goes_down_the_session_and_its_answer_comes_back() {
     let running = Running::start(&report.data_dir).await;
     let node = running.enrol("n1").await;
     let mut session = node.connect(None).await;
-    let wake = WakeInstanceRequest {
+    let wake = ActOnInstanceRequest {
         node_id: "n1".into(),
         tenant_id: "acme".into(),
         pool_id: "web".into(),
         instance_id: "i-0000000a".into(),
+        action: "wake".into(),
+        override_seconds: None,
     };
     let problem = Problem::new(404, "instance_unknown", "no such instance", "");
     for answer in [Vec::new(), serde_json::to_vec(&problem).unwrap()] {
         let mut operator = running.operator().await;
         let asked = tokio::spawn({
             let wake = wake.clone();
-            async move { operator.wake_instance(wake).await }
+            async move { operator.act_on_instance(wake).await }
         });
         let Some(coordinator_frame::Body::Request(request)) = session.next().await else {
             panic!("no request")
         };
         let refused = !answer.is_empty();
-        session.send(agent_frame::Body::Reply(Reply { id: request.id, problem: answer, answer: None })).await;
+        // A node that did it says how the instance is then.
+        let done = (!refused).then(|| reply::Answer::Instances(Instances::default()));
+        let reply = Reply { id: request.id, problem: answer, answer: done };
+        session.send(agent_frame::Body::Reply(reply)).await;
         let result = soon("the answer", asked).await.unwrap();
         match refused {
             false => drop(result.unwrap()),
@@ -223,13 +230,15 @@ async fn a_wake_fails_at_once_when_the_session_ends() {
     let node = running.enrol("n1").await;
     let mut session = node.connect(None).await;
     let mut operator = running.operator().await;
-    let wake = WakeInstanceRequest {
+    let wake = ActOnInstanceRequest {
         node_id: "n1".into(),
         tenant_id: "acme".into(),
         pool_id: "web".into(),
         instance_id: "i-0000000a".into(),
+        action: "wake".into(),
+        override_seconds: None,
     };
-    let asked = tokio::spawn(async move { operator.wake_instance(wake).await });
+    let asked = tokio::spawn(async move { operator.act_on_instance(wake).await });
     assert!(matches!(session.next().await, Some(coordinator_frame::Body::Request(_))));
     session.session.control.close(0, "gone");
     let status = soon("the answer", asked).await.unwrap().unwrap_err();

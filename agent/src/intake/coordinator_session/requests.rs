@@ -8,7 +8,7 @@ use std::str::FromStr;
 use mvm_proto::ManualAction;
 use mvm_proto::UnknownAction;
 use mvm_proto::status::{InstanceStatus, WakeTiming};
-use mvm_proto::wire::session::v1::{ActOnInstance, GetLogs, Instances, ListInstances, Wake, reply, request};
+use mvm_proto::wire::session::v1::{ActOnInstance, GetLogs, Instances, ListInstances, reply, request};
 use mvm_proto::{IdError, InstanceId, Phase, PoolId, Problem, TenantId};
 
 use crate::node::actions::{Manual, override_for};
@@ -19,7 +19,6 @@ pub(super) async fn answer(
     ask: Option<request::Ask>,
 ) -> Result<Option<reply::Answer>, Problem> {
     match ask {
-        Some(request::Ask::Wake(asked)) => wake(node, &asked).await.map(Some),
         Some(request::Ask::ListInstances(asked)) => list(node, &asked).map(|found| Some(page(found, &asked))),
         Some(request::Ask::Act(asked)) => act(node, &asked).await.map(Some),
         Some(request::Ask::GetLogs(asked)) => logs(node, &asked).await.map(Some),
@@ -42,12 +41,6 @@ fn page(mut found: Vec<InstanceStatus>, asked: &ListInstances) -> reply::Answer 
         found.truncate(limit);
     }
     reply::Answer::Instances(Instances { instances: found, wake: None, more })
-}
-
-async fn wake(node: &NodeHandle, asked: &Wake) -> Result<reply::Answer, Problem> {
-    let (tenant, pool, instance) = place(&asked.tenant_id, &asked.pool_id, &asked.instance_id)?;
-    let woken = node.wake(&tenant, &pool, &instance).await;
-    Ok(reply::Answer::Wake(woken.map_err(|error| Problem::from(&*error))?))
 }
 
 fn list(node: &NodeHandle, asked: &ListInstances) -> Result<Vec<InstanceStatus>, Problem> {

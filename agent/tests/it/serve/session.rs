@@ -9,8 +9,9 @@ use mvm_agent::AgentSettings;
 use mvm_pki::Role;
 use mvm_proto::Problem;
 use mvm_proto::wire::session::v1::{
-    Ack, AgentFrame, CoordinatorFrame, Document, Goodbye, Heartbeat, HeartbeatAck, Hello, RemovedOperator,
-    RemovedOperators, Request, Stage, Trust, Wake, Welcome, agent_frame, coordinator_frame, request,
+    Ack, ActOnInstance, AgentFrame, CoordinatorFrame, Document, Goodbye, Heartbeat, HeartbeatAck, Hello,
+    RemovedOperator, RemovedOperators, Request, Stage, Trust, Welcome, agent_frame, coordinator_frame,
+    request,
 };
 use mvm_transport::ServerSession;
 use mvm_transport::frame::encode_once;
@@ -161,12 +162,15 @@ async fn requests_are_answered_with_their_id_and_their_problem() {
     let agent = Running::start(settings(&cluster, &coordinator)).await;
     let (mut talk, _) = Talk::begin(&mut coordinator).await;
     let wake = |instance: &str| {
-        let wake = Wake {
+        let wake = ActOnInstance {
             tenant_id: "acme".to_owned(),
             pool_id: "workers".to_owned(),
             instance_id: instance.to_owned(),
+            action: "wake".to_owned(),
+            override_seconds: None,
+            by: "operator o".to_owned(),
         };
-        Request { id: format!("r-{instance}"), ask: Some(request::Ask::Wake(wake)) }
+        Request { id: format!("r-{instance}"), ask: Some(request::Ask::Act(wake)) }
     };
     talk.push(&cluster.document(1, 1)).await;
     talk.ack(Stage::Accepted).await;
