@@ -108,20 +108,38 @@ const ALSO_IN_TESTS: [(&str, &str); 12] = [
 ];
 
 /// Which folders of the agent each of its folders may import. Whatever is lower knows nothing of what is higher.
-const FOLDERS: [(&str, &[&str]); 14] = [
+const FOLDERS: [(&str, &[&str]); 15] = [
     ("clock", &[]),
     ("crash", &[]),
+    ("events", &["clock"]),
     ("secrets", &[]),
     ("instance", &[]),
     ("guest", &["clock"]),
     ("audit", &["clock", "instance"]),
-    ("isolation", &["clock", "instance"]),
-    ("persist", &["clock", "crash", "guest", "instance"]),
-    ("execute", &["audit", "clock", "crash", "guest", "instance", "isolation", "persist", "secrets"]),
+    ("isolation", &["events", "instance"]),
+    ("persist", &["clock", "crash", "events", "guest", "instance"]),
+    (
+        "execute",
+        &["audit", "clock", "crash", "events", "guest", "instance", "isolation", "persist", "secrets"],
+    ),
     ("metrics", &["execute"]),
-    ("node", &["audit", "clock", "crash", "execute", "guest", "instance", "isolation", "persist", "secrets"]),
+    (
+        "node",
+        &[
+            "audit",
+            "clock",
+            "crash",
+            "events",
+            "execute",
+            "guest",
+            "instance",
+            "isolation",
+            "persist",
+            "secrets",
+        ],
+    ),
     ("upkeep", &["instance", "node", "persist"]),
-    ("intake", &["clock", "guest", "metrics", "node", "upkeep"]),
+    ("intake", &["clock", "execute", "guest", "instance", "metrics", "node", "upkeep"]),
     ("serve", &["clock", "intake", "isolation", "metrics", "node", "persist", "upkeep"]),
 ];
 

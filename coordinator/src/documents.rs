@@ -85,11 +85,7 @@ impl Documents {
         node: Option<NodeId>,
         now: Timestamp,
     ) -> Result<DesiredState, Problem> {
-        let mut desired = DesiredState::parse(bytes).map_err(|errors| {
-            let detail = format!("the document has {} error(s)", errors.0.len());
-            Problem::new(422, "document_invalid", detail, "Correct the fields named; nothing was changed.")
-                .with_errors(errors.0)
-        })?;
+        let mut desired = DesiredState::parse(bytes)?;
         if let Some(node) = node {
             desired.node_id = node;
         }

@@ -124,7 +124,6 @@ impl Trust {
 }
 
 fn envelope(json: &[u8]) -> Result<Envelope, Problem> {
-    Envelope::from_json(json).map_err(|error| {
-        Problem::new(400, "envelope_invalid", error.to_string(), "Send DSSE envelopes as JSON.")
-    })
+    Envelope::from_json(json)
+        .map_err(|error| Problem::new(400, "bad_envelope", error.to_string(), "Send DSSE envelopes as JSON."))
 }

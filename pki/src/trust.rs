@@ -105,8 +105,7 @@ impl TrustError {
             Self::NoRoot => "trust_no_root",
             Self::OtherRoot { .. } => "trust_root_other",
             Self::TooManyRoots => "trust_too_many_roots",
-            Self::Envelope(_) => "envelope_invalid",
-            Self::WrongType { .. } => "payload_type_wrong",
+            Self::Envelope(_) | Self::WrongType { .. } => "bad_envelope",
             Self::NotEnoughSignatures { .. } => "signature_insufficient",
             Self::Metadata { .. } => "trust_metadata_invalid",
             Self::Document(_) => "document_invalid",
@@ -159,19 +158,22 @@ impl TrustError {
     /// This error as an answer to the sender of the document or the metadata.
     #[must_use]
     pub fn to_problem(&self) -> Problem {
+        if let Self::Document(errors) = self {
+            return errors.clone().into();
+        }
         let status = match self {
             Self::File { .. } | Self::Damaged { .. } | Self::NoRoot => 500,
             Self::Envelope(_) | Self::WrongType { .. } => 400,
-            Self::Metadata { .. } | Self::Document(_) | Self::UnknownImages(_) => 422,
+            Self::Metadata { .. } | Self::UnknownImages(_) => 422,
             Self::Rollback { .. } | Self::Conflict { .. } | Self::SkippedVersion { .. } => 409,
             _ => 403,
         };
         let detail = match std::error::Error::source(self) {
-            Some(cause) if !matches!(self, Self::Document(_)) => format!("{self}: {cause}"),
-            _ => self.to_string(),
+            Some(cause) => format!("{self}: {cause}"),
+            None => self.to_string(),
         };
         let errors = match self {
-            Self::UnknownImages(errors) | Self::Document(DocumentErrors(errors)) => errors.clone(),
+            Self::UnknownImages(errors) => errors.clone(),
             _ => Vec::new(),
         };
         Problem::new(status, self.code(), detail, self.remediation()).with_errors(errors)

@@ -181,18 +181,14 @@ fn read(path: &Path) -> Result<Vec<u8>, Problem> {
     let length = std::fs::metadata(path).map_err(unreadable)?.len();
     if length > MAX_DOCUMENT_BYTES as u64 {
         let detail = format!("{} is {length} bytes long, the limit is {MAX_DOCUMENT_BYTES}", path.display());
-        return Err(Problem::new(422, "document_too_large", detail, "Split the document."));
+        return Err(Problem::new(413, "document_too_large", detail, "Split the document."));
     }
     std::fs::read(path).map_err(unreadable)
 }
 
 /// The file's content as desired state for this node.
 fn judge(bytes: &[u8], node_id: &NodeId) -> Result<DesiredState, Problem> {
-    let desired = DesiredState::parse(bytes).map_err(|errors| {
-        let detail = format!("the document has {} error(s)", errors.0.len());
-        Problem::new(422, "invalid_document", detail, "Correct the fields named in `errors`.")
-            .with_errors(errors.0)
-    })?;
+    let desired = DesiredState::parse(bytes)?;
     if desired.node_id == *node_id {
         return Ok(desired);
     }
@@ -215,7 +211,7 @@ mod tests {
         assert_eq!(code(judge(good, &node)), None);
         assert_eq!(code(judge(good, &"node-2".parse().unwrap())).as_deref(), Some("wrong_node"));
         let problem = judge(br#"{"schema_version":1,"colour":"red"}"#, &node).unwrap_err();
-        assert_eq!(problem.code, "invalid_document");
+        assert_eq!(problem.code, "document_invalid");
         assert!(problem.errors.len() > 1, "all errors are told at once: {problem:?}");
     }
 

@@ -109,7 +109,7 @@ async fn enrolment_from_one_address_is_rate_limited() {
         heard += 1;
     };
     assert!(heard >= 3, "a burst is heard");
-    assert_eq!(refused, "rate_limited");
+    assert_eq!(refused, "too_many_requests");
 }
 
 #[tokio::test]

@@ -157,7 +157,7 @@ fn a_document_counts_only_with_the_directors_signature() {
     assert_eq!(verify(&store, claimed, now()), "signature_insufficient");
     let mut other_type = sealed(&[&keys.director]);
     other_type.payload_type = "application/json".into();
-    assert_eq!(verify(&store, other_type, now()), "payload_type_wrong");
+    assert_eq!(verify(&store, other_type, now()), "bad_envelope");
     let under_other_type = seal("application/json", document().to_payload(), &[&keys.director]);
     let moved = Envelope { payload_type: DOCUMENT_PAYLOAD_TYPE.into(), ..under_other_type };
     assert_eq!(verify(&store, moved, now()), "signature_insufficient");

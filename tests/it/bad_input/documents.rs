@@ -127,28 +127,28 @@ const WRONG_CONTENT: &[Case] = &[
         "its schema is of a later version",
         |agent| sealed_json(agent, |document| document["schema_version"] = json!(2)),
         422,
-        "unknown_schema",
+        "schema_version_unknown",
     ),
     (
         "it has a field that nobody knows",
         |agent| sealed_json(agent, |document| document["frobnicate"] = json!(true)),
         422,
-        "invalid_document",
+        "document_invalid",
     ),
     (
         "a pool has a field that nobody knows",
         |agent| sealed_json(agent, |document| document["tenants"][0]["pools"][0]["frobnicate"] = json!(1)),
         422,
-        "invalid_document",
+        "document_invalid",
     ),
     (
         "it has no generation",
         |agent| sealed_json(agent, |document| drop(document.as_object_mut().unwrap().remove("generation"))),
         422,
-        "invalid_document",
+        "document_invalid",
     ),
-    ("it is a bomb of brackets", |agent| agent.sealed_payload(nested(b"[")), 422, "invalid_document"),
-    ("it is a bomb of objects", |agent| agent.sealed_payload(nested(b"{\"a\":")), 422, "invalid_document"),
+    ("it is a bomb of brackets", |agent| agent.sealed_payload(nested(b"[")), 422, "document_invalid"),
+    ("it is a bomb of objects", |agent| agent.sealed_payload(nested(b"{\"a\":")), 422, "document_invalid"),
     (
         "a field of it is a bomb of brackets",
         |agent| {
@@ -156,13 +156,13 @@ const WRONG_CONTENT: &[Case] = &[
             agent.sealed_payload(with_first_member(agent, &[b"\"tenants\":", &bomb[..]].concat()))
         },
         422,
-        "invalid_document",
+        "document_invalid",
     ),
     (
         "a key is in it twice",
         |agent| agent.sealed_payload(with_first_member(agent, br#""node_id":"node-a""#)),
         422,
-        "invalid_document",
+        "document_invalid",
     ),
     (
         "a key is in it a hundred thousand times",
@@ -171,13 +171,13 @@ const WRONG_CONTENT: &[Case] = &[
             agent.sealed_payload(with_first_member(agent, member.as_bytes()))
         },
         422,
-        "invalid_document",
+        "document_invalid",
     ),
     (
         "it is a million zeros",
         |agent| agent.sealed_payload([&b"[0"[..], &b",0".repeat(1_000_000), b"]"].concat()),
         422,
-        "invalid_document",
+        "document_invalid",
     ),
     (
         "it is longer than any document",
@@ -187,10 +187,10 @@ const WRONG_CONTENT: &[Case] = &[
             agent.sealed_payload(payload)
         },
         422,
-        "invalid_document",
+        "document_invalid",
     ),
-    ("it is empty", |agent| agent.sealed_payload(Vec::new()), 422, "invalid_document"),
-    ("it is not text", |agent| agent.sealed_payload(vec![0xff; 64]), 422, "invalid_document"),
+    ("it is empty", |agent| agent.sealed_payload(Vec::new()), 422, "document_invalid"),
+    ("it is not text", |agent| agent.sealed_payload(vec![0xff; 64]), 422, "document_invalid"),
     (
         "it is of another type",
         |agent| {
@@ -326,7 +326,7 @@ fn a_refused_document_names_every_field_that_is_wrong() {
         document["tenants"][0]["quotas"]["max_vcpus"] = json!(-1);
     });
     let answer = agent.push(envelope);
-    assert_eq!(answer.refusal(), (422, "invalid_document"));
+    assert_eq!(answer.refusal(), (422, "document_invalid"));
     let mut paths = answer.paths();
     paths.sort_unstable();
     assert_eq!(paths, ["frobnicate", "tenants[0].pools[0].profile", "tenants[0].quotas.max_vcpus"]);

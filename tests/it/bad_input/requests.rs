@@ -148,7 +148,7 @@ fn trust_that_does_not_follow_from_the_trust_in_force_is_refused() {
         ("a bomb of brackets", "[".repeat(100_000), 400, "bad_body"),
         ("a bomb inside", format!("{{\"roots\":{}", "[".repeat(100_000)), 400, "bad_body"),
         ("no envelope", json!({"roots": [5]}).to_string(), 400, "bad_envelope"),
-        ("a document", json!({"roots": [document]}).to_string(), 400, "payload_type_wrong"),
+        ("a document", json!({"roots": [document]}).to_string(), 400, "bad_envelope"),
         ("a stranger's root", json!({"roots": [stranger]}).to_string(), 403, "signature_insufficient"),
         ("the director's root", json!({"roots": [director]}).to_string(), 403, "signature_insufficient"),
     ];

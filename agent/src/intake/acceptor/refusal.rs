@@ -9,7 +9,7 @@ use crate::intake::ledger::LedgerError;
 
 pub(super) fn too_large(found: usize) -> Problem {
     let detail = format!("the envelope is {found} bytes long, the limit is {MAX_ENVELOPE_BYTES}");
-    Problem::new(413, "too_large", detail, "spread the pools over more nodes")
+    Problem::new(413, "document_too_large", detail, "spread the pools over more nodes")
 }
 
 pub(super) fn broken_envelope(error: &EnvelopeError) -> Problem {
@@ -33,14 +33,6 @@ pub(super) fn trust_problem(trust: &TrustStore, envelope: &Envelope, error: &Tru
             (403, "wrong_key_role")
         }
         TrustError::NotEnoughSignatures { .. } => (403, "bad_signature"),
-        TrustError::Document(errors) if errors.0.iter().any(|error| error.path == "schema_version") => {
-            (422, "unknown_schema")
-        }
-        TrustError::Document(_) => (422, "invalid_document"),
-        TrustError::WrongType { .. } => (400, "bad_envelope"),
-        TrustError::NoImages | TrustError::ImagesExpired { .. } | TrustError::UnknownImages(_) => {
-            (403, "unknown_image")
-        }
         _ => return general,
     };
     Problem::new(status, code, general.detail, general.remediation).with_errors(general.errors)

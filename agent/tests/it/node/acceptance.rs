@@ -96,7 +96,7 @@ async fn a_document_from_more_than_five_minutes_ahead_is_refused() {
 
 #[tokio::test]
 async fn an_unknown_schema_version_is_refused_as_such() {
-    assert_eq!(after_five(|d| d["schema_version"] = json!(2)).await, "unknown_schema");
+    assert_eq!(after_five(|d| d["schema_version"] = json!(2)).await, "schema_version_unknown");
 }
 
 #[tokio::test]
@@ -106,7 +106,7 @@ async fn an_invalid_document_is_refused_with_all_its_errors() {
     bad["tenants"][0]["pools"][0]["instance_resources"]["vcpus"] = json!(99);
     bad["surprise"] = json!(1);
     let problem = cluster.open().accept(&cluster.sign(&bad)).await.unwrap_err();
-    assert_eq!((problem.code.as_str(), problem.status), ("invalid_document", 422));
+    assert_eq!((problem.code.as_str(), problem.status), ("document_invalid", 422));
     assert!(problem.errors.len() >= 2, "{problem}");
 }
 
@@ -132,7 +132,7 @@ async fn signatures_are_refused_by_what_is_wrong_with_them() {
     let other_type = seal("text/plain", bytes.clone(), &[&cluster.director]).to_json();
     assert_eq!(code(&acceptor, &other_type).await, "bad_envelope");
     assert_eq!(code(&acceptor, b"{\"payload\":").await, "bad_envelope");
-    assert_eq!(code(&acceptor, &vec![b' '; 10 * 1024 * 1024]).await, "too_large");
+    assert_eq!(code(&acceptor, &vec![b' '; 10 * 1024 * 1024]).await, "document_too_large");
     assert_eq!(acceptor.high_water(), None);
     assert!(!cluster.ledger().exists(), "nothing that was refused is written");
 }
@@ -144,12 +144,12 @@ async fn outside_a_dev_cluster_only_images_that_are_vouched_for_may_run() {
     let digest = Digest::of(b"image");
     let mut document = payload(1, 1);
     document["tenants"][0]["pools"][0]["image_digest"] = json!(digest.to_string());
-    assert_eq!(code(&acceptor, &cluster.sign(&document)).await, "unknown_image");
+    assert_eq!(code(&acceptor, &cluster.sign(&document)).await, "images_missing");
     acceptor.update_trust(&[], &[cluster.images(&[digest])]).await.unwrap();
     assert_eq!(code(&acceptor, &cluster.sign(&document)).await, "new");
     document["generation"] = json!(2);
     document["tenants"][0]["pools"][0]["image_digest"] = json!(Digest::of(b"other").to_string());
-    assert_eq!(code(&acceptor, &cluster.sign(&document)).await, "unknown_image");
+    assert_eq!(code(&acceptor, &cluster.sign(&document)).await, "images_unknown");
     assert_eq!(cluster.open().images_version(), 1, "the statement survives a restart");
 }
 
