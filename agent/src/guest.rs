@@ -153,17 +153,6 @@ impl GuestLinks {
         }
     }
 
-    /// Forgets every instance of which `keep` is false.
-    pub fn retain(&self, mut keep: impl FnMut(&InstanceId) -> bool) {
-        self.lock().retain(|instance, link| {
-            let kept = keep(instance);
-            if !kept {
-                link.set_mode(Mode::Closed);
-            }
-            kept
-        });
-    }
-
     /// What is known of a guest; absent: there is no link to it.
     #[must_use]
     pub fn view(&self, instance: &InstanceId) -> Option<GuestView> {

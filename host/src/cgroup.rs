@@ -31,6 +31,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use mvm_proto::text::chain;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{Mode as FileMode, OFlags};
 use serde::{Deserialize, Serialize};
@@ -218,7 +219,7 @@ impl Cgroups {
         match self.mode {
             Mode::Required => Err(cause),
             Mode::BestEffort => {
-                self.missing_now().insert(cause.told());
+                self.missing_now().insert(chain(&cause));
                 Ok(())
             }
         }
@@ -246,12 +247,6 @@ impl Cgroups {
         let mut missing = self.missing_now().clone();
         missing.extend(self.unheld_now().values().cloned());
         missing.into_iter().collect()
-    }
-
-    /// Whether anything is limited here at all.
-    #[must_use]
-    pub fn is_enforcing(&self) -> bool {
-        self.tree.is_some()
     }
 
     /// Where our topmost group is.

@@ -15,7 +15,7 @@ pub mod plan;
 pub mod revision;
 pub mod workload;
 
-pub use node::{MAX_OVERRIDE, check_arrival, check_move, check_wake, plan_expired, plan_node};
+pub use node::{MAX_OVERRIDE, check_arrival, check_move, plan_expired, plan_node};
 pub use observation::{Blocked, Capacity, Observation, ObservationErrors, ObservedInstance};
 pub use plan::{Action, Deferred, NodePlan, OverLimit, Step, Unmanaged};
 pub use revision::revision_of;

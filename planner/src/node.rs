@@ -129,15 +129,6 @@ fn plan_pools(
     draft.finish()
 }
 
-/// Whether a request may wake this instance now: the same quotas and capacity as for every other start.
-pub fn check_wake(
-    desired: &DesiredState,
-    observed: &Observation,
-    instance: &InstanceId,
-) -> Result<(), String> {
-    check_move(desired, observed, instance, Phase::Running)
-}
-
 /// Whether this instance may go to another phase now: the same quotas and capacity as for planned steps.
 ///
 /// What already moves counts as if it had arrived. An instance whose pool is unmanaged is held to its tenant's

@@ -1,10 +1,10 @@
 //! The life of an instance: its phases and the moves between them.
 //!
 //! ```text
-//! created -> ready -> running <-> warm -> sleeping
-//!                       ^  |       |        |
-//!                       |  v       v        v
-//!                       +- stopped <--------+      (sleeping also wakes to running)
+//! created -> ready -> running <-> warm <-> sleeping
+//!                       ^  |       |         |
+//!                       |  v       v         v
+//!                       +- stopped <---------+     (a waking one is warm until its guest knows who it is)
 //! any of them but destroyed -> failed -> stopped | destroyed
 //! ```
 
@@ -60,7 +60,7 @@ impl Phase {
             Ready => matches!(to, Running | Stopped | Failed | Destroyed),
             Running => matches!(to, Warm | Stopped | Failed),
             Warm => matches!(to, Running | Sleeping | Stopped | Failed),
-            Sleeping => matches!(to, Running | Stopped | Failed),
+            Sleeping => matches!(to, Warm | Running | Stopped | Failed),
             Stopped => matches!(to, Running | Failed | Destroyed),
             Failed => matches!(to, Stopped | Destroyed),
             Destroyed => false,

@@ -36,9 +36,7 @@ pub fn lines(text: &str, max_bytes: usize) -> String {
 #[must_use]
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        next = error.source();
+    for error in std::iter::successors(error.source(), |&error| error.source()) {
         let cause = error.to_string();
         // A transparent wrapper repeats its cause's words.
         if !text.ends_with(&cause) {
@@ -47,6 +45,12 @@ pub fn chain(error: &dyn Error) -> String {
         }
     }
     one_line(&text, MAX_ERROR_BYTES)
+}
+
+/// Whether the error, or a cause of it, is a `T` of which `is_it` holds.
+pub fn is_caused_by<T: Error + 'static>(error: &(dyn Error + 'static), is_it: impl Fn(&T) -> bool) -> bool {
+    std::iter::successors(Some(error), |&error| error.source())
+        .any(|error| error.downcast_ref::<T>().is_some_and(&is_it))
 }
 
 fn escaped(text: &str, max_bytes: usize, stays: impl Fn(char) -> bool) -> String {

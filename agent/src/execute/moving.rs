@@ -7,12 +7,12 @@
 use std::time::Duration;
 
 use mvm_image::BootImage;
-use mvm_planner::Action;
 use mvm_proto::Phase;
 use mvm_proto::text::chain;
 use mvm_vmm::{Driver, DriverError, Migration, Part, SnapshotRef};
 use tokio::io::AsyncRead;
 
+use super::steps::SessionFate;
 use super::{Executor, StepError};
 use crate::crash;
 use crate::instance::PoolSpec;
@@ -71,9 +71,9 @@ impl Executor {
         crash::point("import.received");
         record.snapshot = Some(self.fit_in(&record, image, &exported).await?);
         crash::point("import.placed");
-        // Not by a move of its life: it slept all the while.
+        // It slept all the while, elsewhere.
         let now = self.clock.now();
-        record.enter(Phase::Sleeping, now, reason);
+        record.correct(Phase::Sleeping, now, reason);
         record.override_until = (!override_for.is_zero()).then(|| now + override_for);
         self.records.save(&record).await?;
         crash::point("import.recorded");
@@ -102,18 +102,8 @@ impl Executor {
     /// Removes the leased instance, which goes on elsewhere. Once this was begun it is finished, also by the next agent.
     pub(crate) async fn let_move(&self, lease: &Lease) -> Result<(), StepError> {
         let id = lease.id();
-        let mut record = self.records.get(id).ok_or_else(|| StepError::Gone(id.clone()))?;
-        self.intend(&mut record, Action::Destroy).await?;
-        crash::point("destroy.intended");
-        self.driver.remove(id).await?;
-        self.links.forget(id);
-        crash::point("destroy.removed");
-        self.isolation.release(&record).await?;
-        crash::point("destroy.released");
-        self.sessions.leave(id);
-        self.records.delete(id).await?;
-        crash::point("destroy.deleted");
-        Ok(())
+        let record = self.records.get(id).ok_or_else(|| StepError::Gone(id.clone()))?;
+        self.remove(record, SessionFate::GoesAlong).await
     }
 
     /// Writes down a move by hand.

@@ -136,12 +136,12 @@ pub(crate) async fn recover_one(
             records.delete(&record.id).await?;
             return Ok(Resolved::Done);
         }
-        Verdict::Is(phase) => record.enter(phase, now, &reason),
+        Verdict::Is(phase) => record.correct(phase, now, &reason),
         Verdict::IsWithoutSnapshot(phase) => {
             record.snapshot = None;
-            record.enter(phase, now, &reason);
+            record.correct(phase, now, &reason);
         }
-        Verdict::SleepsBeside => record.enter(Phase::Sleeping, now, &reason),
+        Verdict::SleepsBeside => record.correct(Phase::Sleeping, now, &reason),
     }
     if let Some(vm) = &vm {
         record.revision = vm.revision;

@@ -69,7 +69,7 @@ impl Executor {
             watch.lap(Stage::Restored);
             record.snapshot = None;
             // Paused and without a snapshot it is warm, whatever comes next.
-            record.enter(Phase::Warm, self.clock.now(), reason);
+            record.advance(Phase::Warm, self.clock.now(), reason)?;
             self.intend(&mut record, Action::Wake).await?;
             crash::point("wake.given_up");
             watch.lap(Stage::Recorded);
@@ -109,7 +109,7 @@ impl Executor {
         let (on_demand, home) = (record.on_demand, record.home);
         record.snapshot = None;
         record.workload = None;
-        record.enter(Phase::Stopped, self.clock.now(), reason);
+        record.advance(Phase::Stopped, self.clock.now(), reason)?;
         (record.on_demand, record.home) = (on_demand, home);
         self.intend(&mut record, Action::Start).await?;
         crash::point("wake.forgotten");
@@ -159,7 +159,7 @@ impl Executor {
             self.lend(&mut record, home);
         }
         record.retry_not_before = None;
-        record.enter(Phase::Running, self.clock.now(), reason);
+        record.advance(Phase::Running, self.clock.now(), reason)?;
         self.records.set(record.clone());
         watch.mark_up();
         if marked {
@@ -190,7 +190,7 @@ impl Executor {
         let marked = record.staging.is_some() || record.on_demand || record.retry_not_before.is_some();
         record.staging = None;
         record.retry_not_before = None;
-        record.enter(Phase::Warm, self.clock.now(), reason);
+        record.advance(Phase::Warm, self.clock.now(), reason)?;
         self.keep(record, marked).await?;
         crash::point("warm.kept");
         Ok(())
@@ -260,7 +260,7 @@ impl Executor {
             // It runs for a moment, for nobody else can wipe what it has.
             self.driver.resume(&record.id).await?;
             self.refresh(&mut record);
-            record.enter(Phase::Running, self.clock.now(), reason);
+            record.advance(Phase::Running, self.clock.now(), reason)?;
         }
         let Some(mut record) = self.drained(record, drain, Phase::Sleeping, call_off).await? else {
             return Ok(());
@@ -274,7 +274,7 @@ impl Executor {
         }
         self.pause(&mut record).await?;
         crash::point("sleep.paused");
-        record.enter(Phase::Warm, self.clock.now(), reason);
+        record.advance(Phase::Warm, self.clock.now(), reason)?;
         self.intend(&mut record, Action::Sleep).await?;
         crash::point("sleep.intended");
         let snapshot = self.snapshot_unless_wanted(&record.id, &keeping, call_off).await?;

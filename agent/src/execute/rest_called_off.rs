@@ -89,7 +89,7 @@ impl Executor {
         record.intent = None;
         record.retry_not_before = None;
         self.lend(&mut record, home);
-        record.enter(Phase::Running, self.clock.now(), "a request cancelled its pause or sleep");
+        record.advance(Phase::Running, self.clock.now(), "a request cancelled its pause or sleep")?;
         self.records.save(&record).await?;
         crash::point("call_off.kept");
         Ok(())

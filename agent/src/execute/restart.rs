@@ -34,7 +34,7 @@ impl Executor {
         let before = record.workload.as_deref().copied().unwrap_or(down);
         record.workload = Some(Box::new(before.restarted(now)));
         record.retry_not_before = None;
-        record.enter(Phase::Running, now, reason);
+        record.advance(Phase::Running, now, reason)?;
         self.records.save(&record).await?;
         crash::point("restart.counted");
         let deadline = Instant::now() + grace + self.boot_deadline + Self::health_within(&record);

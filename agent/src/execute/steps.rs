@@ -16,6 +16,15 @@ use crate::instance::PoolSpec;
 use crate::instance::record::{Intent, Record};
 use crate::instance::records::CallOff;
 
+/// What becomes of the session of an instance that is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SessionFate {
+    /// Another instance may have it.
+    Released,
+    /// The instance has it on the node that it moved to.
+    GoesAlong,
+}
+
 impl Executor {
     pub(super) async fn intend(&self, record: &mut Record, action: Action) -> Result<(), StepError> {
         record.intent = Some(Intent { action, at: self.clock.now() });
@@ -179,8 +188,13 @@ impl Executor {
         Ok(())
     }
 
-    pub(super) async fn destroy(&self, mut record: Record) -> Result<(), StepError> {
+    pub(super) async fn destroy(&self, record: Record) -> Result<(), StepError> {
         record.phase.advance(Phase::Destroyed)?;
+        self.remove(record, SessionFate::Released).await
+    }
+
+    /// Leaves nothing of an instance on this node.
+    pub(super) async fn remove(&self, mut record: Record, session: SessionFate) -> Result<(), StepError> {
         self.intend(&mut record, Action::Destroy).await?;
         crash::point("destroy.intended");
         self.driver.remove(&record.id).await?;
@@ -188,7 +202,10 @@ impl Executor {
         crash::point("destroy.removed");
         self.isolation.release(&record).await?;
         crash::point("destroy.released");
-        self.sessions.release(&record).await;
+        match session {
+            SessionFate::Released => self.sessions.release(&record).await,
+            SessionFate::GoesAlong => self.sessions.leave(&record.id),
+        }
         self.records.delete(&record.id).await?;
         crash::point("destroy.deleted");
         Ok(())

@@ -141,10 +141,12 @@ impl Record {
         self.intent.as_ref().is_some_and(|intent| intent.action == Action::Destroy)
     }
 
-    /// Moves to another phase, if the life of an instance has that move.
+    /// Moves to another phase, if the life of an instance has that move, or stays. The way of every step.
     pub fn advance(&mut self, to: Phase, now: Timestamp, reason: &str) -> Result<(), IllegalTransition> {
-        self.phase.advance(to)?;
-        self.enter(to, now, reason);
+        if self.phase != to {
+            self.phase.advance(to)?;
+        }
+        self.correct(to, now, reason);
         Ok(())
     }
 
@@ -154,8 +156,8 @@ impl Record {
         format!("{}/{}/{}", self.tenant, self.pool, self.id)
     }
 
-    /// Takes a phase that was observed, whatever it was before.
-    pub fn enter(&mut self, phase: Phase, now: Timestamp, reason: &str) {
+    /// Brings the record in line with what was seen of the instance, whatever it was before.
+    pub fn correct(&mut self, phase: Phase, now: Timestamp, reason: &str) {
         if self.phase != phase {
             self.since = now;
         }
@@ -180,7 +182,7 @@ impl Record {
             _ => false,
         };
         self.failures = if stable { 1 } else { self.failures.saturating_add(1) };
-        self.enter(phase, now, reason);
+        self.correct(phase, now, reason);
         self.intent = None;
         self.retry_not_before = Some(now + retry_after(self.failures, jitter));
     }

@@ -13,6 +13,7 @@ use mvm_image::Vouched;
 use mvm_pki::trust::{RootMetadata, TrustBundle, TrustStore};
 use mvm_proto::envelope::{MAX_ENVELOPE_BYTES, Payload};
 use mvm_proto::status::Mark;
+use mvm_proto::text::is_caused_by;
 use mvm_proto::{DesiredState, Envelope, NodeId, Problem, SignedDocument, Unverified, Verified};
 use parking_lot::Mutex;
 use refusal::{broken_envelope, ledger_problem, refuse_limits, too_large, trust_problem};
@@ -265,15 +266,7 @@ impl Shared {
 }
 
 fn storage_full(error: &(dyn std::error::Error + 'static)) -> bool {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::StorageFull)
-        {
-            return true;
-        }
-        next = error.source();
-    }
-    false
+    is_caused_by(error, |error: &std::io::Error| error.kind() == std::io::ErrorKind::StorageFull)
 }
 
 /// Whether a root after `version` asked nodes to forget their marks. All roots in the store were verified.

@@ -3,8 +3,6 @@
 //! There is no second place: [`crate::intake::api`] builds its routes by walking [`TABLE`], so an endpoint without a row
 //! does not exist, and each route asks its own row before its handler runs. What a row does not allow is denied.
 
-use std::fmt::Write as _;
-
 use Endpoint as E;
 use http::Method;
 use mvm_pki::identity::{Identity, Role};
@@ -164,45 +162,10 @@ impl Caller {
     }
 }
 
-const PAGE_HEAD: &str = "\
-# Who may call what on an agent
-
-Generated from the table in `agent/src/intake/authz.rs`; a test fails when the two differ.
-
-The role is read from the verified certificate (`spiffe://<cluster>/<role>/<name>`). What is not `yes` is answered
-with 403 and code `forbidden`. A peer without a certificate of this cluster never gets as far as a request. `local`
-is the unix socket, which only root, the agent's own user and members of the group `mvm` can open.
-
-An operator that was removed (`mvm coordinator operator remove`) is answered with 403 and code `operator_removed`, and what streams to
-it ends. The coordinator tells its agents over the session; they keep the list, also across restarts and while the coordinator is away.
-
-| call | does | coordinator | operator | node | local |
-|---|---|---|---|---|---|
-";
-
-/// The table as the documentation shows it.
-#[must_use]
-pub fn table_markdown() -> String {
-    let mut page = PAGE_HEAD.to_owned();
-    for rule in TABLE {
-        let mark = |role: Role| if rule.allows.contains(&role) { "yes" } else { "no" };
-        // Writing to a string can't fail.
-        let _ = writeln!(
-            page,
-            "| `{} {}` | {} | {} | {} | {} | yes |",
-            rule.method,
-            rule.path,
-            rule.does,
-            mark(Role::Coordinator),
-            mark(Role::Operator),
-            mark(Role::Node)
-        );
-    }
-    page
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write as _;
+
     use super::*;
 
     fn caller(role: Role) -> Caller {
@@ -229,5 +192,41 @@ mod tests {
     fn the_documentation_page_is_the_table() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/authorisation.md");
         assert_eq!(std::fs::read_to_string(path).unwrap(), table_markdown());
+    }
+
+    const PAGE_HEAD: &str = "\
+# Who may call what on an agent
+
+Generated from the table in `agent/src/intake/authz.rs`; a test fails when the two differ.
+
+The role is read from the verified certificate (`spiffe://<cluster>/<role>/<name>`). What is not `yes` is answered
+with 403 and code `forbidden`. A peer without a certificate of this cluster never gets as far as a request. `local`
+is the unix socket, which only root, the agent's own user and members of the group `mvm` can open.
+
+An operator that was removed (`mvm coordinator operator remove`) is answered with 403 and code `operator_removed`, and what streams to
+it ends. The coordinator tells its agents over the session; they keep the list, also across restarts and while the coordinator is away.
+
+| call | does | coordinator | operator | node | local |
+|---|---|---|---|---|---|
+";
+
+    /// The table as the documentation shows it.
+    fn table_markdown() -> String {
+        let mut page = PAGE_HEAD.to_owned();
+        for rule in TABLE {
+            let mark = |role: Role| if rule.allows.contains(&role) { "yes" } else { "no" };
+            // Writing to a string can't fail.
+            let _ = writeln!(
+                page,
+                "| `{} {}` | {} | {} | {} | {} | yes |",
+                rule.method,
+                rule.path,
+                rule.does,
+                mark(Role::Coordinator),
+                mark(Role::Operator),
+                mark(Role::Node)
+            );
+        }
+        page
     }
 }

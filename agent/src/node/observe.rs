@@ -128,7 +128,7 @@ pub async fn observe(
                 record.idle_since = None;
                 seen.died.push((id.clone(), reason));
             }
-            Some(phase) => record.enter(phase, now, "observed"),
+            Some(phase) => record.correct(phase, now, "observed"),
             None => {}
         }
         if let Some((state, message)) = news.filter(|_| record.phase == Phase::Running)

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::Router;
 use mvm_pki::{ClientAuth, tls};
+use mvm_proto::text::is_caused_by;
 use mvm_transport::{ALPN_H3, Server};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
@@ -76,9 +77,7 @@ impl Listeners {
 }
 
 fn is_in_use(error: &(dyn std::error::Error + 'static)) -> bool {
-    std::iter::successors(Some(error), |error| error.source())
-        .filter_map(|error| error.downcast_ref::<io::Error>())
-        .any(|error| error.kind() == io::ErrorKind::AddrInUse)
+    is_caused_by(error, |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse)
 }
 
 fn bind_api(settings: &AgentSettings, member: &Member) -> Result<Server, AgentError> {

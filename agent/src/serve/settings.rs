@@ -22,8 +22,6 @@ use crate::serve::privileges::Privileges;
 pub const DEFAULT_API_PORT: u16 = 4434;
 /// Metrics and health, on loopback only.
 pub const DEFAULT_METRICS_PORT: u16 = 9434;
-/// Where an agent keeps its state unless told otherwise.
-pub const DEFAULT_DATA_DIR: &str = "/var/lib/mvm/agent";
 
 /// Where tenants' secrets bundles are; a place in memory, for they must never reach a disk.
 pub const DEFAULT_SECRETS_DIR: &str = "/run/mvm/secrets";

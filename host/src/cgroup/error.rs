@@ -68,25 +68,6 @@ pub enum CgroupError {
     },
 }
 
-impl CgroupError {
-    /// Whether what was asked for can be done on this machine at all; else trying again is of no use.
-    #[must_use]
-    pub fn is_lack_of_support(&self) -> bool {
-        matches!(
-            self,
-            Self::NotMounted | Self::Unavailable { .. } | Self::NotDelegated { .. } | Self::NoDisk { .. }
-        )
-    }
-
-    /// With its cause, for people.
-    pub(super) fn told(&self) -> String {
-        match std::error::Error::source(self) {
-            Some(source) => format!("{self}: {source}"),
-            None => self.to_string(),
-        }
-    }
-}
-
 /// For `map_err`: names what was attempted.
 pub(super) fn failed(attempt: impl Into<String>) -> impl FnOnce(io::Error) -> CgroupError {
     let attempt = attempt.into();

@@ -7,6 +7,7 @@ use std::fs;
 use std::io;
 
 use mvm_proto::document::IoLimits;
+use mvm_proto::text::chain;
 use serde::{Deserialize, Serialize};
 
 use super::disk::Disk;
@@ -128,7 +129,7 @@ impl Cgroups {
         match held {
             Ok(()) => drop(unheld.remove(instance)),
             Err(cause) if self.mode == Mode::Required => return Err(cause),
-            Err(cause) => drop(unheld.insert(instance.clone(), cause.told())),
+            Err(cause) => drop(unheld.insert(instance.clone(), chain(&cause))),
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::world::one_pool::{self, desired, id, now, observed, steps};
-use mvm_planner::{Action, NodePlan, Observation, check_wake, plan_node};
+use mvm_planner::{Action, NodePlan, Observation, check_move, plan_node};
 use mvm_proto::document::PoolRole;
 use mvm_proto::{DesiredState, Digest, InstanceId, Phase};
 
@@ -238,7 +238,7 @@ fn what_was_booted_already_is_kept_running_where_one_is_lacking() {
 fn a_request_may_wake_an_instance_under_pressure() {
     let desired = desired(1, 0, 0);
     let seen = pressed(&desired, &[(Phase::Sleeping, 0)]);
-    assert_eq!(check_wake(&desired, &seen, &InstanceId::from_bits(1)), Ok(()));
+    assert_eq!(check_move(&desired, &seen, &InstanceId::from_bits(1), Phase::Running), Ok(()));
 }
 
 #[test]

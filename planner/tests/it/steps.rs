@@ -2,7 +2,7 @@
 
 use crate::world::fleet::{AMPLE, AMPLE_CAPACITY};
 use crate::world::one_pool::{desired, id, now, observed, steps};
-use mvm_planner::{Action, Capacity, Observation, check_arrival, check_wake, plan_node};
+use mvm_planner::{Action, Capacity, Observation, check_arrival, check_move, plan_node};
 use mvm_proto::{InstanceId, Phase};
 
 #[test]
@@ -107,16 +107,16 @@ fn a_wake_is_held_to_the_same_limits_as_every_start() {
     let mut desired = desired(1, 0, 1);
     let seen = observed(&desired, &[(Phase::Running, 100), (Phase::Sleeping, 100)]);
     let asleep = InstanceId::from_bits(2);
-    assert_eq!(check_wake(&desired, &seen, &asleep), Ok(()));
+    assert_eq!(check_move(&desired, &seen, &asleep, Phase::Running), Ok(()));
     desired.tenants[0].quotas.max_running = 1;
     assert_eq!(
-        check_wake(&desired, &seen, &asleep),
+        check_move(&desired, &seen, &asleep, Phase::Running),
         Err("max_running is 1: 1 in use, 1 more needed".to_owned())
     );
     desired.tenants[0].quotas = AMPLE;
     let small = Observation { capacity: Capacity { vcpus: 3, ..AMPLE_CAPACITY }, ..seen };
     assert_eq!(
-        check_wake(&desired, &small, &asleep),
+        check_move(&desired, &small, &asleep, Phase::Running),
         Err("the node's vcpus is 3: 2 in use, 2 more needed".to_owned())
     );
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use mvm_planner::{Action, NodePlan, Observation, ObservedInstance, Step, check_wake, plan_node};
+use mvm_planner::{Action, NodePlan, Observation, ObservedInstance, Step, check_move, plan_node};
 use mvm_proto::{InstanceId, Phase, Timestamp};
 
 use super::Played;
@@ -300,7 +300,7 @@ impl<'a> Player<'a> {
             return;
         }
         let id = instance.id.clone();
-        if check_wake(&self.fleet.desired, &self.observed, &id).is_err() {
+        if check_move(&self.fleet.desired, &self.observed, &id, Phase::Running).is_err() {
             self.played.refused += std::mem::take(&mut self.extras[at].waiting).len();
             return;
         }

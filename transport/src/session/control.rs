@@ -118,10 +118,4 @@ impl SessionControl {
     pub fn peer_certificate(&self) -> Option<Digest> {
         quic::certificate_of(&self.connection)
     }
-
-    /// The current estimate of the path's round trip.
-    #[must_use]
-    pub fn round_trip(&self) -> Duration {
-        self.connection.rtt()
-    }
 }

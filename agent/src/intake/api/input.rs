@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http::{HeaderMap, header};
 use http_body_util::LengthLimitError;
 use mvm_proto::json::Json;
+use mvm_proto::text::is_caused_by;
 use mvm_proto::{IdError, InstanceId, Phase, PoolId, TenantId};
 
 use super::problem::{self, Refused};
@@ -68,9 +69,11 @@ pub(super) fn media_type(headers: &HeaderMap, accepted: &[&str]) -> Result<(), R
 pub(super) async fn read_body(body: Body, limit: usize) -> Result<Bytes, Refused> {
     axum::body::to_bytes(body, limit).await.map_err(|cause| {
         let cause = cause.into_inner();
-        let over = std::iter::successors(Some(&*cause as &(dyn std::error::Error + 'static)), |e| e.source())
-            .any(|error| error.is::<LengthLimitError>());
-        if over { problem::too_large(limit) } else { problem::bad_body("the body is incomplete") }
+        if is_caused_by(&*cause, |_: &LengthLimitError| true) {
+            problem::too_large(limit)
+        } else {
+            problem::bad_body("the body is incomplete")
+        }
     })
 }
 

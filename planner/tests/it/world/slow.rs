@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use mvm_planner::{Action, NodePlan, Observation, ObservedInstance, Step, check_wake, revision_of};
+use mvm_planner::{Action, NodePlan, Observation, ObservedInstance, Step, check_move, revision_of};
 use mvm_proto::{DesiredState, InstanceId, Phase, Timestamp};
 
 /// Random enough for faults, the same for the same seed.
@@ -208,7 +208,7 @@ impl SlowWorld {
                 }
                 let index = usize::try_from(self.chance.below(count)).unwrap();
                 let id = self.observed.instances[index].id.clone();
-                let may_wake = check_wake(desired, &self.observed, &id).is_ok();
+                let may_wake = check_move(desired, &self.observed, &id, Phase::Running).is_ok();
                 let Some(instance) = self.instance(&id).filter(|i| i.moving_to.is_none()) else { return };
                 match (kind, instance.phase) {
                     (3, Phase::Running | Phase::Warm) => {
