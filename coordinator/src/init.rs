@@ -10,10 +10,9 @@ mod report;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use mvm_pki::files::{create_private_dir, write_atomic};
-use mvm_pki::trust::{PIN_FILE, RoleSpec, RootSpec};
+use mvm_pki::trust::{PIN_FILE, ROOT_METADATA_LIFE, RoleSpec, RootSpec};
 use mvm_pki::{
     Authority, Credential, CsrNames, Identity, ImagesMetadata, LeafKey, LeafProfile, Role, RootAuthority,
     RootMetadata, SigningKey, TrustStore,
@@ -27,10 +26,6 @@ use crate::paths::DataDir;
 use crate::settings::OPERATOR_LIFE;
 pub use operator::{OperatorFiles, coordinator_credential, create_operator};
 pub use report::{InitReport, OfflineKey};
-
-/// How long the first trust root and image statement live. A reminder to rotate, not an emergency: agents keep
-/// what they run past it.
-const TRUST_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The format of `cluster.json`.
 const CLUSTER_FORMAT: u32 = 1;
@@ -279,7 +274,7 @@ fn make_trust(
     let role = |key: &SigningKey| RoleSpec { keys: vec![key.public()], threshold: 1, expires_at: None };
     let spec = RootSpec {
         cluster: settings.cluster.clone(),
-        expires_at: now + TRUST_LIFE,
+        expires_at: now + ROOT_METADATA_LIFE,
         dev: settings.dev,
         resets_high_water: false,
         root: role(&root),
@@ -292,7 +287,7 @@ fn make_trust(
         cluster: settings.cluster.clone(),
         version: 1,
         issued_at: now,
-        expires_at: now + TRUST_LIFE,
+        expires_at: now + ROOT_METADATA_LIFE,
         digests: Vec::new(),
         sources: Vec::new(),
     };

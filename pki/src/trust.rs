@@ -30,7 +30,8 @@ pub use pin::{PIN_FILE, Supplied, root_digest};
 pub use role::{RoleKeys, Roles, TrustKey, TrustRole};
 pub use store::{Followed, RootChange, TrustStore};
 
-/// How long root metadata is valid unless its maker says otherwise.
+/// How long root metadata is valid unless its maker says otherwise. A reminder to rotate, not an emergency: agents keep what
+/// they run past it.
 pub const ROOT_METADATA_LIFE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// How long a statement of images is valid unless its maker says otherwise.
 pub const IMAGES_LIFE: Duration = Duration::from_secs(90 * 24 * 60 * 60);

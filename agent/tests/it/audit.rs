@@ -300,7 +300,7 @@ async fn entries_that_could_not_be_kept_are_counted_in_the_log_itself() {
     let report = verify(dir.path());
     assert_eq!(report.broken, None);
     assert_eq!(report.lines, 2000 - dropped + 1);
-    assert!(report.notes[0].reason.starts_with(&format!("{dropped} entries")), "{:?}", report.notes);
+    assert!(report.notes[0].reason.starts_with(&format!("dropped {dropped} entries")), "{:?}", report.notes);
 }
 
 #[tokio::test]
