@@ -227,10 +227,10 @@ impl Executor {
         let before = record.clone();
         let work = async {
             match intent.action {
-                Action::Wake => self.wake_up(record, reason, &mut Stopwatch::start()).await?,
+                Action::Wake => Box::pin(self.wake_up(record, reason, &mut Stopwatch::start())).await?,
                 Action::Stop => self.stop(record, patience.grace, reason).await?,
                 Action::Destroy => self.destroy(record).await?,
-                _ => self.boot_up(record, reason, &mut Stopwatch::start()).await?,
+                _ => Box::pin(self.boot_up(record, reason, &mut Stopwatch::start())).await?,
             }
             Ok(self.phase_of(id))
         };

@@ -40,7 +40,7 @@ impl Executor {
             self.events.publish("ExportedInstanceRuns", record.full_name(), message);
         }
         watch.is(WakeKind::Woken);
-        self.wake_up(record, &order.reason, watch).await
+        Box::pin(self.wake_up(record, &order.reason, watch)).await
     }
 
     /// From the intent on: also where an earlier agent was cut off.
@@ -115,7 +115,7 @@ impl Executor {
         crash::point("wake.forgotten");
         self.driver.discard_snapshot(&record.id).await?;
         watch.lap(Stage::Recorded);
-        self.boot_up(record, reason, watch).await
+        Box::pin(self.boot_up(record, reason, watch)).await
     }
 
     /// Marks an instance as a request's, with its place in the count that it came from.

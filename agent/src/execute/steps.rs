@@ -111,7 +111,7 @@ impl Executor {
         let is_new = record.phase == Phase::Created;
         self.intend(&mut record, if is_new { Action::Create } else { Action::Start }).await?;
         crash::point("start.intended");
-        self.boot_up(record, reason, watch).await
+        Box::pin(self.boot_up(record, reason, watch)).await
     }
 
     /// The image that the pool boots from now.

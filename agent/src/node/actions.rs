@@ -210,7 +210,7 @@ impl NodeHandle {
         let done = self.shared.actor.act(place, action, by).await;
         match &done {
             Ok(_) => self.events().publish(event_of(action), &subject, &message),
-            Err(error) => self.events().publish("ManualActionFailed", &subject, &chain(error)),
+            Err(error) => self.events().publish("ManualActionFailed", &subject, chain(error)),
         }
         self.trigger_after(id);
         done
@@ -228,7 +228,7 @@ impl NodeHandle {
         let woken = self.shared.actor.wake(&place).await;
         if !woken.as_ref().is_ok_and(|timing| timing.joined) {
             if woken.is_ok() {
-                self.events().publish("InstanceWoken", &place.to_string(), "woken on demand");
+                self.events().publish("InstanceWoken", place.to_string(), "woken on demand");
             }
             self.trigger_after(place.instance);
         }

@@ -136,7 +136,7 @@ impl Engine {
             runner,
             capacity: settings.capacity,
             gate,
-            ends: Ends::of(&*executor.driver),
+            ends: Ends::of(&executor.driver),
             needs: Needs::new(executor.images.clone(), Arc::clone(&executor.secrets)),
             revoked: Revoked::default(),
             work: WorkWatch::new(network_check.found.subscribe()),
@@ -167,7 +167,7 @@ impl Engine {
         self.resolve_again(now).await;
         self.runner.finish(std::mem::take(&mut self.unfinished));
         let links = &self.executor.links;
-        self.work.look_at_processors(&*self.driver, &self.records, links);
+        self.work.look_at_processors(&self.driver, &self.records, links);
         let (driver, records) = (&*self.driver, &self.records);
         let seen =
             observe(driver, records, Some(links), self.capacity, &mut self.ends, || self.clock.now()).await?;
@@ -246,7 +246,7 @@ impl Engine {
     async fn resolve_again(&mut self, now: Timestamp) {
         for lease in std::mem::take(&mut self.unresolved) {
             let Some(record) = self.records.get(lease.id()) else { continue };
-            match recover_one(&*self.driver, &self.records, Hands::On, now, record).await {
+            match recover_one(&self.driver, &self.records, Hands::On, now, record).await {
                 Ok(Resolved::Unfinished) => self.unfinished.push(lease.id().clone()),
                 Ok(_) => {}
                 Err(error) => {

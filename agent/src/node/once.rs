@@ -127,9 +127,9 @@ pub async fn peek(settings: &OnceSettings, now: Timestamp) -> Result<Observation
         Some(copy) => open_records(&copy.path).await?,
         None => Records::empty(),
     };
-    adopt(&*driver, &records, Hands::Off, now).await;
-    let mut ends = crate::node::observe::Ends::of(&*driver);
-    let seen = crate::node::observe::observe(&*driver, &records, None, capacity, &mut ends, || now).await;
+    adopt(&driver, &records, Hands::Off, now).await;
+    let mut ends = crate::node::observe::Ends::of(&driver);
+    let seen = crate::node::observe::observe(&driver, &records, None, capacity, &mut ends, || now).await;
     records.close().await;
     Ok(seen.map_err(|cause| NodeError::Recover(cause.into()))?.observation)
 }
