@@ -34,7 +34,7 @@ impl Events {
         self.send(kind, subject, message);
     }
 
-    /// The same for what somebody should look at.
+    /// The same for what an operator should look at.
     pub fn warn(&self, kind: &str, subject: impl Display, message: impl Into<String>) {
         let (subject, message) = (subject.to_string(), message.into());
         tracing::warn!(kind, subject, message);
@@ -43,7 +43,7 @@ impl Events {
 
     fn send(&self, kind: &str, subject: String, message: String) {
         let (at, kind) = (self.clock.now().to_string(), kind.to_owned());
-        // Nobody listening is no error.
+        // No receiver is no error.
         let _ = self.sender.send(Event { at, kind, subject, message });
     }
 }

@@ -89,7 +89,7 @@ pub struct Acted {
 /// Why an instance is acted on.
 #[derive(Debug, Clone)]
 pub(crate) enum By {
-    /// Somebody uses the instance: it keeps its place in the count that it came from, and no window is opened.
+    /// A request uses the instance: it keeps its place in the count that it came from, and no window is opened.
     Request,
     Hand {
         by: String,
@@ -98,7 +98,7 @@ pub(crate) enum By {
 }
 
 impl Actor {
-    /// Runs on even when the caller goes away: half an action helps nobody.
+    /// Runs on even when the caller goes away: half an action is of no use.
     async fn act(&self, place: Place, action: ManualAction, by: By) -> Result<Acted, ActionError> {
         let this = self.clone();
         let (watch, up) = Stopwatch::watched();
@@ -111,7 +111,7 @@ impl Actor {
         }
     }
 
-    /// Does one thing to one instance, whoever asks.
+    /// Does one thing to one instance, for a request or by hand.
     pub(super) async fn carry_out(
         &self,
         place: &Place,

@@ -110,7 +110,7 @@ impl Actor {
         self.executor.check_image(record).map_err(refused)
     }
 
-    /// Whether quotas and capacity have room for an instance in phase `to`. For whoever has its lease.
+    /// Whether quotas and capacity have room for an instance in phase `to`. The caller has its lease.
     pub(crate) fn check_room(&self, id: &InstanceId, to: Phase) -> Result<(), ActionError> {
         let gate = self.gate.close();
         self.has_room(id, to)?;
@@ -118,7 +118,7 @@ impl Actor {
         Ok(())
     }
 
-    /// For whoever has closed the gate.
+    /// The caller has closed the gate.
     fn has_room(&self, id: &InstanceId, to: Phase) -> Result<(), ActionError> {
         let Some(in_force) = self.in_force.borrow().clone() else { return Ok(()) };
         let blocked = self.blocked.borrow().clone();

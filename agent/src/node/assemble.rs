@@ -41,7 +41,7 @@ pub const DEFAULT_INTERVAL: Duration = Duration::from_secs(30);
 /// Enough to hide one slow boot behind others without starving the host's processors.
 pub const DEFAULT_PARALLEL_STEPS: usize = 4;
 
-/// Whoever counts wakes and is this many behind loses the oldest ones.
+/// A receiver of wakes that is this many behind loses the oldest ones.
 const WAKES_KEPT: usize = 256;
 
 /// What a node is told at start.

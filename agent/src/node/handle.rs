@@ -1,4 +1,4 @@
-//! What everybody but the reconcile task holds of the node. Requests on an instance are in [`actions`](super::actions)
+//! What other tasks than the reconcile task hold of the node. Requests on an instance are in [`actions`](super::actions)
 //! and [`moves`](super::moves).
 
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ use crate::node::error::ActionError;
 use crate::node::export::{Export, export};
 use crate::persist::Sessions;
 
-/// The end of a console: what is given when nobody says how much, and the most that is given.
+/// The end of a console: what is given unless asked otherwise, and the most that is given.
 pub const DEFAULT_LOG_BYTES: usize = 64 * 1024;
 pub const MAX_LOG_BYTES: usize = 1024 * 1024;
 
@@ -79,7 +79,7 @@ impl NodeHandle {
         &self.shared.actor.executor.events
     }
 
-    /// Every wake that ended well, whoever asked for it.
+    /// Every wake that ended well, on demand or by hand.
     #[must_use]
     pub fn wakes(&self) -> broadcast::Receiver<Wake> {
         self.shared.actor.executor.wakes.subscribe()
@@ -221,7 +221,7 @@ impl NodeHandle {
         self.shared.trigger.notify_one();
     }
 
-    /// Asks for a pass once what is being done to this instance is over: whoever asked may have been answered before.
+    /// Asks for a pass once what is being done to this instance is over: the request may have been answered before.
     pub(super) fn trigger_after(&self, instance: InstanceId) {
         let handle = self.clone();
         tokio::spawn(async move {

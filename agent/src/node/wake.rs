@@ -33,7 +33,7 @@ impl Drop for Listed {
 }
 
 impl Actor {
-    /// Brings an instance up, or joins whoever is doing so.
+    /// Brings an instance up, or joins the wake that is under way.
     pub(crate) async fn wake(&self, place: &Place) -> Woken {
         // Before it joins another: whose instance it is, is asked for each request.
         self.find(place)?;
