@@ -162,7 +162,7 @@ pub struct Executor {
     pub links: GuestLinks,
     pub images: Images,
     pub isolation: Arc<Isolation>,
-    /// Turns for what nobody waits for.
+    /// Limits background work, which no caller waits for.
     pub background: Arc<Semaphore>,
     pub sessions: Arc<Sessions>,
     /// From boot to ready.
@@ -207,8 +207,8 @@ impl Executor {
         }
         let work = Box::pin(self.carry_out(lease, order, patience, watch));
         let result = self.within(lease.id(), order.action, patience, work).await;
-        let nobody = if order.on_demand { BY_REQUEST } else { BY_RECONCILE };
-        let actor = order.asked_by.as_deref().unwrap_or(nobody);
+        let default = if order.on_demand { BY_REQUEST } else { BY_RECONCILE };
+        let actor = order.asked_by.as_deref().unwrap_or(default);
         self.write_down_step(before.as_ref(), actor, order.action, &order.reason, &result);
         tracing::debug!(id = %lease.id(), action = %order.action, timing = ?watch.read(), "a step is over");
         if let (Ok(_), Some(wake)) = (&result, watch.wake()) {

@@ -154,7 +154,7 @@ impl Executor {
         }
     }
 
-    /// For whoever has the pool's turn.
+    /// For the holder of the pool's turn.
     async fn drop_template_files(&self, template: &Template) -> Result<(), StepError> {
         self.driver.remove(&template.id).await?;
         crash::point("template.dropped");

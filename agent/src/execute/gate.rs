@@ -14,7 +14,7 @@ pub(crate) struct Gate {
     admitted: Mutex<Cell<u64>>,
 }
 
-/// Nobody else decides until this is dropped.
+/// No other plan or request decides until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Closed<'a>(MutexGuard<'a, Cell<u64>>);
 

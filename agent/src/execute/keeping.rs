@@ -48,7 +48,7 @@ impl Executor {
         let (driver, turn) = (Arc::clone(&self.driver), Arc::clone(&self.background));
         let (isolation, records) = (Arc::clone(&self.isolation), Arc::clone(&self.records));
         tokio::spawn(async move {
-            // Closed never: it lives as long as whoever holds it.
+            // Never closed: it lives as long as its holder.
             let Ok(_turn) = turn.acquire().await else { return };
             if let Ok(compression) = driver.compression()
                 && let Err(error) = compression.compress_snapshot(&id, &keeping).await

@@ -11,7 +11,7 @@ use crate::instance::records::Records;
 use crate::isolation::Isolation;
 
 impl Executor {
-    /// Measures one instance after a step that changed what it costs. Nobody waits for it.
+    /// Measures one instance after a step that changed its memory use, in the background.
     pub(super) fn measure_memory_after_step(&self, id: &InstanceId) {
         let lives = matches!(self.phase_of(id), Phase::Running | Phase::Warm);
         if lives && self.driver.kind().uses_host_resources() {

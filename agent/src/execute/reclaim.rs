@@ -10,7 +10,7 @@ use super::guest::Drain;
 use super::{Executor, StepError};
 use crate::instance::record::Record;
 
-/// Where a guest's kernel says how much of its memory nobody uses.
+/// The file in which a guest's kernel reports its free memory.
 const MEMORY: &str = "/proc/meminfo";
 const MEMORY_BYTES: u64 = 4096;
 

@@ -257,7 +257,7 @@ impl Executor {
         let _room = self.room_for_snapshot(&record, spec).await?;
         let wipes = record.secrets.is_some() && !record.secrets_wiped;
         if wipes && record.phase == Phase::Warm {
-            // It runs for a moment, for nobody else can wipe what it has.
+            // It runs for a moment, because only the guest itself can wipe its secrets.
             self.driver.resume(&record.id).await?;
             self.refresh(&mut record);
             record.advance(Phase::Running, self.clock.now(), reason)?;

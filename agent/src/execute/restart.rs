@@ -40,7 +40,7 @@ impl Executor {
         let deadline = Instant::now() + grace + self.boot_deadline + Self::health_within(&record);
         let asked = self.links.restart_workload(&record.id, grace, deadline).await;
         crash::point("restart.restarted");
-        // Whether it works is seen by whoever looks next; how long it does counts from here.
+        // The next pass sees whether it works; its uptime counts from here.
         let restarts = before.restarts.saturating_add(1);
         let since = self.clock.now();
         let workload = match &asked {

@@ -63,7 +63,7 @@ impl Runner {
         self.running.is_empty() && self.waiting.is_empty() && self.refused.is_empty()
     }
 
-    /// Replaces what waits by a newer plan's steps; what runs goes on. For whoever closed the gate before it looked at
+    /// Replaces what waits by a newer plan's steps; what runs goes on. For a pass that closed the gate before it read
     /// the records that the plan is of.
     pub(crate) fn submit(
         &mut self,
@@ -230,7 +230,7 @@ impl Runner {
     }
 }
 
-/// The pools' first steps, then their second ones, and so on: a pool with many steps waits for nobody's last.
+/// The pools' first steps, then their second ones, and so on: a pool with many steps does not delay the others.
 fn take_turns(steps: &[Step]) -> impl Iterator<Item = &Step> {
     let mut turns = BTreeMap::<(&TenantId, &PoolId), usize>::new();
     let mut ordered: Vec<(usize, &Step)> = steps

@@ -43,9 +43,9 @@ impl Executor {
         Ok(self.records.save(record).await?)
     }
 
-    /// The same for a guest that is up. Whoever waits for it goes on at once: should this agent end before that is
+    /// The same for a guest that is up. Waiting requests continue at once: should this agent end before that is
     /// durable, the intent on disk has the next one find out again. With a session that would bring back what the store
-    /// has, over what was worked since: then nobody goes on before. Nor is a guest ended because it could not be
+    /// has, over what was worked since: then no request continues before. Nor is a guest ended because it could not be
     /// written down; every later record of it says so too.
     pub(super) async fn conclude_running(
         &self,
@@ -230,10 +230,10 @@ impl Executor {
         let staging = (back_to != Phase::Running).then_some(back_to);
         self.start(again()?, spec, staging, reason, &mut Stopwatch::start()).await?;
         // Half a replacement can't be called off.
-        let nobody = CallOff::default();
+        let never = CallOff::default();
         match back_to {
-            Phase::Warm => self.warm(again()?, patience.drain, reason, &nobody).await,
-            Phase::Sleeping => self.sleep(again()?, Some(spec), patience.drain, reason, &nobody).await,
+            Phase::Warm => self.warm(again()?, patience.drain, reason, &never).await,
+            Phase::Sleeping => self.sleep(again()?, Some(spec), patience.drain, reason, &never).await,
             _ => Ok(()),
         }
     }

@@ -60,7 +60,7 @@ pub fn override_for(seconds: Option<u64>) -> Result<Duration, ActionError> {
     if asked > MAX_OVERRIDE { Err(ActionError::WindowTooLong) } else { Ok(asked) }
 }
 
-/// The end of a console: what is given when nobody says how much, and the most that is given.
+/// The end of a console: the default length, and the limit.
 pub const DEFAULT_LOG_BYTES: usize = 64 * 1024;
 pub const MAX_LOG_BYTES: usize = 1024 * 1024;
 

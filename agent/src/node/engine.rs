@@ -66,7 +66,7 @@ pub(crate) struct Engine {
     sweeper: Sweeper,
     /// What an earlier agent began; handed to the runner at the first pass.
     unfinished: Vec<InstanceId>,
-    /// What an earlier agent left and could not be looked at yet. Nobody else acts on it meanwhile.
+    /// What an earlier agent left and could not be inspected yet. No other task acts on it meanwhile.
     unresolved: Vec<Lease>,
     waiting_pools: BTreeMap<(TenantId, PoolId), (Timestamp, String)>,
     /// When guests were last told how to check their program.

@@ -69,7 +69,7 @@ pub async fn event_log_task(
             event = events.recv() => match event {
                 Ok(event) => log.push(event),
                 Err(RecvError::Lagged(missed)) => tracing::warn!(missed, "events were lost"),
-                // The node ends with the agent; whoever still reads gets what there is.
+                // The node ends with the agent; current readers get what there is.
                 Err(RecvError::Closed) => return shutdown.cancelled().await,
             },
         }

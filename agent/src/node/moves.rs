@@ -107,11 +107,11 @@ impl Actor {
             let outcome = written.as_ref().err().map(|error| chain(error));
             executor.audit_move(&header.record, &asked.by, "export", outcome);
             drop(lease);
-            // The export stopped what is done to a snapshot when nobody waits for it.
+            // The export stopped what is done to a snapshot in the background.
             runtime.block_on(async { executor.compress_later(&header.record) });
             if let Err(error) = written {
                 tracing::warn!(id = %header.record.id, %error, "could not finish an archive");
-                // Whoever still reads must not take what came for all of it.
+                // The reader must not take the part for the whole archive.
                 let _ = pieces.try_send(Err(error));
             }
         });

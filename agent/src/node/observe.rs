@@ -83,7 +83,7 @@ pub async fn observe(
     let mut acted = BTreeSet::new();
     records.for_each_since(before, |record, acted_on| {
         let vm = vms.remove(&record.id).map(|vm| vm.state);
-        // Whoever acts or acted on it knows better than this look, which may be older than the act.
+        // A step that holds or held its lease knows better than this observation, which may be older.
         if acted_on {
             acted.insert(record.id.clone());
             return;
@@ -114,7 +114,7 @@ pub async fn observe(
             acted.insert(id);
             continue;
         };
-        // Writing down what was seen of another took time, in which somebody may have acted on this one.
+        // Writing down what was seen of another took time, in which a step may have acted on this one.
         if records.acted_since(&id, before) {
             acted.insert(id);
             continue;
@@ -143,7 +143,7 @@ pub async fn observe(
         }
         crash::point("observe.recorded");
     }
-    // Of one that somebody acted on the next look decides.
+    // The next observation decides about an instance that a step acted on.
     ends.heard.retain(|id, _| acted.contains(id));
     let observation = &mut seen.observation;
     observation.capacity = capacity;

@@ -30,7 +30,7 @@ const LISTEN_AFTER: Duration = Duration::from_secs(1);
 /// When to look again after the driver could not say what lives.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// From a request that changed something to the pass that looks at what became of it: whoever asked may have more to ask,
+/// From a request that changed something to the pass that looks at what became of it: the caller may send more,
 /// which comes first, and many requests are one pass.
 const AFTER_REQUEST: Duration = Duration::from_millis(10);
 
@@ -75,7 +75,7 @@ pub async fn reconcile_task(
                     () = shutdown.cancelled() => return false,
                     changed = desired.changed(), if !source_gone => match changed {
                         Ok(()) => return true,
-                        // Whoever gave documents is gone; the last one stays in force.
+                        // The source of documents is gone; the last one stays in force.
                         Err(_) => source_gone = true,
                     },
                     () = shared.trigger.notified() => {
@@ -83,7 +83,7 @@ pub async fn reconcile_task(
                         return true;
                     }
                     exit = exits.recv() => match exit {
-                        // Whoever acts on it ended it, or sees that it ended.
+                        // The step that holds its lease ended it, or sees that it ended.
                         Ok(exit) if records.is_leased(&exit.instance) => {}
                         // How it ended the pass hears itself, whatever it was woken by.
                         Ok(_) => return true,
@@ -97,7 +97,7 @@ pub async fn reconcile_task(
                     },
                     changed = vouched.changed(), if vouches => match changed {
                         Ok(()) => return true,
-                        // Whoever follows the cluster's trust is gone; what was vouched for last holds.
+                        // The source of the cluster's trust is gone; the last statement stays valid.
                         Err(_) => vouches = false,
                     },
                     Ok(()) = guests.changed() => {

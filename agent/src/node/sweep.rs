@@ -60,7 +60,7 @@ impl Sweeper {
                 continue;
             }
             *due = now + TRY_AGAIN;
-            // One of this name may be about to arrive from elsewhere: whoever has the lease goes first.
+            // One of this name may be about to arrive from elsewhere: the holder of the lease goes first.
             let Some(lease) = records.lease(id, Phase::Destroyed) else { continue };
             if records.get(id).is_some() {
                 continue;

@@ -56,7 +56,7 @@ impl Actor {
     fn begin_wake(&self, place: Place) -> Shared<BoxFuture<'static, Woken>> {
         let (this, listed) = (self.clone(), Listed(self.under_way.clone(), place.instance.clone()));
         let (watch, up) = Stopwatch::watched();
-        // Runs on even when the caller goes away: half a wake helps nobody.
+        // Continues even when the caller goes away, so that no wake is left half done.
         let task = tokio::spawn(async move {
             let _listed = listed;
             this.carry_out(&place, ManualAction::Wake, &By::Request, watch).await
