@@ -1,26 +1,26 @@
-//! Carries out one step on one instance. Nothing here decides: what to do, and with what, is given.
+//! Executes one step on one instance. The caller decides which step, and with which parameters.
 //!
-//! Before an effect that can't be observed again the intent is recorded, after it the outcome; pausing and resuming
-//! are only observed. Every failure leaves the instance in the phase that its VM and snapshot prove, with a reason
-//! and a time before which it is not tried again. [`runner`] runs many steps at once, [`recover`] resolves what an
-//! earlier agent began. A guest is drained while it runs, given its tenant's secrets and told who it is before it counts
-//! as running, and asked to end before it is ended.
+//! The intent is recorded before an effect that can't be observed later, the outcome after it; pausing and resuming are only
+//! observed. After a failure the instance is in the phase that its VM and snapshot prove, with a reason and a time of the next
+//! attempt. [`runner`] runs many steps in parallel, [`recover`] finishes or undoes what an earlier agent began. A guest is
+//! drained before it is paused, gets its tenant's secrets and its identity before it counts as running, and is asked to shut
+//! down before its VMM is killed.
 
+mod cancelled;
 mod disk;
 mod fork;
 pub(crate) mod gate;
 mod guest;
-mod keeping;
+mod kernel_idle;
 mod memory;
-mod moving;
+mod migration;
+mod pause_sleep;
 mod reclaim;
 pub mod recover;
-mod rest;
-mod rest_called_off;
 mod restart;
 pub mod runner;
 mod secrets;
-mod settle;
+mod snapshot_options;
 mod steps;
 pub mod timing;
 mod warmup;
@@ -177,7 +177,7 @@ pub struct Executor {
 }
 
 /// Whether a step that was to put an instance to rest ended with it running: it has work, or a request wants it.
-pub(crate) fn was_called_off(action: Action, phase: Phase) -> bool {
+pub(crate) fn was_cancelled(action: Action, phase: Phase) -> bool {
     matches!(action, Action::Warm | Action::Sleep) && phase == Phase::Running
 }
 
@@ -249,7 +249,7 @@ impl Executor {
     ) {
         let Some(record) = record else { return };
         let outcome = match result {
-            Ok(phase) if was_called_off(action, *phase) => Ok("called off"),
+            Ok(phase) if was_cancelled(action, *phase) => Ok("called off"),
             Ok(_) => Ok("done"),
             Err(error) => Err(chain(error)),
         };
@@ -331,10 +331,10 @@ impl Executor {
             }
             Action::Wake => self.wake(record, order, watch).await?,
             Action::Resume => self.resume(record, order.on_demand, reason, watch).await?,
-            Action::Warm => self.warm(record, patience.drain, reason, lease.call_off()).await?,
+            Action::Warm => self.warm(record, patience.drain, reason, lease.cancel()).await?,
             Action::Sleep => {
                 let spec = order.spec.as_ref();
-                self.sleep(record, spec, patience.drain, reason, lease.call_off()).await?;
+                self.sleep(record, spec, patience.drain, reason, lease.cancel()).await?;
             }
             Action::Stop => self.stop(record, patience.grace, reason).await?,
             Action::Destroy => self.destroy(record).await?,

@@ -1,20 +1,19 @@
-//! The loop of a node and what it decides with: it observes, has the planner decide, hands out the steps, and says what
-//! came of them.
+//! The reconcile loop of a node: observes, plans, hands out the steps, and reports.
 //!
-//! [`assemble`] puts a node's parts together, [`reconcile_task`] runs it, and [`NodeHandle`](handle::NodeHandle) is what
-//! everybody else holds of it: to read its status, to wake an instance, to act by hand, to move one away.
+//! [`assemble`] puts a node's parts together and [`reconcile_task`] runs the loop. All other code uses its handle: to read the
+//! status, wake an instance, act on one by hand, or export and import one.
 
 pub mod actions;
 mod actor;
 pub mod assemble;
+mod current_document;
 pub(crate) mod engine;
 pub mod error;
 pub mod event_log;
 pub mod export;
 pub mod handle;
-mod in_force;
 pub mod info;
-pub mod moves;
+pub mod migration;
 mod needs;
 pub mod observe;
 mod once;
@@ -26,5 +25,5 @@ mod wake;
 mod work;
 
 pub use actor::Place;
-pub use in_force::InForce;
+pub use current_document::CurrentDocument;
 pub use once::{OnceSettings, Report, peek, reconcile_once};

@@ -143,7 +143,7 @@ impl Agent {
         }
 
         let (file_state, file_watch) = watch::channel(FileState::default());
-        let in_force = match (&settings.desired_file, &acceptor) {
+        let current_document = match (&settings.desired_file, &acceptor) {
             (Some(path), _) => {
                 let (sender, receiver) = watch::channel(None);
                 let (path, node_id, interval) = (path.clone(), node_id.clone(), settings.interval);
@@ -152,7 +152,7 @@ impl Agent {
                 tasks.spawn("file_source", task);
                 receiver
             }
-            (None, Some(acceptor)) => acceptor.in_force(),
+            (None, Some(acceptor)) => acceptor.current_document(),
             (None, None) => return Err(AgentError::NoSource),
         };
 
@@ -183,7 +183,7 @@ impl Agent {
         let sessions = Arc::clone(handle.sessions());
         let sessions = session_copy_task(sessions, Arc::clone(handle.records()), stop.clone());
         tasks.spawn("sessions", sessions);
-        tasks.spawn("reconcile", reconcile_task(node, in_force, stop.clone()));
+        tasks.spawn("reconcile", reconcile_task(node, current_document, stop.clone()));
 
         let driver = DriverInUse { kind: driver, choice: settings.driver, vmm: settings.vmm.clone() };
         let describe = describe(

@@ -1,7 +1,7 @@
-//! What instances really have on disk: measured when it changes, and asked before more is written.
+//! The disk space that instances use: measured after each change, and checked before more is written.
 //!
-//! The planner reserves sizes, which is what instances may come to. Here is counted what there is: logs, leftovers and
-//! the cost of files included.
+//! The planner reserves sizes, which are what instances may grow to. This module counts what is really there, with logs,
+//! leftovers and the overhead of files.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,8 +1,7 @@
-//! How an instance's VM comes to be: as a fork of its pool's template, which is made when the first one needs it.
+//! Starts an instance's VM as a fork of its pool's template; the first start of a revision makes the template.
 //!
-//! A template is booted in the bounds of the instance that is about to start, which has no VM yet: so it takes nothing
-//! that was not set aside for that instance. It ends before the instance begins. Whatever keeps a template from being
-//! made keeps no instance from starting: it boots instead, and an event says why.
+//! A template boots within the limits of the instance that is about to start, which has no VM yet, so it needs no room of its
+//! own; it ends before the instance starts. If a template can't be made, the instance boots instead, and an event says why.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! Keeps plans and requests from overlooking each other.
+//! A lock between plans and requests, so that both count on the same room only once.
 //!
-//! A pass and the check of a request each close the gate while they read the records, decide, and take what they decided
-//! on: never for longer, so that no request waits while a pass looks at the machine. A request that was let in took room
-//! that the steps of an earlier plan may have counted on: what of them has not begun waits for the next plan.
+//! A pass and the check of a request each hold the gate while they read the records, decide, and take the leases: never longer,
+//! so that no request waits while a pass observes the machine. A request may take room that steps of an earlier plan counted
+//! on: those that have not started wait for the next plan.
 
 use std::cell::Cell;
 

@@ -1,4 +1,4 @@
-//! What a step needs of the guest itself: its identity, its word that it is ready, its drain, its end.
+//! The guest's part of a step: identity, readiness, drain, shutdown.
 
 use std::time::Duration;
 

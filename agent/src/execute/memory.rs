@@ -1,4 +1,4 @@
-//! What instances really cost in memory: measured seldom, for the kernel walks all of it to say so.
+//! Measures the memory that instances use (PSS): seldom, because the kernel walks all pages for it.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a guest that is about to be paused does not need goes back to the host: a warm instance costs what it uses.
+//! Returns a guest's unused memory to the host before it is paused, so that a warm instance costs only what it uses.
 
 use std::time::Duration;
 

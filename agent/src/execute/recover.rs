@@ -45,12 +45,12 @@ enum Verdict {
     Nothing,
 }
 
-/// Whether anything on the host may be touched.
+/// Whether recovery may act on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hands {
-    On,
-    /// Only the records are brought in line: for a look that leaves no trace.
-    Off,
+pub enum Recovery {
+    Act,
+    /// Only the records are updated: for a command that must change nothing.
+    ReadOnly,
 }
 
 /// What came of one record.
@@ -66,14 +66,19 @@ pub enum Resolved {
 
 /// Adopts what lives and resolves every open intent that needs no guest. One instance that can't be looked at stops no
 /// other: it is named, and looked at again.
-pub async fn recover(driver: &AnyDriver, records: &Arc<Records>, hands: Hands, now: Timestamp) -> Recovered {
+pub async fn recover(
+    driver: &AnyDriver,
+    records: &Arc<Records>,
+    mode: Recovery,
+    now: Timestamp,
+) -> Recovered {
     let mut recovered = Recovered::default();
-    if hands == Hands::On {
+    if mode == Recovery::Act {
         end_begun_templates(driver, records).await;
     }
     for record in records.all() {
         let id = record.id.clone();
-        match recover_one(driver, records, hands, now, record).await {
+        match recover_one(driver, records, mode, now, record).await {
             Ok(Resolved::Nothing) => {}
             Ok(Resolved::Done) => recovered.resolved += 1,
             Ok(Resolved::Unfinished) => recovered.unfinished.push(id),
@@ -108,7 +113,7 @@ async fn end_begun_templates(driver: &AnyDriver, records: &Arc<Records>) {
 pub(crate) async fn recover_one(
     driver: &AnyDriver,
     records: &Arc<Records>,
-    hands: Hands,
+    mode: Recovery,
     now: Timestamp,
     mut record: Record,
 ) -> Result<Resolved, StepError> {
@@ -122,14 +127,14 @@ pub(crate) async fn recover_one(
     match verdict {
         Verdict::Nothing => {
             // One that was given up, by an agent that ended before it could discard it.
-            if record.snapshot.is_none() && hands == Hands::On {
+            if record.snapshot.is_none() && mode == Recovery::Act {
                 driver.discard_snapshot(&record.id).await?;
             }
             return Ok(Resolved::Nothing);
         }
         Verdict::Unfinished => return Ok(Resolved::Unfinished),
         Verdict::Ends => {
-            if hands == Hands::On {
+            if mode == Recovery::Act {
                 driver.remove(&record.id).await?;
                 crash::point("recover.removed");
             }
@@ -151,7 +156,7 @@ pub(crate) async fn recover_one(
     records.save(&record).await?;
     crash::point("recover.saved");
     match verdict {
-        _ if hands == Hands::Off => {}
+        _ if mode == Recovery::ReadOnly => {}
         Verdict::SleepsBeside => driver.kill(&record.id).await?,
         Verdict::IsWithoutSnapshot(_) => driver.discard_snapshot(&record.id).await?,
         _ => {}

@@ -1,7 +1,7 @@
-//! A tenant's secrets in its guests: there before the workload starts, gone before memory is saved.
+//! A tenant's secrets in its guests: in place before the workload starts, wiped before memory is saved.
 //!
-//! A guest has its own until it wipes them, so that nothing is given to one that was only paused. That they were wiped
-//! is recorded before it is done: whatever comes of the sleep, one that runs on is given them again.
+//! A guest keeps its secrets until it wipes them, so one that was only paused does not get them again. The wipe is recorded
+//! before it is done: however the sleep ends, a guest that continues gets its secrets again.
 
 use mvm_proto::text::chain;
 use zeroize::Zeroizing;

@@ -14,7 +14,7 @@ use super::{Executor, Patience, StepError};
 use crate::crash;
 use crate::instance::PoolSpec;
 use crate::instance::record::{Intent, Record};
-use crate::instance::records::CallOff;
+use crate::instance::records::CancelSignal;
 
 /// What becomes of the session of an instance that is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -230,7 +230,7 @@ impl Executor {
         let staging = (back_to != Phase::Running).then_some(back_to);
         self.start(again()?, spec, staging, reason, &mut Stopwatch::start()).await?;
         // Half a replacement can't be called off.
-        let never = CallOff::default();
+        let never = CancelSignal::default();
         match back_to {
             Phase::Warm => self.warm(again()?, patience.drain, reason, &never).await,
             Phase::Sleeping => self.sleep(again()?, Some(spec), patience.drain, reason, &never).await,

@@ -1,4 +1,4 @@
-//! Where the time of a wake goes: a stopwatch that goes along with the step, from the request to the answer.
+//! A stopwatch for the parts of a wake, from the request to the answer.
 
 use std::time::Duration;
 
@@ -117,12 +117,12 @@ impl Stopwatch {
     }
 
     /// Says how the instance comes to run, unless that is known.
-    pub(crate) fn is(&mut self, kind: WakeKind) {
+    pub(crate) fn set_kind(&mut self, kind: WakeKind) {
         self.kind.get_or_insert(kind);
     }
 
     /// What it took to begin so was for nothing.
-    pub(crate) fn is_instead(&mut self, kind: WakeKind) {
+    pub(crate) fn replace_kind(&mut self, kind: WakeKind) {
         self.kind = Some(kind);
     }
 
@@ -174,12 +174,12 @@ mod tests {
             watch.lap(stage);
         }
         assert_eq!(watch.wake(), None, "nothing was woken yet");
-        watch.is(WakeKind::Woken);
-        watch.is(WakeKind::Started);
+        watch.set_kind(WakeKind::Woken);
+        watch.set_kind(WakeKind::Started);
         let timing = watch.read();
         let parts = [timing.queued_ms, timing.restored_ms, timing.recorded_ms, timing.total_ms];
         assert_eq!((timing.kind.as_str(), parts), ("woken", [3.0, 41.0, 2.0, 46.0]));
-        watch.is_instead(WakeKind::Started);
+        watch.replace_kind(WakeKind::Started);
         let total = Duration::from_millis(46);
         assert_eq!(watch.wake(), Some(Wake { kind: WakeKind::Started, total }));
     }

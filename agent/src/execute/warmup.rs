@@ -1,6 +1,6 @@
-//! A pool's warm-up: a program that is run once in its template, so that every instance begins with what it left behind.
+//! A pool's warm-up: a program that runs once in the pool's template, so that every instance starts with its results.
 //!
-//! It runs in a guest that is no one: without a name, secrets and network, its workload not started.
+//! It runs in a guest without an identity: no name, secrets or network, and its workload not started.
 
 use std::time::Duration;
 

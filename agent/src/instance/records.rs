@@ -3,7 +3,7 @@
 //! A record is changed only by the holder of the instance's [`Lease`], so no instance is acted on twice at once.
 //! [`Records::save`] is durable when it returns; [`Records::set`] is for what the driver can be asked again.
 
-mod call_off;
+mod cancel;
 pub(crate) mod templates;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +24,7 @@ use crate::instance::SessionMark;
 use crate::instance::record::{Net, Record};
 use crate::instance::template::Template;
 
-pub use call_off::CallOff;
+pub use cancel::CancelSignal;
 
 const PREFIX: &str = "instance/";
 
@@ -87,12 +87,12 @@ struct LeaseState {
     /// The count that a request has it from; absent: the one that its phase is of.
     home: Option<Phase>,
     /// For requests that want it back; absent: it can't be called off.
-    call_off: Option<CallOff>,
+    cancel: Option<CancelSignal>,
 }
 
 impl LeaseState {
     fn to(to: Phase) -> Self {
-        Self { to, on_demand: false, home: None, call_off: None }
+        Self { to, on_demand: false, home: None, cancel: None }
     }
 }
 
@@ -101,7 +101,7 @@ impl LeaseState {
 pub struct Lease {
     records: Arc<Records>,
     id: InstanceId,
-    call_off: CallOff,
+    cancel: CancelSignal,
 }
 
 impl Lease {
@@ -111,8 +111,8 @@ impl Lease {
     }
 
     /// Whether the step that this is for is wanted to go on.
-    pub(crate) fn call_off(&self) -> &CallOff {
-        &self.call_off
+    pub(crate) fn cancel(&self) -> &CancelSignal {
+        &self.cancel
     }
 }
 
@@ -262,9 +262,9 @@ impl Records {
         if inner.closing || inner.leased.contains_key(id) {
             return None;
         }
-        let call_off = state.call_off.clone().unwrap_or_default();
+        let cancel = state.cancel.clone().unwrap_or_default();
         inner.leased.insert(id.clone(), state);
-        Some(Lease { records: Arc::clone(self), id: id.clone(), call_off })
+        Some(Lease { records: Arc::clone(self), id: id.clone(), cancel })
     }
 
     /// Waits for the right to act on `id`.
@@ -371,7 +371,7 @@ impl Records {
         inner.insert(record.clone());
         inner.leased.insert(id.clone(), LeaseState::to(Phase::Running));
         drop(inner);
-        Ok((record, Lease { records: Arc::clone(self), id, call_off: CallOff::default() }))
+        Ok((record, Lease { records: Arc::clone(self), id, cancel: CancelSignal::default() }))
     }
 
     /// Takes in an instance of another node, in memory only: its id and address are taken from here on.
@@ -394,7 +394,7 @@ impl Records {
         inner.insert(record);
         inner.leased.insert(id.clone(), LeaseState::to(Phase::Sleeping));
         drop(inner);
-        Ok(Lease { records: Arc::clone(self), id, call_off: CallOff::default() })
+        Ok(Lease { records: Arc::clone(self), id, cancel: CancelSignal::default() })
     }
 
     /// Puts an instance that is about to start into `net`: it keeps its address unless that lies elsewhere, or its place in

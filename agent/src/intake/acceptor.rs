@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::intake::ledger::{Ledger, LedgerError, Verdict, judge};
-use crate::node::InForce;
+use crate::node::CurrentDocument;
 
 /// What no document may make this node do, even if it is signed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ struct Shared {
     held: Mutex<Held>,
     /// What others ask for, apart from what is locked while the disk is waited for.
     published: Mutex<Published>,
-    in_force: watch::Sender<Option<Arc<InForce>>>,
+    current_document: watch::Sender<Option<Arc<CurrentDocument>>>,
     vouched: watch::Sender<Vouched>,
 }
 
@@ -114,11 +114,17 @@ impl Acceptor {
         let mut held = Held { trust, ledger };
         // A root that resets the mark may have been saved just before a crash.
         held.reset_if_due().map_err(|error| ledger_problem(&error))?;
-        let in_force = watch::Sender::new(held.ledger.in_force().cloned());
+        let current_document = watch::Sender::new(held.ledger.current_document().cloned());
         let vouched = watch::Sender::new(Vouched::by(&held.trust));
         let published = Mutex::new(held.publish());
-        let shared =
-            Arc::new(Shared { settings, clock, held: Mutex::new(held), published, in_force, vouched });
+        let shared = Arc::new(Shared {
+            settings,
+            clock,
+            held: Mutex::new(held),
+            published,
+            current_document,
+            vouched,
+        });
         Ok(Arc::new(Self { shared, turn: tokio::sync::Mutex::new(()) }))
     }
 
@@ -175,8 +181,8 @@ impl Acceptor {
 
     /// The document in force, now and whenever it changes.
     #[must_use]
-    pub fn in_force(&self) -> watch::Receiver<Option<Arc<InForce>>> {
-        self.shared.in_force.subscribe()
+    pub fn current_document(&self) -> watch::Receiver<Option<Arc<CurrentDocument>>> {
+        self.shared.current_document.subscribe()
     }
 }
 
@@ -215,10 +221,10 @@ impl Shared {
             let desired = &document.get().desired;
             trust.check_images(desired, now).map_err(|error| trust_problem(trust, envelope, &error))?;
             refuse_limits(desired, &self.settings.limits)?;
-            let in_force =
+            let current_document =
                 ledger.record(&document, trust.root_version()).map_err(|error| ledger_problem(&error))?;
             self.publish(&held);
-            self.in_force.send_replace(Some(in_force));
+            self.current_document.send_replace(Some(current_document));
         }
         let provenance = &document.get().provenance;
         let mark = Mark::new(provenance.epoch, provenance.generation, document.digest());

@@ -15,7 +15,7 @@ use mvm_proto::status::Mark;
 use mvm_proto::{Digest, Envelope, SignedDocument, Verified};
 use serde::{Deserialize, Serialize};
 
-use crate::node::InForce;
+use crate::node::CurrentDocument;
 
 pub use judge::{MAX_SKEW, Refused, Verdict, judge};
 
@@ -71,14 +71,19 @@ pub struct Ledger {
     root_version: u64,
     high_water: Option<Mark>,
     envelope: Option<Vec<u8>>,
-    in_force: Option<Arc<InForce>>,
+    current_document: Option<Arc<CurrentDocument>>,
 }
 
 impl Ledger {
     /// Reads the ledger; a node that has none yet starts an empty one.
     pub fn open(path: &Path) -> Result<Self, LedgerError> {
-        let empty =
-            Self { path: path.to_owned(), root_version: 0, high_water: None, envelope: None, in_force: None };
+        let empty = Self {
+            path: path.to_owned(),
+            root_version: 0,
+            high_water: None,
+            envelope: None,
+            current_document: None,
+        };
         let bytes = match std::fs::read(path) {
             Ok(bytes) => bytes,
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(empty),
@@ -91,21 +96,21 @@ impl Ledger {
         }
         let high_water = file.high_water.map(|mark| Mark::new(mark.epoch, mark.generation, mark.digest));
         let envelope = file.envelope.map(String::into_bytes);
-        let in_force = match &envelope {
+        let current_document = match &envelope {
             None => None,
             Some(bytes) => {
                 // It was verified when it was recorded; keys may have expired since, the document has not.
                 let envelope = Envelope::from_json(bytes).map_err(|cause| damaged(cause.to_string()))?;
                 let document =
                     SignedDocument::parse(&envelope.payload).map_err(|cause| damaged(cause.to_string()))?;
-                Some(InForce::signed(document, Digest::of(&envelope.payload)))
+                Some(CurrentDocument::signed(document, Digest::of(&envelope.payload)))
             }
         };
-        let recorded = in_force.as_ref().and_then(|in_force| in_force.mark.as_ref());
+        let recorded = current_document.as_ref().and_then(|current_document| current_document.mark.as_ref());
         if high_water.is_some() && high_water.as_ref() != recorded {
             return Err(damaged("its document does not match its recorded digest".to_owned()));
         }
-        Ok(Self { root_version: file.root_version, high_water, envelope, in_force, ..empty })
+        Ok(Self { root_version: file.root_version, high_water, envelope, current_document, ..empty })
     }
 
     #[must_use]
@@ -114,8 +119,8 @@ impl Ledger {
     }
 
     #[must_use]
-    pub fn in_force(&self) -> Option<&Arc<InForce>> {
-        self.in_force.as_ref()
+    pub fn current_document(&self) -> Option<&Arc<CurrentDocument>> {
+        self.current_document.as_ref()
     }
 
     /// The root version that the mark belongs to; 0 before the first document.
@@ -129,15 +134,15 @@ impl Ledger {
         &mut self,
         document: &Verified<SignedDocument>,
         root_version: u64,
-    ) -> Result<Arc<InForce>, LedgerError> {
-        let in_force = InForce::signed(document.get().clone(), document.digest());
+    ) -> Result<Arc<CurrentDocument>, LedgerError> {
+        let current_document = CurrentDocument::signed(document.get().clone(), document.digest());
         let envelope = document.envelope().to_json();
-        self.write(in_force.mark.as_ref(), Some(&envelope), root_version)?;
-        self.high_water.clone_from(&in_force.mark);
+        self.write(current_document.mark.as_ref(), Some(&envelope), root_version)?;
+        self.high_water.clone_from(&current_document.mark);
         self.envelope = Some(envelope);
         self.root_version = root_version;
-        self.in_force = Some(Arc::clone(&in_force));
-        Ok(in_force)
+        self.current_document = Some(Arc::clone(&current_document));
+        Ok(current_document)
     }
 
     /// Forgets the mark, as a root may ask. The document stays in force.

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use crate::intake::acceptor::{Accepted, Acceptor};
 use crate::metrics::{DocumentResult, Metrics};
-use crate::node::InForce;
+use crate::node::CurrentDocument;
 use crate::node::handle::NodeHandle;
 use crate::upkeep::dir_watch::DirWatch;
 
@@ -131,7 +131,7 @@ pub struct FileSource {
 /// Reads the file now, on every change and at every interval; ends at `shutdown`.
 pub async fn file_source_task(
     source: FileSource,
-    desired: watch::Sender<Option<Arc<InForce>>>,
+    desired: watch::Sender<Option<Arc<CurrentDocument>>>,
     state: watch::Sender<FileState>,
     node: NodeHandle,
     shutdown: CancellationToken,
@@ -157,7 +157,7 @@ pub async fn file_source_task(
                 info!(path = %source.path.display(), %digest, "the file's content is in force");
                 node.events().publish("DocumentAccepted", "", "the local file's content is in force");
                 state.send_replace(FileState::InForce);
-                desired.send_replace(Some(InForce::local(document)));
+                desired.send_replace(Some(CurrentDocument::local(document)));
             }
             Err(problem) => {
                 warn!(path = %source.path.display(), %problem, "refused the file; the previous document stays in force");

@@ -130,7 +130,7 @@ impl Actor {
         let (lease, kept) =
             if on_demand { self.lease_to_wake(id).await? } else { (self.lease(id, to).await?, false) };
         if kept {
-            watch.is(WakeKind::Kept);
+            watch.set_kind(WakeKind::Kept);
         }
         // What was waited for may have changed it, or ended it.
         let record = self.find(place)?;

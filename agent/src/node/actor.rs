@@ -1,7 +1,7 @@
 //! What every request on an instance needs: the instance, its lease, room for it, and an image that may start.
 //!
 //! A request takes the same lease, quotas and steps as the planner's own. [`wake`](super::wake) and
-//! [`actions`](super::actions) change an instance's phase, [`moves`](super::moves) takes it to another node.
+//! [`actions`](super::actions) change an instance's phase, [`moves`](super::migration) takes it to another node.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::execute::gate::Gate;
 use crate::instance::PoolSpec;
 use crate::instance::record::Record;
 use crate::instance::records::{Lease, Records};
-use crate::node::InForce;
+use crate::node::CurrentDocument;
 use crate::node::error::ActionError;
 use crate::node::wake::UnderWay;
 
@@ -44,7 +44,7 @@ pub(crate) struct Actor {
     pub(crate) node_id: NodeId,
     pub(crate) capacity: Capacity,
     pub(crate) gate: Arc<Gate>,
-    pub(crate) in_force: watch::Receiver<Option<Arc<InForce>>>,
+    pub(crate) current_document: watch::Receiver<Option<Arc<CurrentDocument>>>,
     /// What can't be started now: neither by a count nor by hand.
     pub(crate) blocked: watch::Receiver<Vec<Blocked>>,
     pub(crate) under_way: UnderWay,
@@ -80,7 +80,7 @@ impl Actor {
                 if let Some(lease) = self.records().lease_on_demand(id) {
                     return lease;
                 }
-                kept |= self.call_off_rest(id);
+                kept |= self.cancel_rest(id);
                 released.await;
             }
         };
@@ -89,19 +89,19 @@ impl Actor {
     }
 
     /// Its place among those that run may be another's by now: then it rests first, and is woken if there is room.
-    fn call_off_rest(&self, id: &InstanceId) -> bool {
-        if !self.records().can_call_off(id) {
+    fn cancel_rest(&self, id: &InstanceId) -> bool {
+        if !self.records().can_cancel(id) {
             return false;
         }
         let gate = self.gate.close();
         if self.has_room(id, Phase::Running).is_err() {
             return false;
         }
-        let called_off = self.records().call_off_rest(id);
-        if called_off {
+        let cancelled = self.records().cancel_rest(id);
+        if cancelled {
             gate.admit();
         }
-        called_off
+        cancelled
     }
 
     /// Whether an image key still vouches for what an instance that rests would run.
@@ -120,12 +120,12 @@ impl Actor {
 
     /// The caller has closed the gate.
     fn has_room(&self, id: &InstanceId, to: Phase) -> Result<(), ActionError> {
-        let Some(in_force) = self.in_force.borrow().clone() else { return Ok(()) };
+        let Some(current_document) = self.current_document.borrow().clone() else { return Ok(()) };
         let blocked = self.blocked.borrow().clone();
         let instances = self.records().observed();
         let observation =
             Observation { capacity: self.capacity, blocked, instances, ..Observation::default() };
-        check_move(&in_force.desired, &observation, id, to).map_err(|reason| ActionError::NoRoom {
+        check_move(&current_document.desired, &observation, id, to).map_err(|reason| ActionError::NoRoom {
             instance: id.clone(),
             to,
             reason,
@@ -134,8 +134,8 @@ impl Actor {
 
     /// What the document in force says of a pool.
     pub(crate) fn spec(&self, tenant: &TenantId, pool: &PoolId) -> Option<PoolSpec> {
-        let in_force = self.in_force.borrow().clone()?;
-        let mut pools = in_force.desired.pools();
+        let current_document = self.current_document.borrow().clone()?;
+        let mut pools = current_document.desired.pools();
         pools
             .find(|(t, p)| t.tenant_id == *tenant && p.pool_id == *pool)
             .map(|(tenant, pool)| PoolSpec::of(tenant, pool))

@@ -16,7 +16,7 @@ use tokio::sync::{Notify, Semaphore, broadcast, watch};
 use crate::audit::{AuditLog, AuditSettings};
 use crate::clock::Clock;
 use crate::events::Events;
-use crate::execute::recover::{Hands, Recovered, recover};
+use crate::execute::recover::{Recovered, Recovery, recover};
 use crate::execute::{Executor, StepError, Writing};
 use crate::guest::GuestLinks;
 use crate::instance::records::{Records, StateError};
@@ -145,7 +145,7 @@ impl Node {
         records: Arc<Records>,
         images: Images,
     ) -> (Node, NodeHandle) {
-        let recovered = adopt(&driver, &records, Hands::On, settings.clock.now()).await;
+        let recovered = adopt(&driver, &records, Recovery::Act, settings.clock.now()).await;
         let clock = settings.clock.clone();
         let capacity = planner_capacity(&settings.capacity);
         let events = Events::new(clock.clone());
@@ -185,13 +185,13 @@ impl Node {
                 pressed: pressed.subscribe(),
             },
         );
-        let (in_force, blocked) = (watch::Sender::new(None), watch::Sender::default());
+        let (current_document, blocked) = (watch::Sender::new(None), watch::Sender::default());
         let actor = Actor {
             executor,
             node_id: settings.node_id.clone(),
             capacity,
             gate: Arc::clone(&engine.gate),
-            in_force: in_force.subscribe(),
+            current_document: current_document.subscribe(),
             blocked: blocked.subscribe(),
             under_way: UnderWay::default(),
         };
@@ -201,7 +201,7 @@ impl Node {
             status: watch::Sender::new(status),
             passes: watch::Sender::new(Pass::default()),
             trigger: Notify::new(),
-            in_force,
+            current_document,
             blocked,
             network: engine.network_check.found.subscribe(),
             pressed,
@@ -266,10 +266,10 @@ pub(super) async fn open_records(path: &Path) -> Result<Arc<Records>, NodeError>
 pub(super) async fn adopt(
     driver: &AnyDriver,
     records: &Arc<Records>,
-    hands: Hands,
+    mode: Recovery,
     now: Timestamp,
 ) -> Recovered {
-    let recovered = recover(driver, records, hands, now).await;
+    let recovered = recover(driver, records, mode, now).await;
     if recovered != Recovered::default() {
         let Recovered { resolved, unfinished, unresolved } = &recovered;
         let (unfinished, unresolved) = (unfinished.len(), unresolved.len());

@@ -18,14 +18,14 @@ use super::work::WorkWatch;
 use crate::clock::Clock;
 use crate::events::Events;
 use crate::execute::gate::Gate;
-use crate::execute::recover::{Hands, Recovered, Resolved, recover_one};
+use crate::execute::recover::{Recovered, Recovery, Resolved, recover_one};
 use crate::execute::runner::{Done, Runner};
-use crate::execute::{Executor, StepError, was_called_off};
+use crate::execute::{Executor, StepError, was_cancelled};
 use crate::instance::record::Record;
 use crate::instance::records::{Lease, Records};
 use crate::instance::template::Template;
 use crate::isolation::{CgroupCheck, NetworkCheck};
-use crate::node::InForce;
+use crate::node::CurrentDocument;
 use crate::node::observe::{Ends, observe};
 use crate::node::sweep::Sweeper;
 
@@ -92,7 +92,7 @@ pub(crate) struct EngineSettings {
 
 #[derive(Debug)]
 struct Last {
-    in_force: Arc<InForce>,
+    current_document: Arc<CurrentDocument>,
     /// Whether that had expired.
     expired: bool,
     observation: Observation,
@@ -104,7 +104,7 @@ struct Last {
 pub(crate) struct Found {
     pub(crate) died: Vec<(InstanceId, String)>,
     pub(crate) workloads: Vec<(InstanceId, &'static str, String)>,
-    pub(crate) strangers: Vec<InstanceId>,
+    pub(crate) orphans: Vec<InstanceId>,
 }
 
 impl Engine {
@@ -159,10 +159,13 @@ impl Engine {
     }
 
     /// Looks, and plans if document, observation or time changed anything. Steps begin at once.
-    pub(crate) async fn pass(&mut self, in_force: Option<&Arc<InForce>>) -> Result<Found, DriverError> {
+    pub(crate) async fn pass(
+        &mut self,
+        current_document: Option<&Arc<CurrentDocument>>,
+    ) -> Result<Found, DriverError> {
         let now = self.clock.now();
-        if let Some(in_force) = in_force {
-            self.executor.sessions.follow(&in_force.desired);
+        if let Some(current_document) = current_document {
+            self.executor.sessions.follow(&current_document.desired);
         }
         self.resolve_again(now).await;
         self.runner.finish(std::mem::take(&mut self.unfinished));
@@ -174,8 +177,8 @@ impl Engine {
         let now = self.clock.now();
         self.end_leftovers(&seen.beside_snapshot);
         self.give_secrets_back();
-        let strangers = self.strangers(seen.strangers).await?;
-        self.sweeper.sweep(&self.driver, &self.records, &strangers);
+        let orphans = self.orphans(seen.orphans).await?;
+        self.sweeper.sweep(&self.driver, &self.records, &orphans);
         let mut observation = seen.observation;
         observation.memory_pressure = *self.pressed.borrow();
         self.waiting_pools.retain(|_, (until, _)| *until > now);
@@ -185,17 +188,17 @@ impl Engine {
             reason: reason.clone(),
         });
         observation.blocked = waiting.collect();
-        let desired = in_force.map(|in_force| &in_force.desired);
+        let desired = current_document.map(|current_document| &current_document.desired);
         observation.blocked.extend(self.network_check.reconcile(desired, &self.records).await);
         self.work.look_at_ports(&self.executor.links);
         self.groups.reconcile(desired, &self.records).await;
         self.measure_disks(now);
         self.measure_memory(now);
-        if let Some(in_force) = in_force {
-            let health = self.follow_pools(in_force, now);
-            observation.blocked.extend(self.needs.look(&in_force.desired));
-            if self.decide(in_force, observation) && !in_force.is_expired(now) {
-                self.drop_templates(in_force).await;
+        if let Some(current_document) = current_document {
+            let health = self.follow_pools(current_document, now);
+            observation.blocked.extend(self.needs.look(&current_document.desired));
+            if self.decide(current_document, observation) && !current_document.is_expired(now) {
+                self.drop_templates(current_document).await;
             }
             // After the plan: its steps come first.
             self.tell_health(health, now);
@@ -207,32 +210,33 @@ impl Engine {
         let (events, told_at) = (&self.workload_events, std::time::Instant::now());
         let mut workloads = seen.workloads;
         workloads.retain(|(id, ..)| events.take(id.clone(), told_at).is_ok());
-        Ok(Found { died: seen.died, workloads, strangers })
+        Ok(Found { died: seen.died, workloads, orphans })
     }
 
     /// Plans, if there is anything to plan for, and begins with it. The records are read here: requests may have been let
     /// in while everything else was looked at.
-    fn decide(&mut self, in_force: &Arc<InForce>, mut observation: Observation) -> bool {
+    fn decide(&mut self, current_document: &Arc<CurrentDocument>, mut observation: Observation) -> bool {
         let gate = Arc::clone(&self.gate);
         let gate = gate.close();
         let now = self.clock.now();
         observation.instances = self.records.observed();
-        let expired = in_force.is_expired(now);
-        if self.is_planned(in_force, expired, &observation, now) {
+        let expired = current_document.is_expired(now);
+        if self.is_planned(current_document, expired, &observation, now) {
             return false;
         }
         let plans = if expired { plan_expired } else { plan_node };
-        let plan = plans(&in_force.desired, &observation, now);
+        let plan = plans(&current_document.desired, &observation, now);
         self.plans += 1;
-        self.runner.submit(&gate, &in_force.desired, &plan.steps, now);
-        self.last = Some(Last { in_force: Arc::clone(in_force), expired, observation, plan });
+        self.runner.submit(&gate, &current_document.desired, &plan.steps, now);
+        self.last = Some(Last { current_document: Arc::clone(current_document), expired, observation, plan });
         true
     }
 
     /// Templates of pools that are neither wanted nor there go. One that can't goes at the next change.
-    async fn drop_templates(&self, in_force: &InForce) {
+    async fn drop_templates(&self, current_document: &CurrentDocument) {
         for Template { tenant, pool, .. } in self.records.templates() {
-            let named = in_force.desired.pools().any(|(t, p)| (&t.tenant_id, &p.pool_id) == (&tenant, &pool));
+            let named =
+                current_document.desired.pools().any(|(t, p)| (&t.tenant_id, &p.pool_id) == (&tenant, &pool));
             if named || self.records.count(&tenant, &pool) > 0 {
                 continue;
             }
@@ -246,7 +250,7 @@ impl Engine {
     async fn resolve_again(&mut self, now: Timestamp) {
         for lease in std::mem::take(&mut self.unresolved) {
             let Some(record) = self.records.get(lease.id()) else { continue };
-            match recover_one(&self.driver, &self.records, Hands::On, now, record).await {
+            match recover_one(&self.driver, &self.records, Recovery::Act, now, record).await {
                 Ok(Resolved::Unfinished) => self.unfinished.push(lease.id().clone()),
                 Ok(_) => {}
                 Err(error) => {
@@ -315,7 +319,7 @@ impl Engine {
     }
 
     /// VMs and leftovers that no record owns.
-    async fn strangers(&self, vms: Vec<InstanceId>) -> Result<Vec<InstanceId>, DriverError> {
+    async fn orphans(&self, vms: Vec<InstanceId>) -> Result<Vec<InstanceId>, DriverError> {
         let mut found: BTreeSet<InstanceId> = vms.into_iter().collect();
         found.extend(self.driver.instances().await?);
         // Looked up now, not when the VMs were listed: a step may have begun with one since.
@@ -325,8 +329,12 @@ impl Engine {
 
     /// Holds running instances to what their pools say by now. Which guests are to be told of another health check is
     /// returned; not again soon one that did not answer.
-    fn follow_pools(&self, in_force: &InForce, now: Timestamp) -> Vec<(InstanceId, Option<Box<Health>>)> {
-        let pools = in_force.desired.pools();
+    fn follow_pools(
+        &self,
+        current_document: &CurrentDocument,
+        now: Timestamp,
+    ) -> Vec<(InstanceId, Option<Box<Health>>)> {
+        let pools = current_document.desired.pools();
         let pools: BTreeMap<_, _> =
             pools.map(|(tenant, pool)| ((&tenant.tenant_id, &pool.pool_id), pool)).collect();
         let (links, told_at) = (&self.executor.links, &self.health_told_at);
@@ -367,13 +375,13 @@ impl Engine {
     /// Whether the last plan still says everything.
     fn is_planned(
         &self,
-        in_force: &Arc<InForce>,
+        current_document: &Arc<CurrentDocument>,
         expired: bool,
         observation: &Observation,
         now: Timestamp,
     ) -> bool {
         self.last.as_ref().is_some_and(|last| {
-            Arc::ptr_eq(&last.in_force, in_force)
+            Arc::ptr_eq(&last.current_document, current_document)
                 && last.expired == expired
                 && last.plan.next_deadline.is_none_or(|at| now < at)
                 && last.observation == *observation
@@ -420,7 +428,7 @@ impl Engine {
 pub(crate) fn tell_done(events: &Events, done: &Done) {
     let step = &done.step;
     let (kind, message) = match &done.result {
-        Ok(phase) if was_called_off(step.action, *phase) => {
+        Ok(phase) if was_cancelled(step.action, *phase) => {
             ("RestCalledOff", format!("keeps running instead of {}: {}", step.action, step.reason))
         }
         Ok(_) => (kind_of(step.action), step.reason.clone()),

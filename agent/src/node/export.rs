@@ -1,8 +1,7 @@
-//! A document made from what runs: the counts and makings are the instances' own, the rest is the document in force's.
+//! Makes a document from what runs: counts and specs are those of the instances, the rest is that of the document in force.
 //!
-//! Given back to the planner with the same observation it plans no step. Whatever can't be put into a document without
-//! causing one (a pool that no document names and whose makings the records don't fully tell) is left out, which
-//! leaves it alone, and said in a note.
+//! Given to the planner with the same observation, it plans no step. A pool that can't be expressed without causing one (the
+//! document does not name it, and its records don't have the full spec) is left out, and a note says so.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,13 +32,13 @@ type Groups<'a> = BTreeMap<(TenantId, PoolId), Vec<&'a Record>>;
 
 /// A document for `node` that asks for what `records` say is there.
 #[must_use]
-pub fn export(node: &NodeId, in_force: Option<&DesiredState>, records: &[Record]) -> Export {
+pub fn export(node: &NodeId, current_document: Option<&DesiredState>, records: &[Record]) -> Export {
     let mut groups: Groups<'_> = BTreeMap::new();
     for record in records {
         groups.entry((record.tenant.clone(), record.pool.clone())).or_default().push(record);
     }
     let mut notes = Vec::new();
-    let mut document = in_force.cloned().unwrap_or_else(|| DesiredState {
+    let mut document = current_document.cloned().unwrap_or_else(|| DesiredState {
         schema_version: SCHEMA_VERSION,
         node_id: node.clone(),
         cluster: None,

@@ -1,5 +1,5 @@
 //! What other tasks than the reconcile task hold of the node. Requests on an instance are in [`actions`](super::actions)
-//! and [`moves`](super::moves).
+//! and [`moves`](super::migration).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::guest::GuestLinks;
 use crate::instance::record::Record;
 use crate::instance::records::Records;
 use crate::isolation::NetworkReport;
-use crate::node::InForce;
+use crate::node::CurrentDocument;
 use crate::node::actor::{Actor, Place};
 use crate::node::error::ActionError;
 use crate::node::export::{Export, export};
@@ -49,7 +49,7 @@ pub(super) struct Shared {
     pub(super) status: watch::Sender<NodeStatus>,
     pub(super) passes: watch::Sender<Pass>,
     pub(super) trigger: Notify,
-    pub(super) in_force: watch::Sender<Option<Arc<InForce>>>,
+    pub(super) current_document: watch::Sender<Option<Arc<CurrentDocument>>>,
     /// What the last pass found that can't be started now.
     pub(super) blocked: watch::Sender<Vec<mvm_planner::Blocked>>,
     pub(super) network: watch::Receiver<NetworkFound>,
@@ -156,16 +156,16 @@ impl NodeHandle {
     #[must_use]
     pub fn tenants(&self) -> Vec<TenantId> {
         let mut tenants: BTreeSet<TenantId> = self.records().tenants();
-        if let Some(in_force) = self.desired() {
-            tenants.extend(in_force.desired.tenants.iter().map(|tenant| tenant.tenant_id.clone()));
+        if let Some(current_document) = self.desired() {
+            tenants.extend(current_document.desired.tenants.iter().map(|tenant| tenant.tenant_id.clone()));
         }
         tenants.into_iter().collect()
     }
 
     /// The document in force.
     #[must_use]
-    pub fn desired(&self) -> Option<Arc<InForce>> {
-        self.shared.in_force.borrow().clone()
+    pub fn desired(&self) -> Option<Arc<CurrentDocument>> {
+        self.shared.current_document.borrow().clone()
     }
 
     /// What the planner would be told now.
@@ -182,15 +182,15 @@ impl NodeHandle {
     /// A document that asks for what runs here.
     #[must_use]
     pub fn export(&self) -> Export {
-        let in_force = self.desired();
-        let desired = in_force.as_ref().map(|in_force| &in_force.desired);
+        let current_document = self.desired();
+        let desired = current_document.as_ref().map(|current_document| &current_document.desired);
         export(self.node_id(), desired, &self.records().all())
     }
 
     /// What holds of the tenants' networks, by looking and, if `deep`, by trying.
     pub async fn verify_network(&self, deep: bool) -> Result<NetworkReport, HostError> {
-        let in_force = self.desired();
-        let desired = in_force.as_ref().map(|in_force| &in_force.desired);
+        let current_document = self.desired();
+        let desired = current_document.as_ref().map(|current_document| &current_document.desired);
         self.shared.actor.executor.isolation.verify(desired, self.records(), deep).await
     }
 

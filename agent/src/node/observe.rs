@@ -30,7 +30,7 @@ pub struct Seen {
     /// Instances whose program fares otherwise than at the last look: the kind of event, and what is to be told.
     pub workloads: Vec<(InstanceId, &'static str, String)>,
     /// VMs that no record owns.
-    pub strangers: Vec<InstanceId>,
+    pub orphans: Vec<InstanceId>,
     /// Instances that sleep, and whose VM is there all the same.
     pub beside_snapshot: Vec<InstanceId>,
 }
@@ -105,7 +105,7 @@ pub async fn observe(
             }
         }
     });
-    seen.strangers = vms.into_keys().cloned().collect();
+    seen.orphans = vms.into_keys().cloned().collect();
     for (id, said) in idle {
         records.set_idle(&id, said);
     }

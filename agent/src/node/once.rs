@@ -19,10 +19,10 @@ use super::assemble::{
 };
 use super::engine::{Engine, failure, subject_of};
 use crate::clock::Clock;
-use crate::execute::recover::Hands;
+use crate::execute::recover::Recovery;
 use crate::instance::records::Records;
 use crate::isolation::IsolationSettings;
-use crate::node::InForce;
+use crate::node::CurrentDocument;
 use crate::node::info;
 use crate::node::info::CapacityCaps;
 use crate::persist::SessionLimits;
@@ -107,7 +107,7 @@ pub async fn reconcile_once(
         isolation: settings.isolation,
     };
     let (mut node, _) = Node::open(settings).await?;
-    let report = run(&mut node.engine, &InForce::local(desired)).await;
+    let report = run(&mut node.engine, &CurrentDocument::local(desired)).await;
     let executor = &node.engine.executor;
     if let Err(error) = executor.audit.flush().await {
         tracing::warn!(error = %chain(&error), "some actions are missing from the audit log");
@@ -127,19 +127,19 @@ pub async fn peek(settings: &OnceSettings, now: Timestamp) -> Result<Observation
         Some(copy) => open_records(&copy.path).await?,
         None => Records::empty(),
     };
-    adopt(&driver, &records, Hands::Off, now).await;
+    adopt(&driver, &records, Recovery::ReadOnly, now).await;
     let mut ends = crate::node::observe::Ends::of(&driver);
     let seen = crate::node::observe::observe(&driver, &records, None, capacity, &mut ends, || now).await;
     records.close().await;
     Ok(seen.map_err(|cause| NodeError::Recover(cause.into()))?.observation)
 }
 
-async fn run(engine: &mut Engine, in_force: &Arc<InForce>) -> Report {
+async fn run(engine: &mut Engine, current_document: &Arc<CurrentDocument>) -> Report {
     let mut report = Report::default();
     while report.rounds < MAX_ROUNDS {
         report.rounds += 1;
         let plans = engine.plans;
-        if let Err(error) = engine.pass(Some(in_force)).await {
+        if let Err(error) = engine.pass(Some(current_document)).await {
             report.errors.push(chain(&error));
             return report;
         }

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::instance::record::Record;
-use crate::node::InForce;
+use crate::node::CurrentDocument;
 use crate::node::assemble::Node;
 use crate::node::engine::{Found, tell_done};
 use crate::node::handle::Pass;
@@ -40,7 +40,7 @@ const FINISH_WITHIN: Duration = Duration::from_secs(6);
 /// Runs until `shutdown`. Steps that are under way are finished; instances are left as they are.
 pub async fn reconcile_task(
     mut node: Node,
-    mut desired: watch::Receiver<Option<Arc<InForce>>>,
+    mut desired: watch::Receiver<Option<Arc<CurrentDocument>>>,
     shutdown: CancellationToken,
 ) {
     let handle = node.handle.clone();
@@ -51,15 +51,15 @@ pub async fn reconcile_task(
     let mut guests = handle.guests().changed();
     let (clock, records) = (node.engine.clock.clone(), Arc::clone(handle.records()));
     loop {
-        let in_force = desired.borrow_and_update().clone();
-        shared.in_force.send_replace(in_force.clone());
+        let current_document = desired.borrow_and_update().clone();
+        shared.current_document.send_replace(current_document.clone());
         let begun = Instant::now();
-        let found = node.engine.pass(in_force.as_ref()).await;
+        let found = node.engine.pass(current_document.as_ref()).await;
         let next = match &found {
-            Ok(_) => next_pass(&node, in_force.as_deref()),
+            Ok(_) => next_pass(&node, current_document.as_deref()),
             Err(_) => clock.now() + LOOK_AGAIN.min(node.interval),
         };
-        tell(&node, in_force.as_deref(), found, next);
+        tell(&node, current_document.as_deref(), found, next);
         let (plans, took) = (node.engine.plans, begun.elapsed());
         shared.passes.send_modify(|pass| *pass = Pass { count: pass.count + 1, plans, took });
 
@@ -144,9 +144,10 @@ pub async fn reconcile_task(
 }
 
 /// When the next pass is due if nothing happens before.
-fn next_pass(node: &Node, in_force: Option<&InForce>) -> Timestamp {
+fn next_pass(node: &Node, current_document: Option<&CurrentDocument>) -> Timestamp {
     let now = node.engine.clock.now();
-    let expiry = in_force.and_then(|in_force| in_force.expires_at).filter(|at| *at > now);
+    let expiry =
+        current_document.and_then(|current_document| current_document.expires_at).filter(|at| *at > now);
     [node.engine.next_deadline(), expiry, Some(now + node.interval)]
         .into_iter()
         .flatten()
@@ -157,7 +158,7 @@ fn next_pass(node: &Node, in_force: Option<&InForce>) -> Timestamp {
 /// Publishes what a pass found.
 fn tell(
     node: &Node,
-    in_force: Option<&InForce>,
+    current_document: Option<&CurrentDocument>,
     found: Result<Found, DriverError>,
     next_reconcile_at: Timestamp,
 ) {
@@ -180,13 +181,13 @@ fn tell(
     }
     let facts = Facts {
         now: engine.clock.now(),
-        in_force,
+        current_document,
         records: &records,
         plan: engine.plan(),
         converged: engine.is_converged() && driver_error.is_none(),
         write_error: engine.records.write_error(),
         driver_error,
-        strangers: &found.strangers,
+        orphans: &found.orphans,
         needs: engine.needs.conditions(engine.clock.now()),
         images: engine.revoked.condition(engine.clock.now()),
         sessions: engine.executor.sessions.condition(),

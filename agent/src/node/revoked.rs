@@ -1,5 +1,5 @@
-//! Instances whose image no image key vouches for any more. They go on as they are, and are not started again: here that is
-//! told, once as an event and for as long as it holds as a condition. [`mvm_image::Vouched`] is what keeps them down.
+//! Reports instances whose image no image key vouches for any more: once as an event, and as a condition while it lasts. They
+//! keep running and are not started again; [`mvm_image::Vouched`] prevents that.
 
 use std::collections::{BTreeMap, BTreeSet};
 

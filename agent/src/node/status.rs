@@ -7,7 +7,7 @@ use mvm_proto::status::{Condition, Counts, NodeStatus, PoolStatus, Usage, set_co
 use mvm_proto::{InstanceId, Phase, Timestamp};
 
 use crate::instance::record::Record;
-use crate::node::InForce;
+use crate::node::CurrentDocument;
 
 /// How many deferred steps a condition names: the rest are in their pools' status.
 const DEFERRED_SHOWN: usize = 3;
@@ -16,13 +16,13 @@ const DEFERRED_SHOWN: usize = 3;
 #[derive(Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) now: Timestamp,
-    pub(crate) in_force: Option<&'a InForce>,
+    pub(crate) current_document: Option<&'a CurrentDocument>,
     pub(crate) records: &'a [Record],
     pub(crate) plan: Option<&'a NodePlan>,
     pub(crate) converged: bool,
     pub(crate) write_error: Option<String>,
     pub(crate) driver_error: Option<String>,
-    pub(crate) strangers: &'a [InstanceId],
+    pub(crate) orphans: &'a [InstanceId],
     /// Whether images and secrets are there.
     pub(crate) needs: [Condition; 2],
     /// Whether image keys vouch for what instances here were booted from.
@@ -40,7 +40,7 @@ pub(crate) fn update(status: &mut NodeStatus, facts: &Facts<'_>) {
     status.observed_at = now.to_string();
     status.last_reconcile_at = now.to_string();
     status.next_reconcile_at = facts.next_reconcile_at.to_string();
-    status.accepted = facts.in_force.and_then(|in_force| in_force.mark.clone());
+    status.accepted = facts.current_document.and_then(|current_document| current_document.mark.clone());
     if facts.converged {
         status.converged.clone_from(&status.accepted);
     }
@@ -64,7 +64,7 @@ pub(crate) fn update(status: &mut NodeStatus, facts: &Facts<'_>) {
 
 fn converged(facts: &Facts<'_>) -> Condition {
     let new = |holds, reason, message| Condition::new("Converged", holds, reason, message, facts.now);
-    let Some(plan) = facts.plan.filter(|_| facts.in_force.is_some()) else {
+    let Some(plan) = facts.plan.filter(|_| facts.current_document.is_some()) else {
         return new(false, "NoDocument", "no document was accepted yet".to_owned());
     };
     if facts.converged {
@@ -84,15 +84,17 @@ fn current(facts: &Facts<'_>) -> Condition {
     let new = |holds, reason, message: String| {
         Condition::new("DesiredStateCurrent", holds, reason, message, facts.now)
     };
-    match facts.in_force {
+    match facts.current_document {
         None => new(false, "NoDocument", "no document was accepted yet".to_owned()),
-        Some(in_force @ InForce { expires_at: Some(at), .. }) if in_force.is_expired(facts.now) => {
+        Some(current_document @ CurrentDocument { expires_at: Some(at), .. })
+            if current_document.is_expired(facts.now) =>
+        {
             let message = format!(
                 "the document expired at {at}; existing instances are kept, and nothing is created, replaced or removed"
             );
             new(false, "Expired", message)
         }
-        Some(InForce { mark: None, .. }) => new(true, "LocalFile", String::new()),
+        Some(CurrentDocument { mark: None, .. }) => new(true, "LocalFile", String::new()),
         Some(_) => new(true, "Accepted", String::new()),
     }
 }
@@ -114,14 +116,14 @@ fn driver(facts: &Facts<'_>) -> Condition {
 fn accounted(facts: &Facts<'_>) -> Condition {
     let new =
         |holds, reason, message: String| Condition::new("VmsAccountedFor", holds, reason, message, facts.now);
-    match facts.strangers {
+    match facts.orphans {
         [] => new(true, "AllKnown", String::new()),
-        strangers => {
-            let ids: Vec<_> = strangers.iter().take(DEFERRED_SHOWN).map(ToString::to_string).collect();
+        orphans => {
+            let ids: Vec<_> = orphans.iter().take(DEFERRED_SHOWN).map(ToString::to_string).collect();
             new(
                 false,
                 "UnknownVms",
-                format!("{} VM(s) or leftovers without a record: {}", strangers.len(), ids.join(", ")),
+                format!("{} VM(s) or leftovers without a record: {}", orphans.len(), ids.join(", ")),
             )
         }
     }
@@ -217,7 +219,9 @@ fn pools(facts: &Facts<'_>) -> Vec<PoolStatus> {
         deferred.entry((step.tenant.as_str(), step.pool.as_str())).or_default().push(step.to_string());
     }
     let mut pools = Vec::new();
-    for (tenant, pool) in facts.in_force.iter().flat_map(|in_force| in_force.desired.pools()) {
+    for (tenant, pool) in
+        facts.current_document.iter().flat_map(|current_document| current_document.desired.pools())
+    {
         let key = (tenant.tenant_id.as_str(), pool.pool_id.as_str());
         let seen = found.remove(&key).unwrap_or_default();
         let counts = &pool.desired_counts;

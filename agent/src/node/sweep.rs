@@ -1,9 +1,8 @@
-//! What no record owns: reported at once, removed after a grace.
+//! Sweeps orphans: VMs and directories that no record owns are reported at once and removed after a grace period.
 //!
-//! A crash between an effect and its record, or a record that was lost with a disk, leaves a VM or a directory behind.
-//! Only what the driver itself identified as an instance of this data directory comes here; a process that merely
-//! looks like one never does. The grace keeps a sweep from meeting a step that an agent just replaced still had under
-//! way. It is counted on the monotonic clock and begins anew with every agent.
+//! A crash between an effect and its record, or a record that was lost with a disk, leaves an orphan. Only what the driver
+//! identified as an instance of this data directory is swept; a process that merely looks like one never is. The grace period
+//! keeps the sweep from racing a step of the previous agent. It uses the monotonic clock and starts anew with every agent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -38,16 +37,11 @@ impl Sweeper {
     }
 
     /// Takes note of what is there without a record now, and begins to remove what has been for long enough.
-    pub(crate) fn sweep(
-        &mut self,
-        driver: &Arc<AnyDriver>,
-        records: &Arc<Records>,
-        strangers: &[InstanceId],
-    ) {
+    pub(crate) fn sweep(&mut self, driver: &Arc<AnyDriver>, records: &Arc<Records>, orphans: &[InstanceId]) {
         let now = Instant::now();
-        let present: BTreeSet<&InstanceId> = strangers.iter().collect();
+        let present: BTreeSet<&InstanceId> = orphans.iter().collect();
         self.due.retain(|id, _| present.contains(id));
-        for id in strangers {
+        for id in orphans {
             if !self.due.contains_key(id) {
                 self.due.insert(id.clone(), now + self.grace);
                 let message =

@@ -1,6 +1,6 @@
-//! What the host sees of running guests' work, told to their links: they decide by it whether a guest is idle.
+//! Passes the host's measurements of running guests to their links, which decide whether a guest is idle.
 //!
-//! Instances that rest are not looked at, and the firewall's counters are those that were read anyhow.
+//! Paused and sleeping instances are not measured, and the firewall's counters are those of the last network check.
 
 use mvm_host::network::NetworkFound;
 use mvm_proto::Phase;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use mvm_agent::clock::Clock;
 use mvm_agent::isolation::IsolationSettings;
-use mvm_agent::node::InForce;
+use mvm_agent::node::CurrentDocument;
 use mvm_agent::node::assemble::Node;
 use mvm_agent::node::assemble::NodeSettings;
 use mvm_agent::node::handle::NodeHandle;
@@ -52,7 +52,7 @@ pub(super) fn measure() -> Result<Row> {
     let desired = DesiredState::parse(text.as_bytes()).context("the bench's own document is not valid")?;
     let plans = runtime()?.block_on(async {
         let (node, handle) = Node::open(settings).await?;
-        let documents = watch::Sender::new(Some(InForce::local(desired)));
+        let documents = watch::Sender::new(Some(CurrentDocument::local(desired)));
         let stop = CancellationToken::new();
         let task = tokio::spawn(reconcile_task(node, documents.subscribe(), stop.clone()));
         let plans = tokio::time::timeout(PATIENCE, quiet_plans(&handle)).await;

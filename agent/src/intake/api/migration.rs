@@ -23,7 +23,7 @@ use super::{Api, SMALL_BODY_BYTES};
 use crate::intake::authz::Caller;
 use crate::node::Place;
 use crate::node::actions::override_for;
-use crate::node::moves::{Asked, Import};
+use crate::node::migration::{Asked, Import};
 
 const OCTETS: &str = "application/octet-stream";
 

@@ -87,9 +87,9 @@ pub(super) async fn tenant(
     let Path(tenant) = path.map_err(|_| unreadable_path())?;
     let tenant_id: TenantId = id("tenant", &tenant)?;
     let node = &api.shared.node;
-    let in_force = node.desired();
-    let named = in_force.as_ref().and_then(|in_force| {
-        in_force.desired.tenants.iter().find(|tenant| tenant.tenant_id == tenant_id).cloned()
+    let current_document = node.desired();
+    let named = current_document.as_ref().and_then(|current_document| {
+        current_document.desired.tenants.iter().find(|tenant| tenant.tenant_id == tenant_id).cloned()
     });
     let instances = node.instances(Some(&tenant_id)).len();
     if named.is_none() && instances == 0 {
@@ -123,9 +123,9 @@ pub(super) async fn pool(
     let Path((tenant, pool)) = path.map_err(|_| unreadable_path())?;
     let (tenant_id, pool_id): (TenantId, PoolId) = (id("tenant", &tenant)?, id("pool", &pool)?);
     let node = &api.shared.node;
-    let in_force = node.desired();
-    let desired = in_force.as_ref().and_then(|in_force| {
-        let mut pools = in_force.desired.pools();
+    let current_document = node.desired();
+    let desired = current_document.as_ref().and_then(|current_document| {
+        let mut pools = current_document.desired.pools();
         let found = pools.find(|(tenant, pool)| tenant.tenant_id == tenant_id && pool.pool_id == pool_id);
         found.map(|(_, pool)| pool.clone())
     });

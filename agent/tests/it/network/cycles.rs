@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mvm_agent::clock::Clock;
 use mvm_agent::isolation::{IsolationSettings, NetworkMode};
-use mvm_agent::node::InForce;
+use mvm_agent::node::CurrentDocument;
 use mvm_agent::node::assemble::Node;
 use mvm_agent::node::assemble::NodeSettings;
 use mvm_agent::node::handle::NodeHandle;
@@ -51,7 +51,7 @@ fn settings(data_dir: &std::path::Path) -> NodeSettings {
 }
 
 /// So many tenants with an instance each; the numbers of their networks change from one cycle to the next.
-fn document(cycle: u32, tenants: u32) -> Arc<InForce> {
+fn document(cycle: u32, tenants: u32) -> Arc<CurrentDocument> {
     let tenant = |number: u32| {
         let net = (cycle + number) % 4096;
         let subnet = format!("10.{}.{}.0/24", net / 256, net % 256);
@@ -75,7 +75,7 @@ fn document(cycle: u32, tenants: u32) -> Arc<InForce> {
         "prune_unknown_tenants": true, "prune_unknown_pools": true,
         "tenants": (0..tenants).map(tenant).collect::<Vec<_>>(),
     });
-    InForce::local(DesiredState::parse(text.to_string().as_bytes()).unwrap())
+    CurrentDocument::local(DesiredState::parse(text.to_string().as_bytes()).unwrap())
 }
 
 /// Waits until the node is as the document that was just given says.

@@ -172,18 +172,18 @@ async fn no_signature_lifts_the_nodes_own_limits() {
 async fn what_was_accepted_is_in_force_after_a_restart_and_past_its_expiry() {
     let cluster = Cluster::dev();
     let acceptor = cluster.open();
-    let mut in_force = acceptor.in_force();
-    assert!(in_force.borrow_and_update().is_none());
+    let mut current_document = acceptor.current_document();
+    assert!(current_document.borrow_and_update().is_none());
     acceptor.accept(&cluster.sign(&payload(2, 5))).await.unwrap();
-    assert!(in_force.has_changed().unwrap());
+    assert!(current_document.has_changed().unwrap());
     let mark = acceptor.high_water();
     drop(acceptor);
 
     cluster.set_time(10 * 86_400);
     let acceptor = cluster.open();
     assert_eq!(acceptor.high_water(), mark);
-    let in_force = acceptor.in_force().borrow().clone().unwrap();
-    assert_eq!((in_force.mark.clone(), in_force.expires_at), (mark, Some(at(86_400))));
+    let current_document = acceptor.current_document().borrow().clone().unwrap();
+    assert_eq!((current_document.mark.clone(), current_document.expires_at), (mark, Some(at(86_400))));
     assert_eq!(code(&acceptor, &cluster.sign(&payload(2, 6))).await, "expired");
 }
 
@@ -194,11 +194,11 @@ async fn a_root_that_resets_marks_lets_a_lower_generation_in_and_keeps_the_docum
     acceptor.accept(&cluster.sign(&payload(2, 900))).await.unwrap();
     acceptor.update_trust(&[cluster.next_root(true)], &[]).await.unwrap();
     assert_eq!((acceptor.high_water(), acceptor.root_version()), (None, 2));
-    assert!(acceptor.in_force().borrow().is_some());
+    assert!(acceptor.current_document().borrow().is_some());
     drop(acceptor);
     let acceptor = cluster.open();
     assert_eq!(acceptor.high_water(), None);
-    assert!(acceptor.in_force().borrow().is_some());
+    assert!(acceptor.current_document().borrow().is_some());
     assert_eq!(code(&acceptor, &cluster.sign(&payload(1, 1))).await, "new");
     assert_eq!(cluster.open().high_water().unwrap().generation, 1, "the reset happens once");
 }

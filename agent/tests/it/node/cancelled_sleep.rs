@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use mvm_agent::execute::Order;
-use mvm_agent::execute::recover::{Hands, recover};
+use mvm_agent::execute::recover::{Recovery, recover};
 use mvm_agent::node::actions::Manual;
 use mvm_planner::Action;
 use mvm_proto::ManualAction;
@@ -252,7 +252,7 @@ async fn an_agent_that_ends_while_it_calls_a_sleep_off_leaves_what_is_true() {
         };
         let request = async {
             hits(1).await;
-            assert!(subject.records().call_off_rest(id), "its snapshot is not recorded yet");
+            assert!(subject.records().cancel_rest(id), "its snapshot is not recorded yet");
             hits(2).await;
         };
         let lease = subject.records().lease_to_rest(id, Phase::Sleeping).unwrap();
@@ -271,7 +271,7 @@ async fn an_agent_that_ends_while_it_calls_a_sleep_off_leaves_what_is_true() {
         drop(lease);
 
         let (driver, now) = (&*subject.executor.driver, subject.executor.clock.now());
-        let recovered = recover(driver, subject.records(), Hands::On, now).await;
+        let recovered = recover(driver, subject.records(), Recovery::Act, now).await;
         assert_eq!((recovered.resolved, recovered.unfinished), (1, Vec::new()), "{call} {fault:?}");
         let record = subject.record();
         let left = (record.phase, record.snapshot.is_some(), record.intent.is_some());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_agent::node::InForce;
+use mvm_agent::node::CurrentDocument;
 use mvm_proto::status::Mark;
 use mvm_proto::{DesiredState, Digest};
 use serde_json::json;
@@ -14,7 +14,11 @@ use crate::node::test_node::{TestNode, condition, reason};
 
 fn give(node: &TestNode, generation: u64, desired: DesiredState, expires_at: i64) {
     let mark = Some(Mark::new(1, generation, Digest::of(&generation.to_be_bytes())));
-    node.desired.send_replace(Some(Arc::new(InForce { desired, mark, expires_at: Some(at(expires_at)) })));
+    node.desired.send_replace(Some(Arc::new(CurrentDocument {
+        desired,
+        mark,
+        expires_at: Some(at(expires_at)),
+    })));
 }
 
 async fn until_expired(node: &TestNode) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mvm_agent::execute::recover::{Hands, recover};
+use mvm_agent::execute::recover::{Recovery, recover};
 use mvm_agent::instance::record::Record;
 use mvm_planner::Action;
 use mvm_proto::Phase;
@@ -30,7 +30,7 @@ async fn a_vm_that_an_agent_left_beside_a_snapshot_never_ran_whatever_it_looks_l
     // One that does not answer, for it is busy loading, looks as if it ran.
     subject.run_on_unnoticed().await;
     let (driver, now) = (&*subject.executor.driver, subject.executor.clock.now());
-    let recovered = recover(driver, subject.records(), Hands::On, now).await;
+    let recovered = recover(driver, subject.records(), Recovery::Act, now).await;
     assert_eq!((recovered.resolved, recovered.unfinished), (1, Vec::new()));
     let record = subject.record();
     assert_eq!((record.phase, record.snapshot), (Phase::Sleeping, snapshot));

@@ -60,8 +60,8 @@ fn on_a_full_disk(dir: &Path) {
         assert_eq!((problem.code.as_str(), problem.status), ("storage_full", 507), "{problem}");
         assert_eq!(acceptor.high_water().unwrap().generation, 1);
         assert_eq!(std::fs::read(cluster.ledger()).unwrap(), good);
-        let in_force = acceptor.in_force().borrow().clone().unwrap();
-        assert_eq!(in_force.mark.as_ref().unwrap().generation, 1);
+        let current_document = acceptor.current_document().borrow().clone().unwrap();
+        assert_eq!(current_document.mark.as_ref().unwrap().generation, 1);
         let left: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left.len(), 3, "no temporary file is left behind: {left:?}");
 

@@ -60,7 +60,7 @@ impl Member {
 
     async fn accept(&self, document: &Value) {
         assert!(self.acceptor.accept(&self.cluster.sign(document)).await.unwrap().is_new);
-        self.node.desired.send_replace(self.acceptor.in_force().borrow().clone());
+        self.node.desired.send_replace(self.acceptor.current_document().borrow().clone());
     }
 
     async fn wake(&self, id: &InstanceId) -> Result<(), Problem> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use mvm_agent::clock::Clock;
 use mvm_agent::instance::records::Records;
 use mvm_agent::isolation::IsolationSettings;
-use mvm_agent::node::InForce;
+use mvm_agent::node::CurrentDocument;
 use mvm_agent::node::assemble::{Node, NodeSettings};
 use mvm_agent::node::handle::NodeHandle;
 use mvm_agent::node::reconcile_task::reconcile_task;
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 pub(crate) struct TestNode {
     pub(crate) driver: FakeDriver,
     pub(crate) handle: NodeHandle,
-    pub(crate) desired: watch::Sender<Option<Arc<InForce>>>,
+    pub(crate) desired: watch::Sender<Option<Arc<CurrentDocument>>>,
     pub(crate) stop: CancellationToken,
     pub(crate) task: tokio::task::JoinHandle<()>,
 }
@@ -98,7 +98,7 @@ impl TestNode {
     }
 
     pub(crate) fn want(&self, desired: DesiredState) {
-        self.desired.send_replace(Some(InForce::local(desired)));
+        self.desired.send_replace(Some(CurrentDocument::local(desired)));
     }
 
     /// Waits for a status of which `holds` is true.

@@ -1,4 +1,4 @@
-//! How an instance's memory is kept while it sleeps: as its pool says when it is put to sleep, which changes no revision.
+//! How a snapshot is stored: compressed or encrypted, as the pool says when the instance goes to sleep. Not part of a revision.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use crate::instance::record::Record;
 
 impl Executor {
     /// How the instance's snapshot is kept, and where the key to it is.
-    pub(super) fn keeping(&self, record: &Record) -> Keeping {
+    pub(super) fn snapshot_options(&self, record: &Record) -> Keeping {
         Keeping { at_rest: record.at_rest, key: Some(self.secrets.snapshot_key(&record.tenant)) }
     }
 
     /// The same for a snapshot that is about to be made, as its pool says now; one whose pool the document does not name
     /// any more goes by what was said before. Asked before anything is done to the guest: where its memory can't be
     /// encrypted, it goes on as it is.
-    pub(super) fn keeping_to_save(
+    pub(super) fn options_to_save(
         &self,
         record: &mut Record,
         spec: Option<&PoolSpec>,
@@ -37,14 +37,14 @@ impl Executor {
         {
             self.events.publish("NotCompressed", record.full_name(), format!("is saved as it is: {lacking}"));
         }
-        let keeping = self.keeping(record);
+        let keeping = self.snapshot_options(record);
         keeping.check()?;
         Ok(keeping)
     }
 
     /// Compresses or hashes a snapshot in the background, and then measures again what it takes on disk.
     pub(crate) fn compress_later(&self, record: &Record) {
-        let (id, keeping) = (record.id.clone(), self.keeping(record));
+        let (id, keeping) = (record.id.clone(), self.snapshot_options(record));
         let (driver, turn) = (Arc::clone(&self.driver), Arc::clone(&self.background));
         let (isolation, records) = (Arc::clone(&self.isolation), Arc::clone(&self.records));
         tokio::spawn(async move {

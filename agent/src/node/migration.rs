@@ -1,7 +1,7 @@
-//! Instances moved between nodes by hand: written to an archive, read from one, and removed once they are elsewhere.
+//! Export and import of instances by hand: writes an archive, reads one, and removes an instance after its export.
 //!
-//! An export holds the instance's lease until the last byte was taken, so that what is in the archive is one state of
-//! it. An import holds the lease of an instance that has no record yet. See [`crate::instance::archive`] for what is in between.
+//! An export holds the instance's lease until the last byte was read, so that the archive is one consistent state. An import
+//! holds the lease of an instance that has no record yet. See [`crate::instance::archive`] for the format.
 
 use std::io;
 use std::sync::Arc;
@@ -221,7 +221,7 @@ impl Actor {
 
     /// Whether quotas and capacity have room for the leased newcomer.
     fn check_arrival(&self, lease: &Lease) -> Result<(), MoveError> {
-        let Some(in_force) = self.in_force.borrow().clone() else { return Ok(()) };
+        let Some(current_document) = self.current_document.borrow().clone() else { return Ok(()) };
         let gate = self.gate.close();
         let instances = self.records().observed();
         let no_room = |reason: String| ActionError::NoRoom {
@@ -232,7 +232,8 @@ impl Actor {
         let newcomer = instances.iter().find(|instance| instance.id == *lease.id()).cloned();
         let newcomer = newcomer.ok_or_else(|| no_room("it is not there any more".to_owned()))?;
         let observation = Observation { capacity: self.capacity, instances, ..Observation::default() };
-        check_arrival(&in_force.desired, &observation, &newcomer, Phase::Sleeping).map_err(no_room)?;
+        check_arrival(&current_document.desired, &observation, &newcomer, Phase::Sleeping)
+            .map_err(no_room)?;
         gate.admit();
         Ok(())
     }
@@ -251,7 +252,7 @@ impl Actor {
         if !same || record.exported_at.is_none() {
             return Err(MoveError::NotExported(record.id));
         }
-        let removed = self.executor.let_move(&lease).await;
+        let removed = self.executor.remove_exported(&lease).await;
         let failure = removed.as_ref().err().map(|error| chain(error));
         self.executor.audit_move(&record, &asked.by, "release", failure);
         removed.map_err(|cause| MoveError::Step { instance: record.id, cause })

@@ -13,7 +13,7 @@ use super::{Executor, Order, StepError};
 use crate::crash;
 use crate::instance::PoolSpec;
 use crate::instance::record::Record;
-use crate::instance::records::CallOff;
+use crate::instance::records::CancelSignal;
 
 impl Executor {
     /// The snapshot is given up before the guest runs: a disk that moved on never meets old memory. Nothing need be
@@ -39,7 +39,7 @@ impl Executor {
             let message = "it was exported and is now woken here: do not import an archive of it";
             self.events.publish("ExportedInstanceRuns", record.full_name(), message);
         }
-        watch.is(WakeKind::Woken);
+        watch.set_kind(WakeKind::Woken);
         Box::pin(self.wake_up(record, &order.reason, watch)).await
     }
 
@@ -56,7 +56,7 @@ impl Executor {
             let image = self.boot_image(&record)?;
             let bounds = self.isolation.prepare(&record).await?;
             crash::point("wake.bounded");
-            let keeping = self.keeping(&record);
+            let keeping = self.snapshot_options(&record);
             watch.lap(Stage::Prepared);
             match self.driver.restore(&record.spec(image, bounds), &snapshot, &keeping).await {
                 Err(error @ (DriverError::Unusable { .. } | DriverError::NoSnapshot { .. })) => {
@@ -103,7 +103,7 @@ impl Executor {
         reason: &str,
         watch: &mut Stopwatch,
     ) -> Result<(), StepError> {
-        watch.is_instead(WakeKind::Started);
+        watch.replace_kind(WakeKind::Started);
         let message = format!("boots anew, because its snapshot can't be restored: {}", chain(cause));
         self.events.publish("SnapshotUnusable", record.full_name(), message);
         let (on_demand, home) = (record.on_demand, record.home);
@@ -138,7 +138,7 @@ impl Executor {
         if record.phase == Phase::Warm {
             self.check_image(&record)?;
         }
-        watch.is(if record.phase == Phase::Warm { WakeKind::Resumed } else { WakeKind::Running });
+        watch.set_kind(if record.phase == Phase::Warm { WakeKind::Resumed } else { WakeKind::Running });
         let without = record.phase == Phase::Warm && record.secrets_wiped;
         let bundle = if without { self.bundle(&record)? } else { None };
         watch.lap(Stage::Prepared);
@@ -174,17 +174,17 @@ impl Executor {
         record: Record,
         drain: Duration,
         reason: &str,
-        call_off: &CallOff,
+        cancel: &CancelSignal,
     ) -> Result<(), StepError> {
         if !matches!(record.phase, Phase::Warm | Phase::Running) {
             return Err(Self::wrong_phase(&record, Action::Warm));
         }
-        let Some(mut record) = self.drained(record, drain, Phase::Warm, call_off).await? else {
+        let Some(mut record) = self.drained(record, drain, Phase::Warm, cancel).await? else {
             return Ok(());
         };
         self.pause(&mut record).await?;
         crash::point("warm.paused");
-        if !call_off.pass() {
+        if !cancel.commit() {
             return self.go_on(record, Phase::Warm).await;
         }
         let marked = record.staging.is_some() || record.on_demand || record.retry_not_before.is_some();
@@ -203,12 +203,12 @@ impl Executor {
         record: Record,
         timeout: Duration,
         rest: Phase,
-        call_off: &CallOff,
+        cancel: &CancelSignal,
     ) -> Result<Option<Record>, StepError> {
         if record.phase != Phase::Running {
             return Ok(Some(record));
         }
-        match self.drain_unless_wanted(&record, timeout, rest, call_off).await? {
+        match self.drain_unless_wanted(&record, timeout, rest, cancel).await? {
             Drain::Over => return Ok(Some(record)),
             Drain::CalledOff => self.used(record),
             Drain::Wanted => self.go_on(record, rest).await?,
@@ -247,12 +247,12 @@ impl Executor {
         spec: Option<&PoolSpec>,
         drain: Duration,
         reason: &str,
-        call_off: &CallOff,
+        cancel: &CancelSignal,
     ) -> Result<(), StepError> {
         if !matches!(record.phase, Phase::Warm | Phase::Running) {
             return Err(Self::wrong_phase(&record, Action::Sleep));
         }
-        let keeping = self.keeping_to_save(&mut record, spec)?;
+        let keeping = self.options_to_save(&mut record, spec)?;
         // Before anything is done to the guest: where there is no room, it goes on as it is.
         let _room = self.room_for_snapshot(&record, spec).await?;
         let wipes = record.secrets.is_some() && !record.secrets_wiped;
@@ -262,14 +262,14 @@ impl Executor {
             self.refresh(&mut record);
             record.advance(Phase::Running, self.clock.now(), reason)?;
         }
-        let Some(mut record) = self.drained(record, drain, Phase::Sleeping, call_off).await? else {
+        let Some(mut record) = self.drained(record, drain, Phase::Sleeping, cancel).await? else {
             return Ok(());
         };
         crash::point("sleep.drained");
         if wipes {
             self.wipe_secrets(&mut record).await?;
         }
-        if call_off.is_called_off() {
+        if cancel.is_cancelled() {
             return self.go_on(record, Phase::Sleeping).await;
         }
         self.pause(&mut record).await?;
@@ -277,10 +277,10 @@ impl Executor {
         record.advance(Phase::Warm, self.clock.now(), reason)?;
         self.intend(&mut record, Action::Sleep).await?;
         crash::point("sleep.intended");
-        let snapshot = self.snapshot_unless_wanted(&record.id, &keeping, call_off).await?;
+        let snapshot = self.snapshot_unless_wanted(&record.id, &keeping, cancel).await?;
         crash::point("sleep.snapshotted");
         // From here on a request waits until it sleeps, and wakes it.
-        let Some(snapshot) = snapshot.filter(|_| call_off.pass()) else {
+        let Some(snapshot) = snapshot.filter(|_| cancel.commit()) else {
             return self.go_on(record, Phase::Sleeping).await;
         };
         record.snapshot = Some(snapshot);

@@ -1,7 +1,7 @@
-//! A request that comes while its instance is being put to rest: the rest is called off, and the instance goes on.
+//! Cancels a pause or sleep when a request needs the instance meanwhile; the instance then keeps running.
 //!
-//! It can be called off until the record says that the instance rests. Every state on the way is one that the next agent
-//! understands: a VM without a recorded snapshot is as warm or as running as it is seen to be.
+//! It can be cancelled until the record says that the instance is warm or sleeping. The next agent can recover from every state
+//! on the way: a VM without a recorded snapshot is warm or running, as it is observed.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::guest::Drain;
 use super::{Executor, StepError};
 use crate::crash;
 use crate::instance::record::Record;
-use crate::instance::records::CallOff;
+use crate::instance::records::CancelSignal;
 
 /// A snapshot that is only about to be written does not hear that it should end: it is told again this often.
 const STOP_AGAIN: Duration = Duration::from_millis(20);
@@ -25,11 +25,11 @@ impl Executor {
         record: &Record,
         timeout: Duration,
         rest: Phase,
-        call_off: &CallOff,
+        cancel: &CancelSignal,
     ) -> Result<Drain, StepError> {
         tokio::select! {
             biased;
-            () = call_off.called_off() => Ok(Drain::Wanted),
+            () = cancel.cancelled() => Ok(Drain::Wanted),
             drained = self.drain(record, timeout, rest) => drained,
         }
     }
@@ -39,15 +39,15 @@ impl Executor {
         &self,
         id: &InstanceId,
         keeping: &Keeping,
-        call_off: &CallOff,
+        cancel: &CancelSignal,
     ) -> Result<Option<SnapshotRef>, StepError> {
-        if call_off.is_called_off() {
+        if cancel.is_cancelled() {
             return Ok(None);
         }
         let mut snapshot = std::pin::pin!(self.driver.snapshot(id, keeping));
         tokio::select! {
             biased;
-            () = call_off.called_off() => {}
+            () = cancel.cancelled() => {}
             written = &mut snapshot => return Ok(Some(written?)),
         }
         let stop = async {

@@ -1,7 +1,7 @@
-//! A template is saved once its kernel has come to rest.
+//! Waits until a template's kernel is idle before it is saved.
 //!
-//! A kernel that has just booted still has things to do: about a second later it changes to the clock that it has measured
-//! by then, with all that this takes. If it were saved before, every fork would do that work first, while a request waits.
+//! A kernel that has just booted still has work: about a second later it switches to the clock that it has measured by then. If
+//! the template were saved before, every fork would do that work first, while a request waits.
 
 use std::time::Duration;
 

@@ -1,8 +1,7 @@
-//! What sleeps, on its way to another node and from one.
+//! Exports a sleeping instance to an archive, and imports one.
 //!
-//! An instance that arrives is in memory only until all of it is there and fits: whatever ends the agent before that
-//! leaves files that no record owns, which the next agent sweeps. One that left is removed like one that is destroyed,
-//! except that its session goes with it.
+//! An imported instance has no record until all of it has arrived and was checked: if the agent ends before that, it leaves
+//! orphaned files, which the next agent sweeps. An exported instance is removed like a destroyed one, but keeps its session.
 
 use std::time::Duration;
 
@@ -87,7 +86,7 @@ impl Executor {
         exported: &SnapshotRef,
     ) -> Result<SnapshotRef, DriverError> {
         let spec = record.spec(image, self.isolation.planned(record));
-        self.migration()?.import(&spec, exported, &self.keeping(record)).await
+        self.migration()?.import(&spec, exported, &self.snapshot_options(record)).await
     }
 
     /// Leaves nothing of an instance that could not be taken in.
@@ -100,7 +99,7 @@ impl Executor {
     }
 
     /// Removes the leased instance, which goes on elsewhere. Once this was begun it is finished, also by the next agent.
-    pub(crate) async fn let_move(&self, lease: &Lease) -> Result<(), StepError> {
+    pub(crate) async fn remove_exported(&self, lease: &Lease) -> Result<(), StepError> {
         let id = lease.id();
         let record = self.records.get(id).ok_or_else(|| StepError::Gone(id.clone()))?;
         self.remove(record, SessionFate::GoesAlong).await

@@ -1,4 +1,4 @@
-//! The document in force.
+//! The document in force: the accepted document that the reconcile loop follows.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use mvm_proto::{DesiredState, Digest, SignedDocument, Timestamp};
 
 /// The document in force. What the reconcile task is given.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InForce {
+pub struct CurrentDocument {
     pub desired: DesiredState,
     /// Absent: the document came from a local file.
     pub mark: Option<Mark>,
@@ -15,7 +15,7 @@ pub struct InForce {
     pub expires_at: Option<Timestamp>,
 }
 
-impl InForce {
+impl CurrentDocument {
     /// A document from a local file, which has no place in any order.
     #[must_use]
     pub fn local(desired: DesiredState) -> Arc<Self> {
