@@ -12,6 +12,7 @@ pub enum Subject {
     Documents,
     /// A node's plan
     Planner,
+    Placement,
     /// A day of requests through the planner on virtual time
     Day,
     /// Full mutual-TLS handshakes

@@ -7,6 +7,7 @@ mod fleet;
 mod handshakes;
 mod idle;
 mod pause;
+mod placement;
 mod planner;
 mod push;
 mod quiet_passes;
@@ -20,9 +21,10 @@ use crate::effort::Effort;
 use crate::row::{Row, Subject};
 
 /// Everything, in the order in which it is shown.
-pub const ALL: [Subject; 12] = [
+pub const ALL: [Subject; 13] = [
     Subject::Documents,
     Subject::Planner,
+    Subject::Placement,
     Subject::Day,
     Subject::Handshakes,
     Subject::Push,
@@ -48,6 +50,7 @@ pub fn measure(wanted: &[Subject], effort: Effort, mut progress: impl FnMut(Subj
             Subject::Documents => documents::measure(&effort),
             Subject::Planner => planner::measure(&effort)
                 .and_then(|rows| Ok(rows.into_iter().chain([quiet_passes::measure()?]).collect())),
+            Subject::Placement => placement::measure(&effort),
             Subject::Day => day::measure(&effort),
             Subject::Handshakes => handshakes::measure(&effort),
             Subject::Push => push::measure(&effort),

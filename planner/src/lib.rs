@@ -1,7 +1,7 @@
 //! The decisions of mvm. Everything here is a function of its arguments: no clock, no random numbers, no files,
 //! no async. Time arrives as a [`mvm_proto::Timestamp`], ids are made when a plan is executed.
 //!
-//! [`node`] decides what one node does next; [`observation`] is what it is told, [`plan`] is what it answers.
+//! [`fleet`] decides which nodes run what; [`node`] decides what one node does next; [`observation`] is what it is told, [`plan`] is what it answers.
 
 #![forbid(unsafe_code)]
 
@@ -9,10 +9,13 @@
 #[cfg(test)]
 extern crate self as mvm_planner;
 
+pub mod fleet;
+mod limits;
 pub mod node;
 pub mod observation;
 pub mod plan;
 pub mod revision;
+mod usage;
 pub mod workload;
 
 pub use node::{MAX_OVERRIDE, check_arrival, check_move, plan_expired, plan_node};

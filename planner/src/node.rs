@@ -41,7 +41,8 @@ use mvm_proto::{DesiredState, InstanceId, Phase, Timestamp};
 
 use crate::observation::{Blocked, Observation, ObservedInstance};
 use crate::plan::{NodePlan, OverLimit};
-use budget::{Budget, Usage};
+use crate::usage::Usage;
+use budget::Budget;
 use clock::Clock;
 use draft::{Draft, Freshness, PoolRef};
 use members::{Members, pools, sort_in};

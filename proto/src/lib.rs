@@ -18,6 +18,8 @@ pub mod instance;
 #[cfg(feature = "control")]
 pub mod json;
 #[cfg(feature = "control")]
+pub mod placement;
+#[cfg(feature = "control")]
 pub mod problem;
 #[cfg(feature = "control")]
 pub mod status;

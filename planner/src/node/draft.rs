@@ -5,12 +5,14 @@ use std::collections::BTreeSet;
 use mvm_proto::document::{Pool, Tenant};
 use mvm_proto::{InstanceId, Phase};
 
-use super::budget::{Budget, Shortage, Usage};
+use super::budget::Budget;
 use super::clock::Clock;
 use super::hold::Hold;
 use super::pressure::MEMORY_PRESSURE;
+use crate::limits::Shortage;
 use crate::observation::ObservedInstance;
 use crate::plan::{Action, Deferred, NodePlan, Step};
+use crate::usage::Usage;
 
 /// What the passes share: the plan so far and what is left to spend.
 #[derive(Debug)]

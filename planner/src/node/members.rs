@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use mvm_proto::document::Tenant;
 use mvm_proto::{DesiredState, Digest, Phase, TenantId};
 
-use super::budget::{Budget, Usage};
+use super::budget::Budget;
 use super::draft::PoolRef;
 use super::index::PoolIndex;
 use super::view::PhaseCounts;
 use crate::observation::ObservedInstance;
 use crate::revision::revision_of;
+use crate::usage::Usage;
 
 /// One pool of the document and what exists of it.
 #[derive(Debug)]

@@ -9,12 +9,12 @@ use std::collections::BTreeSet;
 
 use mvm_proto::{Phase, Timestamp};
 
-use super::budget::Usage;
 use super::draft::Draft;
 use super::hold::{Hold, hold};
 use super::view::{PoolView, remove};
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
+use crate::usage::Usage;
 
 pub(crate) const MEMORY_PRESSURE: &str = "memory pressure";
 

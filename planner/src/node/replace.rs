@@ -6,14 +6,15 @@
 
 use mvm_proto::Phase;
 
-use super::budget::{Shortage, Usage};
 use super::draft::{Draft, PoolRef};
 use super::hold::{Hold, hold};
 use super::scale_up::backing_off;
 use super::stage::ONE_AT_A_TIME;
 use super::view::{PoolView, coldest_first, readiest_first};
+use crate::limits::Shortage;
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
+use crate::usage::Usage;
 
 const WHY: &str = "the pool's revision changed";
 const DONE: &str = "surge instance of a finished replacement";

@@ -2,14 +2,15 @@
 
 use mvm_proto::Phase;
 
-use super::budget::{Shortage, Usage};
 use super::clock::Clock;
 use super::draft::Draft;
 use super::hold::{Hold, hands_off, hold};
 use super::pressure::MEMORY_PRESSURE;
 use super::view::{PoolView, best_first, readiest_first, remove};
+use crate::limits::Shortage;
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
+use crate::usage::Usage;
 
 /// Failures in a row after which what rests no longer keeps a place among those that run: a few seconds of retries.
 const RETRIES: u32 = 3;

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use mvm_proto::{Phase, Timestamp};
 
-use super::budget::{Shortage, Usage};
 use super::draft::{Draft, Freshness};
 use super::hold::{Hold, hold};
 use super::view::{PoolView, coldest_first};
+use crate::limits::Shortage;
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
+use crate::usage::Usage;
 
 pub(crate) fn put_back_idle(draft: &mut Draft, view: &mut PoolView<'_>) {
     let mut woken = std::mem::take(&mut view.on_demand);

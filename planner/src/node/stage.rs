@@ -3,13 +3,14 @@
 
 use mvm_proto::Phase;
 
-use super::budget::{Shortage, Usage};
 use super::draft::Draft;
 use super::hold::hold;
 use super::scale_up::backing_off;
 use super::view::{PoolView, best_first, readiest_first};
+use crate::limits::Shortage;
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
+use crate::usage::Usage;
 
 pub(crate) const ONE_AT_A_TIME: &str = "one at a time per pool";
 

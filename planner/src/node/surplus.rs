@@ -2,13 +2,13 @@
 
 use mvm_proto::Phase;
 
-use super::budget::Usage;
 use super::draft::{Draft, Freshness, PoolRef};
 use super::expired::EXPIRED;
 use super::hold::{Hold, hands_off, hold};
 use super::view::{PhaseCounts, PoolView, coldest_first, remove};
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
+use crate::usage::Usage;
 
 pub(crate) fn use_or_stop(draft: &mut Draft, view: &mut PoolView<'_>) {
     count_missing(draft, view);

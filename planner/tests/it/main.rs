@@ -10,6 +10,7 @@ mod guards;
 mod laws;
 mod observations;
 mod on_the_way;
+mod placement;
 mod pressure;
 mod pressure_laws;
 mod quotas;

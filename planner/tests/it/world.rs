@@ -5,5 +5,6 @@ pub(crate) mod fleet;
 pub(crate) mod limits;
 pub(crate) mod model;
 pub(crate) mod one_pool;
+pub(crate) mod placement;
 pub(crate) mod rest;
 pub(crate) mod slow;

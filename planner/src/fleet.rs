@@ -1,0 +1,121 @@
+//! Which nodes run how many instances of which pool.
+//!
+//! [`place`] answers for a whole [`Fleet`] at once. [`Placer`] holds a fleet between changes and answers for what a
+//! change touches: the same answer, at a cost that does not grow with what exists. Both keep what already has a place:
+//! an instance changes its node only when its node is lost, drained, removed or too small for it.
+//!
+//! A node is [`filter`]ed by what a pool demands, then ranked by a [`score`]; [`index`] keeps the nodes in that order.
+//! [`explain`] tells, for one pool, why each node was taken or not; it is computed only when it is asked for.
+
+mod explain;
+mod filter;
+mod grow;
+mod index;
+mod placer;
+mod queue;
+mod score;
+mod spread;
+mod state;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use mvm_proto::document::{DesiredCounts, PoolRole, Quotas, Resources};
+use mvm_proto::placement::{Labels, Placement, Taint};
+use mvm_proto::{Digest, NodeId, PoolId, TenantId, Timestamp};
+
+use crate::observation::Capacity;
+
+pub use explain::{Explanation, NodeVerdict, Verdict};
+pub use filter::Obstacle;
+pub use placer::Placer;
+pub use score::Score;
+
+/// How long a node may be away before what was placed on it is placed elsewhere.
+pub const AWAY_GRACE: Duration = Duration::from_secs(300);
+
+/// A pool in its tenant. In this order pools of one rank are placed.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PoolKey {
+    pub tenant: TenantId,
+    pub pool: PoolId,
+}
+
+/// What a pool demands of the fleet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FleetPool {
+    pub resources: Resources,
+    /// Over all nodes.
+    pub counts: DesiredCounts,
+    /// Nodes that have it are preferred.
+    pub image: Option<Digest>,
+    pub role: PoolRole,
+    pub critical: bool,
+    pub placement: Placement,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FleetTenant {
+    /// Over all nodes.
+    pub quotas: Quotas,
+}
+
+/// How much of a node may be promised, in thousandths of what it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Overcommit {
+    pub vcpus_permille: u32,
+    pub mem_permille: u32,
+}
+
+impl Default for Overcommit {
+    fn default() -> Self {
+        Self { vcpus_permille: 4000, mem_permille: 1000 }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FleetNode {
+    pub labels: Labels,
+    pub taints: BTreeSet<Taint>,
+    /// Takes nothing new.
+    pub cordoned: bool,
+    /// Since when it has not been heard of. It takes nothing new meanwhile.
+    pub away_since: Option<Timestamp>,
+    pub capacity: Capacity,
+    pub overcommit: Overcommit,
+    pub images: BTreeSet<Digest>,
+}
+
+/// How many instances of a pool each node has.
+pub type Placed = BTreeMap<NodeId, DesiredCounts>;
+
+/// All that placement is decided from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Fleet {
+    pub nodes: BTreeMap<NodeId, FleetNode>,
+    pub tenants: BTreeMap<TenantId, FleetTenant>,
+    pub pools: BTreeMap<PoolKey, FleetPool>,
+    /// Where instances were placed before.
+    pub placed: BTreeMap<PoolKey, Placed>,
+}
+
+/// What could not be placed, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unplaced {
+    pub counts: DesiredCounts,
+    pub reason: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FleetPlan {
+    pub placed: BTreeMap<PoolKey, Placed>,
+    pub unplaced: BTreeMap<PoolKey, Unplaced>,
+}
+
+/// The placement of every pool: as much as has room and quota, with what is placed already left where it is.
+#[must_use]
+pub fn place(fleet: &Fleet, now: Timestamp) -> FleetPlan {
+    let mut placer = Placer::of(fleet);
+    placer.settle(now);
+    placer.plan()
+}

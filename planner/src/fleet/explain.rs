@@ -1,0 +1,63 @@
+//! Why a pool is where it is: what each node has against one more of its instances, or how well it suits.
+
+use mvm_proto::{NodeId, Phase};
+
+use super::filter::Obstacle;
+use super::placer::Placer;
+use super::queue::Queue;
+use super::score::Score;
+use super::spread::Domains;
+use super::{Placed, PoolKey, Unplaced};
+use crate::usage::Usage;
+
+/// What placement has to say of one pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Explanation {
+    pub placed: Placed,
+    pub unplaced: Option<Unplaced>,
+    /// The quota that keeps it from having one more.
+    pub quota: Option<String>,
+    /// For one more running instance: the nodes that take it, best first, then the others.
+    pub nodes: Vec<NodeVerdict>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeVerdict {
+    pub node: NodeId,
+    pub verdict: Verdict,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    Suits(Score),
+    Refused(Obstacle),
+}
+
+impl Placer {
+    /// Why a pool is where it is; none if there is no such pool.
+    #[must_use]
+    pub fn explain(&self, key: &PoolKey) -> Option<Explanation> {
+        let state = &self.state;
+        let pool = state.pool(key)?;
+        let need: Usage = pool.need(Phase::Running);
+        let queue = Queue::new(state, key, &pool.spec, &need, None);
+        let domains = Domains::of(state, key, &pool.spec.placement);
+        let verdict = |id: &NodeId| match state.accepts(key, &pool.spec, id, &need, domains.as_ref()) {
+            Err(obstacle) => Verdict::Refused(obstacle),
+            Ok(()) => Verdict::Suits(
+                state
+                    .nodes
+                    .get(id)
+                    .map_or_else(Score::default, |node| queue.adjust(id, node.score(), &node.spec.images)),
+            ),
+        };
+        let mut nodes: Vec<_> =
+            state.nodes.keys().map(|id| NodeVerdict { node: id.clone(), verdict: verdict(id) }).collect();
+        nodes.sort_by_key(|node| match &node.verdict {
+            Verdict::Suits(score) => (false, u64::MAX - score.total()),
+            Verdict::Refused(_) => (true, 0),
+        });
+        let quota = state.quota_allows(key, &need).err();
+        Some(Explanation { placed: pool.placed.clone(), unplaced: pool.unplaced.clone(), quota, nodes })
+    }
+}

@@ -1,0 +1,236 @@
+//! What is placed where, and what of each node and of each quota is left. All changes of a count go through
+//! [`State::add`] and [`State::remove`], which keep the sums and the index right.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use mvm_proto::document::{DesiredCounts, Quotas, Resources};
+use mvm_proto::{NodeId, Phase, PoolId, TenantId};
+
+use super::filter::{Obstacle, against_class};
+use super::index::{ClassKey, Index, Indexed};
+use super::score::Score;
+use super::spread::Domains;
+use super::{FleetNode, FleetPool, Placed, PoolKey};
+use crate::limits::{PER_POOL, Shortage, first_passed, node_limits, quota_limits};
+use crate::observation::Capacity;
+use crate::usage::Usage;
+
+/// The phases that counts are of, in the order in which they are placed.
+pub(super) const PHASES: [Phase; 3] = [Phase::Running, Phase::Warm, Phase::Sleeping];
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct State {
+    pub(super) nodes: BTreeMap<NodeId, NodeState>,
+    pub(super) tenants: BTreeMap<TenantId, TenantState>,
+    pub(super) pools: BTreeMap<PoolKey, PoolState>,
+    pub(super) index: Index,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct NodeState {
+    pub(super) spec: FleetNode,
+    /// What may be promised: its capacity with its overcommit.
+    pub(super) room: Capacity,
+    pub(super) used: Usage,
+    pub(super) pools: BTreeSet<PoolKey>,
+    pub(super) class: Arc<ClassKey>,
+    pub(super) indexed: Option<Indexed>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct TenantState {
+    /// None: pools name a tenant that is not declared.
+    pub(super) quotas: Option<Quotas>,
+    pub(super) used: Usage,
+    pub(super) pools: BTreeSet<PoolId>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct PoolState {
+    pub(super) spec: FleetPool,
+    pub(super) placed: Placed,
+    pub(super) total: DesiredCounts,
+    pub(super) unplaced: Option<super::Unplaced>,
+}
+
+impl NodeState {
+    pub(super) fn new(spec: FleetNode) -> Self {
+        let times = |amount: u64, permille: u32| amount.saturating_mul(u64::from(permille)) / 1000;
+        let Capacity { vcpus, mem_mib, .. } = spec.capacity;
+        let vcpus = times(u64::from(vcpus), spec.overcommit.vcpus_permille);
+        let room = Capacity {
+            vcpus: u32::try_from(vcpus).unwrap_or(u32::MAX),
+            mem_mib: times(mem_mib, spec.overcommit.mem_permille),
+            ..spec.capacity
+        };
+        let class = ClassKey { labels: spec.labels.clone(), taints: spec.taints.clone() };
+        Self {
+            room,
+            used: Usage::default(),
+            pools: BTreeSet::new(),
+            class: Arc::new(class),
+            indexed: None,
+            spec,
+        }
+    }
+
+    /// Whether it takes something new.
+    pub(super) fn accepts(&self) -> bool {
+        !self.spec.cordoned && self.spec.away_since.is_none()
+    }
+
+    pub(super) fn score(&self) -> Score {
+        Score::of_room(&self.room, &self.used)
+    }
+
+    pub(super) fn fits(&self, need: &Usage) -> Result<(), Shortage> {
+        first_passed(&node_limits(&self.room, &self.used, need))
+    }
+
+    /// Whether it has less than what is placed on it needs.
+    pub(super) fn is_overfull(&self) -> bool {
+        node_limits(&self.room, &self.used, &Usage::default())
+            .iter()
+            .any(|(_, allowed, used, _)| used > allowed)
+    }
+
+    /// Whether taking this off helps against what the node lacks.
+    pub(super) fn relieves(&self, need: &Usage) -> bool {
+        node_limits(&self.room, &self.used, need)
+            .iter()
+            .any(|(_, allowed, used, need)| used > allowed && *need > 0)
+    }
+}
+
+impl PoolState {
+    pub(super) fn need(&self, phase: Phase) -> Usage {
+        need(&self.spec.resources, phase)
+    }
+
+    pub(super) fn lacks(&self, phase: Phase) -> u32 {
+        count(&self.spec.counts, phase).saturating_sub(count(&self.total, phase))
+    }
+
+    pub(super) fn surplus(&self, phase: Phase) -> u32 {
+        count(&self.total, phase).saturating_sub(count(&self.spec.counts, phase))
+    }
+}
+
+impl State {
+    pub(super) fn pool(&self, key: &PoolKey) -> Option<&PoolState> {
+        self.pools.get(key)
+    }
+
+    /// Places `number` instances of a pool on a node.
+    pub(super) fn add(&mut self, key: &PoolKey, id: &NodeId, phase: Phase, number: u32) {
+        let (Some(pool), Some(node)) = (self.pools.get_mut(key), self.nodes.get_mut(id)) else { return };
+        let used = pool.need(phase).times(number);
+        *count_mut(pool.placed.entry(id.clone()).or_default(), phase) += number;
+        *count_mut(&mut pool.total, phase) += number;
+        node.pools.insert(key.clone());
+        node.used = node.used.plus(used);
+        self.index.update(id, node);
+        let tenant = self.tenants.entry(key.tenant.clone()).or_default();
+        tenant.used = tenant.used.plus(used);
+    }
+
+    /// Takes `number` instances of a pool off a node.
+    pub(super) fn remove(&mut self, key: &PoolKey, id: &NodeId, phase: Phase, number: u32) {
+        let (Some(pool), Some(node)) = (self.pools.get_mut(key), self.nodes.get_mut(id)) else { return };
+        let used = pool.need(phase).times(number);
+        let Some(counts) = pool.placed.get_mut(id) else { return };
+        *count_mut(counts, phase) -= number;
+        *count_mut(&mut pool.total, phase) -= number;
+        if *counts == DesiredCounts::default() {
+            pool.placed.remove(id);
+            node.pools.remove(key);
+        }
+        node.used = node.used.beyond(used);
+        self.index.update(id, node);
+        if let Some(tenant) = self.tenants.get_mut(&key.tenant) {
+            tenant.used = tenant.used.beyond(used);
+        }
+    }
+
+    /// Whether this node takes one more of a pool, its tenant's quotas aside.
+    pub(super) fn accepts(
+        &self,
+        key: &PoolKey,
+        spec: &FleetPool,
+        id: &NodeId,
+        need: &Usage,
+        domains: Option<&Domains>,
+    ) -> Result<(), Obstacle> {
+        let Some(node) = self.nodes.get(id) else { return Err(Obstacle::Away) };
+        if node.spec.away_since.is_some() {
+            return Err(Obstacle::Away);
+        }
+        if node.spec.cordoned {
+            return Err(Obstacle::Cordoned);
+        }
+        let FleetNode { labels, taints, .. } = &node.spec;
+        against_class(&spec.placement, labels, taints)?;
+        node.fits(need)?;
+        let has = self.pool(key).and_then(|pool| pool.placed.get(id)).map_or(0, instances);
+        if let Some(max) = spec.placement.max_per_node.filter(|max| has >= u64::from(*max)) {
+            return Err(Obstacle::MaxPerNode(max));
+        }
+        // Both ways: whichever of the two was placed first.
+        let avoids = |pool: &FleetPool, other: &PoolId| pool.placement.anti_affinity.contains(other);
+        let others = node.pools.iter().filter(|other| other.tenant == key.tenant && *other != key);
+        for other in others {
+            let is_avoided = avoids(spec, &other.pool);
+            if is_avoided || self.pool(other).is_some_and(|other| avoids(&other.spec, &key.pool)) {
+                return Err(Obstacle::AntiAffinity(other.pool.clone()));
+            }
+        }
+        domains.map_or(Ok(()), |domains| domains.allows(id, labels))
+    }
+
+    /// Whether the tenant's quotas allow one more.
+    pub(super) fn quota_allows(&self, key: &PoolKey, need: &Usage) -> Result<(), String> {
+        let tenant = self.tenants.get(&key.tenant);
+        let Some(TenantState { quotas: Some(quotas), used, pools }) = tenant else {
+            return Err(format!("the tenant {} does not exist", key.tenant));
+        };
+        let max_pools = usize::try_from(quotas.max_pools).unwrap_or(usize::MAX);
+        if pools.len() > max_pools {
+            let position = pools.iter().take_while(|pool| **pool < key.pool).count();
+            if position >= max_pools {
+                return Err(format!(
+                    "max_pools is {max_pools}, this is the tenant's pool number {}",
+                    position + 1
+                ));
+            }
+        }
+        let has = self.pools.get(key).map_or(0, |pool| instances(&pool.total));
+        let per_pool = (PER_POOL, u64::from(quotas.max_instances_per_pool), has, need.instances);
+        let [a, b, c, d, e] = quota_limits(quotas, used, need);
+        first_passed(&[per_pool, a, b, c, d, e]).map_err(|shortage| shortage.to_string())
+    }
+}
+
+pub(super) fn need(resources: &Resources, phase: Phase) -> Usage {
+    Usage::of(phase, resources, None)
+}
+
+pub(super) fn instances(counts: &DesiredCounts) -> u64 {
+    PHASES.iter().map(|phase| u64::from(count(counts, *phase))).sum()
+}
+
+pub(super) fn count(counts: &DesiredCounts, phase: Phase) -> u32 {
+    match phase {
+        Phase::Running => counts.running,
+        Phase::Warm => counts.warm,
+        _ => counts.sleeping,
+    }
+}
+
+pub(super) fn count_mut(counts: &mut DesiredCounts, phase: Phase) -> &mut u32 {
+    match phase {
+        Phase::Running => &mut counts.running,
+        Phase::Warm => &mut counts.warm,
+        _ => &mut counts.sleeping,
+    }
+}
