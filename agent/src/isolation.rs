@@ -6,6 +6,7 @@
 
 mod cgroup_check;
 mod disk_limits;
+pub(crate) mod machine;
 mod network_check;
 mod settings;
 mod verify;
@@ -25,6 +26,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::instance::record::{Net, Record};
 pub(crate) use cgroup_check::CgroupCheck;
+pub use machine::{Machine, Unavailable};
 pub use mvm_host::network::AddressRange;
 pub(crate) use network_check::NetworkCheck;
 pub use settings::{Effort, IsolationFlags, IsolationSettings, NetworkMode, UnknownMode};

@@ -8,6 +8,7 @@ use crate::global::Global;
 const AFTER_HELP: &str = "\
 Settings: every flag can also come from the environment (MVM_TIMEOUT, MVM_AGENT_DATA_DIR ...) or from a settings
 file (--config, else $XDG_CONFIG_HOME/mvm/config.toml, else /etc/mvm/config.toml). Flag beats environment beats file.
+docs/settings.md lists every setting with its key in the file, environment name and default.
 
 Exit codes: 0 done, 1 failed or refused, 2 usage or unreadable input, 3 gave up waiting, 4 unreachable,
 130 and 143 interrupted.
@@ -51,7 +52,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Tenant(commands::tenant::TenantCommand),
     /// Check whether this machine can be a node, and how to fix what is missing
-    Doctor(commands::doctor::DoctorArgs),
+    Doctor(Box<commands::doctor::DoctorArgs>),
     /// What happened lately
     Events(commands::events::EventsArgs),
     /// Tenants' networks on a node

@@ -41,7 +41,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Agent(command) => agent::run(&global, command),
         Command::Audit(command) => audit::run(&global, command),
         Command::Coordinator(command) => coordinator::run(&global, command),
-        Command::Doctor(args) => block_on(doctor::run(&global, args)),
+        Command::Doctor(args) => block_on(doctor::run(&global, *args)),
         Command::Events(args) => block_on(events::run(&global, args)),
         Command::Tenant(command) => block_on(tenant::run(&global, command)),
         Command::Pool(command) => block_on(tenant::run_pool(&global, command)),

@@ -14,6 +14,7 @@
 use std::process::ExitCode;
 
 use mvm_agent::AgentError;
+use mvm_agent::node::assemble::NodeError;
 use mvm_agent::upkeep::certs::CertsError;
 
 #[derive(Debug)]
@@ -74,6 +75,7 @@ fn causes(error: &anyhow::Error) -> String {
 fn remediation(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|cause| {
         let of_agent = cause.downcast_ref().map(AgentError::remediation);
-        of_agent.or_else(|| cause.downcast_ref().map(CertsError::remediation))
+        let of_node = || cause.downcast_ref().and_then(NodeError::remediation);
+        of_agent.or_else(of_node).or_else(|| cause.downcast_ref().map(CertsError::remediation))
     })
 }

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use mvm_proto::text::chain;
 use parking_lot::{Mutex, MutexGuard};
-use rustix::fs::{Mode as FileMode, OFlags};
+use rustix::fs::{Access, Mode as FileMode, OFlags};
 use serde::{Deserialize, Serialize};
 
 pub use disk::{Disk, Machine};
@@ -136,20 +136,22 @@ struct Below {
     orphans: Vec<PathBuf>,
 }
 
+/// Where the hierarchy is mounted, if it is, and the path of our topmost group below that.
+fn find(settings: &CgroupSettings) -> Result<(Option<PathBuf>, PathBuf), CgroupError> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let below =
+        hierarchy::below_mount(settings.parent.as_deref(), &settings.name, hierarchy::own_group(&own))?;
+    if settings.mount.is_some() {
+        return Ok((settings.mount.clone(), below));
+    }
+    let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(failed("read the list of mounts"))?;
+    Ok((hierarchy::mount_point(&mounts), below))
+}
+
 impl Cgroups {
     /// Finds the hierarchy and hands the controllers down to our topmost group.
     pub fn open(settings: &CgroupSettings) -> Result<Self, CgroupError> {
-        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let below =
-            hierarchy::below_mount(settings.parent.as_deref(), &settings.name, hierarchy::own_group(&own))?;
-        let mount = match &settings.mount {
-            Some(mount) => Some(mount.clone()),
-            None => {
-                let mounts =
-                    fs::read_to_string("/proc/self/mountinfo").map_err(failed("read the list of mounts"))?;
-                hierarchy::mount_point(&mounts)
-            }
-        };
+        let (mount, below) = find(settings)?;
         let page_size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
         let page_size = page_size.and_then(|size| u64::try_from(size).ok()).unwrap_or(4096);
         let mut cgroups = Self {
@@ -171,6 +173,23 @@ impl Cgroups {
             Err(cause) => cgroups.do_without(cause)?,
         }
         Ok(cgroups)
+    }
+
+    /// Whether every limit could be held, by looking alone: where, and with which controllers.
+    pub fn look(settings: &CgroupSettings) -> Result<String, CgroupError> {
+        let mount = find(settings)?.0.ok_or(CgroupError::NotMounted)?;
+        let available = hierarchy::available(&mount)
+            .map_err(failed(format!("read the controllers of {}", mount.display())))?;
+        let missing = NEEDED.into_iter().filter(|name| !available.contains(*name));
+        let controllers: Vec<_> = missing.map(str::to_owned).collect();
+        if !controllers.is_empty() {
+            return Err(CgroupError::Unavailable { controllers, group: mount });
+        }
+        rustix::fs::access(mount.join(hierarchy::HANDED_DOWN), Access::WRITE_OK).map_err(|errno| {
+            failed(format!("change the control groups at {}", mount.display()))(errno.into())
+        })?;
+        let names: Vec<_> = available.iter().map(String::as_str).collect();
+        Ok(format!("{} has {}", mount.display(), names.join(", ")))
     }
 
     /// For a machine where none are to be used; the reason is told as all that is missing.

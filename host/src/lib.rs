@@ -52,7 +52,7 @@ pub use groups::GroupsFound;
 pub use jail::{Jail, JailFile};
 pub use local::LocalHost;
 use network::{NetworkFound, NetworkWanted, Port, Probe, TenantNet};
-pub use ownership::{Handover, hand_over};
+pub use ownership::{Handover, can_be_handed_over, hand_over};
 pub use process::boot_id;
 pub use remote::{
     HELPER_THREADS, HelperError, Policy, RemoteHost, VmmProgram, run_helper, serve_helper, start_helper,

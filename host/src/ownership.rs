@@ -88,18 +88,30 @@ pub(super) fn check_way(path: &Path, user: u32, groups: &[u32]) -> Result<(), Ho
         }
     }
     // Where a link is on the way, the directory that it lies in counts too.
-    for dir in real.ancestors().skip(1).chain(named.ancestors().skip(1)) {
-        let meta = dir.metadata().map_err(failed("look at", dir))?;
-        let by_group = meta.mode() & WRITABLE_BY_GROUP != 0 && groups.contains(&meta.gid());
-        let open = (by_group || meta.mode() & WRITABLE_BY_ALL != 0) && meta.mode() & STICKY == 0;
-        if meta.uid() == user || open {
-            let (path, dir) = (path.display(), dir.display());
-            return Err(HostError::Refused(format!(
-                "user {user} can write to {dir} and so replace {path}; make root its owner, and make it read-only for others"
-            )));
-        }
+    let mut dirs = real.ancestors().skip(1).chain(named.ancestors().skip(1));
+    dirs.try_for_each(|dir| check_dir(path, dir, user, groups))
+}
+
+fn check_dir(path: &Path, dir: &Path, user: u32, groups: &[u32]) -> Result<(), HostError> {
+    let meta = dir.metadata().map_err(failed("look at", dir))?;
+    let by_group = meta.mode() & WRITABLE_BY_GROUP != 0 && groups.contains(&meta.gid());
+    let open = (by_group || meta.mode() & WRITABLE_BY_ALL != 0) && meta.mode() & STICKY == 0;
+    if meta.uid() != user && !open {
+        return Ok(());
     }
-    Ok(())
+    let (path, dir) = (path.display(), dir.display());
+    Err(HostError::Refused(format!(
+        "user {user} can write to {dir} and so replace {path}; make root its owner, and make it read-only for others"
+    )))
+}
+
+/// Whether [`hand_over`] would refuse this directory, which need not be there yet, for what lies above it.
+pub fn can_be_handed_over(data_dir: &Path, account: &Account) -> Result<(), HostError> {
+    let (user, groups) = (account.uid, account.groups()?);
+    let data_dir = std::path::absolute(data_dir).map_err(failed("find", data_dir))?;
+    let Some(there) = data_dir.ancestors().find(|dir| dir.is_dir()) else { return Ok(()) };
+    check_way(there, user, &groups)?;
+    if there == data_dir { Ok(()) } else { check_dir(&data_dir, there, user, &groups) }
 }
 
 const WRITABLE_BY_GROUP: u32 = 0o020;
@@ -433,7 +445,7 @@ mod tests {
             std::os::unix::fs::lchown(data.join(link), Some(65_534), Some(65_534)).unwrap();
             let refused = give(own).unwrap_err();
             assert!(
-                matches!(&refused, HostError::Refused(why) if why.contains("is a link of")),
+                matches!(&refused, HostError::Refused(why) if why.contains("is a link that user")),
                 "{refused:?}"
             );
             for path in [secret.clone(), secret.join("shadow"), secret.join("images")] {

@@ -20,7 +20,7 @@ use crate::execute::recover::{Recovered, Recovery, recover};
 use crate::execute::{Executor, StepError, Writing};
 use crate::guest::GuestLinks;
 use crate::instance::records::{Records, StateError};
-use crate::isolation::{Isolation, IsolationSettings};
+use crate::isolation::{Isolation, IsolationSettings, Machine, Unavailable, machine};
 use crate::node::actor::Actor;
 use crate::node::engine::{Engine, EngineSettings};
 use crate::node::handle::{NodeHandle, Pass, Shared};
@@ -84,6 +84,8 @@ pub enum NodeError {
     )]
     NeedsRoot { needs: &'static str },
     #[error(transparent)]
+    Unavailable(#[from] Unavailable),
+    #[error(transparent)]
     Driver(#[from] DriverUnavailable),
     #[error("could not open the node's state")]
     State(#[from] StateError),
@@ -97,6 +99,17 @@ pub enum NodeError {
         #[source]
         cause: std::io::Error,
     },
+}
+
+impl NodeError {
+    /// What to do next, where the error's text does not say it.
+    #[must_use]
+    pub fn remediation(&self) -> Option<String> {
+        match self {
+            Self::Unavailable(lack) => Some(lack.remedy.clone()),
+            _ => None,
+        }
+    }
 }
 
 pub(super) fn planner_capacity(capacity: &Capacity) -> mvm_planner::Capacity {
@@ -119,7 +132,6 @@ pub struct Node {
 impl Node {
     /// Opens records and driver, adopts the VMs that live, and resolves what an earlier agent left half-done.
     pub async fn open(settings: NodeSettings) -> Result<(Node, NodeHandle), NodeError> {
-        check_rights(&settings.isolation, settings.host.as_ref())?;
         let (driver, records) =
             open(&settings.data_dir, settings.host.clone(), settings.driver, &settings.vmm).await?;
         let vouched = settings.vouched.clone();
@@ -211,13 +223,23 @@ impl Node {
     }
 }
 
-/// Refuses what could only fail later, and one instance at a time.
-fn check_rights(isolation: &IsolationSettings, host: Option<&AnyHost>) -> Result<(), NodeError> {
-    let privileged = nix::unistd::geteuid().is_root() || matches!(host, Some(AnyHost::Remote(_)));
-    match isolation.needs_root() {
-        Some(needs) if !privileged => Err(NodeError::NeedsRoot { needs }),
-        _ => Ok(()),
+/// Refuses what could only fail later, and one instance at a time: bounds that are required, where this process has no
+/// right to them or this machine can't hold them. `looked`: what a process that gave up root's rights found before.
+pub(crate) async fn check_bounds(
+    isolation: &IsolationSettings,
+    driver: DriverKind,
+    host: &AnyHost,
+    looked: Option<&Machine>,
+) -> Result<(), NodeError> {
+    let privileged = nix::unistd::geteuid().is_root() || matches!(host, AnyHost::Remote(_));
+    if let Some(needs) = isolation.needs_root().filter(|_| !privileged) {
+        return Err(NodeError::NeedsRoot { needs });
     }
+    match looked {
+        Some(machine) => machine.check(isolation, driver)?,
+        None => Machine::look().check(isolation, driver)?,
+    }
+    Ok(machine::check_groups(isolation, host).await?)
 }
 
 /// Opens driver and records in `data_dir`. The records first: their lock keeps a second agent away from the first

@@ -14,8 +14,8 @@ use mvm_vmm::{AnyDriver, DriverKind, VmmSettings};
 use serde::Serialize;
 
 use super::assemble::{
-    DEFAULT_INTERVAL, DEFAULT_PARALLEL_STEPS, Node, NodeError, NodeSettings, STATE_DIR, adopt, open_records,
-    planner_capacity,
+    DEFAULT_INTERVAL, DEFAULT_PARALLEL_STEPS, Node, NodeError, NodeSettings, STATE_DIR, adopt, check_bounds,
+    open_records, planner_capacity,
 };
 use super::engine::{Engine, failure, subject_of};
 use crate::clock::Clock;
@@ -86,6 +86,7 @@ pub async fn reconcile_once(
         return Ok(Report { converged, dry_run: true, rounds: 1, steps, deferred, errors: Vec::new() });
     }
     let host = AnyHost::local_with_groups(&settings.data_dir, settings.groups.clone());
+    check_bounds(&settings.isolation, settings.driver, &host, None).await?;
     let settings = NodeSettings {
         node_id: desired.node_id.clone(),
         host: Some(host),

@@ -1,30 +1,19 @@
-//! Whether this machine can be a node, and what to do where it can't: `mvm doctor`.
+//! Whether an agent with these settings can be a node here, and what to do where it can't: `mvm doctor`.
 //!
 //! Every check tries the thing itself (a guest is run on KVM, a device is opened, a port is bound) and says what it
 //! found. [`Check`]s are judged by pure functions beside the looking; nothing here changes the machine but for the
-//! answer of the KVM probe, which an agent of the same data directory uses too.
+//! answer of the KVM probe, which an agent of the same data directory uses too. What is judged is what
+//! [`Agent::start`](super::Agent::start) refuses: the settings are the same type.
 
-mod kernel;
+mod bounds;
 mod node;
 mod vmm;
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
-
 use mvm_proto::Timestamp;
-use mvm_vmm::VmmSettings;
+use mvm_vmm::choice;
 use serde::Serialize;
 
-/// What is looked at, and with which settings.
-#[derive(Debug, Clone)]
-pub struct DoctorSettings {
-    pub data_dir: PathBuf,
-    pub certs_dir: PathBuf,
-    pub socket: PathBuf,
-    pub vmm: VmmSettings,
-    pub listen: SocketAddr,
-    pub metrics_listen: SocketAddr,
-}
+use super::settings::AgentSettings;
 
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -33,7 +22,7 @@ pub enum Health {
     Ok,
     /// It works, but less well than it could, or something that is optional is missing.
     Warning,
-    /// A node can't run, or not safely.
+    /// The agent would not start with these settings, or could run no guest.
     Failed,
 }
 
@@ -74,19 +63,26 @@ impl Check {
     }
 }
 
-/// Looks at everything. `said` hears the name of each check as it begins.
-pub async fn examine(settings: &DoctorSettings, now: Timestamp, mut said: impl FnMut(&str)) -> Vec<Check> {
+/// Looks at everything that an agent of these settings, which goes on as `user`, needs. `said` hears the name of each
+/// check as it begins.
+pub async fn examine(
+    settings: &AgentSettings,
+    user: Option<&str>,
+    now: Timestamp,
+    mut said: impl FnMut(&str),
+) -> Vec<Check> {
+    let (vmm, data_dir) = (&settings.vmm, &settings.data_dir);
     let mut checks = Vec::new();
     said("VMMs and KVM (a guest is run)");
-    checks.extend(vmm::examine(&settings.vmm, &settings.data_dir).await);
-    said("the kernel");
-    checks.extend([kernel::tun(), kernel::nft(), kernel::cgroups()]);
+    checks.extend(vmm::examine(settings.driver, vmm, data_dir).await);
+    said("what keeps tenants apart");
+    checks.extend(bounds::examine(settings, choice::look_with(settings.driver, vmm, data_dir), user));
     said("the node's files, clock, ports and certificates");
-    checks.push(node::disk(&settings.data_dir));
-    checks.push(node::tools(&settings.vmm));
+    checks.push(node::disk(data_dir));
+    checks.push(node::tools(vmm));
     checks.push(node::clock(now).await);
     checks.extend(node::ports(settings));
-    checks.push(node::certificates(&settings.certs_dir, now));
+    checks.push(node::certificates(settings, now));
     checks
 }
 

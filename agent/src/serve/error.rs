@@ -86,7 +86,10 @@ impl AgentError {
             Self::Listen(_) => "Stop what uses that UDP port, or give another --listen.".to_owned(),
             Self::Tls(_) => "Check the certificates with `mvm agent certs status`.".to_owned(),
             Self::State(problem) => problem.remediation.clone(),
-            Self::Node(_) => "The causes above name the file; nothing was changed.".to_owned(),
+            Self::Node(cause) => {
+                let usual = || "The causes above name the file; nothing was changed.".to_owned();
+                cause.remediation().unwrap_or_else(usual)
+            }
             Self::TaskEnded { .. } => {
                 "Start the agent again and report the log; instances still run.".to_owned()
             }

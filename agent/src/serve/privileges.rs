@@ -21,7 +21,7 @@ use mvm_proto::Timestamp;
 use mvm_proto::status::Condition;
 use tracing::{info, warn};
 
-use crate::isolation::Effort;
+use crate::isolation::{Effort, Machine};
 use crate::serve::AgentError;
 use crate::serve::settings::AgentSettings;
 use mvm_vmm::DriverChoice;
@@ -32,7 +32,7 @@ use mvm_vmm::{DriverKind, FirecrackerSettings};
 /// The user that an agent switches to if this machine has it and none was given.
 pub const DEFAULT_USER: &str = "mvm";
 
-const ROOT: &str = "root";
+pub(super) const ROOT: &str = "root";
 
 /// What became of root's privileges.
 #[derive(Debug, Clone, Default)]
@@ -43,7 +43,7 @@ pub enum Privileges {
     /// They are still there, in the process that speaks to the network.
     Kept { meant: bool },
     /// A helper has them, at the other end of this socket.
-    Dropped { helper: Arc<OwnedFd>, user: String },
+    Dropped { helper: Arc<OwnedFd>, user: String, machine: Machine },
 }
 
 impl Privileges {
@@ -63,6 +63,14 @@ impl Privileges {
                 condition(false, "NoUser", message)
             }
             Self::Dropped { user, .. } => condition(true, "Helper", format!("runs as {user}, with a helper")),
+        }
+    }
+
+    /// What root found of this machine before its rights were given up.
+    pub(crate) fn looked(&self) -> Option<&Machine> {
+        match self {
+            Self::None | Self::Kept { .. } => None,
+            Self::Dropped { machine, .. } => Some(machine),
         }
     }
 
@@ -135,10 +143,11 @@ fn drop_with_helper(
     name_without_detours(settings);
     let policy = policy(settings, account).map_err(AgentError::Privileges)?;
     let program = std::env::current_exe().map_err(AgentError::Helper)?;
+    let machine = Machine::look();
     let (child, socket) = start_helper(&program, helper_args, &policy).map_err(AgentError::Helper)?;
     drop_to(account).map_err(AgentError::Privileges)?;
     info!(user = account.name, helper = child.id(), "dropped all privileges");
-    Ok(Privileges::Dropped { helper: Arc::new(socket), user: account.name.clone() })
+    Ok(Privileges::Dropped { helper: Arc::new(socket), user: account.name.clone(), machine })
 }
 
 /// The helper's limits. Programs are found now, while it is sure who looks, and named for the rest of this life by paths

@@ -69,7 +69,7 @@ pub(crate) struct ProgramArgs {
     #[arg(long, value_name = "PATH", value_parser = absolute_path())]
     jailer: Option<PathBuf>,
     /// The guest program for images built on this node [default: mvm-guest beside this program]
-    #[arg(long, value_name = "PATH", env = "MVM_GUEST", value_parser = absolute_path())]
+    #[arg(long, value_name = "PATH", env = "MVM_AGENT_GUEST", value_parser = absolute_path())]
     guest: Option<PathBuf>,
 }
 
@@ -229,7 +229,7 @@ pub(crate) struct ServeArgs {
     /// Drop root for this user after start, and keep a privileged helper; `root` keeps everything [default:
     /// mvm, where there is such a user]
     #[arg(long, value_name = "USER")]
-    user: Option<String>,
+    pub(crate) user: Option<String>,
     /// How often the node is compared with its desired state when nothing happens
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     interval_secs: u64,
@@ -305,38 +305,48 @@ pub(crate) fn run(global: &Global, command: AgentCommand) -> Run {
     }
 }
 
+impl ServeArgs {
+    /// All but who the agent goes on as.
+    pub(crate) fn settings(self) -> AgentSettings {
+        let args = self;
+        let mut settings = AgentSettings::new(&args.node.data_dir);
+        settings.capacity = args.node.caps();
+        settings.vmm = args.node.vmm();
+        settings.images_dir = args.node.images_dir();
+        settings.secrets_dir.clone_from(&args.node.secrets_dir);
+        settings.sessions_dir = args.node.sessions_dir();
+        settings.session_limits = args.node.session_limits();
+        settings.boot_deadline = args.node.boot_deadline;
+        settings.sweep_after = args.node.sweep_after;
+        settings.node_id = args.node.node_id;
+        settings.driver = args.node.driver;
+        settings.isolation = args.node.isolation.flags();
+        settings.coordinator = args.coordinator;
+        settings.session = !args.no_session;
+        settings.desired_file = args.desired;
+        settings.listen = args.listen;
+        settings.metrics_listen = args.metrics_listen;
+        settings.interval = Duration::from_secs(args.interval_secs);
+        settings.ignore_memory_pressure = args.ignore_memory_pressure;
+        settings.rate = RateSettings { per_second: args.rate_per_second, burst: args.rate_burst };
+        if let Some(socket) = args.socket {
+            settings.socket = socket;
+        }
+        if let Some(dir) = args.certs_dir {
+            settings.certs_dir = dir;
+        }
+        let (dns, ips) = split_names(args.sans);
+        settings.names = CsrNames { dns, ips };
+        settings
+    }
+}
+
 fn serve(global: &Global, args: ServeArgs) -> Run {
-    let mut settings = AgentSettings::new(&args.node.data_dir);
-    settings.capacity = args.node.caps();
-    settings.vmm = args.node.vmm();
-    settings.images_dir = args.node.images_dir();
-    settings.secrets_dir.clone_from(&args.node.secrets_dir);
-    settings.sessions_dir = args.node.sessions_dir();
-    settings.session_limits = args.node.session_limits();
-    settings.boot_deadline = args.node.boot_deadline;
-    settings.sweep_after = args.node.sweep_after;
-    settings.node_id = args.node.node_id;
-    settings.driver = args.node.driver;
-    settings.isolation = args.node.isolation.flags();
-    settings.coordinator = args.coordinator;
-    settings.session = !args.no_session;
-    settings.desired_file = args.desired;
-    settings.listen = args.listen;
-    settings.metrics_listen = args.metrics_listen;
-    settings.interval = Duration::from_secs(args.interval_secs);
-    settings.ignore_memory_pressure = args.ignore_memory_pressure;
-    settings.rate = RateSettings { per_second: args.rate_per_second, burst: args.rate_burst };
-    if let Some(socket) = args.socket {
-        settings.socket = socket;
-    }
-    if let Some(dir) = args.certs_dir {
-        settings.certs_dir = dir;
-    }
-    let (dns, ips) = split_names(args.sans);
-    settings.names = CsrNames { dns, ips };
+    let user = args.user.clone();
+    let mut settings = args.settings();
     // Before there is a runtime: privileges are a thread's own.
     let helper = ["agent", "helper", "--log-level", &global.log_level];
-    give_up(&mut settings, args.user.as_deref(), &helper).map_err(anyhow::Error::new)?;
+    give_up(&mut settings, user.as_deref(), &helper).map_err(anyhow::Error::new)?;
     one_thread()?.block_on(async {
         let shutdown = shutdown_on_signals()?;
         mvm_agent::serve(settings, shutdown).await.map_err(anyhow::Error::new)?;

@@ -18,7 +18,7 @@ pub(super) const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
 pub(super) const WELCOME: [&str; 1] = ["io"];
 
 const AVAILABLE: &str = "cgroup.controllers";
-const HANDED_DOWN: &str = "cgroup.subtree_control";
+pub(super) const HANDED_DOWN: &str = "cgroup.subtree_control";
 
 /// Names of controllers.
 pub(super) type Controllers = BTreeSet<String>;

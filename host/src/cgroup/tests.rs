@@ -52,6 +52,19 @@ fn limits_are_put_down_once_and_drift_is_put_right_and_told() {
 }
 
 #[test]
+fn looking_finds_what_opening_would_refuse_and_changes_nothing() {
+    let mount = tempfile::tempdir().unwrap();
+    like_a_group(mount.path(), "io rdma");
+    let refused = Cgroups::look(&settings(mount.path(), Mode::BestEffort)).unwrap_err();
+    assert!(matches!(refused, CgroupError::Unavailable { .. }), "{refused}");
+    let mount = tempfile::tempdir().unwrap();
+    like_a_group(mount.path(), "cpu memory pids");
+    let found = Cgroups::look(&settings(mount.path(), Mode::Required)).unwrap();
+    assert!(found.ends_with("has cpu, memory, pids"), "{found}");
+    assert!(!mount.path().join("mvm").exists());
+}
+
+#[test]
 fn a_machine_without_the_controllers_is_refused_or_done_without_and_told() {
     let mount = tempfile::tempdir().unwrap();
     like_a_group(mount.path(), "io rdma");

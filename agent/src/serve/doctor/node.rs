@@ -14,15 +14,17 @@ use mvm_proto::text::chain;
 use mvm_vmm::VmmSettings;
 use mvm_vmm::programs::find_program;
 
-use super::{Check, DoctorSettings};
+use super::Check;
+use crate::serve::settings::AgentSettings;
 use crate::upkeep::certs;
 
 const MIB: u64 = 1024 * 1024;
-/// A snapshot of one small guest and a few log files: below this nothing starts well.
-const DISK_LEAST_MIB: u64 = 1024;
+/// An agent's own records: below this it does not start.
+const DISK_LEAST_MIB: u64 = 16;
 /// Room for an image and a handful of sleeping guests.
 const DISK_COMFORT_MIB: u64 = 10 * 1024;
-const INODES_LEAST: u64 = 10_000;
+const INODES_LEAST: u64 = 100;
+const INODES_COMFORT: u64 = 10_000;
 
 pub(super) fn disk(data_dir: &Path) -> Check {
     const NAME: &str = "disk";
@@ -53,6 +55,9 @@ fn judge_disk(place: &Path, free_mib: u64, inodes: Option<u64>) -> Check {
             Check::failed(NAME, format!("{found}, but only {inodes} inodes"), FIX)
         }
         (free, _) if free < DISK_LEAST_MIB => Check::failed(NAME, found, FIX),
+        (_, Some(inodes)) if inodes < INODES_COMFORT => {
+            Check::warning(NAME, format!("{found}, but only {inodes} inodes"), FIX)
+        }
         (free, _) if free < DISK_COMFORT_MIB => Check::warning(NAME, found, FIX),
         _ => Check::ok(NAME, found),
     }
@@ -116,7 +121,7 @@ fn judge_clock(now: Timestamp, synchronised: Option<&str>) -> Check {
     }
 }
 
-pub(super) fn ports(settings: &DoctorSettings) -> [Check; 2] {
+pub(super) fn ports(settings: &AgentSettings) -> [Check; 2] {
     let serves = UnixStream::connect(&settings.socket).is_ok();
     let tcp = TcpListener::bind(settings.metrics_listen).map(drop);
     let udp = UdpSocket::bind(settings.listen).map(drop);
@@ -147,8 +152,14 @@ fn judge_port(
     }
 }
 
-pub(super) fn certificates(certs_dir: &Path, now: Timestamp) -> Check {
+pub(super) fn certificates(settings: &AgentSettings, now: Timestamp) -> Check {
     const NAME: &str = "certificates";
+    let certs_dir = &settings.certs_dir;
+    if let Some(file) =
+        settings.desired_file.as_ref().filter(|_| !certs::CertsDir::new(certs_dir).is_enrolled())
+    {
+        return Check::ok(NAME, format!("none are needed: documents come from {}", file.display()));
+    }
     if !certs::CertsDir::new(certs_dir).is_enrolled() {
         return Check::warning(
             NAME,
@@ -187,7 +198,8 @@ mod tests {
         assert_eq!(health(100_000, Some(1_000_000)), Health::Ok);
         assert_eq!(health(100_000, None), Health::Ok);
         assert_eq!(health(5_000, None), Health::Warning);
-        assert_eq!(health(500, None), Health::Failed);
+        assert_eq!(health(100_000, Some(5_000)), Health::Warning);
+        assert_eq!(health(5, None), Health::Failed);
         assert_eq!(health(100_000, Some(5)), Health::Failed);
     }
 

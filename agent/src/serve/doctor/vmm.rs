@@ -3,18 +3,22 @@
 use std::path::{Path, PathBuf};
 
 use mvm_proto::text::chain;
-use mvm_vmm::VmmSettings;
 use mvm_vmm::choice;
 use mvm_vmm::firecracker::{FirecrackerSettings, settings::find};
 use mvm_vmm::probe::{Probe, Verdict};
 use mvm_vmm::qemu::Binary;
+use mvm_vmm::{DriverChoice, DriverKind, VmmSettings};
 
 use super::Check;
 
 const VMM: &str = "vmm";
 const KVM: &str = "kvm";
 
-pub(super) async fn examine(vmm: &VmmSettings, data_dir: &Path) -> Vec<Check> {
+pub(super) async fn examine(choice: DriverChoice, vmm: &VmmSettings, data_dir: &Path) -> Vec<Check> {
+    if choice == DriverChoice::Only(DriverKind::Fake) {
+        let found = "the fake driver runs no guest: instances exist on paper only";
+        return vec![Check::warning(VMM, found, "leave --driver fake out")];
+    }
     let path = std::env::var_os("PATH");
     let settings = FirecrackerSettings::with_programs(vmm);
     let firecracker = find(&settings, path.as_deref())
@@ -39,7 +43,7 @@ pub(super) async fn examine(vmm: &VmmSettings, data_dir: &Path) -> Vec<Check> {
             "install it: apt-get install --no-install-recommends qemu-system-x86",
         ),
     };
-    vec![judge(firecracker, qemu), kvm]
+    vec![judge(choice, firecracker, qemu), kvm]
 }
 
 /// In the data directory, where an agent finds the answer; elsewhere when there is none, which leaves no trace.
@@ -72,14 +76,24 @@ impl Drop for Elsewhere {
     }
 }
 
-fn judge(firecracker: Result<String, String>, qemu: Result<String, String>) -> Check {
-    match (firecracker, qemu) {
-        (Ok(firecracker), Ok(qemu)) => Check::ok(VMM, format!("{firecracker}; {qemu}")),
-        (Ok(one), Err(_)) | (Err(_), Ok(one)) => Check::ok(VMM, one),
-        (Err(firecracker), Err(qemu)) => Check::failed(
+/// `choice`: one that was named must be there; else either will do.
+fn judge(choice: DriverChoice, firecracker: Result<String, String>, qemu: Result<String, String>) -> Check {
+    const INSTALL: &str = "apt-get install --no-install-recommends qemu-system-x86";
+    match (choice, firecracker, qemu) {
+        (DriverChoice::Only(DriverKind::Firecracker), Err(missing), _) => Check::failed(
+            VMM,
+            format!("--driver firecracker: {missing}"),
+            "name it by --firecracker, or leave --driver out",
+        ),
+        (DriverChoice::Only(DriverKind::Qemu), _, Err(missing)) => {
+            Check::failed(VMM, format!("--driver qemu: {missing}"), format!("install it: {INSTALL}"))
+        }
+        (_, Ok(firecracker), Ok(qemu)) => Check::ok(VMM, format!("{firecracker}; {qemu}")),
+        (_, Ok(one), Err(_)) | (_, Err(_), Ok(one)) => Check::ok(VMM, one),
+        (_, Err(firecracker), Err(qemu)) => Check::failed(
             VMM,
             format!("no program that runs microVMs: {qemu}; {firecracker}"),
-            "install one: apt-get install --no-install-recommends qemu-system-x86",
+            format!("install one: {INSTALL}"),
         ),
     }
 }
@@ -105,11 +119,22 @@ mod tests {
     fn one_vmm_is_enough_and_none_is_a_failure_with_a_fix() {
         let there = |name: &str| Ok(name.to_owned());
         let missing = || Err("not in PATH".to_owned());
-        assert_eq!(judge(there("Firecracker"), missing()).health, Health::Ok);
-        assert_eq!(judge(missing(), there("QEMU")).health, Health::Ok);
-        let none = judge(missing(), missing());
+        let auto = DriverChoice::Auto;
+        assert_eq!(judge(auto, there("Firecracker"), missing()).health, Health::Ok);
+        assert_eq!(judge(auto, missing(), there("QEMU")).health, Health::Ok);
+        let none = judge(auto, missing(), missing());
         assert_eq!(none.health, Health::Failed);
         assert!(none.fix.unwrap().contains("qemu-system-x86"));
+    }
+
+    #[test]
+    fn the_driver_that_was_named_must_be_there_itself() {
+        let (there, missing) = (|| Ok("there".to_owned()), || Err("not in PATH".to_owned()));
+        let (firecracker, qemu) =
+            (DriverChoice::Only(DriverKind::Firecracker), DriverChoice::Only(DriverKind::Qemu));
+        assert_eq!(judge(firecracker, missing(), there()).health, Health::Failed);
+        assert_eq!(judge(qemu, there(), missing()).health, Health::Failed);
+        assert_eq!(judge(qemu, missing(), there()).health, Health::Ok);
     }
 
     #[test]
