@@ -1,15 +1,16 @@
 //! What Prometheus reads: names in base units, labels from closed sets only (a peer can't make new series).
 
 mod network;
+mod state;
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use mvm_host::network::NetworkFound;
-use mvm_proto::status::InstanceStatus;
+use mvm_host::network::{Dropped, NetworkFound, Traffic};
+use mvm_proto::status::{Condition, InstanceStatus, NodeStatus, PoolStatus};
 use mvm_proto::{Phase, Timestamp};
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -18,8 +19,9 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use network::NetworkCounters;
+pub use state::NodeState;
 
-use crate::execute::Wake;
+use crate::execute::{Wake, WakeKind};
 
 /// The media type of the text that [`Metrics::render`] gives.
 pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -86,7 +88,6 @@ pub struct Metrics {
     reconcile: Histogram,
     wakes: Family<KindLabel, Histogram, fn() -> Histogram>,
     session_connected: Gauge,
-    certificate_expiry: Gauge,
     resident_memory: Gauge,
     session_dials: Family<ResultLabel, Counter>,
     network: NetworkCounters,
@@ -102,7 +103,6 @@ impl Metrics {
         let reconcile = Histogram::new(RECONCILE_BUCKETS);
         let wakes = Family::new_with_constructor((|| Histogram::new(WAKE_BUCKETS)) as fn() -> Histogram);
         let session_connected = Gauge::default();
-        let certificate_expiry = Gauge::default();
         let resident_memory = Gauge::default();
         let session_dials = Family::default();
         let start_time: Gauge<f64, AtomicU64> = Gauge::default();
@@ -125,8 +125,6 @@ impl Metrics {
         registry.register("mvm_agent_session_connected", help, session_connected.clone());
         let help = "Attempts to reach the coordinator, by outcome";
         registry.register("mvm_agent_session_dials", help, session_dials.clone());
-        let help = "When this node's certificate expires, in seconds since 1970; 0 without one";
-        registry.register("mvm_agent_certificate_expiry_timestamp_seconds", help, certificate_expiry.clone());
         let help = "Resident memory of this process";
         registry.register("process_resident_memory_bytes", help, resident_memory.clone());
         let help = "When this process started, in seconds since 1970";
@@ -144,7 +142,6 @@ impl Metrics {
             reconcile,
             wakes,
             session_connected,
-            certificate_expiry,
             resident_memory,
             session_dials,
             network,
@@ -178,10 +175,6 @@ impl Metrics {
         self.session_dials.get_or_create(&ResultLabel { result }).inc();
     }
 
-    pub fn certificate(&self, not_after: Timestamp) {
-        self.certificate_expiry.set(not_after.unix_secs());
-    }
-
     /// What the last look at the network found.
     pub fn network(&self, found: &NetworkFound) {
         self.network.set(found);
@@ -202,12 +195,14 @@ impl Metrics {
 
     /// All metrics as text. Instances are counted as they are now, not as the last pass saw them.
     #[must_use]
-    pub fn render(&self, instances: &[InstanceStatus]) -> String {
+    pub fn render(&self, instances: &[InstanceStatus], state: &NodeState) -> String {
         self.count_instances(instances);
         self.resident_memory.set(resident_bytes().unwrap_or(0));
         let mut text = String::new();
         // Writing to a string can't fail.
-        let _ = encode(&mut text, &self.registry);
+        let _ = encode_registry(&mut text, &self.registry)
+            .and_then(|()| encode_registry(&mut text, &state::registry(state)))
+            .and_then(|()| encode_eof(&mut text));
         text
     }
 }
@@ -220,35 +215,45 @@ fn resident_bytes() -> Option<i64> {
     Some(pages * page)
 }
 
+/// All metrics with made-up values, each label at least once: what `docs/metrics.md` is made of.
+#[doc(hidden)]
+#[must_use]
+pub fn example() -> String {
+    let metrics = Metrics::new(Timestamp::from_unix_ms(1_500));
+    metrics.document(DocumentResult::Refused);
+    metrics.request("/v1/node/info", 200);
+    metrics.dialled(false);
+    metrics.reconciled(Duration::from_millis(3));
+    metrics.woken(&Wake { kind: WakeKind::Woken, total: Duration::from_millis(60) });
+    let traffic = |instance: Option<&str>| Traffic {
+        tenant: "acme".parse().expect("a tenant's id"),
+        instance: instance.map(|id| id.parse().expect("an instance's id")),
+        sent_packets: 1,
+        sent_bytes: 7,
+        received_packets: 2,
+        received_bytes: 9,
+    };
+    metrics.network(&NetworkFound {
+        dropped: vec![Dropped { reason: "to-host".to_owned(), packets: 5, bytes: 300 }],
+        traffic: vec![traffic(None), traffic(Some("i-0000002a"))],
+        ..NetworkFound::default()
+    });
+    let pool =
+        PoolStatus { tenant_id: "acme".to_owned(), pool_id: "web".to_owned(), ..PoolStatus::default() };
+    let converged = Condition::new("Converged", true, "Converged", "", Timestamp::from_unix_ms(0));
+    let status = NodeStatus { pools: vec![pool], conditions: vec![converged], ..NodeStatus::default() };
+    let expiries = vec![("certificate", Timestamp::from_unix_ms(99_000))];
+    let warm = InstanceStatus { phase: "warm".to_owned(), ..InstanceStatus::default() };
+    metrics.render(&[warm], &NodeState { status, expiries, ..NodeState::default() })
+}
+
 #[cfg(test)]
 mod tests {
-    use mvm_host::network::{Dropped, Traffic};
-    use mvm_proto::InstanceId;
-
     use super::*;
-    use crate::execute::WakeKind;
-
-    fn traffic(instance: Option<InstanceId>) -> Traffic {
-        let tenant = "acme".parse().unwrap();
-        Traffic { tenant, instance, sent_packets: 1, sent_bytes: 7, received_packets: 2, received_bytes: 9 }
-    }
 
     #[test]
     fn the_names_that_dashboards_use_are_all_there() {
-        let metrics = Metrics::new(Timestamp::from_unix_ms(1_500));
-        metrics.document(DocumentResult::Refused);
-        metrics.request("/v1/node/info", 200);
-        metrics.dialled(false);
-        metrics.reconciled(Duration::from_millis(3));
-        metrics.woken(&Wake { kind: WakeKind::Woken, total: Duration::from_millis(60) });
-        metrics.certificate(Timestamp::from_unix_ms(99_000));
-        metrics.network(&NetworkFound {
-            dropped: vec![Dropped { reason: "to-host".to_owned(), packets: 5, bytes: 300 }],
-            traffic: vec![traffic(None), traffic(Some("i-0000002a".parse().unwrap()))],
-            ..NetworkFound::default()
-        });
-        let warm = InstanceStatus { phase: "warm".to_owned(), ..InstanceStatus::default() };
-        let text = metrics.render(&[warm]);
+        let text = example();
         for line in [
             "mvm_agent_documents_total{result=\"refused\"} 1",
             "mvm_agent_http_requests_total{route=\"/v1/node/info\",status=\"200\"} 1",
@@ -256,13 +261,15 @@ mod tests {
             "mvm_agent_instances{phase=\"running\"} 0",
             "mvm_agent_session_connected 0",
             "mvm_agent_session_dials_total{result=\"failed\"} 1",
-            "mvm_agent_certificate_expiry_timestamp_seconds 99",
+            "mvm_agent_expiry_timestamp_seconds{of=\"certificate\"} 99",
             "mvm_agent_reconcile_duration_seconds_count 1",
             "mvm_agent_wake_duration_seconds_bucket{le=\"0.1\",kind=\"woken\"} 1",
             "mvm_agent_wake_duration_seconds_bucket{le=\"0.05\",kind=\"woken\"} 0",
             "mvm_tenant_network_bytes_total{tenant=\"acme\",direction=\"sent\"} 7",
             "mvm_instance_network_bytes_total{tenant=\"acme\",instance=\"i-0000002a\",direction=\"received\"} 9",
             "mvm_firewall_dropped_packets_total{reason=\"to-host\"} 5",
+            "mvm_agent_condition{type=\"Converged\"} 1",
+            "mvm_agent_pool_instances{tenant=\"acme\",pool=\"web\",state=\"running\"} 0",
             "process_start_time_seconds 1.5",
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");

@@ -30,6 +30,7 @@ use listeners::Listeners;
 use mvm_host::AnyHost;
 use mvm_image::Vouched;
 use mvm_pki::files;
+use mvm_pki::status::expiries;
 use mvm_proto::status::{Capacity, NodeInfo, PassedOver};
 use mvm_proto::{NodeId, Timestamp};
 use mvm_vmm::DriverKind;
@@ -46,13 +47,13 @@ use crate::intake::coordinator_session::{SessionContext, SessionState, coordinat
 use crate::intake::ledger::LEDGER_FILE;
 use crate::intake::removed_operators::RemovedOperators;
 use crate::intake::source::{FileSource, FileState, Intake, file_source_task};
-use crate::metrics::Metrics;
-use crate::node::assemble::{Node, NodeSettings};
+use crate::metrics::{Metrics, NodeState};
+use crate::node::assemble::{Node, NodeSettings, check_bounds};
 use crate::node::event_log::{EventLog, event_log_task};
 use crate::node::handle::NodeHandle;
 use crate::node::info;
 use crate::node::reconcile_task::reconcile_task;
-use crate::serve::health::{Health, SourceHealth};
+use crate::serve::health::{Health, SourceHealth, StateOf};
 use crate::serve::privileges::Privileges;
 use crate::serve::settings::AgentSettings;
 use crate::serve::shutdown::{notify_ready, notify_stopping, watchdog_task};
@@ -102,6 +103,10 @@ impl Agent {
         let certs = CertsDir::new(&settings.certs_dir);
         let member = load_member(&settings, &certs)?;
         let driver = choice::decide(settings.driver, &settings.vmm, data_dir).await;
+        let isolation = settings.isolation.with(driver);
+        check_bounds(&isolation, driver, &host, settings.privileges.looked())
+            .await
+            .map_err(|cause| AgentError::Node(Box::new(cause)))?;
         let mut info = info::measure(data_dir, driver, &settings.capacity, started_at);
         let node_id = choose_node_id(&settings, member.as_ref(), &info)?;
         info.node_id = node_id.to_string();
@@ -213,10 +218,11 @@ impl Agent {
             shutdown: stop.clone(),
         };
         let api = Api::new(parts, settings.rate);
-        let local = health::router(Arc::clone(&health), Arc::clone(&metrics), handle.clone());
+        let state = node_state(Arc::clone(&describe), &handle, member.as_ref(), acceptor);
+        let local = health::router(Arc::clone(&health), Arc::clone(&metrics), handle.clone(), state);
         listeners.open(&mut tasks, &api, local);
         if let Some(member) = member {
-            member.spawn_upkeep(&mut tasks, certs, &metrics);
+            member.spawn_upkeep(&mut tasks, certs);
             if let (true, Some(coordinator)) = (dials, member.coordinator) {
                 let context = SessionContext {
                     coordinator,
@@ -338,6 +344,37 @@ fn open_acceptor(
     Acceptor::open(settings, clock).map_err(|problem| AgentError::State(Box::new(problem)))
 }
 
+/// What `/metrics` tells of this node, as it is at each asking.
+fn node_state(
+    describe: Describe,
+    node: &NodeHandle,
+    member: Option<&Member>,
+    acceptor: Option<Arc<Acceptor>>,
+) -> StateOf {
+    let status = node.status();
+    let identity = member.map(|member| (member.credential.clone(), member.anchors.clone()));
+    let (machine_processors, machine_memory_mib) = info::machine();
+    Arc::new(move || {
+        let current =
+            identity.as_ref().map(|(credential, anchors)| (credential.current(), anchors.current()));
+        let mut expiries = match &current {
+            Some((credential, anchors)) => expiries(Some(credential), Some(anchors), None),
+            None => Vec::new(),
+        };
+        expiries.extend(acceptor.iter().flat_map(|acceptor| acceptor.expiries()));
+        NodeState {
+            info: describe(),
+            status: status.borrow().clone(),
+            machine_processors,
+            machine_memory_mib,
+            expiries,
+        }
+    })
+}
+
+/// What this node is, described anew at each asking.
+type Describe = Arc<dyn Fn() -> NodeInfo + Send + Sync>;
+
 /// What runs this node's microVMs, and what it was chosen from.
 #[derive(Debug)]
 struct DriverInUse {
@@ -355,7 +392,7 @@ fn describe(
     health: Arc<Health>,
     session: Option<watch::Receiver<SessionState>>,
     privileges: Privileges,
-) -> Arc<dyn Fn() -> NodeInfo + Send + Sync> {
+) -> Describe {
     Arc::new(move || {
         let mut info = fixed.clone();
         let DriverInUse { kind, choice, vmm } = &driver;

@@ -67,6 +67,17 @@ impl Fleet {
         Arc::clone(nodes.entry(node.clone()).or_insert_with(|| Arc::new(LiveNode::new())))
     }
 
+    /// What each connected node said last.
+    pub(crate) fn for_each_connected(&self, mut each: impl FnMut(&Live)) {
+        let nodes: Vec<_> = self.nodes.read().values().map(Arc::clone).collect();
+        for node in nodes {
+            let live = node.lock();
+            if live.session.is_some() {
+                each(&live);
+            }
+        }
+    }
+
     pub(crate) fn connected(&self) -> usize {
         *self.sessions.borrow()
     }

@@ -52,3 +52,10 @@ pub use settings::{
     ENROL_PER_SECOND, HEARTBEAT, MAX_GRPC_CONNECTIONS, OPERATOR_LIFE, OnBeat, OnReady, SILENT_INTERVALS,
 };
 pub use tokens::{DEFAULT_TTL as TOKEN_DEFAULT_TTL, MAX_TTL as TOKEN_MAX_TTL};
+
+/// All metrics with made-up values: what `docs/metrics.md` is made of.
+#[doc(hidden)]
+#[must_use]
+pub fn metrics_example() -> String {
+    metrics::example()
+}

@@ -1,15 +1,18 @@
 //! What Prometheus reads, and the loopback listener that serves it with health and readiness.
 
+mod fleet;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use axum::Router;
 use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::routing::get;
+pub(crate) use fleet::FleetState;
 use http::{StatusCode, header};
-use mvm_proto::Timestamp;
 use parking_lot::Mutex;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -50,7 +53,6 @@ pub(crate) struct Metrics {
     pub(crate) renewals: Family<Outcome, Counter>,
     pub(crate) tokens_created: Counter,
     pub(crate) grpc_handshakes_failed: Counter,
-    certificate_expiry: Gauge<f64, AtomicU64>,
     epoch: Gauge<i64, AtomicI64>,
     ready: AtomicBool,
     registry: Mutex<Registry>,
@@ -68,7 +70,6 @@ impl Metrics {
             renewals: Family::default(),
             tokens_created: Counter::default(),
             grpc_handshakes_failed: Counter::default(),
-            certificate_expiry: Gauge::default(),
             epoch: Gauge::default(),
             ready: AtomicBool::new(false),
             registry: Mutex::new(Registry::with_prefix("mvm_coordinator")),
@@ -98,17 +99,7 @@ impl Metrics {
             "TLS handshakes on TCP that did not succeed",
             self.grpc_handshakes_failed.clone(),
         );
-        r.register_with_unit(
-            "certificate_expiry_timestamp",
-            "When the coordinator's own certificate ends, in Unix time",
-            Unit::Seconds,
-            self.certificate_expiry.clone(),
-        );
         r.register("epoch", "The fencing number of this process", self.epoch.clone());
-    }
-
-    pub(crate) fn set_certificate_expiry(&self, not_after: Timestamp) {
-        self.certificate_expiry.set(not_after.unix_ms() as f64 / 1000.0);
     }
 
     pub(crate) fn set_epoch(&self, epoch: u64) {
@@ -119,25 +110,32 @@ impl Metrics {
         self.ready.store(ready, Ordering::Release);
     }
 
-    fn text(&self) -> Result<String, std::fmt::Error> {
+    fn text(&self, fleet: &FleetState) -> Result<String, std::fmt::Error> {
         let registry = self.registry.lock();
         let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry)?;
+        encode_registry(&mut text, &registry)?;
+        encode_registry(&mut text, &fleet.registry())?;
+        encode_eof(&mut text)?;
         Ok(text)
     }
 }
 
+/// Looks at the fleet anew for each scrape.
+pub(crate) type FleetOf = Arc<dyn Fn() -> FleetState + Send + Sync>;
+
 /// The routes of the loopback listener.
-pub(crate) fn router(metrics: Arc<Metrics>) -> Router {
-    Router::new()
-        .route("/metrics", get(serve_metrics))
+pub(crate) fn router(metrics: Arc<Metrics>, fleet: FleetOf) -> Router {
+    let measured =
+        Router::new().route("/metrics", get(serve_metrics)).with_state((Arc::clone(&metrics), fleet));
+    let asked = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(serve_ready))
-        .with_state(metrics)
+        .with_state(metrics);
+    measured.merge(asked)
 }
 
-async fn serve_metrics(State(metrics): State<Arc<Metrics>>) -> impl IntoResponse {
-    match metrics.text() {
+async fn serve_metrics(State((metrics, fleet)): State<(Arc<Metrics>, FleetOf)>) -> impl IntoResponse {
+    match metrics.text(&fleet()) {
         Ok(text) => {
             let media = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             ([(header::CONTENT_TYPE, media)], text).into_response()
@@ -154,23 +152,31 @@ async fn serve_ready(State(metrics): State<Arc<Metrics>>) -> (StatusCode, &'stat
     }
 }
 
+/// All metrics with made-up values, each label at least once: what `docs/metrics.md` is made of.
+pub(crate) fn example() -> String {
+    let metrics = Metrics::new();
+    metrics.sessions.set(3);
+    metrics.enrolments.get_or_create(&Outcome::from(true)).inc();
+    metrics.renewals.get_or_create(&Outcome::from(true)).inc();
+    metrics.push_to_accepted.observe(0.004);
+    let fleet = FleetState::new(vec![("root_ca", mvm_proto::Timestamp::from_unix_ms(99_000))]);
+    // Writing to a string can't fail.
+    metrics.text(&fleet).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn metrics_carry_their_names_and_base_units() {
-        let metrics = Metrics::new();
-        metrics.sessions.set(3);
-        metrics.enrolments.get_or_create(&Outcome::from(true)).inc();
-        metrics.push_to_accepted.observe(0.004);
-        let text = metrics.text().unwrap();
+        let text = example();
         for line in [
             "mvm_coordinator_sessions 3",
             "mvm_coordinator_documents_pushed_total 0",
             "mvm_coordinator_push_to_accepted_seconds_count 1",
             "mvm_coordinator_enrolments_total{outcome=\"ok\"} 1",
-            "mvm_coordinator_certificate_expiry_timestamp_seconds",
+            "mvm_coordinator_expiry_timestamp_seconds{of=\"root_ca\"} 99",
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");
         }

@@ -16,7 +16,6 @@ use mvm_pki::{
 use mvm_proto::Timestamp;
 
 use crate::init::{ClusterFile, issue_local};
-use crate::metrics::Metrics;
 use crate::paths::DataDir;
 use crate::settings::CoordinatorSettings;
 use crate::stored::now;
@@ -99,14 +98,9 @@ pub(crate) async fn own_leaf_task(
     anchors: LiveAnchors,
     authority: Arc<Authority>,
     profile: LeafProfile,
-    metrics: Arc<Metrics>,
     shutdown: tokio_util::sync::CancellationToken,
 ) {
-    metrics.set_certificate_expiry(live.current().not_after());
     let names = CsrNames { dns: profile.dns.clone(), ips: profile.ips.clone() };
-    let save = move |credential: &Credential, _: &Anchors| {
-        metrics.set_certificate_expiry(credential.not_after());
-        credential.save(&data.leaf())
-    };
+    let save = move |credential: &Credential, _: &Anchors| credential.save(&data.leaf());
     renewal_task(live, anchors, save, LocalRenewal { authority, profile }, names, shutdown).await;
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use mvm_pki::endorsement::Endorsements;
+use mvm_pki::status::expiries;
 use mvm_pki::tls::server_config;
 use mvm_pki::{Anchors, Authority, ClientAuth, LeafProfile, LiveAnchors, LiveCredential, SigningKey};
 use mvm_store::{Settings as StoreSettings, SledStore};
@@ -26,7 +27,7 @@ use crate::enrolment::Members;
 use crate::error::{BoxError, CoordinatorError};
 use crate::fleet::Fleet;
 use crate::init::{ClusterFile, InitError, read_cluster_file};
-use crate::metrics::{self, Metrics};
+use crate::metrics::{self, FleetOf, FleetState, Metrics};
 use crate::operators::{Operators, take_notes};
 use crate::paths::DataDir;
 use crate::reissue_task::reissue_task;
@@ -277,17 +278,27 @@ fn start_tasks(
         state.anchors.clone(),
         Arc::clone(&state.authority),
         profile,
-        Arc::clone(&state.metrics),
         state.shutdown.clone(),
     );
     tasks.spawn("renewal of the own certificate", own_leaf.map(Ok));
     if let Some(listener) = metrics_listener {
-        let router = metrics::router(Arc::clone(&state.metrics));
+        let router = metrics::router(Arc::clone(&state.metrics), fleet_of(state, live));
         let stop = state.shutdown.clone().cancelled_owned();
         let serving = axum::serve(listener, router).with_graceful_shutdown(stop);
         tasks.spawn("metrics listener", async { Ok(serving.await?) });
     }
     tasks
+}
+
+/// What `/metrics` tells of the fleet and of what ends when.
+fn fleet_of(state: &Arc<State>, live: &LiveCredential) -> FleetOf {
+    let (state, live) = (Arc::clone(state), live.clone());
+    Arc::new(move || {
+        let (credential, anchors, trust) = (live.current(), state.anchors.current(), state.trust.current());
+        let mut fleet = FleetState::new(expiries(Some(&credential), Some(&anchors), Some(&trust)));
+        state.fleet.for_each_connected(|node| fleet.add(node.info.as_ref(), node.status.as_ref()));
+        fleet
+    })
 }
 
 async fn stop(

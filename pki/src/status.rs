@@ -87,6 +87,30 @@ impl CertificateStatus {
     }
 }
 
+/// When what a process is known by and goes by ends, each with what it is: certificates of its chain and its roots, and
+/// what the trust root says of keys and images. Of several of a kind, the first to end.
+#[must_use]
+pub fn expiries(
+    credential: Option<&Credential>,
+    anchors: Option<&Anchors>,
+    trust: Option<&TrustStore>,
+) -> Vec<(&'static str, Timestamp)> {
+    let first =
+        |certificates: &[CertificateDer<'_>]| names(certificates).iter().map(|name| name.not_after).min();
+    let issuing = credential.and_then(|credential| first(credential.chain().get(1..).unwrap_or_default()));
+    let mut found = vec![
+        ("certificate", credential.map(Credential::not_after)),
+        ("issuing_ca", issuing),
+        ("root_ca", anchors.and_then(|anchors| first(anchors.certificates()))),
+        ("trust_root", trust.map(|trust| trust.root().expires_at)),
+        ("images", trust.and_then(TrustStore::images).map(|images| images.expires_at)),
+    ];
+    let role = |role| trust.and_then(|trust: &TrustStore| trust.root().role(role).expires_at);
+    found.push(("director_keys", role(TrustRole::Director)));
+    found.push(("image_keys", role(TrustRole::Image)));
+    found.into_iter().filter_map(|(of, at)| Some((of, at?))).collect()
+}
+
 fn state_of(not_before: Timestamp, not_after: Timestamp, now: Timestamp) -> CertificateState {
     if now < not_before {
         CertificateState::NotYetValid

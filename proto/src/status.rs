@@ -9,6 +9,27 @@ pub mod fit;
 
 use crate::{Digest, Timestamp};
 
+/// Every condition that a node has. A coordinator counts these alone, so that no node can add series to its metrics.
+pub const CONDITIONS: [&str; 17] = [
+    "ArtifactsReady",
+    "Converged",
+    "DesiredStateCurrent",
+    "DiskWritable",
+    "DriverReady",
+    "ImagesVouched",
+    "InfoComplete",
+    "LimitsHeld",
+    "NetworkReady",
+    "PrivilegesDropped",
+    "Ready",
+    "SecretsReady",
+    "SessionConnected",
+    "SessionsPersisted",
+    "StatusComplete",
+    "VmsAccountedFor",
+    "WorkloadsRunning",
+];
+
 impl Mark {
     #[must_use]
     pub fn new(epoch: u64, generation: u64, digest: Digest) -> Self {
@@ -25,6 +46,7 @@ impl Mark {
 impl Condition {
     #[must_use]
     pub fn new(kind: &str, holds: bool, reason: &str, message: impl Into<String>, since: Timestamp) -> Self {
+        debug_assert!(CONDITIONS.contains(&kind), "{kind} is in no list of conditions");
         Self {
             r#type: kind.to_owned(),
             status: if holds { "True" } else { "False" }.to_owned(),

@@ -10,11 +10,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use mvm_image::Vouched;
+use mvm_pki::status::expiries;
 use mvm_pki::trust::{RootMetadata, TrustBundle, TrustStore};
 use mvm_proto::envelope::{MAX_ENVELOPE_BYTES, Payload};
 use mvm_proto::status::Mark;
 use mvm_proto::text::is_caused_by;
-use mvm_proto::{DesiredState, Envelope, NodeId, Problem, SignedDocument, Unverified, Verified};
+use mvm_proto::{DesiredState, Envelope, NodeId, Problem, SignedDocument, Timestamp, Unverified, Verified};
 use parking_lot::Mutex;
 use refusal::{broken_envelope, ledger_problem, refuse_limits, too_large, trust_problem};
 use tokio::sync::watch;
@@ -86,6 +87,7 @@ struct Published {
     root_version: u64,
     images_version: u64,
     is_dev: bool,
+    expiries: Vec<(&'static str, Timestamp)>,
 }
 
 impl Held {
@@ -102,6 +104,7 @@ impl Held {
             root_version: self.trust.root_version(),
             images_version: self.trust.images_version(),
             is_dev: self.trust.is_dev(),
+            expiries: expiries(None, None, Some(&self.trust)),
         }
     }
 }
@@ -171,6 +174,15 @@ impl Acceptor {
     #[must_use]
     pub fn is_dev_cluster(&self) -> bool {
         self.shared.published().is_dev
+    }
+
+    /// When what this node goes by ends: the trust root, the images statement, the document in force.
+    #[must_use]
+    pub fn expiries(&self) -> Vec<(&'static str, Timestamp)> {
+        let document = self.shared.in_force.borrow().as_ref().and_then(|in_force| in_force.expires_at);
+        let mut expiries = self.shared.published().expiries;
+        expiries.extend(document.map(|at| ("document", at)));
+        expiries
     }
 
     /// The images that may start here, now and whenever the cluster's trust changes.

@@ -73,14 +73,20 @@ pub(crate) fn capabilities(driver: &impl Driver) -> Vec<status::Capability> {
     Capability::ALL.into_iter().map(told).collect()
 }
 
+/// Processors and memory (MiB) of this machine itself.
+#[must_use]
+pub fn machine() -> (u32, u64) {
+    let processors =
+        std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
+    (processors, total_memory_mib(&fs::read_to_string("/proc/meminfo").unwrap_or_default()))
+}
+
 /// What instances may use of this machine. Those of a driver that runs no guest use nothing of it.
 fn offered(data_dir: &Path, driver: DriverKind) -> Capacity {
     if !driver.uses_host_resources() {
         return IMAGINED;
     }
-    let processors =
-        std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
-    let memory = total_memory_mib(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
+    let (processors, memory) = machine();
     // Before the first start the data directory is not there yet; it will lie on its parent's file system.
     let there = data_dir.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
     let disk = nix::sys::statvfs::statvfs(there)

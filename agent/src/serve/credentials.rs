@@ -1,7 +1,6 @@
 //! Notices certificates that another process put in place (`mvm agent certs rotate` or `request`) and goes over to
 //! them. New handshakes use the new one; no live connection is touched.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_pki::{LiveAnchors, LiveCredential};
@@ -10,7 +9,6 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::metrics::Metrics;
 use crate::upkeep::certs::CertsDir;
 use crate::upkeep::dir_watch::DirWatch;
 
@@ -21,12 +19,10 @@ pub(super) async fn reload_task(
     certs: CertsDir,
     credential: LiveCredential,
     anchors: LiveAnchors,
-    metrics: Arc<Metrics>,
     stop: CancellationToken,
 ) {
     let mut changes = DirWatch::around(&certs.node());
     let mut hangups = signal(SignalKind::hangup()).ok();
-    let mut swaps = credential.changed();
     let hangup = async |hangups: &mut Option<tokio::signal::unix::Signal>| match hangups {
         Some(signal) => signal.recv().await,
         None => std::future::pending().await,
@@ -36,12 +32,9 @@ pub(super) async fn reload_task(
             () = stop.cancelled() => return,
             () = changes.changed() => {}
             _ = hangup(&mut hangups) => info!("asked to reload the certificates"),
-            // The renewal worker swapped it: only the metric is behind.
-            _ = swaps.changed() => {}
             () = tokio::time::sleep(LOOK_EVERY) => {}
         }
         adopt(&certs, &credential, &anchors);
-        metrics.certificate(credential.current().not_after());
     }
 }
 

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use crate::clock::Clock;
 use crate::intake::coordinator_session::SessionState;
 use crate::intake::source::FileState;
-use crate::metrics::{MEDIA_TYPE, Metrics};
+use crate::metrics::{MEDIA_TYPE, Metrics, NodeState};
 use crate::node::handle::NodeHandle;
 
 /// A pass may be late by this much beyond three intervals before the loop counts as dead: a slow boot is not a hang.
@@ -136,16 +136,20 @@ impl Health {
     }
 }
 
+/// The node's state, looked at anew for each scrape.
+pub type StateOf = Arc<dyn Fn() -> NodeState + Send + Sync>;
+
 /// `/metrics`, `/healthz`, `/readyz`.
-pub fn router(health: Arc<Health>, metrics: Arc<Metrics>, node: NodeHandle) -> Router {
-    let measured = Router::new().route("/metrics", get(render)).with_state((metrics, node));
+pub fn router(health: Arc<Health>, metrics: Arc<Metrics>, node: NodeHandle, state: StateOf) -> Router {
+    let measured = Router::new().route("/metrics", get(render)).with_state((metrics, node, state));
     let asked =
         Router::new().route("/healthz", get(healthz)).route("/readyz", get(readyz)).with_state(health);
     measured.merge(asked)
 }
 
-async fn render(State((metrics, node)): State<(Arc<Metrics>, NodeHandle)>) -> Response {
-    ([(header::CONTENT_TYPE, MEDIA_TYPE)], metrics.render(&node.instances(None))).into_response()
+async fn render(State((metrics, node, state)): State<(Arc<Metrics>, NodeHandle, StateOf)>) -> Response {
+    let text = metrics.render(&node.instances(None), &state());
+    ([(header::CONTENT_TYPE, MEDIA_TYPE)], text).into_response()
 }
 
 async fn healthz(State(health): State<Arc<Health>>) -> Response {

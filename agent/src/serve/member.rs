@@ -1,7 +1,5 @@
 //! The parts that only an enrolled node has: its certificate, renewal, and the reload of certificates from disk.
 
-use std::sync::Arc;
-
 use mvm_pki::{CsrNames, LiveAnchors, LiveCredential};
 use mvm_proto::status::NodeInfo;
 use mvm_proto::{ClusterId, NodeId};
@@ -10,7 +8,6 @@ use mvm_transport::Target;
 use super::credentials;
 use super::error::AgentError;
 use super::tasks::Tasks;
-use crate::metrics::Metrics;
 use crate::node::info;
 use crate::serve::settings::AgentSettings;
 use crate::upkeep::certs::{CertsDir, CoordinatorRenewal};
@@ -31,17 +28,10 @@ impl Member {
     }
 
     /// Starts what keeps the certificate fresh.
-    pub(super) fn spawn_upkeep(&self, tasks: &mut Tasks, certs: CertsDir, metrics: &Arc<Metrics>) {
+    pub(super) fn spawn_upkeep(&self, tasks: &mut Tasks, certs: CertsDir) {
         let stop = tasks.stop_token();
         let (live, anchors) = (self.credential.clone(), self.anchors.clone());
-        metrics.certificate(live.current().not_after());
-        let reload = credentials::reload_task(
-            certs.clone(),
-            live.clone(),
-            anchors.clone(),
-            Arc::clone(metrics),
-            stop.clone(),
-        );
+        let reload = credentials::reload_task(certs.clone(), live.clone(), anchors.clone(), stop.clone());
         tasks.spawn("credentials", reload);
         let Some(coordinator) = self.coordinator.clone() else { return };
         let renewal = CoordinatorRenewal { coordinator, credential: live.clone(), anchors: anchors.clone() };

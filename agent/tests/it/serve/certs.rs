@@ -183,7 +183,8 @@ async fn a_running_agent_goes_over_to_a_rotated_certificate_without_dropping_a_c
 
     let rotated = certs::rotate(&settings.certs_dir, Some(&coordinator.target()), PATIENCE).await.unwrap();
     assert_ne!(rotated.not_after, before);
-    let expiry = format!("mvm_agent_certificate_expiry_timestamp_seconds {}", rotated.not_after.unix_secs());
+    let expiry =
+        format!("mvm_agent_expiry_timestamp_seconds{{of=\"certificate\"}} {}", rotated.not_after.unix_secs());
     let noticed = async {
         while !crate::serve::cluster::get_local(agent.metrics, "/metrics").await.1.contains(&expiry) {}
     };

@@ -1,0 +1,200 @@
+//! What the fleet is like at the moment of a scrape. Sums over the connected nodes alone: what one node says makes no
+//! series of its own, and a node's own `/metrics` has the rest.
+
+use std::collections::BTreeMap;
+
+use mvm_proto::Timestamp;
+use mvm_proto::status::{CONDITIONS, Capacity, Counts, NodeInfo, NodeStatus};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+const MIB: u64 = 1024 * 1024;
+
+/// Sums over the connected nodes, and what of this coordinator's ends when.
+#[derive(Debug, Default)]
+pub(crate) struct FleetState {
+    /// How many nodes say that a condition does not hold.
+    failing: BTreeMap<&'static str, u64>,
+    desired: Sums,
+    actual: Sums,
+    failed: u64,
+    down: u64,
+    capacity: Resources,
+    allocated: Resources,
+    expiries: Vec<(&'static str, Timestamp)>,
+}
+
+#[derive(Debug, Default)]
+struct Sums {
+    running: u64,
+    warm: u64,
+    sleeping: u64,
+}
+
+#[derive(Debug, Default)]
+struct Resources {
+    vcpus: u64,
+    mem_mib: u64,
+    disk_mib: u64,
+    instances: u64,
+}
+
+impl Sums {
+    fn add(&mut self, counts: Counts) {
+        self.running = self.running.saturating_add(counts.running.into());
+        self.warm = self.warm.saturating_add(counts.warm.into());
+        self.sleeping = self.sleeping.saturating_add(counts.sleeping.into());
+    }
+
+    fn by_state(&self) -> [(&'static str, u64); 3] {
+        [("running", self.running), ("warm", self.warm), ("sleeping", self.sleeping)]
+    }
+}
+
+impl Resources {
+    fn add(&mut self, vcpus: u32, mem_mib: u64, disk_mib: u64, instances: u32) {
+        self.vcpus = self.vcpus.saturating_add(vcpus.into());
+        self.mem_mib = self.mem_mib.saturating_add(mem_mib);
+        self.disk_mib = self.disk_mib.saturating_add(disk_mib);
+        self.instances = self.instances.saturating_add(instances.into());
+    }
+}
+
+impl FleetState {
+    pub(crate) fn new(expiries: Vec<(&'static str, Timestamp)>) -> Self {
+        Self { expiries, ..Self::default() }
+    }
+
+    /// A connected node's word. Conditions that are not on our list are not counted: no node makes new series.
+    pub(crate) fn add(&mut self, info: Option<&NodeInfo>, status: Option<&NodeStatus>) {
+        let of_info = info.into_iter().flat_map(|info| &info.conditions);
+        let of_status = status.into_iter().flat_map(|status| &status.conditions);
+        for condition in of_info.chain(of_status).filter(|condition| condition.status == "False") {
+            if let Some(kind) = CONDITIONS.into_iter().find(|kind| *kind == condition.r#type) {
+                *self.failing.entry(kind).or_default() += 1;
+            }
+        }
+        if let Some(Capacity { vcpus, mem_mib, disk_mib, max_instances }) =
+            info.and_then(|info| info.capacity)
+        {
+            self.capacity.add(vcpus, mem_mib, disk_mib, max_instances);
+        }
+        let Some(status) = status else { return };
+        let usage = status.usage.unwrap_or_default();
+        self.allocated.add(usage.vcpus, usage.mem_mib, usage.disk_mib, usage.instances);
+        for pool in &status.pools {
+            let actual = pool.actual.unwrap_or_default();
+            self.desired.add(pool.desired.unwrap_or_default());
+            self.actual.add(actual);
+            self.failed = self.failed.saturating_add(pool.failed.into());
+            self.down = self.down.saturating_add(actual.down.into());
+        }
+    }
+
+    pub(super) fn registry(&self) -> Registry {
+        let mut registry = Registry::with_prefix("mvm_coordinator");
+        let failing = Family::<TypeLabel, Gauge>::default();
+        for kind in CONDITIONS {
+            let nodes = self.failing.get(kind).copied().unwrap_or_default();
+            failing.get_or_create(&TypeLabel { r#type: kind }).set(gauge(nodes));
+        }
+        registry.register("nodes_failing", "Connected nodes on which a condition does not hold", failing);
+        let (desired, actual) =
+            (Family::<StateLabel, Gauge>::default(), Family::<StateLabel, Gauge>::default());
+        for (state, count) in self.desired.by_state() {
+            desired.get_or_create(&StateLabel { state }).set(gauge(count));
+        }
+        let others = [("failed", self.failed), ("down", self.down)];
+        for (state, count) in self.actual.by_state().into_iter().chain(others) {
+            actual.get_or_create(&StateLabel { state }).set(gauge(count));
+        }
+        registry.register(
+            "desired_instances",
+            "Instances that the connected nodes' pools ask for, by state",
+            desired,
+        );
+        let help = "Instances that the connected nodes have, by state; `down` are those of the running whose program does not \
+                    work";
+        registry.register("instances", help, actual);
+        for (kind, what, of) in [
+            ("capacity", "that instances may have together", &self.capacity),
+            ("allocated", "promised to instances", &self.allocated),
+        ] {
+            let mut tell = |unit: &str, noun: &str, value: u64| {
+                let one = Gauge::<i64>::default();
+                one.set(gauge(value));
+                registry.register(
+                    format!("{kind}_{unit}"),
+                    format!("{noun} {what}, on the connected nodes"),
+                    one,
+                );
+            };
+            tell("vcpus", "vCPUs", of.vcpus);
+            tell("memory_bytes", "Memory", of.mem_mib.saturating_mul(MIB));
+            tell("disk_bytes", "Disk", of.disk_mib.saturating_mul(MIB));
+            tell("instances", "Places", of.instances);
+        }
+        let expiries = Family::<OfLabel, Gauge>::default();
+        for (of, at) in &self.expiries {
+            expiries.get_or_create(&OfLabel { of }).set(at.unix_secs());
+        }
+        let help = "When a certificate or a signed statement expires, in seconds since 1970";
+        registry.register("expiry_timestamp_seconds", help, expiries);
+        registry
+    }
+}
+
+fn gauge(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TypeLabel {
+    r#type: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabel {
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfLabel {
+    of: &'static str,
+}
+
+#[cfg(test)]
+mod tests {
+    use mvm_proto::status::{Condition, PoolStatus};
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+
+    #[test]
+    fn nodes_are_summed_and_can_make_no_series_of_their_own() {
+        let now = Timestamp::from_unix_ms(0);
+        let mut invented = Condition::new("Converged", false, "Working", "", now);
+        invented.r#type = "Invented".to_owned();
+        let conditions = vec![Condition::new("Converged", false, "Working", "", now), invented];
+        let counts = |running| Some(Counts { running, ..Counts::default() });
+        let pool = PoolStatus { desired: counts(3), actual: counts(2), ..PoolStatus::default() };
+        let status = NodeStatus { conditions, pools: vec![pool], ..NodeStatus::default() };
+        let mut fleet = FleetState::new(vec![("root_ca", Timestamp::from_unix_ms(5_000))]);
+        fleet.add(None, Some(&status));
+        fleet.add(None, Some(&status));
+        let mut text = String::new();
+        encode(&mut text, &fleet.registry()).unwrap();
+        for line in [
+            "mvm_coordinator_nodes_failing{type=\"Converged\"} 2",
+            "mvm_coordinator_nodes_failing{type=\"DiskWritable\"} 0",
+            "mvm_coordinator_desired_instances{state=\"running\"} 6",
+            "mvm_coordinator_instances{state=\"running\"} 4",
+            "mvm_coordinator_expiry_timestamp_seconds{of=\"root_ca\"} 5",
+        ] {
+            assert!(text.contains(line), "{line} is missing in\n{text}");
+        }
+        assert!(!text.contains("Invented"));
+    }
+}
