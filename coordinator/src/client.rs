@@ -72,6 +72,33 @@ pub async fn connect(
     tokio::time::timeout(timeout, connect_now(target, operator, anchors, cluster)).await.map_err(expired)?
 }
 
+/// How long a coordinator on this machine may take from its start until it listens; `serve &` and the next command are
+/// often pasted together.
+const STARTS_WITHIN: Duration = Duration::from_secs(2);
+const TRIED_EVERY: Duration = Duration::from_millis(50);
+
+/// Dials, and while nothing listens on this machine dials again for a moment.
+async fn once_started<T, F>(target: &Target, dial: impl Fn() -> F) -> Result<T, ClientError>
+where
+    F: Future<Output = Result<T, ClientError>>,
+{
+    let is_here = target.host() == "localhost"
+        || target.host().parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback());
+    let begun = tokio::time::Instant::now();
+    loop {
+        match dial().await {
+            Err(ClientError::Connect { cause, .. })
+                if is_here
+                    && cause.kind() == std::io::ErrorKind::ConnectionRefused
+                    && begun.elapsed() < STARTS_WITHIN =>
+            {
+                tokio::time::sleep(TRIED_EVERY).await;
+            }
+            other => return other,
+        }
+    }
+}
+
 async fn connect_now(
     target: &Target,
     operator: &LiveCredential,
@@ -86,7 +113,7 @@ async fn connect_now(
     let name = ServerName::try_from(target.host().to_owned()).map_err(|cause| tls_error(cause.into()))?;
 
     // The first connection is made here, so that its failure is told by our types and not through tonic's.
-    let tcp = dial(target).await?;
+    let tcp = once_started(target, || dial(target)).await?;
     let connector = TlsConnector::from(std::sync::Arc::new(tls));
     let stream = connector.connect(name.clone(), tcp).await.map_err(|cause| told(target, cause))?;
 
@@ -153,4 +180,33 @@ pub async fn list_all_nodes(client: &mut ControlClient, summary: bool) -> Result
 pub fn problem_of(status: &tonic::Status) -> Option<Problem> {
     let bytes = status.metadata().get_bin(PROBLEM_METADATA)?.to_bytes().ok()?;
     serde_json::from_slice(&bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::io::ErrorKind;
+
+    use super::*;
+
+    async fn tries(target: &str, refusals: u32, kind: ErrorKind) -> (u32, bool) {
+        let (target, tried) = (target.parse::<Target>().unwrap(), Cell::new(0));
+        let done = once_started(&target, || {
+            tried.set(tried.get() + 1);
+            let cause = std::io::Error::from(kind);
+            let refused = ClientError::Connect { target: target.clone(), cause };
+            std::future::ready(if tried.get() > refusals { Ok(()) } else { Err(refused) })
+        });
+        let reached = done.await.is_ok();
+        (tried.get(), reached)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_coordinator_that_starts_on_this_machine_is_waited_for_and_no_other() {
+        assert_eq!(tries("https://localhost:4433", 3, ErrorKind::ConnectionRefused).await, (4, true));
+        assert_eq!(tries("https://c1.example:4433", 3, ErrorKind::ConnectionRefused).await, (1, false));
+        assert_eq!(tries("https://[::1]:4433", 3, ErrorKind::TimedOut).await, (1, false));
+        let (tried, reached) = tries("https://127.0.0.1:4433", u32::MAX, ErrorKind::ConnectionRefused).await;
+        assert!(!reached && tried > 10, "it ends: {tried} tries");
+    }
 }
