@@ -26,6 +26,9 @@ pub(crate) struct Operator {
     /// Folder with operator.pem and ca.crt, as made by `mvm coordinator init` [default: operator/ in the coordinator's data folder]
     #[arg(long, value_name = "DIR", env = "MVM_OPERATOR_DIR")]
     pub(crate) operator_dir: Option<PathBuf>,
+    /// The coordinator's data folder, where it is on this machine: the operator's folder lies in it, and the keys for `mvm push --direct`
+    #[arg(long, value_name = "DIR", env = "MVM_COORDINATOR_DATA_DIR", default_value_os_t = default_data_dir("coordinator"))]
+    pub(crate) coordinator_dir: PathBuf,
 }
 
 pub(crate) fn parse_target(text: &str) -> Result<Target, String> {
@@ -46,7 +49,7 @@ impl Operator {
     }
 
     pub(crate) fn dir(&self) -> PathBuf {
-        self.operator_dir.clone().unwrap_or_else(|| default_data_dir("coordinator").join("operator"))
+        self.operator_dir.clone().unwrap_or_else(|| self.coordinator_dir.join("operator"))
     }
 
     /// Connects with the operator's certificate, renewing it on the way once half of its life is over.

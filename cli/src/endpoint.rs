@@ -7,7 +7,8 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::Args;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Command, FromArgMatches};
 use mvm_agent::serve::settings::default_socket;
 use mvm_coordinator::ControlClient;
 use mvm_proto::NodeId;
@@ -42,19 +43,61 @@ impl FromStr for Endpoint {
     }
 }
 
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone)]
 pub(crate) struct EndpointArgs {
+    flags: EndpointFlags,
+    /// Whether this machine's agent was named, and more closely than a coordinator was: on the command line, say, where
+    /// the coordinator is in the settings file.
+    is_here: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+struct EndpointFlags {
     /// The agent or coordinator to call: unix:PATH (an agent here), agent:https://HOST:4434 (an agent), https://HOST:4433 (a coordinator) [default: the coordinator if one is named, else this machine's agent]
     #[arg(long, value_name = "ENDPOINT", env = "MVM_ENDPOINT")]
     endpoint: Option<Endpoint>,
     /// Folder of this machine's agent, which holds its socket
-    #[arg(long, value_name = "DIR", env = "MVM_AGENT_DATA_DIR")]
-    data_dir: Option<PathBuf>,
+    #[arg(long, value_name = "DIR", env = "MVM_AGENT_DATA_DIR", default_value_os_t = default_data_dir("agent"))]
+    data_dir: PathBuf,
     /// Through a coordinator: only this node
     #[arg(long, value_name = "NODE")]
-    pub(crate) node: Option<NodeId>,
+    node: Option<NodeId>,
     #[command(flatten)]
     operator: Operator,
+}
+
+impl Args for EndpointArgs {
+    fn augment_args(command: Command) -> Command {
+        EndpointFlags::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        EndpointFlags::augment_args_for_update(command)
+    }
+}
+
+impl FromArgMatches for EndpointArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let named = |flag: &str| matches.value_source(flag).map_or(0, closeness);
+        let here = named("data_dir");
+        // In one place both may be said, as for a node's own service: it is a cluster's, then.
+        let is_here = here > named("coordinator") || here == closeness(ValueSource::CommandLine);
+        Ok(Self { flags: EndpointFlags::from_arg_matches(matches)?, is_here })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// A default is no word of anybody's, or the settings file's.
+fn closeness(source: ValueSource) -> u8 {
+    match source {
+        ValueSource::CommandLine => 3,
+        ValueSource::EnvVariable => 2,
+        _ => 1,
+    }
 }
 
 /// Who answers.
@@ -65,28 +108,30 @@ pub(crate) enum Session {
 }
 
 impl EndpointArgs {
+    /// Through a coordinator: only this node.
+    pub(crate) fn node(&self) -> Option<&NodeId> {
+        self.flags.node.as_ref()
+    }
+
     fn chosen(&self) -> Endpoint {
-        match (&self.endpoint, &self.operator.coordinator) {
+        let EndpointFlags { endpoint, data_dir, operator, .. } = &self.flags;
+        match (endpoint, &operator.coordinator) {
             (Some(endpoint), _) => endpoint.clone(),
-            (None, Some(coordinator)) if self.data_dir.is_none() => {
-                Endpoint::Coordinator(coordinator.clone())
-            }
-            _ => {
-                let dir = self.data_dir.clone().unwrap_or_else(|| default_data_dir("agent"));
-                Endpoint::Socket(default_socket(&dir))
-            }
+            (None, Some(coordinator)) if !self.is_here => Endpoint::Coordinator(coordinator.clone()),
+            _ => Endpoint::Socket(default_socket(data_dir)),
         }
     }
 
     pub(crate) async fn open(&self, global: &Global) -> Result<Session, Outcome> {
-        self.chosen().open(&self.operator, global).await
+        self.chosen().open(&self.flags.operator, global).await
     }
 
     /// For what is asked of a coordinator unless an endpoint says otherwise.
     pub(crate) async fn open_coordinator(&self, global: &Global) -> Result<Session, Outcome> {
-        match &self.endpoint {
-            Some(endpoint) => endpoint.open(&self.operator, global).await,
-            None => Ok(Session::Coordinator(Box::new(self.operator.connect(global).await?))),
+        let EndpointFlags { endpoint, operator, .. } = &self.flags;
+        match endpoint {
+            Some(endpoint) => endpoint.open(operator, global).await,
+            None => Ok(Session::Coordinator(Box::new(operator.connect(global).await?))),
         }
     }
 

@@ -108,7 +108,7 @@ fn text<T: ToString>(value: Option<&T>) -> String {
 
 impl Instances {
     pub(crate) async fn open(global: &Global, endpoint: &EndpointArgs) -> Result<Self, Outcome> {
-        let node = text(endpoint.node.as_ref());
+        let node = text(endpoint.node());
         Ok(Self { session: endpoint.open(global).await?, node, timeout: global.timeout })
     }
 

@@ -7,15 +7,18 @@ mod agent_client;
 mod args;
 mod client;
 mod commands;
-mod config_file;
+
 mod endpoint;
 mod exit;
 mod global;
 mod instances;
 mod logging;
+#[cfg(test)]
+mod metrics_page;
 mod output;
 mod paths;
 mod progress;
+mod settings;
 
 use std::process::ExitCode;
 
@@ -25,7 +28,7 @@ use crate::args::Cli;
 use crate::exit::Outcome;
 
 fn main() -> ExitCode {
-    let command = match config_file::layered_command() {
+    let command = match settings::layered_command() {
         Ok(command) => command,
         Err(error) => return exit::report(&Outcome::Usage(error)),
     };

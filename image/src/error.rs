@@ -39,7 +39,7 @@ pub enum ImageError {
         cause: io::Error,
     },
     #[error(
-        "no guest program to put into the image: build it with scripts/build-guest, or name it with --guest or MVM_GUEST"
+        "no guest program to put into the image: build it with scripts/build-guest, or name it with --guest or MVM_AGENT_GUEST"
     )]
     NoGuest,
     #[error("{program} is not installed: {advice}")]

@@ -2,6 +2,7 @@
 
 use std::process::{Command, Output};
 
+use mvm_needs::Need;
 use mvm_tests::{Cluster, mvm_binary, path_text};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -65,6 +66,20 @@ fn a_flag_beats_the_environment_which_beats_the_file() {
     assert_eq!(form(&["version"], &[file]), "json");
     assert_eq!(form(&["version"], &[file, ("MVM_OUTPUT", "yaml")]), "yaml");
     assert_eq!(form(&["version", "-o", "table"], &[file, ("MVM_OUTPUT", "yaml")]), "table");
+    assert_eq!(form(&["version"], &[file, ("MVM_OUTPUT", "")]), "json", "an empty variable is not set");
+}
+
+#[test]
+fn switches_in_the_environment_are_written_in_any_usual_way() {
+    for on in ["1", "true", "YES", "on"] {
+        assert_eq!(mvm(&["version"], &[("MVM_QUIET", on)]).status.code(), Some(0), "{on}");
+    }
+    for off in ["0", "false", "no", "off", ""] {
+        assert_eq!(mvm(&["version"], &[("MVM_QUIET", off)]).status.code(), Some(0), "{off}");
+    }
+    let wrong = mvm(&["version"], &[("MVM_QUIET", "maybe")]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(text(&wrong.stderr).contains("use 1, true, yes or on"), "{}", text(&wrong.stderr));
 }
 
 #[test]
@@ -74,7 +89,11 @@ fn mistakes_in_settings_are_usage_errors_that_name_them() {
     std::fs::write(&config, "[agent.serve]\nintervall-secs = 3\n").unwrap();
     let output = mvm(&["--config", path_text(&config), "version"], &[]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("agent.serve.intervall-secs"), "{}", text(&output.stderr));
+    let told = text(&output.stderr);
+    assert!(
+        told.contains("[agent.serve] intervall-secs is no setting: did you mean interval-secs?"),
+        "{told}"
+    );
     assert_eq!(mvm(&["nonsense"], &[]).status.code(), Some(2));
     assert_eq!(mvm(&["version"], &[("MVM_OUTPUT", "xml")]).status.code(), Some(2));
 }
@@ -98,13 +117,92 @@ fn doctor_names_what_is_wrong_with_a_fix_for_each_and_leaves_no_trace() {
     }
     assert_eq!(of("port (API)")["health"], "ok");
     assert_eq!(of("certificates")["health"], "warning");
-    for name in ["kvm", "tun", "nft", "cgroup v2", "disk", "image tools", "clock"] {
+    for name in ["kvm", "user", "rights", "disk", "image tools", "clock"] {
         assert!(!of(name)["found"].as_str().unwrap().is_empty(), "{name}");
     }
     let fixed =
         |check: &Value| check["health"] == "ok" || check["fix"].as_str().is_some_and(|fix| !fix.is_empty());
     assert!(checks.iter().all(fixed), "{report:#}");
     assert!(!data.exists());
+}
+
+/// What an ordinary user gives, here and in the README.
+const NO_BOUNDS: [&str; 6] = ["--network", "none", "--cgroups", "none", "--jail", "none"];
+
+/// `mvm`, without some of root's capabilities, in a mount namespace that has no control groups.
+fn mvm_without(capabilities: &str, args: &[&str]) -> Output {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c"]);
+    command
+        .arg(r#"while umount -l /sys/fs/cgroup/* /sys/fs/cgroup 2>/dev/null; do :; done; exec setpriv "$@""#);
+    command.args(["sh", capabilities, "--"]).arg(mvm_binary()).args(args).output().expect("unshare runs")
+}
+
+#[test]
+fn an_agent_does_not_start_where_a_bound_that_it_requires_cannot_be_had_and_doctor_says_so_before() {
+    if !mvm_needs::can_run(&[Need::Root, Need::Mounts, Need::Tun]) {
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    let document = dir.path().join("none.json");
+    for (capabilities, required, hint) in [
+        ("--no-new-privs", ["--cgroups", "required"], "--cgroups best-effort"),
+        ("--bounding-set=-net_admin", ["--network", "bridges"], "CAP_NET_ADMIN"),
+        ("--bounding-set=-mknod", ["--jail", "required"], "--jail best-effort"),
+    ] {
+        let data = dir.path().join(required[0]);
+        let mut flags =
+            vec!["--data-dir", path_text(&data), "--user", "root", "--driver", "qemu", "--qemu", "/bin/true"];
+        flags.extend([
+            "--desired",
+            path_text(&document),
+            "--metrics-listen",
+            "127.0.0.1:0",
+            "--listen",
+            "127.0.0.1:0",
+        ]);
+        for bound in NO_BOUNDS.chunks(2) {
+            flags.extend(if bound[0] == required[0] { required } else { [bound[0], bound[1]] });
+        }
+        let served = mvm_without(capabilities, &[&["agent", "serve"], &flags[..]].concat());
+        let told = text(&served.stderr);
+        assert_eq!(served.status.code(), Some(1), "{told}");
+        assert!(told.contains(&required.join(" ")) && told.contains(hint), "{told}");
+        let judged = mvm_without(capabilities, &[&["doctor", "-o", "json"], &flags[..]].concat());
+        let report: Value = serde_json::from_slice(&judged.stdout).unwrap();
+        let checks = report["checks"].as_array().unwrap();
+        let name = required[0].trim_start_matches('-');
+        let check = checks.iter().find(|check| check["name"] == name).unwrap();
+        assert_eq!(check["health"], "failed", "{report:#}");
+        assert!(check["fix"].as_str().unwrap().contains(hint), "{report:#}");
+    }
+}
+
+#[test]
+fn doctor_judges_by_the_modes_that_flags_environment_and_settings_name() {
+    let dir = TempDir::new().unwrap();
+    let config = dir.path().join("config.toml");
+    std::fs::write(&config, "[agent]\nnetwork = \"none\"\ncgroups = \"none\"\n").unwrap();
+    let data = dir.path().join("data");
+    let args = ["doctor", "-o", "json", "--data-dir", path_text(&data), "--metrics-listen", "127.0.0.1:0"];
+    let health = |flags: &[&str], environment: &[(&str, &str)]| {
+        let output =
+            mvm(&[&args[..], &["--listen", "127.0.0.1:0", "--driver", "fake"], flags].concat(), environment);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let failed = report["checks"].as_array().unwrap().iter().any(|check| check["health"] == "failed");
+        assert_eq!(output.status.code(), Some(i32::from(failed)), "{report:#}");
+        let of = |name: &str| {
+            let checks = report["checks"].as_array().unwrap();
+            checks
+                .iter()
+                .find(|check| check["name"] == name)
+                .map(|check| check["found"].as_str().unwrap().to_owned())
+        };
+        ["network", "cgroups", "jail"].map(|name| of(name).is_some_and(|found| found.contains("none")))
+    };
+    assert_eq!(health(&NO_BOUNDS, &[]), [true; 3]);
+    let named = [("MVM_CONFIG", path_text(&config)), ("MVM_AGENT_JAIL", "best-effort")];
+    assert_eq!(health(&[], &named), [true, true, false]);
 }
 
 #[test]

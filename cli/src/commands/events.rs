@@ -46,7 +46,7 @@ pub(crate) async fn run(global: &Global, args: EventsArgs) -> Run {
             "events are followed on the node itself\nrun this there, or with --endpoint agent:https://NODE:4434"
         ))),
         Session::Coordinator(mut client) => {
-            let names = match &args.endpoint.node {
+            let names = match args.endpoint.node() {
                 Some(node) => vec![node.to_string()],
                 None => {
                     let nodes = all_nodes(&mut client, true, global.timeout).await?;

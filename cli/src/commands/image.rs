@@ -43,8 +43,8 @@ pub(crate) struct StoreArgs {
     /// The agent's data folder
     #[arg(long, value_name = "DIR", env = "MVM_AGENT_DATA_DIR", default_value_os_t = default_data_dir("agent"))]
     data_dir: PathBuf,
-    /// Folder for images [default: images/ in the data folder]
-    #[arg(long, value_name = "DIR")]
+    /// Folder with images [default: images/ in the data folder]
+    #[arg(long, value_name = "DIR", env = "MVM_AGENT_IMAGES_DIR")]
     images_dir: Option<PathBuf>,
 }
 
@@ -72,7 +72,7 @@ fn refuse_anothers(folder: &Path) -> anyhow::Result<()> {
 #[derive(Debug, Args)]
 pub(crate) struct MakingArgs {
     /// The static guest program for built-in images [default: mvm-guest beside mvm]
-    #[arg(long, value_name = "PATH", env = "MVM_GUEST")]
+    #[arg(long, value_name = "PATH", env = "MVM_AGENT_GUEST")]
     guest: Option<PathBuf>,
     /// Folder for downloaded packages [default: cache/ in the images folder]
     #[arg(long, value_name = "DIR")]

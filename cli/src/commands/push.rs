@@ -16,7 +16,6 @@ use crate::commands::direct;
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
 use crate::output;
-use crate::paths::default_data_dir;
 use crate::progress::Progress;
 
 /// As many as fit a screen; `mvm node info` has them all.
@@ -39,9 +38,6 @@ pub(crate) struct PushArgs {
     /// Push straight to this agent with the coordinator's own keys, without a running coordinator
     #[arg(long, value_name = "URL", value_parser = client::parse_target)]
     direct: Option<Target>,
-    /// With --direct: the coordinator's data folder, which holds the keys
-    #[arg(long, value_name = "DIR", requires = "direct")]
-    coordinator_dir: Option<PathBuf>,
     #[command(flatten)]
     operator: Operator,
 }
@@ -50,7 +46,7 @@ pub(crate) async fn run(global: &Global, args: PushArgs) -> Run {
     let bytes = read_document(&args.file)?;
     let progress = Progress::new(global.quiet);
     if let Some(agent) = &args.direct {
-        let dir = args.coordinator_dir.unwrap_or_else(|| default_data_dir("coordinator"));
+        let dir = args.operator.coordinator_dir;
         let desired = parse(&bytes)?;
         return direct::push(global, agent, &dir, desired, args.node, args.dry_run, !args.no_wait).await;
     }

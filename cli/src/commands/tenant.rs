@@ -154,7 +154,7 @@ async fn pools(global: &Global, endpoint: &EndpointArgs) -> Result<Vec<Placed>, 
             Ok(pools.map(|pool| Placed { node_id: String::new(), pool }).collect())
         }
         Session::Coordinator(mut client) => {
-            let nodes = match &endpoint.node {
+            let nodes = match endpoint.node() {
                 Some(node) => {
                     let request = GetNodeRequest { node_id: node.to_string() };
                     vec![within(global.timeout, client.get_node(request)).await?]

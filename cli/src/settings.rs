@@ -1,0 +1,239 @@
+//! Settings from the environment and from a file, under the flags: a flag beats the environment, which beats the file.
+//!
+//! Every flag is a setting with one [`Place`]: a table of the file and a key in it, which also make its environment name
+//! (`[agent] data-dir`, `MVM_AGENT_DATA_DIR`). Flags of several commands that mean the same have the same place. It is
+//! done by giving clap names and defaults, so that parsing, help and errors stay in one place. `docs/settings.md` is
+//! made of the same list.
+
+mod file;
+#[cfg(test)]
+mod page;
+
+use std::collections::BTreeSet;
+
+use clap::{Arg, ArgAction, Command, CommandFactory};
+
+use crate::args::Cli;
+
+/// Settings of this machine's agent: its own, and of all commands that look at its folder.
+const AGENT: &str = "agent";
+/// Settings of this machine's coordinator.
+const COORDINATOR: &str = "coordinator";
+/// Whom commands talk to, and as whom.
+const CLIENT: &str = "client";
+/// Tables whose settings many commands share.
+const SHARED: [&str; 3] = [AGENT, COORDINATOR, CLIENT];
+
+/// What `[client]` holds, with the names that it has in the environment.
+const CLIENT_NAMES: [(&str, &str); 3] =
+    [("MVM_COORDINATOR", "coordinator"), ("MVM_ENDPOINT", "endpoint"), ("MVM_OPERATOR_DIR", "operator-dir")];
+
+/// The command line's grammar with environment names and the file's values laid under it.
+pub(crate) fn layered_command() -> anyhow::Result<Command> {
+    let command = with_environment(Cli::command());
+    match file::chosen() {
+        Some(path) => file::lay(command, &path),
+        None => Ok(command),
+    }
+}
+
+/// Where a setting is: `[table] key`. What every command takes has no table.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    table: String,
+    key: String,
+}
+
+/// A flag of one command.
+#[derive(Debug, Clone)]
+struct Setting {
+    /// The words of the command.
+    command: Vec<String>,
+    arg: Arg,
+    long: String,
+    place: Place,
+}
+
+impl Setting {
+    fn is_switch(&self) -> bool {
+        is_switch(&self.arg)
+    }
+
+    fn is_repeatable(&self) -> bool {
+        matches!(self.arg.get_action(), ArgAction::Append)
+    }
+}
+
+/// Which flags are shared, read from the commands that run the two daemons.
+struct Places {
+    agent: BTreeSet<String>,
+    coordinator: BTreeSet<String>,
+}
+
+impl Places {
+    fn of(command: &Command) -> Self {
+        let longs = |group: &str| {
+            let serve = command.find_subcommand(group).and_then(|group| group.find_subcommand("serve"));
+            let args = serve.into_iter().flat_map(Command::get_arguments);
+            args.filter_map(|arg| arg.get_long().map(str::to_owned)).collect()
+        };
+        Self { agent: longs(AGENT), coordinator: longs(COORDINATOR) }
+    }
+
+    /// A flag that names its environment variable says with it where it belongs.
+    fn place(&self, command: &[String], arg: &Arg) -> Option<Place> {
+        let long = arg.get_long().filter(|_| !is_builtin(arg))?;
+        let at = |table: &str, key: &str| Some(Place { table: table.to_owned(), key: key.to_owned() });
+        let named = arg.get_env().and_then(|name| name.to_str()).unwrap_or_default();
+        if let Some((_, key)) = CLIENT_NAMES.iter().find(|(name, _)| *name == named) {
+            return at(CLIENT, key);
+        }
+        for table in [AGENT, COORDINATOR] {
+            if let Some(rest) = named.strip_prefix(&format!("MVM_{}_", table.to_uppercase())) {
+                return at(table, &rest.to_lowercase().replace('_', "-"));
+            }
+        }
+        if arg.is_global_set() {
+            return at("", long);
+        }
+        match as_served(command).first().map(String::as_str) {
+            Some(AGENT) if self.agent.contains(long) => at(AGENT, long),
+            Some(COORDINATOR) if self.coordinator.contains(long) => at(COORDINATOR, long),
+            _ => at(&command.join("."), long),
+        }
+    }
+}
+
+/// `mvm doctor` judges what `mvm agent serve` would do with the same settings.
+fn as_served(command: &[String]) -> Vec<String> {
+    match command {
+        [doctor] if doctor == "doctor" => vec![AGENT.to_owned(), "serve".to_owned()],
+        command => command.to_vec(),
+    }
+}
+
+fn is_builtin(arg: &Arg) -> bool {
+    matches!(arg.get_id().as_str(), "help" | "version" | "config")
+}
+
+fn is_switch(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::SetTrue)
+}
+
+/// Every setting of every command.
+fn all(command: &Command) -> Vec<Setting> {
+    fn walk(command: &Command, path: &mut Vec<String>, places: &Places, found: &mut Vec<Setting>) {
+        found.extend(command.get_arguments().filter_map(|arg| {
+            let place = places.place(path, arg)?;
+            let long = arg.get_long()?.to_owned();
+            Some(Setting { command: path.clone(), arg: arg.clone(), long, place })
+        }));
+        for sub in command.get_subcommands() {
+            path.push(sub.get_name().to_owned());
+            walk(sub, path, places, found);
+            path.pop();
+        }
+    }
+    let mut found = Vec::new();
+    walk(command, &mut Vec::new(), &Places::of(command), &mut found);
+    found
+}
+
+/// Applies `change` to the flags of every command.
+fn change_args(command: Command, path: &[String], change: &mut dyn FnMut(&[String], Arg) -> Arg) -> Command {
+    let command = command.mut_args(|arg| change(path, arg));
+    let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    names.into_iter().fold(command, |command, name| {
+        command.mut_subcommand(name.clone(), |sub| {
+            let path: Vec<String> = path.iter().cloned().chain([name.clone()]).collect();
+            change_args(sub, &path, change)
+        })
+    })
+}
+
+fn with_environment(command: Command) -> Command {
+    let places = Places::of(&command);
+    change_args(command, &[], &mut |path, arg| {
+        let Some(place) = places.place(path, &arg) else { return arg };
+        let name = environment_name(&place, &arg);
+        let arg = if is_switch(&arg) { arg.value_parser(boolean) } else { arg };
+        // A unit file may name a variable and give it no value.
+        if std::env::var_os(&name).is_some_and(|value| value.is_empty()) {
+            return arg.env(clap::builder::Resettable::Reset);
+        }
+        arg.env(name)
+    })
+}
+
+fn environment_name(place: &Place, arg: &Arg) -> String {
+    if let Some(name) = arg.get_env() {
+        return name.to_string_lossy().into_owned();
+    }
+    let words = [place.table.as_str(), place.key.as_str()].into_iter().filter(|word| !word.is_empty());
+    let words: Vec<String> = words.map(|word| word.to_uppercase().replace(['-', '.'], "_")).collect();
+    format!("MVM_{}", words.join("_"))
+}
+
+/// What switches a flag on or off in the environment and in the file.
+fn boolean(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" | "yes" | "on" => Ok(true),
+        "0" | "false" | "no" | "off" => Ok(false),
+        _ => Err("use 1, true, yes or on; or 0, false, no or off".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn every_flag_has_one_environment_name_and_the_grammar_is_sound() {
+        with_environment(Cli::command()).debug_assert();
+        let name = |command: &str, long: &str| {
+            let words: Vec<_> = command.split(' ').map(str::to_owned).collect();
+            let found = all(&Cli::command()).into_iter().find(|one| one.command == words && one.long == long);
+            let found = found.unwrap();
+            environment_name(&found.place, &found.arg)
+        };
+        assert_eq!(name("agent serve", "interval-secs"), "MVM_AGENT_INTERVAL_SECS");
+        assert_eq!(name("doctor", "cgroups"), "MVM_AGENT_CGROUPS");
+        assert_eq!(name("image list", "images-dir"), "MVM_AGENT_IMAGES_DIR");
+        assert_eq!(name("agent certs status", "certs-dir"), "MVM_AGENT_CERTS_DIR");
+        assert_eq!(name("coordinator token list", "coordinator"), "MVM_COORDINATOR");
+        assert_eq!(name("push", "coordinator-dir"), "MVM_COORDINATOR_DATA_DIR");
+        assert_eq!(name("push", "dry-run"), "MVM_PUSH_DRY_RUN");
+    }
+
+    #[test]
+    fn one_environment_name_is_one_setting_whatever_the_command() {
+        let mut known: BTreeMap<String, Setting> = BTreeMap::new();
+        for setting in all(&Cli::command()) {
+            let name = environment_name(&setting.place, &setting.arg);
+            let Some(other) = known.get(&name) else {
+                known.insert(name, setting);
+                continue;
+            };
+            let command = [other, &setting].map(|one| one.command.join(" "));
+            assert_eq!(other.place, setting.place, "{name} of {command:?}");
+            assert_eq!(other.is_switch(), setting.is_switch(), "{name} of {command:?}");
+            assert_eq!(other.is_repeatable(), setting.is_repeatable(), "{name} of {command:?}");
+            assert_eq!(other.arg.get_value_names(), setting.arg.get_value_names(), "{name} of {command:?}");
+            let (a, b) = (other.arg.get_default_values(), setting.arg.get_default_values());
+            assert!(a == b || a.is_empty() || b.is_empty(), "{name} of {command:?}: {a:?} and {b:?}");
+        }
+    }
+
+    #[test]
+    fn what_switches_a_flag_is_understood_in_every_usual_way() {
+        for (text, meant) in [("1", true), ("TRUE", true), ("yes", true), ("on", true)] {
+            assert_eq!(boolean(text), Ok(meant));
+        }
+        for (text, meant) in [("0", false), ("False", false), ("no", false), ("off", false)] {
+            assert_eq!(boolean(text), Ok(meant));
+        }
+        assert!(boolean("maybe").is_err());
+    }
+}
