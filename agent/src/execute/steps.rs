@@ -179,7 +179,7 @@ impl Executor {
         crash::point("stop.released");
         record.snapshot = None;
         record.idle_since = None;
-        // A stand-in stays marked: nothing of it is worth keeping.
+        // A surge instance stays marked: it leaves nothing worth keeping.
         record.staging = record.staging.filter(|staging| *staging == Phase::Running);
         self.conclude(&mut record, Phase::Stopped, reason).await?;
         crash::point("stop.concluded");

@@ -179,7 +179,8 @@ impl Acceptor {
     /// When what this node goes by ends: the trust root, the images statement, the document in force.
     #[must_use]
     pub fn expiries(&self) -> Vec<(&'static str, Timestamp)> {
-        let document = self.shared.in_force.borrow().as_ref().and_then(|in_force| in_force.expires_at);
+        let document =
+            self.shared.current_document.borrow().as_ref().and_then(|document| document.expires_at);
         let mut expiries = self.shared.published().expiries;
         expiries.extend(document.map(|at| ("document", at)));
         expiries
