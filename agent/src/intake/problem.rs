@@ -25,6 +25,17 @@ impl From<&ActionError> for Problem {
                 let remediation = "Vouch for the image again, or push a document with another one.";
                 (409, "image_not_vouched", remediation)
             }
+            ActionError::SecretsChanged { .. } => {
+                let remediation = "Put the bundle back that it was started with; or push a document with the new bundle's digest \
+                                   as secrets_hash, which replaces the tenant's instances.";
+                (409, "secrets_changed", remediation)
+            }
+            ActionError::SecretsMissing { .. } => {
+                (409, "secrets_missing", "Put the tenant's bundle into the agent's secrets directory.")
+            }
+            ActionError::NotReady { .. } => {
+                (409, "not_ready", "The condition of that name in `mvm node stats` says what is missing.")
+            }
             ActionError::NoRoom { .. } => (409, "no_room", FREE_SOME),
             ActionError::NotRecorded(_) => (507, "storage_failed", "Free some disk space."),
             ActionError::Step { .. } | ActionError::Aborted { .. } => {

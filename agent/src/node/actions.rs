@@ -150,6 +150,9 @@ impl Actor {
             if matches!(step, Some(Action::Wake | Action::Resume)) {
                 self.check_image(&record)?;
             }
+            if let Some(step @ (Action::Wake | Action::Resume | Action::Start)) = step {
+                self.check_secrets(&record, step)?;
+            }
             if matches!(to, Phase::Running | Phase::Warm | Phase::Sleeping) {
                 self.check_room(id, to)?;
             }

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_planner::{Blocked, Capacity, Observation, check_move};
+use mvm_planner::{Action, Blocked, Capacity, Observation, check_move};
 use mvm_proto::{InstanceId, NodeId, Phase, PoolId, TenantId};
 use tokio::sync::watch;
 
@@ -19,6 +19,7 @@ use crate::instance::records::{Lease, Records};
 use crate::node::CurrentDocument;
 use crate::node::error::ActionError;
 use crate::node::wake::UnderWay;
+use crate::secrets::SecretsError;
 
 /// How long a request waits for a step that is under way on the instance.
 const LEASE_PATIENCE: Duration = Duration::from_secs(20);
@@ -110,6 +111,26 @@ impl Actor {
         self.executor.check_image(record).map_err(refused)
     }
 
+    /// Whether the secrets that a step needs are there: those of the document in force, and for one whose memory is restored
+    /// those that it was started with.
+    pub(crate) fn check_secrets(&self, record: &Record, step: Action) -> Result<(), ActionError> {
+        let current_document = self.current_document.borrow().clone();
+        let tenant = current_document.as_ref().and_then(|current_document| {
+            current_document.desired.tenants.iter().find(|tenant| tenant.tenant_id == record.tenant)
+        });
+        let own = record.secrets.filter(|_| step == Action::Wake);
+        for expected in tenant.and_then(|tenant| tenant.secrets_hash).into_iter().chain(own) {
+            let instance = record.id.clone();
+            self.executor.secrets.check(&record.tenant, &expected).map_err(|cause| match cause {
+                SecretsError::Other { .. } => ActionError::SecretsChanged { instance, cause },
+                SecretsError::Missing { .. } | SecretsError::Unreadable { .. } => {
+                    ActionError::SecretsMissing { instance, cause }
+                }
+            })?;
+        }
+        Ok(())
+    }
+
     /// Whether quotas and capacity have room for an instance in phase `to`. The caller has its lease.
     pub(crate) fn check_room(&self, id: &InstanceId, to: Phase) -> Result<(), ActionError> {
         let gate = self.gate.close();
@@ -125,6 +146,15 @@ impl Actor {
         let instances = self.records().observed();
         let observation =
             Observation { capacity: self.capacity, blocked, instances, ..Observation::default() };
+        if to == Phase::Running
+            && let Some(record) = self.records().get(id)
+            && let Some(blocked) = observation.blocked.iter().find(|blocked| {
+                let pool = blocked.pool.as_ref();
+                blocked.tenant == record.tenant && pool.is_none_or(|pool| *pool == record.pool)
+            })
+        {
+            return Err(ActionError::NotReady { instance: id.clone(), reason: blocked.reason.clone() });
+        }
         check_move(&current_document.desired, &observation, id, to).map_err(|reason| ActionError::NoRoom {
             instance: id.clone(),
             to,

@@ -12,6 +12,7 @@ use crate::execute::StepError;
 use crate::instance::archive::ArchiveError;
 use crate::instance::records::StateError;
 use crate::node::actor::Place;
+use crate::secrets::SecretsError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ActionError {
@@ -29,6 +30,20 @@ pub enum ActionError {
         #[source]
         cause: ImageError,
     },
+    #[error("{instance} is not started, for its tenant's secrets changed")]
+    SecretsChanged {
+        instance: InstanceId,
+        #[source]
+        cause: SecretsError,
+    },
+    #[error("{instance} is not started without its tenant's secrets")]
+    SecretsMissing {
+        instance: InstanceId,
+        #[source]
+        cause: SecretsError,
+    },
+    #[error("{instance} is not started now: {reason}")]
+    NotReady { instance: InstanceId, reason: String },
     #[error("{instance} can't become {to}: {reason}")]
     NoRoom { instance: InstanceId, to: Phase, reason: String },
     #[error("could not record the action, so it was not done")]

@@ -24,7 +24,9 @@ pub(super) fn start(guest: &Guest, number: u64, request: &protocol::Exec) -> Res
     let mut command = Command::new(program);
     command.args(arguments).process_group(0);
     command.env_clear().envs(workload::environment(guest)).envs(&request.env);
-    command.current_dir(if request.directory.is_empty() { "/" } else { &request.directory });
+    let directory = if request.directory.is_empty() { "/" } else { request.directory.as_str() };
+    check_directory(directory)?;
+    command.current_dir(directory);
     command.stdin(if request.stdin { Stdio::piped() } else { Stdio::null() });
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     if (request.uid, request.gid) != (0, 0) {
@@ -50,6 +52,13 @@ pub(super) fn start(guest: &Guest, number: u64, request: &protocol::Exec) -> Res
         guest.update(|state| state.requests.remove(number));
         failed(error)
     })
+}
+
+/// A program that can't be started in its working directory fails as if it were itself the one that is missing.
+fn check_directory(directory: &str) -> Result<(), Refusal> {
+    let refuse = |error: io::Error| Refusal::io(&format!("working directory {directory}"), &error);
+    let found = std::fs::metadata(directory).map_err(refuse)?;
+    if found.is_dir() { Ok(()) } else { Err(refuse(io::ErrorKind::NotADirectory.into())) }
 }
 
 struct Running {

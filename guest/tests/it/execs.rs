@@ -42,6 +42,19 @@ fn programs_that_can_not_be_started_say_why() {
 }
 
 #[test]
+fn a_working_directory_that_is_not_there_is_what_the_refusal_names() {
+    let machine = Machine::new();
+    let mut host = machine.ready();
+    for (directory, expected) in [("/no/such", "not_found"), ("/etc/passwd", "invalid")] {
+        let answer = host.ask(Ask::Exec(Exec { directory: directory.into(), ..shell("true") }));
+        let Body::Failure(failure) = answer else { panic!("{answer:?}") };
+        assert_eq!(failure.code, expected);
+        assert!(failure.message.starts_with(&format!("working directory {directory}: ")), "{failure:?}");
+        assert!(!failure.message.contains("sh"), "{failure:?}");
+    }
+}
+
+#[test]
 fn time_that_is_over_ends_the_whole_group() {
     let machine = Machine::new();
     let pid = machine.text("pid");

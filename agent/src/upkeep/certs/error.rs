@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mvm_pki::{BoxError, CredentialError, TrustError};
+use mvm_pki::{BoxError, CredentialError, Refusal, TrustError};
 use mvm_proto::{ClusterId, Digest, Problem, Timestamp};
 use mvm_transport::{ConnectError, RequestError, ResolveError, Target};
 
@@ -82,7 +82,28 @@ pub enum CertsError {
     Trust(#[source] TrustError),
 }
 
+/// What to do about a certificate that was refused; of the coordinator's name the certificate itself has told.
+fn refused(coordinator: &Target, refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::WrongName { .. } => format!(
+            "Use one of the names that the certificate has; or start the coordinator with \
+             `mvm coordinator serve --san {}`, which adds this one.",
+            coordinator.host()
+        ),
+        other => format!("To mend it: {}.", other.remediation()),
+    }
+}
+
 impl CertsError {
+    /// Whether no connection to the coordinator came about, or it gave no answer.
+    #[must_use]
+    pub fn is_unreachable(&self) -> bool {
+        matches!(
+            self,
+            Self::Resolve { .. } | Self::Connect { .. } | Self::NoAnswer { .. } | Self::TimedOut { .. }
+        )
+    }
+
     /// What to do next.
     #[must_use]
     pub fn remediation(&self) -> String {
@@ -127,7 +148,11 @@ impl CertsError {
             }
             Self::NoCoordinator => "Name it: --coordinator https://HOST:4433.".to_owned(),
             Self::Resolve { .. } => "Check the host name and this machine's DNS.".to_owned(),
-            Self::Connect { .. } | Self::NoAnswer { .. } | Self::TimedOut { .. } => {
+            Self::Connect { coordinator, cause } => match cause.refusal() {
+                Some(refusal) => refused(coordinator, refusal),
+                None => "Check that the coordinator runs and that UDP to its port is let through.".to_owned(),
+            },
+            Self::NoAnswer { .. } | Self::TimedOut { .. } => {
                 "Check that the coordinator runs and that UDP to its port is let through.".to_owned()
             }
             Self::Refused { problem, .. } => problem.remediation.clone(),
@@ -141,5 +166,28 @@ impl CertsError {
                     .to_owned()
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_without_the_dialled_name_is_answered_with_its_names_and_how_to_add_this_one() {
+        let refusal = Refusal::WrongName {
+            expected: "192.0.2.2".to_owned(),
+            presented: vec!["localhost".to_owned(), "127.0.0.1".to_owned()],
+        };
+        let cause = ConnectError::PeerRefused { address: "192.0.2.2:4433".parse().unwrap(), refusal };
+        let coordinator = "https://192.0.2.2:4433".parse().unwrap();
+        let error = CertsError::Connect { coordinator, cause: Box::new(cause) };
+        assert!(error.is_unreachable());
+        assert!(mvm_proto::text::chain(&error).contains("but for localhost, 127.0.0.1"));
+        let advice = error.remediation();
+        assert!(
+            advice.contains("mvm coordinator serve --san 192.0.2.2") && !advice.contains("UDP"),
+            "{advice}"
+        );
     }
 }

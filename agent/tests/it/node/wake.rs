@@ -191,13 +191,47 @@ async fn nothing_of_a_tenant_is_woken_while_its_secrets_are_not_the_documents() 
     node.handle.trigger();
     node.until(|status| condition(status, "SecretsReady") == "False").await;
     let problem = Problem::from(&*node.handle.wake(&acme, &workers, &asleep).await.unwrap_err());
-    assert_eq!(problem.status, 409, "{problem}");
-    assert!(problem.detail.contains("SecretsReady=False"), "{problem}");
+    assert_eq!((problem.status, problem.code.as_str()), (409, "secrets_changed"), "{problem}");
+    assert!(problem.detail.contains("its tenant's secrets changed: the secrets bundle"), "{problem}");
+    std::fs::remove_file(&bundle).unwrap();
+    let problem = Problem::from(&*node.handle.wake(&acme, &workers, &asleep).await.unwrap_err());
+    assert_eq!(problem.code, "secrets_missing", "{problem}");
 
     std::fs::write(&bundle, "first").unwrap();
     node.handle.trigger();
     node.until(|status| condition(status, "SecretsReady") == "True").await;
     node.handle.wake(&acme, &workers, &asleep).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_was_started_with_other_secrets_is_not_woken_with_the_documents_new_ones_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = dir.path().join("secrets/acme");
+    std::fs::create_dir(dir.path().join("secrets")).unwrap();
+    std::fs::write(&bundle, "first").unwrap();
+    let node = TestNode::start(dir.path()).await;
+    let secret = |content: &[u8], critical: bool| {
+        let mut pool = pool("workers", 0, 0, 1);
+        pool["critical"] = json!(critical);
+        let mut tenant = tenant("acme", 3, &[pool]);
+        tenant["secrets_hash"] = json!(mvm_proto::Digest::of(content).to_string());
+        parse(&document(&[tenant]))
+    };
+    node.want(secret(b"first", false));
+    node.until_counts(0, 0, 1).await;
+    let asleep = node.ids("sleeping")[0].clone();
+
+    std::fs::write(&bundle, "second").unwrap();
+    // Critical: nothing of the pool is replaced meanwhile.
+    node.want(secret(b"second", true));
+    node.until(|status| {
+        condition(status, "SecretsReady") == "True" && condition(status, "Converged") == "False"
+    })
+    .await;
+    let (acme, workers) = ("acme".parse().unwrap(), "workers".parse().unwrap());
+    let problem = Problem::from(&*node.handle.wake(&acme, &workers, &asleep).await.unwrap_err());
+    assert_eq!((problem.status, problem.code.as_str()), (409, "secrets_changed"), "{problem}");
+    assert_eq!(node.ids("sleeping"), [asleep]);
 }
 
 /// Wakes an instance of the only pool while the test goes on.
