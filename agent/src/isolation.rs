@@ -84,6 +84,12 @@ impl Isolation {
         asked.map(|net| net.subnet.gateway().to_string()).into_iter().collect()
     }
 
+    /// Whether guests with a network are told whom to ask for names; true where none has one.
+    #[must_use]
+    pub fn gives_resolvers(&self) -> bool {
+        self.settings.gateway_dns || self.settings.network != NetworkMode::Bridges
+    }
+
     /// The bounds of an instance whose VM is about to start. Asked again, they are the same.
     pub async fn prepare(&self, record: &Record) -> Result<Bounds, HostError> {
         let mut bounds = Bounds { jail: self.jail(record), ..Bounds::default() };

@@ -18,6 +18,7 @@ mod needs;
 pub mod observe;
 mod once;
 pub mod reconcile_task;
+mod resolvers;
 mod revoked;
 pub(crate) mod status;
 mod sweep;

@@ -56,7 +56,7 @@ fn pool(index: usize, padding: usize) -> Value {
     let padding = if index == 0 { "x".repeat(padding) } else { String::new() };
     json!({
         "pool_id": format!("pool-{index}"),
-        "flake_ref": format!("builtin:echo{padding}"),
+        "flake_ref": format!("github:org/echo{padding}"),
         "profile": "minimal",
         "instance_resources": { "vcpus": 1, "mem_mib": 64, "data_disk_mib": 0 },
         "desired_counts": { "running": usize::from(index == 0), "warm": 0, "sleeping": 0 },

@@ -1,8 +1,9 @@
 //! One reference, built or imported from beginning to end.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use mvm_proto::document::ImageSource;
 use mvm_proto::{Digest, Timestamp};
 use tokio::sync::watch;
 
@@ -11,7 +12,7 @@ use super::error::ImageError;
 use super::flake::{self, NixSettings};
 use super::folder::{self, Links};
 use super::refs::Built;
-use super::source::Source;
+use super::stamp::Look;
 use super::store::Store;
 use super::work::Work;
 use super::{ImageRef, Vouched, busybox};
@@ -30,6 +31,8 @@ pub struct ImageSettings {
     pub vouched: watch::Receiver<Vouched>,
     /// The wait after a first failure; each further one doubles it.
     pub first_retry: Duration,
+    /// A `path:` folder that changed is imported again once nothing in it changed for this long.
+    pub folder_quiet: Duration,
     pub longest_retry: Duration,
 }
 
@@ -42,6 +45,7 @@ impl Default for ImageSettings {
             nix: NixSettings::default(),
             vouched: Vouched::unchecked(),
             first_retry: Duration::from_secs(5),
+            folder_quiet: Duration::from_secs(3),
             longest_retry: Duration::from_secs(600),
         }
     }
@@ -57,18 +61,23 @@ pub fn build(
     work: &Work<'_>,
 ) -> Result<Built, ImageError> {
     let began = Instant::now();
-    let source = Source::parse(&image.flake_ref)?;
+    let source = source_of(&image.flake_ref)?;
     let mut staging = store.begin()?;
+    // Before it is read: what changes meanwhile is noticed afterwards.
+    let stamp = match &source {
+        ImageSource::Folder(path) => Look::at(Path::new(path)).map(|look| look.stamp),
+        _ => None,
+    };
     let made_of = match source {
-        Source::Busybox => {
+        ImageSource::Busybox => {
             let cache = settings.cache.clone().unwrap_or_else(|| store.root().join("cache"));
             busybox::build(&cache, settings.guest.as_deref(), &mut staging, work)?
         }
-        Source::Folder(path) => {
-            folder::import(&path, &Links::Inside, &mut staging, work)?;
+        ImageSource::Folder(path) => {
+            folder::import(Path::new(&path), &Links::Inside, &mut staging, work)?;
             Vec::new()
         }
-        Source::Flake(flake) => flake::build(&flake, &image.profile, &settings.nix, &mut staging, work)?,
+        ImageSource::Flake(flake) => flake::build(&flake, &image.profile, &settings.nix, &mut staging, work)?,
     };
     // From here to the reference nothing may collect the image.
     let lock = store.lock()?;
@@ -82,11 +91,17 @@ pub fn build(
         profile: image.profile.clone(),
         digest,
         built_at: Timestamp::from(SystemTime::now()),
+        stamp,
         made_of,
         pinned: before.is_some_and(|before| before.pinned),
     };
     store.set_reference(&lock, &built)?;
     Ok(built)
+}
+
+pub(super) fn source_of(reference: &str) -> Result<ImageSource, ImageError> {
+    let refuse = |rule| ImageError::NoSource { reference: reference.to_owned(), rule };
+    ImageSource::parse(reference).map_err(refuse)
 }
 
 /// An image other than the one asked for is kept until it is collected, and never used for this.

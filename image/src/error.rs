@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mvm_proto::Digest;
+use mvm_proto::document::SourceError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
@@ -25,10 +26,8 @@ pub enum ImageError {
     DigestMismatch { reference: String, expected: Digest, found: Digest },
     #[error("{reference}: {fault}")]
     Reference { reference: String, fault: String },
-    #[error(
-        "{reference}: {what} can't be used as an image yet; known are builtin:busybox, path:DIR and Nix flakes"
-    )]
-    NotSupported { reference: String, what: &'static str },
+    #[error("{reference}: the reference {rule}")]
+    NoSource { reference: String, rule: SourceError },
     #[error("{}: {fault}", path.display())]
     Invalid { path: PathBuf, fault: String },
     #[error("could not {action} {}", path.display())]
@@ -79,8 +78,8 @@ impl ImageError {
             Self::SourceNotVouched { .. } => "SourceNotVouched",
             Self::Damaged { .. } => "ImageDamaged",
             Self::DigestMismatch { .. } => "DigestMismatch",
-            Self::Reference { .. } => "InvalidReference",
-            Self::NotSupported { .. } => "NotSupported",
+            Self::NoSource { rule: SourceError::ContainerImage, .. } => "NotSupported",
+            Self::Reference { .. } | Self::NoSource { .. } => "InvalidReference",
             Self::Invalid { .. } => "InvalidImage",
             Self::NoGuest => "GuestMissing",
             Self::ProgramMissing { program, .. } if program == "nix" => "NixMissing",

@@ -23,8 +23,8 @@ mod modules;
 mod packed;
 mod refs;
 mod requests;
-mod source;
 mod staging;
+mod stamp;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -47,6 +47,7 @@ pub use flake::NixSettings;
 pub use guest_program::find_guest;
 pub use manifest::{FileEntry, Manifest, Part};
 pub use refs::Built;
+pub use stamp::Stamp;
 pub use store::Store;
 pub use vouched::Vouched;
 pub use work::Work;
@@ -64,11 +65,18 @@ pub struct ImageRef {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resolution {
     Ready(Digest),
+    /// There is one, of how its source was before: it is used on, for the newer one can't be had. `reason` is CamelCase for
+    /// programs.
+    Outdated {
+        digest: Digest,
+        reason: &'static str,
+        message: String,
+    },
     /// Being built or fetched; asked again later.
     Working {
         message: String,
     },
-    /// Not to be had as things are; tried again after a while. `reason` is CamelCase for programs.
+    /// Not to be had as things are; tried again after a while, and told until it is there. `reason` is CamelCase for programs.
     Unavailable {
         reason: &'static str,
         message: String,
@@ -111,7 +119,8 @@ impl Images {
     }
 
     /// Whether the image is there and may start; begins to get it in the background when it is not there and may be
-    /// built. Never waits, and touches no file once the image is known to be there.
+    /// built. Never waits, and touches no file once the image is known to be there, but for the times of a `path:` folder
+    /// that no digest pins.
     pub fn resolve(&self, image: &ImageRef) -> Resolution {
         if let Err(error) = self.vouched.borrow().check_asked(image) {
             return Resolution::refused(&error);

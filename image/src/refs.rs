@@ -6,12 +6,13 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use mvm_proto::document::ImageSource;
 use mvm_proto::{Digest, ProfileId, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::error::{ImageError, OnPath};
-use super::source::Source;
 use super::staging::sync_folder;
+use super::stamp::Stamp;
 use super::store::{Store, StoreLock};
 
 const IN_USE: &str = "in-use";
@@ -23,6 +24,9 @@ pub struct Built {
     pub profile: ProfileId,
     pub digest: Digest,
     pub built_at: Timestamp,
+    /// How its folder looked, where it is one. Older versions did not look.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stamp: Option<Stamp>,
     /// What it was made of, for people.
     #[serde(default)]
     pub made_of: Vec<String>,
@@ -135,9 +139,9 @@ impl Store {
 
 /// What tells one reference from another: a profile names an output of a flake, and means nothing to the others.
 fn key(reference: &str, profile: &ProfileId) -> String {
-    let profile = match Source::parse(reference) {
-        Ok(Source::Busybox | Source::Folder(_)) => "",
-        Ok(Source::Flake(_)) | Err(_) => profile.as_str(),
+    let profile = match ImageSource::parse(reference) {
+        Ok(ImageSource::Busybox | ImageSource::Folder(_)) => "",
+        Ok(ImageSource::Flake(_)) | Err(_) => profile.as_str(),
     };
     format!("{reference}\0{profile}")
 }

@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use mvm_proto::Digest;
+use mvm_proto::document::ImageSource;
 use mvm_proto::text::chain;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-use super::build::build;
+use super::build::{build, source_of};
 use super::collect::{self, Collected, KeepRules};
-use super::source::Source;
+use super::stamp::{Look, Stamp};
 use super::store::StoreLock;
 use super::{ImageError, ImageRef, ImageSettings, Resolution, Store, Work};
 use crate::BootImage;
@@ -22,6 +23,8 @@ use crate::BootImage;
 const MAX_ANSWERS: usize = 4096;
 /// How often it is looked whether the command line changed a reference.
 const REFRESH: Duration = Duration::from_secs(1);
+/// How many of a program's last lines a condition repeats.
+const LAST_LINES: usize = 5;
 /// An image that was resolved is about to be used: it is kept this long before an instance must hold it.
 const HELD_FOR: Duration = Duration::from_secs(600);
 
@@ -53,6 +56,8 @@ struct State {
     /// What is written down as in use.
     in_use: Option<BTreeSet<Digest>>,
     refs: Option<RefsSeen>,
+    /// The folders that images of `answers` were imported from.
+    followed: BTreeMap<ImageRef, Followed>,
 }
 
 #[derive(Debug)]
@@ -64,8 +69,35 @@ struct RefsSeen {
 #[derive(Debug)]
 enum Answer {
     Ready(Digest),
-    Working { message: String, failures: u32 },
-    Failed { reason: &'static str, message: String, failures: u32, retry_at: Instant },
+    /// What failed before is told until it is mended.
+    Working {
+        message: String,
+        failures: u32,
+        before: Option<Failure>,
+    },
+    Failed {
+        failure: Failure,
+        failures: u32,
+        retry_at: Instant,
+    },
+}
+
+/// Why there is no image, or no newer one.
+#[derive(Debug, Clone)]
+struct Failure {
+    reason: &'static str,
+    message: String,
+}
+
+/// A `path:` folder whose image is in use.
+#[derive(Debug)]
+struct Followed {
+    /// How it looked when it was last imported, or when that was tried.
+    stamp: Option<Stamp>,
+    /// It is being imported again.
+    importing: bool,
+    /// Why that failed.
+    failure: Option<Failure>,
 }
 
 impl Requests {
@@ -88,18 +120,16 @@ impl Requests {
         let now = Instant::now();
         let mut state = self.shared.lock();
         self.shared.refresh(&mut state, now);
-        let failures = match state.answers.get(image) {
+        let (failures, before) = match state.answers.get(image) {
             Some(Answer::Ready(digest)) => {
                 let digest = *digest;
                 state.held.insert(digest, now);
-                return Resolution::Ready(digest);
+                return self.ready(&mut state, image, digest);
             }
-            Some(Answer::Working { message, .. }) => return Resolution::Working { message: message.clone() },
-            Some(Answer::Failed { reason, message, retry_at, .. }) if now < *retry_at => {
-                return Resolution::Unavailable { reason, message: message.clone() };
-            }
-            Some(Answer::Failed { failures, .. }) => *failures,
-            None => 0,
+            Some(working @ Answer::Working { .. }) => return working.resolution(),
+            Some(failed @ Answer::Failed { retry_at, .. }) if now < *retry_at => return failed.resolution(),
+            Some(Answer::Failed { failures, failure, .. }) => (*failures, Some(failure.clone())),
+            None => (0, None),
         };
         state.make_room();
         match self.shared.look_up(&mut state, image, now) {
@@ -108,7 +138,7 @@ impl Requests {
                 Resolution::Ready(digest)
             }
             Ok(None) => match self.shared.settings.vouched.borrow().check_source(image) {
-                Ok(()) => self.enqueue(&mut state, image, failures),
+                Ok(()) => self.enqueue(&mut state, image, failures, before),
                 Err(error) => Resolution::refused(&error),
             },
             Err(ImageError::Busy) => Resolution::Working { message: ImageError::Busy.to_string() },
@@ -160,29 +190,80 @@ impl Requests {
         Ok(collected)
     }
 
-    fn enqueue(&self, state: &mut State, image: &ImageRef, failures: u32) -> Resolution {
+    fn enqueue(
+        &self,
+        state: &mut State,
+        image: &ImageRef,
+        failures: u32,
+        before: Option<Failure>,
+    ) -> Resolution {
         let message = if state.building { "waits for another image to be built" } else { "begins to build" };
-        let answer = Answer::Working { message: message.to_owned(), failures };
+        let answer = Answer::Working { message: message.to_owned(), failures, before };
         let told = answer.resolution();
         state.answers.insert(image.clone(), answer);
+        if let Err(error) = self.queue(state, image) {
+            let answer = self.shared.failed(image, &error, failures);
+            let told = answer.resolution();
+            state.answers.insert(image.clone(), answer);
+            return told;
+        }
+        told
+    }
+
+    /// Leaves it to the building thread.
+    fn queue(&self, state: &mut State, image: &ImageRef) -> Result<(), ImageError> {
         state.queue.push_back(image.clone());
-        if !state.building {
-            let shared = Arc::clone(&self.shared);
-            let started =
-                std::thread::Builder::new().name("image-build".to_owned()).spawn(move || shared.work_off());
-            match started {
-                Ok(_) => state.building = true,
-                Err(cause) => {
-                    state.queue.clear();
-                    let error = ImageError::Start { program: "the building thread".to_owned(), cause };
-                    let answer = self.shared.failed(image, &error, failures);
-                    let told = answer.resolution();
-                    state.answers.insert(image.clone(), answer);
-                    return told;
+        if state.building {
+            return Ok(());
+        }
+        let shared = Arc::clone(&self.shared);
+        let started =
+            std::thread::Builder::new().name("image-build".to_owned()).spawn(move || shared.work_off());
+        if let Err(cause) = started {
+            state.queue.clear();
+            return Err(ImageError::Start { program: "the building thread".to_owned(), cause });
+        }
+        state.building = true;
+        Ok(())
+    }
+
+    /// An image that is there. Where it came from a folder that no digest pins, and the folder changed, it is imported
+    /// again; the image from before serves until then.
+    fn ready(&self, state: &mut State, image: &ImageRef, digest: Digest) -> Resolution {
+        let Ok(ImageSource::Folder(folder)) = ImageSource::parse(&image.flake_ref) else {
+            return Resolution::Ready(digest);
+        };
+        if image.digest.is_some() {
+            return Resolution::Ready(digest);
+        }
+        let last = state.followed.entry(image.clone()).or_insert_with(|| {
+            // What an older version imported without a look is taken to be what is there.
+            let built = self.shared.store.reference(&image.flake_ref, &image.profile).ok().flatten();
+            let stamp = built.and_then(|built| built.stamp);
+            let stamp = stamp.or_else(|| Look::at(Path::new(&folder)).map(|look| look.stamp));
+            Followed { stamp, importing: false, failure: None }
+        });
+        if !last.importing {
+            let quiet = self.shared.settings.folder_quiet;
+            let look = Look::at(Path::new(&folder)).filter(|look| look.is_settled(quiet, SystemTime::now()));
+            if let Some(look) = look.filter(|look| last.stamp.as_ref() != Some(&look.stamp)) {
+                tracing::info!(image = image.flake_ref, "the folder changed; importing it again");
+                last.stamp = Some(look.stamp);
+                last.importing = true;
+                last.failure = None;
+                if let Err(error) = self.queue(state, image) {
+                    tracing::warn!(image = image.flake_ref, error = %chain(&error), "could not begin");
                 }
             }
         }
-        told
+        match state.followed.get(image).and_then(|last| last.failure.clone()) {
+            None => Resolution::Ready(digest),
+            Some(Failure { reason, message }) => {
+                let message =
+                    format!("the folder changed, and its older image {digest} is used on: {message}");
+                Resolution::Outdated { digest, reason, message }
+            }
+        }
     }
 }
 
@@ -208,7 +289,7 @@ impl Shared {
         if let Some(digest) = image.digest.filter(|digest| self.store.contains(digest)) {
             return self.hold(state, digest, now);
         }
-        Source::parse(&image.flake_ref)?;
+        source_of(&image.flake_ref)?;
         let built = self.store.reference(&image.flake_ref, &image.profile)?;
         match built.filter(|built| image.digest.is_none() && self.store.contains(&built.digest)) {
             Some(built) => self.hold(state, built.digest, now),
@@ -262,10 +343,26 @@ impl Shared {
                 _ => 0,
             };
             let answer = match built {
-                Ok(digest) => Answer::Ready(digest),
-                Err(error) => self.failed(&image, &error, failures),
+                Ok(digest) => {
+                    state.followed.remove(&image);
+                    Some(Answer::Ready(digest))
+                }
+                Err(error) => {
+                    let (answer, failure) =
+                        (self.failed(&image, &error, failures), failure_of(&image, &error));
+                    match state.followed.get_mut(&image) {
+                        // There is one to go on with.
+                        Some(followed) => {
+                            (followed.importing, followed.failure) = (false, Some(failure));
+                            None
+                        }
+                        None => Some(answer),
+                    }
+                }
             };
-            state.answers.insert(image, answer);
+            if let Some(answer) = answer {
+                state.answers.insert(image, answer);
+            }
             // Our own build changed the references; it is known already.
             state.refs = None;
             drop(state);
@@ -322,13 +419,24 @@ impl Shared {
     fn failed(&self, image: &ImageRef, error: &ImageError, failures: u32) -> Answer {
         let wait = self.settings.first_retry.saturating_mul(2_u32.saturating_pow(failures));
         let wait = wait.min(self.settings.longest_retry).mul_f64(0.8 + 0.4 * fastrand::f64());
-        let message = chain(error);
         if !matches!(error, ImageError::Cancelled) {
-            tracing::warn!(image = image.flake_ref, error = message, retry_in = ?wait, "could not build an image");
+            tracing::warn!(image = image.flake_ref, error = %chain(error), retry_in = ?wait, "could not build an image");
         }
         let retry_at = Instant::now() + wait;
-        Answer::Failed { reason: error.reason(), message, failures: failures.saturating_add(1), retry_at }
+        Answer::Failed { failure: failure_of(image, error), failures: failures.saturating_add(1), retry_at }
     }
+}
+
+/// Which image, what failed, and a program's last words: one line, for a condition.
+fn failure_of(image: &ImageRef, error: &ImageError) -> Failure {
+    let text = chain(error);
+    let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let (first, rest) = lines.split_first().map_or(("", &[][..]), |(first, rest)| (*first, rest));
+    let last = rest.split_at(rest.len().saturating_sub(LAST_LINES)).1;
+    let told = [&[first], last].concat().join(" | ");
+    let named = told.contains(&image.flake_ref);
+    let message = if named { told } else { format!("{}: {told}", image.flake_ref) };
+    Failure { reason: error.reason(), message }
 }
 
 impl State {
@@ -348,9 +456,9 @@ impl Answer {
     fn resolution(&self) -> Resolution {
         match self {
             Self::Ready(digest) => Resolution::Ready(*digest),
-            Self::Working { message, .. } => Resolution::Working { message: message.clone() },
-            Self::Failed { reason, message, .. } => {
-                Resolution::Unavailable { reason, message: message.clone() }
+            Self::Working { before: None, message, .. } => Resolution::Working { message: message.clone() },
+            Self::Working { before: Some(failure), .. } | Self::Failed { failure, .. } => {
+                Resolution::Unavailable { reason: failure.reason, message: failure.message.clone() }
             }
         }
     }

@@ -229,7 +229,7 @@ pub fn role() -> impl Strategy<Value = PoolRole> {
 }
 
 fn flake_ref() -> impl Strategy<Value = String> {
-    prop_oneof!["github:[a-z]{1,8}/[a-z-]{1,20}\\?rev=[0-9a-f]{40}", "oci:[!-~]{1,40}", "path:/[!-~]{0,40}"]
+    prop_oneof!["github:[a-z]{1,8}/[a-z-]{1,20}\\?rev=[0-9a-f]{40}", "builtin:busybox", "path:/[a-z/]{0,40}"]
 }
 
 fn warmup() -> impl Strategy<Value = Warmup> {

@@ -7,6 +7,7 @@ mod decode;
 mod io_limits;
 mod rules;
 pub mod schema;
+mod source;
 mod subnet;
 mod workload;
 
@@ -20,6 +21,7 @@ use crate::envelope::Payload;
 use crate::{ClusterId, Digest, FieldError, NodeId, PoolId, Problem, ProfileId, TenantId, Timestamp};
 
 pub use io_limits::{IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND, IoLimits};
+pub use source::{ImageSource, SourceError};
 pub use subnet::{MAX_PREFIX, MIN_PREFIX, SubnetError};
 pub use workload::{ExecCheck, Health, HealthCheck, HttpCheck, Restart, TcpCheck};
 
@@ -173,7 +175,7 @@ pub struct Quotas {
 #[schemars(deny_unknown_fields)]
 pub struct Pool {
     pub pool_id: PoolId,
-    /// What to build or fetch: a Nix flake reference, `oci:…`, `path:…`, `builtin:…`.
+    /// What to build or fetch: a Nix flake reference, `path:/DIR`, `builtin:busybox`.
     #[schemars(length(max = 2048), regex(pattern = "^[!-~]+$"))]
     pub flake_ref: String,
     pub profile: ProfileId,

@@ -117,7 +117,7 @@ impl Executor {
     /// The image that the pool boots from now.
     fn resolve_image(&self, spec: &PoolSpec) -> Result<Digest, StepError> {
         match self.images.resolve(&spec.image()) {
-            Resolution::Ready(digest) => Ok(digest),
+            Resolution::Ready(digest) | Resolution::Outdated { digest, .. } => Ok(digest),
             Resolution::Working { message } | Resolution::Unavailable { message, .. } => {
                 Err(StepError::NoImage(message))
             }

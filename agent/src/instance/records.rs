@@ -76,6 +76,8 @@ struct Inner {
     write_error: Option<String>,
     /// No further lease is given.
     closing: bool,
+    /// What pools whose source changes under one reference boot from now.
+    images: BTreeMap<(TenantId, PoolId), Digest>,
 }
 
 /// What becomes of an instance that is being worked on.
@@ -232,6 +234,13 @@ impl Records {
         let observed = records.map(|record| {
             let leased = inner.leased.get(&record.id);
             let mut observed = record.observed(leased.map(|state| state.to));
+            let now = inner.images.get(&(record.tenant.clone(), record.pool.clone()));
+            if let (Some(now), Some(own)) = (now, record.image)
+                && own != *now
+            {
+                // The document's revision does not tell one state of a folder from the next: it is an older one all the same.
+                observed.revision = Digest::of(own.as_bytes());
+            }
             if let Some(state) = leased.filter(|state| state.on_demand) {
                 observed.on_demand = true;
                 observed.home.get_or_insert(state.home.unwrap_or(record.phase));
@@ -239,6 +248,11 @@ impl Records {
             observed
         });
         observed.collect()
+    }
+
+    /// What these pools boot from now. Instances of another image are seen as of an older revision from then on.
+    pub(crate) fn set_images(&self, images: BTreeMap<(TenantId, PoolId), Digest>) {
+        self.lock().images = images;
     }
 
     #[must_use]

@@ -13,6 +13,7 @@ use mvm_vmm::{AnyDriver, Driver, DriverError};
 use tokio::sync::watch;
 
 use super::needs::Needs;
+use super::resolvers::Resolvers;
 use super::revoked::Revoked;
 use super::work::WorkWatch;
 use crate::clock::Clock;
@@ -58,6 +59,7 @@ pub(crate) struct Engine {
     ends: Ends,
     pub(crate) needs: Needs,
     pub(crate) revoked: Revoked,
+    pub(crate) resolvers: Resolvers,
     pub(crate) network_check: NetworkCheck,
     pub(crate) groups: CgroupCheck,
     work: WorkWatch,
@@ -139,6 +141,7 @@ impl Engine {
             ends: Ends::of(&executor.driver),
             needs: Needs::new(executor.images.clone(), Arc::clone(&executor.secrets)),
             revoked: Revoked::default(),
+            resolvers: Resolvers::default(),
             work: WorkWatch::new(network_check.found.subscribe()),
             network_check,
             groups,
@@ -197,6 +200,12 @@ impl Engine {
         if let Some(current_document) = current_document {
             let health = self.follow_pools(current_document, now);
             observation.blocked.extend(self.needs.look(&current_document.desired));
+            self.records.set_images(self.needs.folder_images());
+            let given = self.executor.isolation.gives_resolvers();
+            let resolvers = self.resolvers.look(&current_document.desired, given, now);
+            for event in self.needs.events(now).into_iter().chain(resolvers) {
+                self.executor.events.warn(&event.kind, &event.subject, event.message);
+            }
             if self.decide(current_document, observation) && !current_document.is_expired(now) {
                 self.drop_templates(current_document).await;
             }

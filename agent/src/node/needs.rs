@@ -1,13 +1,15 @@
 //! What pools need before any of their instances can start: their image, and their tenant's secrets.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_image::{Images, Resolution};
 use mvm_planner::Blocked;
-use mvm_proto::status::Condition;
+use mvm_proto::document::{ImageSource, Pool};
+use mvm_proto::status::{Condition, Event};
 use mvm_proto::text::chain;
-use mvm_proto::{DesiredState, Timestamp};
+use mvm_proto::{DesiredState, Digest, PoolId, TenantId, Timestamp};
 use tokio::sync::watch;
 
 use crate::instance::PoolSpec;
@@ -36,19 +38,35 @@ pub(crate) struct Needs {
     secrets: Arc<Secrets>,
     artifacts: Vec<Missing>,
     bundles: Vec<Missing>,
+    /// What pools from folders boot from now.
+    folder_images: BTreeMap<(TenantId, PoolId), Digest>,
+    /// Pools whose image failed, and what was told of it.
+    failing: BTreeMap<String, Missing>,
+    events: Vec<(&'static str, String, String)>,
     changed: watch::Receiver<u64>,
 }
 
 impl Needs {
     pub(crate) fn new(images: Images, secrets: Arc<Secrets>) -> Self {
-        let (artifacts, bundles, changed) = (Vec::new(), Vec::new(), images.changed());
-        Self { images, secrets, artifacts, bundles, changed }
+        let changed = images.changed();
+        Self {
+            images,
+            secrets,
+            artifacts: Vec::new(),
+            bundles: Vec::new(),
+            folder_images: BTreeMap::new(),
+            failing: BTreeMap::new(),
+            events: Vec::new(),
+            changed,
+        }
     }
 
     /// What can't be started now. Begins to get what is missing.
     pub(crate) fn look(&mut self, desired: &DesiredState) -> Vec<Blocked> {
         self.artifacts.clear();
         self.bundles.clear();
+        self.folder_images.clear();
+        let failing = std::mem::take(&mut self.failing);
         let mut blocked = Vec::new();
         for tenant in &desired.tenants {
             if let Some(expected) = &tenant.secrets_hash
@@ -61,19 +79,60 @@ impl Needs {
                 blocked.push(Blocked { tenant: tenant.tenant_id.clone(), pool: None, reason });
             }
             for pool in &tenant.pools {
-                let (reason, why) = match self.images.resolve(&PoolSpec::of(tenant, pool).image()) {
-                    Resolution::Ready(_) => continue,
-                    Resolution::Working { message } => (BUILDING, message),
-                    Resolution::Unavailable { reason, message } => (reason, message),
+                let name = format!("{}/{}", tenant.tenant_id, pool.pool_id);
+                let resolved = self.images.resolve(&PoolSpec::of(tenant, pool).image());
+                let digest = match &resolved {
+                    Resolution::Ready(digest) | Resolution::Outdated { digest, .. } => Some(*digest),
+                    _ => None,
                 };
-                let message = format!("{}/{}: {why}", tenant.tenant_id, pool.pool_id);
-                self.artifacts.push(Missing { reason, message });
+                if let Some(digest) = digest.filter(|_| pool.image_digest.is_none() && is_folder(pool)) {
+                    self.folder_images.insert((tenant.tenant_id.clone(), pool.pool_id.clone()), digest);
+                }
+                let (reason, why) = match resolved {
+                    Resolution::Ready(_) => {
+                        if failing.contains_key(&name) {
+                            self.events.push(("ImageReady", name, "its image can be had again".to_owned()));
+                        }
+                        continue;
+                    }
+                    Resolution::Working { message } => (BUILDING, message),
+                    Resolution::Outdated { reason, message, .. }
+                    | Resolution::Unavailable { reason, message } => (reason, message),
+                };
+                let missing = Missing { reason, message: format!("{name}: {why}") };
+                self.artifacts.push(missing.clone());
+                if reason != BUILDING {
+                    if failing.get(&name) != Some(&missing) {
+                        self.events.push(("ImageUnavailable", name.clone(), format!("{reason}: {why}")));
+                    }
+                    self.failing.insert(name, missing);
+                }
+                if digest.is_some() {
+                    continue;
+                }
                 let pool = Some(pool.pool_id.clone());
                 let reason = format!("ArtifactsReady=False: {why}");
                 blocked.push(Blocked { tenant: tenant.tenant_id.clone(), pool, reason });
             }
         }
         blocked
+    }
+
+    /// What pools whose folder may change boot from now.
+    pub(crate) fn folder_images(&self) -> BTreeMap<(TenantId, PoolId), Digest> {
+        self.folder_images.clone()
+    }
+
+    /// What there is to tell since the last call: images that can't be had, once for each reason, and those that came back.
+    pub(crate) fn events(&mut self, now: Timestamp) -> Vec<Event> {
+        let told = std::mem::take(&mut self.events).into_iter();
+        told.map(|(kind, subject, message)| Event {
+            at: now.to_string(),
+            kind: kind.to_owned(),
+            subject,
+            message,
+        })
+        .collect()
     }
 
     /// Whether something is missing that comes by itself.
@@ -90,6 +149,10 @@ impl Needs {
     pub(crate) fn conditions(&self, now: Timestamp) -> [Condition; 2] {
         [condition("ArtifactsReady", &self.artifacts, now), condition("SecretsReady", &self.bundles, now)]
     }
+}
+
+fn is_folder(pool: &Pool) -> bool {
+    matches!(ImageSource::parse(&pool.flake_ref), Ok(ImageSource::Folder(_)))
 }
 
 fn condition(kind: &str, missing: &[Missing], now: Timestamp) -> Condition {

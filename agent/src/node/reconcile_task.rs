@@ -194,6 +194,7 @@ fn tell(
         bounds: [
             engine.network_check.condition(engine.clock.now()),
             engine.groups.condition(engine.clock.now()),
+            engine.resolvers.condition(engine.clock.now()),
         ],
         next_reconcile_at,
     };

@@ -27,8 +27,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) needs: [Condition; 2],
     /// Whether image keys vouch for what instances here were booted from.
     pub(crate) images: Condition,
-    /// Whether the tenants' networks and limits are as they should be.
-    pub(crate) bounds: [Condition; 2],
+    /// Whether the tenants' networks and limits are as they should be, and their guests can resolve names.
+    pub(crate) bounds: [Condition; 3],
     /// Whether sessions are in their stores.
     pub(crate) sessions: Condition,
     pub(crate) next_reconcile_at: Timestamp,

@@ -11,6 +11,7 @@ mod documents;
 mod expiry;
 mod failures;
 mod full_disk;
+mod images;
 mod once;
 mod reclaim;
 mod revoked;

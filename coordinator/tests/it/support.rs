@@ -366,7 +366,7 @@ pub(crate) fn document(node: &str, running: u32) -> Value {
             },
             "pools": [{
                 "pool_id": "web",
-                "flake_ref": "builtin:hello",
+                "flake_ref": "github:org/hello",
                 "profile": "minimal",
                 "instance_resources": { "vcpus": 1, "mem_mib": 128, "data_disk_mib": 0 },
                 "desired_counts": { "running": running, "warm": 0, "sleeping": 0 }

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::modules::Modules;
-use crate::source::Source;
 
 fn lz4(content: &[u8]) -> Vec<u8> {
     // One block of literals alone is a block, too.
@@ -141,30 +140,4 @@ fn modules_come_after_what_they_depend_on_and_once() {
     assert_eq!(names, ["virtio", "failover", "net_failover", "virtio_net"]);
     let error = modules.with_dependencies(&["broken"]).unwrap_err();
     assert!(error.to_string().contains("broken needs the module gone"), "{error}");
-}
-
-#[test]
-fn a_reference_says_by_its_beginning_what_it_is() {
-    let flake = |text: &str| Source::Flake(text.to_owned());
-    for (text, source) in [
-        ("builtin:busybox", Source::Busybox),
-        ("path:/srv/image", Source::Folder(PathBuf::from("/srv/image"))),
-        ("github:org/repo?rev=abc", flake("github:org/repo?rev=abc")),
-        ("git+file:///srv/repo", flake("git+file:///srv/repo")),
-        ("flake:/srv/flake", flake("path:/srv/flake")),
-    ] {
-        assert_eq!(Source::parse(text).unwrap(), source, "{text}");
-    }
-    for (text, reason) in [
-        ("builtin:windows", "InvalidReference"),
-        ("path:image", "InvalidReference"),
-        ("path:/srv/../etc", "InvalidReference"),
-        ("flake:/srv/../etc", "InvalidReference"),
-        ("github:org/repo#other", "InvalidReference"),
-        ("--option:x", "InvalidReference"),
-        ("nixpkgs", "InvalidReference"),
-        ("oci:docker.io/library/alpine", "NotSupported"),
-    ] {
-        assert_eq!(Source::parse(text).unwrap_err().reason(), reason, "{text}");
-    }
 }

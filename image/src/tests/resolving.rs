@@ -97,7 +97,7 @@ async fn what_can_not_be_had_says_why() {
     };
     let images = Images::open(bench.store.root(), settings).unwrap();
     for (text, expected, advice) in [
-        ("oci:alpine", "NotSupported", "container image"),
+        ("oci:alpine", "NotSupported", "must not be a container image"),
         ("builtin:other", "InvalidReference", "builtin:busybox"),
         ("builtin:busybox", "GuestMissing", "scripts/build-guest"),
         ("github:org/repo", "NixMissing", "install Debian's nix-bin"),
@@ -107,6 +107,24 @@ async fn what_can_not_be_had_says_why() {
         };
         assert_eq!(reason, expected, "{text}");
         assert!(message.contains(advice), "{text}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn what_failed_is_told_with_its_reference_also_while_it_is_tried_again() {
+    let bench = Bench::new();
+    let image = of_folder(&bench.input("a", &[("initrd", b"070701")]));
+    let images = open(&bench);
+    let mut changed = images.changed();
+    let first = settled(&images, &image).await;
+    let Resolution::Unavailable { reason, message } = &first else { panic!("{first:?}") };
+    assert_eq!(*reason, "InvalidImage");
+    assert!(message.contains(&image.flake_ref) && message.contains("no file `kernel`"), "{message}");
+    // The wait is over at once: each of these begins or meets another try.
+    for _ in 0..3 {
+        changed.mark_unchanged();
+        assert_eq!(images.resolve(&image), first);
+        timeout(PATIENCE, changed.changed()).await.unwrap().unwrap();
     }
 }
 

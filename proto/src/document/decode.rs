@@ -10,10 +10,10 @@ use super::workload::{
 };
 use super::{
     DesiredCounts, DesiredState, DocumentErrors, Egress, EgressMode, IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND,
-    IoLimits, MAX_DOCUMENT_BYTES, MAX_FLAKE_REF_BYTES, MAX_GUEST_PATH_BYTES, MAX_STORE_BYTES,
-    MAX_TENANT_NET_ID, MAX_WARMUP_SECONDS, Network, Persist, Pool, PoolRole, Provenance, Quotas, Resources,
-    RuntimePolicy, SCHEMA_VERSION, SeccompPolicy, SignedDocument, SleepPolicy, SnapshotCompression, Subnet,
-    Tenant, Warmup, default_stopped_retention, default_warmup_timeout,
+    IoLimits, MAX_DOCUMENT_BYTES, MAX_GUEST_PATH_BYTES, MAX_STORE_BYTES, MAX_TENANT_NET_ID,
+    MAX_WARMUP_SECONDS, Network, Persist, Pool, PoolRole, Provenance, Quotas, Resources, RuntimePolicy,
+    SCHEMA_VERSION, SeccompPolicy, SignedDocument, SleepPolicy, SnapshotCompression, Subnet, Tenant, Warmup,
+    default_stopped_retention, default_warmup_timeout,
 };
 use crate::json::{Fields, Json, MAX_INTEGER, Node, Number, Report};
 use crate::{PoolId, TenantId};
@@ -97,7 +97,7 @@ pub(super) fn local(bytes: &[u8]) -> Result<DesiredState, DocumentErrors> {
             }
         }
         let cluster = fields.maybe("cluster", |node| node.parse());
-        let desired = desired_state(fields);
+        let desired = desired_state(fields, rules::image_reference);
         Some(DesiredState { cluster: cluster?, ..desired? })
     })
 }
@@ -106,7 +106,8 @@ pub(super) fn local(bytes: &[u8]) -> Result<DesiredState, DocumentErrors> {
 pub(super) fn signed(bytes: &[u8]) -> Result<SignedDocument, DocumentErrors> {
     read(bytes, |fields| {
         let provenance = provenance(fields);
-        let desired = desired_state(fields);
+        // What a node accepted once it reads again, whatever this version makes of its references.
+        let desired = desired_state(fields, rules::reference);
         Some(SignedDocument::new(provenance?, desired?))
     })
 }
@@ -156,11 +157,14 @@ fn provenance(fields: &Fields<'_, '_>) -> Option<Provenance> {
     })
 }
 
+/// How a `flake_ref` is read.
+type ReadReference = fn(&Node<'_, '_>) -> Option<String>;
+
 /// All but `cluster`, which local and signed documents treat differently.
-fn desired_state(fields: &Fields<'_, '_>) -> Option<DesiredState> {
+fn desired_state(fields: &Fields<'_, '_>, reference: ReadReference) -> Option<DesiredState> {
     let schema_version = fields.get("schema_version", |node| node.integer32(SCHEMA_VERSION..=SCHEMA_VERSION));
     let node_id = fields.get("node_id", |node| node.parse());
-    let mut across = AcrossTenants::default();
+    let mut across = AcrossTenants::new(reference);
     let tenants = fields.get("tenants", |node| all(&node, |at, item| tenant(&item, at, &mut across)));
     let prune_unknown_tenants = fields.or("prune_unknown_tenants", false, |node| node.boolean());
     let prune_unknown_pools = fields.or("prune_unknown_pools", false, |node| node.boolean());
@@ -191,12 +195,27 @@ fn all<'a, T>(node: &Node<'_, 'a>, mut read: impl FnMut(usize, Node<'_, 'a>) -> 
     list
 }
 
-/// What must differ between tenants.
-#[derive(Default)]
+/// What must differ between tenants, and how all their references are read.
 struct AcrossTenants {
     ids: Unique<TenantId>,
     net_ids: Unique<u16>,
     subnets: Subnets,
+    reference: ReadReference,
+}
+
+impl AcrossTenants {
+    fn new(reference: ReadReference) -> Self {
+        Self { ids: Unique::default(), net_ids: Unique::default(), subnets: Subnets::default(), reference }
+    }
+}
+
+/// What the pools of one tenant are held to.
+struct AcrossPools<'q> {
+    quotas: Option<&'q Quotas>,
+    ids: Unique<PoolId>,
+    /// How many instances they want, whatever else is wrong with them.
+    wanted: u64,
+    reference: ReadReference,
 }
 
 fn tenant(node: &Node<'_, '_>, at: usize, across: &mut AcrossTenants) -> Option<Tenant> {
@@ -211,7 +230,7 @@ fn tenant(node: &Node<'_, '_>, at: usize, across: &mut AcrossTenants) -> Option<
     let quotas = fields.get("quotas", |node| quotas(&node));
     let secrets_hash = fields.maybe("secrets_hash", |node| node.parse());
     let egress = fields.or("egress", Egress::default(), |node| egress(&node));
-    let pools = fields.get("pools", |node| pools(&node, quotas.as_ref(), subnet));
+    let pools = fields.get("pools", |node| pools(&node, quotas.as_ref(), subnet, across.reference));
     Some(Tenant {
         tenant_id: tenant_id?,
         pinned: pinned?,
@@ -271,27 +290,24 @@ fn egress(node: &Node<'_, '_>) -> Option<Egress> {
     Some(Egress { mode: mode? })
 }
 
-fn pools(node: &Node<'_, '_>, quotas: Option<&Quotas>, subnet: Option<Subnet>) -> Option<Vec<Pool>> {
-    let mut ids = Unique::default();
-    let mut wanted = 0;
-    let pools = all(node, |at, item| pool(&item, at, quotas, &mut ids, &mut wanted));
+fn pools(
+    node: &Node<'_, '_>,
+    quotas: Option<&Quotas>,
+    subnet: Option<Subnet>,
+    reference: ReadReference,
+) -> Option<Vec<Pool>> {
+    let mut across = AcrossPools { quotas, ids: Unique::default(), wanted: 0, reference };
+    let pools = all(node, |at, item| pool(&item, at, &mut across));
     if let Some(quotas) = quotas {
         rules::pools_within_quota(node, quotas);
     }
     if let Some(subnet) = subnet {
-        rules::instances_within_subnet(node, wanted, subnet);
+        rules::instances_within_subnet(node, across.wanted, subnet);
     }
     pools
 }
 
-/// Adds what the pool wants to `wanted`, whatever else is wrong with it.
-fn pool(
-    node: &Node<'_, '_>,
-    at: usize,
-    quotas: Option<&Quotas>,
-    ids: &mut Unique<PoolId>,
-    wanted: &mut u64,
-) -> Option<Pool> {
+fn pool(node: &Node<'_, '_>, at: usize, across: &mut AcrossPools<'_>) -> Option<Pool> {
     const ROLES: [(&str, PoolRole); 3] =
         [("gateway", PoolRole::Gateway), ("builder", PoolRole::Builder), ("worker", PoolRole::Worker)];
     const SECCOMP: [(&str, SeccompPolicy); 2] =
@@ -307,18 +323,18 @@ fn pool(
     let fields = node.fields(POOL)?;
     let pool_id = fields.get("pool_id", |node| {
         let id = node.parse()?;
-        ids.check(&id, "pools", at, &node);
+        across.ids.check(&id, "pools", at, &node);
         Some(id)
     });
-    let flake_ref = fields.get("flake_ref", |node| rules::printable(&node, MAX_FLAKE_REF_BYTES));
+    let flake_ref = fields.get("flake_ref", |node| (across.reference)(&node));
     let profile = fields.get("profile", |node| node.parse());
     let image_digest = fields.maybe("image_digest", |node| node.parse());
     let role = fields.or("role", PoolRole::default(), |node| node.choice(&ROLES));
     let resources = fields.get("instance_resources", |node| resources(&node));
     let counts = fields.get("desired_counts", |node| {
         let counts = counts(&node)?;
-        *wanted += rules::total(&counts);
-        if let Some(quotas) = quotas {
+        across.wanted += rules::total(&counts);
+        if let Some(quotas) = across.quotas {
             rules::counts_within_quota(&node, &counts, quotas);
         }
         Some(counts)

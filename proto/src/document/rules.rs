@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::workload::MAX_HEALTH_PATH_BYTES;
-use super::{DesiredCounts, DesiredState, MAX_COMMAND_WORD_BYTES, MAX_COMMAND_WORDS, Quotas, Subnet};
+use super::{
+    DesiredCounts, DesiredState, ImageSource, MAX_COMMAND_WORD_BYTES, MAX_COMMAND_WORDS, MAX_FLAKE_REF_BYTES,
+    Quotas, Subnet,
+};
 use crate::FieldError;
 use crate::json::Node;
 
@@ -61,6 +64,20 @@ pub(super) fn printable(node: &Node<'_, '_>, max: usize) -> Option<String> {
         Some(text.to_owned())
     } else {
         node.refuse(format_args!("must be 1 to {max} printable ASCII characters without spaces"))
+    }
+}
+
+/// A `flake_ref`, whatever it names.
+pub(super) fn reference(node: &Node<'_, '_>) -> Option<String> {
+    printable(node, MAX_FLAKE_REF_BYTES)
+}
+
+/// A `flake_ref` that this version can make an image of.
+pub(super) fn image_reference(node: &Node<'_, '_>) -> Option<String> {
+    let text = reference(node)?;
+    match ImageSource::parse(&text) {
+        Ok(_) => Some(text),
+        Err(rule) => node.refuse(rule),
     }
 }
 

@@ -55,7 +55,7 @@ fn on_a_full_disk(dir: &Path) {
             size -= 1024;
         }
         let mut large = payload(1, 2);
-        large["tenants"][0]["pools"][0]["flake_ref"] = json!(format!("builtin:{}", "x".repeat(400)));
+        large["tenants"][0]["pools"][0]["flake_ref"] = json!(format!("github:org/{}", "x".repeat(400)));
         let problem = acceptor.accept(&cluster.sign(&large)).await.unwrap_err();
         assert_eq!((problem.code.as_str(), problem.status), ("storage_full", 507), "{problem}");
         assert_eq!(acceptor.high_water().unwrap().generation, 1);

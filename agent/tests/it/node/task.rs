@@ -116,9 +116,9 @@ async fn a_failing_boot_is_tried_again_later_and_later_without_making_more_insta
 async fn a_pool_of_hanging_boots_never_stops_another() {
     let dir = tempfile::tempdir().unwrap();
     let node = TestNode::start(dir.path()).await;
-    node.driver.faults.set_bad_image("builtin:hangs", Fault::HangBefore);
+    node.driver.faults.set_bad_image("github:org/hangs", Fault::HangBefore);
     let mut bad = pool("bad", 20, 0, 0);
-    bad["flake_ref"] = json!("builtin:hangs");
+    bad["flake_ref"] = json!("github:org/hangs");
     bad["role"] = json!("gateway");
     let begun = tokio::time::Instant::now();
     node.want(parse(&document(&[tenant("acme", 3, &[bad, pool("good", 3, 1, 1)])])));
@@ -175,7 +175,7 @@ async fn a_new_revision_replaces_everything_and_never_goes_below_the_running_cou
     node.until_counts(3, 1, 1).await;
     let before: Vec<_> = node.handle.instances(None).into_iter().map(|i| i.instance_id).collect();
     let mut renewed = pool("workers", 3, 1, 1);
-    renewed["flake_ref"] = json!("builtin:renewed");
+    renewed["flake_ref"] = json!("github:org/renewed");
     renewed["stopped_retention_seconds"] = json!(0);
     node.driver.faults.set_latency(Duration::from_secs(2));
     let mut least = u32::MAX;

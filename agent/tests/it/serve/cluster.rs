@@ -165,7 +165,7 @@ pub(crate) fn desired_json(node: &str, running: u32) -> String {
         "network":{{"tenant_net_id":3,"ipv4_subnet":"10.240.3.0/24"}},
         "quotas":{{"max_vcpus":64,"max_mem_mib":65536,"max_running":32,"max_warm":8,"max_pools":4,
         "max_instances_per_pool":40,"max_disk_gib":100}},
-        "pools":[{{"pool_id":"workers","flake_ref":"builtin:demo","profile":"minimal",
+        "pools":[{{"pool_id":"workers","flake_ref":"github:org/demo","profile":"minimal",
         "instance_resources":{{"vcpus":1,"mem_mib":128,"data_disk_mib":0}},
         "desired_counts":{{"running":{running},"warm":0,"sleeping":0}}}}]}}]}}"#
     )

@@ -260,6 +260,10 @@ fn each_field_says_what_it_must_be_and_what_it_was() {
         ("/tenants/0/pools/0/pool_id", json!("-a"), "pools[0].pool_id: must be 1 to 63"),
         ("/tenants/0/pools/0/flake_ref", json!(""), "flake_ref: must be 1 to 2048 printable"),
         ("/tenants/0/pools/0/flake_ref", json!("a b"), "flake_ref: must be 1 to 2048 printable"),
+        ("/tenants/0/pools/0/flake_ref", json!("oci:alpine"), "flake_ref: must not be a container image"),
+        ("/tenants/0/pools/0/flake_ref", json!("oci:alpine"), "builtin:busybox, path:/DIR and Nix flakes"),
+        ("/tenants/0/pools/0/flake_ref", json!("builtin:alpine"), "flake_ref: must be builtin:busybox"),
+        ("/tenants/0/pools/0/flake_ref", json!("nixpkgs"), "flake_ref: must begin with builtin:, path:"),
         ("/tenants/0/pools/0/flake_ref", json!("a\u{202e}b"), r#"found "a\u{202e}b""#),
         ("/tenants/0/pools/0/profile", json!("a.b"), "profile: must be 1 to 63"),
         ("/tenants/0/pools/0/image_digest", json!("latest"), "image_digest: must be `sha256:`"),
@@ -575,4 +579,11 @@ fn the_largest_document_is_read_and_one_byte_more_is_not() {
     assert!(local(padded(MAX_DOCUMENT_BYTES).as_bytes()).is_ok());
     let line = format!("document: must be at most {MAX_DOCUMENT_BYTES} bytes long, found 4194305 bytes");
     assert_eq!(lines_of(&padded(MAX_DOCUMENT_BYTES + 1)), [line]);
+}
+
+#[test]
+fn a_node_reads_again_what_it_accepted_with_a_reference_that_no_version_serves_any_more() {
+    let accepted = with(signed_form(), "/tenants/0/pools/0/flake_ref", json!("oci:alpine"));
+    let read = signed(accepted.to_string().as_bytes()).unwrap();
+    assert_eq!(read.desired.tenants[0].pools[0].flake_ref, "oci:alpine");
 }
