@@ -21,6 +21,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_prost_build::configure()
         .message_attribute(".mvm.node.v1", json)
         .message_attribute(".mvm.control.v1", json)
+        // Shown as what it says, not as bytes.
+        .field_attribute(".mvm.control.v1.PushProgress.plan", "#[serde(skip)]")
         // Its own one, in `src/guest.rs`, does not show what it holds.
         .skip_debug([".mvm.guest.v1.Secrets"])
         // Decoded by one copy, which can be wiped; a vector is decoded by two.

@@ -11,7 +11,7 @@ file (--config, else $XDG_CONFIG_HOME/mvm/config.toml, else /etc/mvm/config.toml
 docs/settings.md lists every setting with its key in the file, environment name and default.
 
 Exit codes: 0 done, 1 failed or refused, 2 usage or unreadable input, 3 gave up waiting, 4 unreachable,
-130 and 143 interrupted.
+5 push --dry-run has found changes, 130 and 143 interrupted.
 
 First steps:
   mvm coordinator init --dev          make a cluster's keys and certificates

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use mvm_coordinator::ControlClient;
-use mvm_pki::{Anchors, Credential, CsrNames, LeafKey, LiveAnchors, LiveCredential, Renewed};
+use mvm_coordinator::{ClientError, ControlClient};
+use mvm_pki::{Anchors, Credential, CsrNames, LeafKey, LiveAnchors, LiveCredential, Refusal, Renewed};
 use mvm_proto::wire::control::v1::{Node, RenewCertificateRequest};
 use mvm_proto::{Problem, Timestamp};
 use mvm_transport::Target;
@@ -71,14 +71,14 @@ impl Operator {
         let cluster = credential.identity().cluster().clone();
         let live = LiveCredential::new(credential);
         let anchors = LiveAnchors::new(anchors);
-        let mut client =
-            mvm_coordinator::connect(&target, &live, &anchors, &cluster, global.timeout)
-                .await
-                .map_err(|error| {
+        let mut client = mvm_coordinator::connect(&target, &live, &anchors, &cluster, global.timeout())
+            .await
+            .map_err(|error| {
+                let hint = hint(&target, &error);
                 let error = anyhow::Error::new(error);
-                Outcome::Unreachable(error.context(format!(
-                    "could not reach the coordinator at {target}\nis `mvm coordinator serve` running there? name another with --coordinator"
-        )))
+                Outcome::Unreachable(
+                    error.context(format!("could not reach the coordinator at {target}\n{hint}")),
+                )
             })?;
         if renew_at <= now
             && let Err(error) = renew(&mut client, &dir, &live, &anchors).await
@@ -86,6 +86,19 @@ impl Operator {
             tracing::warn!(error = format!("{error:#}"), "could not renew the operator certificate");
         }
         Ok(client)
+    }
+}
+
+/// What to do about a coordinator that was not reached.
+fn hint(target: &Target, error: &ClientError) -> String {
+    match error {
+        ClientError::NotTheCoordinator { cause: Refusal::WrongName { .. }, .. } => format!(
+            "use one of the names that its certificate has; or start it with `mvm coordinator serve --san {}`, which adds \
+             this one",
+            target.host()
+        ),
+        ClientError::NotTheCoordinator { cause, .. } => cause.remediation().to_owned(),
+        _ => "is `mvm coordinator serve` running there? name another with --coordinator".to_owned(),
     }
 }
 
@@ -125,7 +138,7 @@ async fn renew(
 /// What a gRPC refusal says to a person: the coordinator's problem when it sent one.
 pub(crate) fn refused(status: &tonic::Status) -> Outcome {
     if let Some(problem) = mvm_coordinator::problem_of(status) {
-        return Outcome::Failed(anyhow::Error::new(problem));
+        return Outcome::from(anyhow::Error::new(problem));
     }
     match status.code() {
         tonic::Code::Unavailable => {

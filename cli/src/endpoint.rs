@@ -144,9 +144,9 @@ impl EndpointArgs {
 impl Endpoint {
     pub(crate) async fn open(&self, operator: &Operator, global: &Global) -> Result<Session, Outcome> {
         match self {
-            Endpoint::Socket(path) => Ok(Session::Agent(AgentClient::local(path, global.timeout))),
+            Endpoint::Socket(path) => Ok(Session::Agent(AgentClient::local(path, global.timeout()))),
             Endpoint::Agent(target) => {
-                Ok(Session::Agent(AgentClient::network(target, operator, global.timeout).await?))
+                Ok(Session::Agent(AgentClient::network(target, operator, global.timeout()).await?))
             }
             Endpoint::Coordinator(target) => {
                 let operator = Operator { coordinator: Some(target.clone()), ..operator.clone() };

@@ -6,7 +6,8 @@
 //! | 1 | failed, refused, or not converged |
 //! | 2 | the command line, a settings file or an input file could not be understood |
 //! | 3 | gave up waiting: what was asked is stored and still goes on |
-//! | 4 | could not reach the coordinator or the agent |
+//! | 4 | could not reach the coordinator, the agent or its socket; or the node has no session to its coordinator |
+//! | 5 | `push --dry-run`: the node would change something |
 //! | 130, 143 | ended by Ctrl-C or SIGTERM |
 //!
 //! `mvm instance exec` ends with the exit code of the command that it ran, or 128 and the signal that ended it.
@@ -16,6 +17,8 @@ use std::process::ExitCode;
 use mvm_agent::AgentError;
 use mvm_agent::node::assemble::NodeError;
 use mvm_agent::upkeep::certs::CertsError;
+use mvm_proto::Problem;
+use mvm_transport::ConnectError;
 
 #[derive(Debug)]
 pub(crate) enum Outcome {
@@ -24,6 +27,8 @@ pub(crate) enum Outcome {
     Usage(anyhow::Error),
     TimedOut(anyhow::Error),
     Unreachable(anyhow::Error),
+    /// A dry run found something to do, and has told it.
+    Changes,
     /// A command inside an instance ended with this code, and has said why itself.
     Command(u8),
     /// A signal ended the command; the shell's code for it.
@@ -32,9 +37,19 @@ pub(crate) enum Outcome {
 
 impl From<anyhow::Error> for Outcome {
     fn from(error: anyhow::Error) -> Self {
-        Self::Failed(error)
+        if error.chain().any(is_unreachable) { Self::Unreachable(error) } else { Self::Failed(error) }
     }
 }
+
+/// Whether no connection came about, or the node that was asked for has none to its coordinator.
+fn is_unreachable(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let certs = cause.downcast_ref::<CertsError>().is_some_and(CertsError::is_unreachable);
+    let problem = cause.downcast_ref::<Problem>().is_some_and(|problem| problem.code == NODE_NOT_CONNECTED);
+    certs || problem || cause.is::<ConnectError>()
+}
+
+/// What a coordinator answers that has no session with the node.
+const NODE_NOT_CONNECTED: &str = "node_not_connected";
 
 /// What commands return: `?` turns plain errors into [`Outcome::Failed`].
 pub(crate) type Run = Result<(), Outcome>;
@@ -46,6 +61,7 @@ pub(crate) fn report(outcome: &Outcome) -> ExitCode {
         Outcome::Usage(error) => (2, Some(error)),
         Outcome::TimedOut(error) => (3, Some(error)),
         Outcome::Unreachable(error) => (4, Some(error)),
+        Outcome::Changes => (5, None),
         Outcome::Command(code) | Outcome::Interrupted(code) => (*code, None),
     };
     if let Some(error) = error {

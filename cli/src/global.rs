@@ -18,12 +18,12 @@ pub(crate) struct Global {
     /// Print only results and errors
     #[arg(short, long, global = true, help_heading = "Global options")]
     pub(crate) quiet: bool,
-    /// How long to wait for answers
+    /// How long to wait for answers [default: 30s; push: as long as the document's own times ask for]
     #[arg(
-        long, global = true, value_name = "TIME", default_value = "30s", value_parser = humantime::parse_duration,
-        help_heading = "Global options"
+        long = "timeout", id = "timeout", global = true, value_name = "TIME",
+        value_parser = humantime::parse_duration, help_heading = "Global options"
     )]
-    pub(crate) timeout: Duration,
+    pub(crate) chosen_timeout: Option<Duration>,
     /// Least level to log: error, warn, info, debug, trace, or a filter such as info,mvm_agent=debug
     #[arg(
         long,
@@ -36,6 +36,15 @@ pub(crate) struct Global {
     /// Format of log lines
     #[arg(long, global = true, value_enum, default_value = "text", help_heading = "Global options")]
     pub(crate) log_format: LogFormat,
+}
+
+/// How long to wait for answers where nothing else was asked for.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+
+impl Global {
+    pub(crate) fn timeout(&self) -> Duration {
+        self.chosen_timeout.unwrap_or(DEFAULT_TIMEOUT)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -109,7 +109,7 @@ fn text<T: ToString>(value: Option<&T>) -> String {
 impl Instances {
     pub(crate) async fn open(global: &Global, endpoint: &EndpointArgs) -> Result<Self, Outcome> {
         let node = text(endpoint.node());
-        Ok(Self { session: endpoint.open(global).await?, node, timeout: global.timeout })
+        Ok(Self { session: endpoint.open(global).await?, node, timeout: global.timeout() })
     }
 
     /// What was found, and of which nodes not all could be asked.

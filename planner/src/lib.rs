@@ -9,6 +9,7 @@
 #[cfg(test)]
 extern crate self as mvm_planner;
 
+pub mod effect;
 pub mod fleet;
 mod limits;
 pub mod node;
@@ -18,6 +19,7 @@ pub mod revision;
 mod usage;
 pub mod workload;
 
+pub use effect::Effect;
 pub use node::{MAX_OVERRIDE, check_arrival, check_move, plan_expired, plan_node};
 pub use observation::{Blocked, Capacity, Observation, ObservationErrors, ObservedInstance};
 pub use plan::{Action, Deferred, NodePlan, OverLimit, Step, Unmanaged};

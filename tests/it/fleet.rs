@@ -137,7 +137,7 @@ fn a_coordinator_restored_from_an_old_backup_goes_on_above_what_nodes_have_seen(
     copy_dir(&backup, &data).unwrap();
     cluster.start_coordinator();
     cluster.wait_connected("node-a");
-    cluster.mvm_ok(&["push", "-f", &example("two-tenants"), "--node", "node-a"]);
+    cluster.mvm_ok(&["push", "-f", &example("two-tenants"), "--node", "node-a", "--yes"]);
     let after = mark(&cluster.node("node-a").unwrap()["status"]["accepted"]);
     assert!(after > seen, "{after:?} is not above {seen:?}");
 }

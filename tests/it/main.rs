@@ -16,6 +16,7 @@ mod isolation;
 mod microvms;
 mod migration;
 mod privileges;
+mod push;
 mod rotation;
 mod sessions;
 mod sleep;

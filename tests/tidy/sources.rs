@@ -55,23 +55,6 @@ pub(crate) fn lines_with(sources: &[Source], words: &[&str]) -> Vec<String> {
     found
 }
 
-/// `file:line: text` for each line of a product's module headers and messages that has one of the words.
-pub(crate) fn riddles(words: &[&str]) -> Vec<String> {
-    let mut found = Vec::new();
-    for source in ours().iter().filter(|source| source.name.contains("/src/")) {
-        let headers = (1..).zip(source.text.lines()).filter(|(_, text)| text.starts_with("//!"));
-        let messages = source.shipped_lines().into_iter().filter(|(_, text)| text.contains('"'));
-        for (line, text) in headers.chain(messages) {
-            // The Unix account of this name, in a passwd file.
-            let lower = text.to_lowercase().replace("nobody:", "");
-            if words.iter().any(|word| lower.contains(word)) {
-                found.push(format!("{}:{line}: {}", source.name, text.trim()));
-            }
-        }
-    }
-    found
-}
-
 impl Source {
     fn read(path: &Path) -> Self {
         let name = path.strip_prefix(root()).unwrap().display().to_string();

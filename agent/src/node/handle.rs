@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use mvm_host::HostError;
 use mvm_host::network::NetworkFound;
-use mvm_planner::Observation;
+use mvm_planner::{NodePlan, Observation, plan_node};
 use mvm_proto::status::{InstanceStatus, NodeStatus};
-use mvm_proto::{InstanceId, NodeId, PoolId, TenantId};
+use mvm_proto::{DesiredState, InstanceId, NodeId, PoolId, TenantId};
 use mvm_vmm::Driver;
 use tokio::sync::{Notify, broadcast, watch};
 
@@ -166,6 +166,12 @@ impl NodeHandle {
     #[must_use]
     pub fn desired(&self) -> Option<Arc<CurrentDocument>> {
         self.shared.current_document.borrow().clone()
+    }
+
+    /// What this node would do next if this were its document.
+    #[must_use]
+    pub fn plan(&self, desired: &DesiredState) -> NodePlan {
+        plan_node(desired, &self.observation(), self.shared.actor.executor.clock.now())
     }
 
     /// What the planner would be told now.

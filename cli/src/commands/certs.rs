@@ -117,7 +117,7 @@ pub(crate) fn run(global: &Global, command: CertsCommand) -> Run {
             let dir = args.folder.path();
             block_on(async {
                 let status =
-                    certs::request(&dir, &args.coordinator, &token, args.node_id, names, global.timeout)
+                    certs::request(&dir, &args.coordinator, &token, args.node_id, names, global.timeout())
                         .await
                         .map_err(anyhow::Error::new)?;
                 progress.say(format!("enrolled as {}", status.identity));
@@ -127,7 +127,7 @@ pub(crate) fn run(global: &Global, command: CertsCommand) -> Run {
             })
         }
         CertsCommand::Rotate(args) => block_on(async {
-            let status = certs::rotate(&args.folder.path(), args.coordinator.as_ref(), global.timeout)
+            let status = certs::rotate(&args.folder.path(), args.coordinator.as_ref(), global.timeout())
                 .await
                 .map_err(anyhow::Error::new)?;
             show(global.output, &status)

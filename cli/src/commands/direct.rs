@@ -4,7 +4,7 @@
 //! same keys, over the agent's HTTP/3 API. The number comes from the agent: one above what it last accepted.
 
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow};
 use bytes::Bytes;
@@ -12,12 +12,15 @@ use http_body_util::BodyExt;
 use mvm_coordinator::{DOCUMENT_LIFE, DataDir, coordinator_credential};
 use mvm_pki::tls::client_config;
 use mvm_pki::{Anchors, ExpectedPeer, LiveAnchors, LiveCredential, Role, SigningKey, TrustStore, seal};
+use mvm_planner::{Observation, plan_node};
 use mvm_proto::document::{DOCUMENT_PAYLOAD_TYPE, Provenance};
 use mvm_proto::status::{Mark, NodeStatus};
 use mvm_proto::{DesiredState, Digest, NodeId, SignedDocument, Timestamp};
 use mvm_transport::{ALPN_H3, Client, Limits, Target};
 
 use crate::client::problem_from_json;
+use crate::commands::plan::PlanOutput;
+use crate::commands::push::{confirm_losses, show_plan};
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
 use crate::progress::Progress;
@@ -25,40 +28,48 @@ use crate::progress::Progress;
 /// A status line holds every pool of a node; this is far above the largest.
 const MAX_ANSWER_BYTES: usize = 8 * 1024 * 1024;
 
+/// What is asked for besides the document.
+pub(crate) struct How {
+    pub(crate) dry_run: bool,
+    /// Without asking, whatever it takes away.
+    pub(crate) yes: bool,
+    /// How long to wait until the node is as the document says; none: not at all.
+    pub(crate) wait: Option<Duration>,
+}
+
 pub(crate) async fn push(
     global: &Global,
     agent: &Target,
     coordinator_dir: &Path,
-    mut desired: DesiredState,
-    node: Option<NodeId>,
-    dry_run: bool,
-    wait: bool,
+    desired: DesiredState,
+    how: How,
 ) -> Run {
     let progress = Progress::new(global.quiet);
-    if let Some(node) = node {
-        desired.node_id = node;
-    }
     let now = Timestamp::from(SystemTime::now());
     let keys = Keys::load(coordinator_dir, now).map_err(Outcome::Failed)?;
     keys.trust.check_images(&desired, now).map_err(|error| Outcome::Failed(anyhow::Error::new(error)))?;
     let node = desired.node_id.clone();
     progress.say(format!("{node} validated"));
-    if dry_run {
-        return Ok(());
-    }
+    let limit = how.wait.unwrap_or_else(|| global.timeout());
     let work = async {
         let agent = connect(agent, &keys, &node).await?;
+        if how.dry_run {
+            let observed: Observation = get(&agent, "/v1/node/observation").await?;
+            let plan = plan_node(&desired, &observed, now);
+            return show_plan(global, &PlanOutput::new(&desired, plan), &node);
+        }
         let status: NodeStatus = get(&agent, "/v1/node/stats").await?;
+        confirm_losses(&desired, &status, how.yes)?;
         let mark = send(&agent, &keys, desired, status.accepted.as_ref(), now).await?;
         progress.say(format!("{node} {}.{} accepted", mark.epoch, mark.generation));
-        if wait {
+        if how.wait.is_some() {
             follow(&agent, &mark).await?;
             progress.say(format!("{node} {}.{} converged", mark.epoch, mark.generation));
         }
         Ok(())
     };
-    tokio::time::timeout(global.timeout, work).await.unwrap_or_else(|_| {
-        let limit = humantime::format_duration(global.timeout);
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+        let limit = humantime::format_duration(limit);
         Err(Outcome::TimedOut(anyhow!("{node} has not converged within {limit}")))
     })
 }

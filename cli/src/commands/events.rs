@@ -49,14 +49,14 @@ pub(crate) async fn run(global: &Global, args: EventsArgs) -> Run {
             let names = match args.endpoint.node() {
                 Some(node) => vec![node.to_string()],
                 None => {
-                    let nodes = all_nodes(&mut client, true, global.timeout).await?;
+                    let nodes = all_nodes(&mut client, true, global.timeout()).await?;
                     nodes.into_iter().map(|node| node.node_id).collect()
                 }
             };
             // A list of nodes comes without their events.
             let mut nodes = Vec::new();
             for node_id in names {
-                nodes.push(within(global.timeout, client.get_node(GetNodeRequest { node_id })).await?);
+                nodes.push(within(global.timeout(), client.get_node(GetNodeRequest { node_id })).await?);
             }
             let named = nodes.into_iter().flat_map(|node| {
                 let name = node.node_id;

@@ -58,7 +58,7 @@ pub(crate) async fn run(global: &Global, command: NodeCommand) -> Run {
             let mut client = args.operator.connect(global).await?;
             // A table has a line per node; programs get all that is known.
             let summary = matches!(global.output, output::Format::Table | output::Format::Wide);
-            let list = all_nodes(&mut client, summary, global.timeout).await?;
+            let list = all_nodes(&mut client, summary, global.timeout()).await?;
             for node in &list {
                 incomplete(node, Progress::new(global.quiet));
             }
@@ -74,7 +74,7 @@ pub(crate) async fn run(global: &Global, command: NodeCommand) -> Run {
         NodeCommand::Remove(args) => {
             let mut client = args.operator.connect(global).await?;
             let request = RemoveNodeRequest { node_id: args.node.to_string() };
-            let answer = within(global.timeout, client.remove_node(request)).await?;
+            let answer = within(global.timeout(), client.remove_node(request)).await?;
             let session =
                 if answer.session_closed { "its session is closed" } else { "it was not connected" };
             let node = args.node;
@@ -104,7 +104,7 @@ async fn info(global: &Global, args: InfoArgs) -> Run {
     match (session, args.name) {
         (Session::Coordinator(mut client), Some(name)) => {
             let request = GetNodeRequest { node_id: name.to_string() };
-            let node = within(global.timeout, client.get_node(request)).await?;
+            let node = within(global.timeout(), client.get_node(request)).await?;
             Ok(output::show(global.output, &node, |wide| details(&node, wide))?)
         }
         (Session::Coordinator(_), None) => {

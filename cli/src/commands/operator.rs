@@ -62,13 +62,13 @@ pub(crate) fn run(global: &Global, command: OperatorCommand) -> Run {
         OperatorCommand::Create(args) => create(global, &args),
         OperatorCommand::List(args) => block_on(async {
             let mut client = args.operator.connect(global).await?;
-            let list = within(global.timeout, client.list_operators(ListOperatorsRequest {})).await?;
+            let list = within(global.timeout(), client.list_operators(ListOperatorsRequest {})).await?;
             Ok(output::show(global.output, &list.operators, |wide| table(&list.operators, wide))?)
         }),
         OperatorCommand::Remove(args) => block_on(async {
             let mut client = args.operator.connect(global).await?;
             let request = RemoveOperatorRequest { name: args.name, force: args.force };
-            let answer = within(global.timeout, client.remove_operator(request)).await?;
+            let answer = within(global.timeout(), client.remove_operator(request)).await?;
             let operators: Vec<Listed> = answer.operator.into_iter().collect();
             Ok(output::show(global.output, &operators, |wide| table(&operators, wide))?)
         }),

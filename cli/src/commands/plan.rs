@@ -1,5 +1,6 @@
 //! `mvm plan`: what would be done, and why, without touching anything.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -7,7 +8,7 @@ use std::time::SystemTime;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use mvm_planner::observation::MAX_OBSERVATION_BYTES;
-use mvm_planner::{NodePlan, Observation, plan_node, revision_of};
+use mvm_planner::{Effect, NodePlan, Observation, plan_node, revision_of};
 use mvm_proto::document::{Pool, Tenant};
 use mvm_proto::{DesiredState, Digest, InstanceId, PoolId, TenantId, Timestamp};
 use serde::Serialize;
@@ -57,16 +58,34 @@ pub(crate) fn run(global: &Global, command: PlanCommand) -> Run {
     if plan.steps.is_empty() && plan.deferred.is_empty() && plan.unmanaged.is_empty() {
         Progress::new(global.quiet).say("nothing to do: the node is as the document says");
     }
-    let shown = PlanOutput { pools: revisions(&desired), plan };
-    Ok(output::show(global.output, &shown, |wide| table(&shown, wide))?)
+    let shown = PlanOutput::new(&desired, plan);
+    Ok(output::show(global.output, &shown, |wide| shown.table(wide))?)
 }
 
-/// A plan, and what its steps lead to.
+/// A plan, what it comes to, and what its steps lead to.
 #[derive(Serialize)]
-struct PlanOutput {
+pub(crate) struct PlanOutput {
     #[serde(flatten)]
     plan: NodePlan,
+    effects: BTreeMap<Effect, u32>,
     pools: Vec<PoolRevision>,
+}
+
+impl PlanOutput {
+    pub(crate) fn new(desired: &DesiredState, plan: NodePlan) -> Self {
+        Self { effects: plan.effects(desired), pools: revisions(desired), plan }
+    }
+
+    /// Whether the node is as the document says.
+    pub(crate) fn is_done(&self) -> bool {
+        self.plan.steps.is_empty() && self.plan.deferred.is_empty()
+    }
+
+    /// How many instances start, change or go, in one line.
+    pub(crate) fn summary(&self) -> String {
+        let told: Vec<_> = self.effects.iter().map(|(effect, count)| format!("{count} {effect}")).collect();
+        told.join(", ")
+    }
 }
 
 /// The revision that instances of a pool are brought to: what an observation names when they are.
@@ -105,63 +124,67 @@ fn read_observation(path: &Path) -> Result<Vec<u8>, Outcome> {
     read().map_err(Outcome::Usage)
 }
 
-/// Steps, then deferred ones, then unmanaged instances, then when time alone changes the plan; wide, also the pools'
-/// revisions.
-fn table(PlanOutput { plan, pools }: &PlanOutput, wide: bool) -> output::Table {
-    let mut table = output::table(["PLAN", "ACTION", "TENANT", "POOL", "INSTANCE", "REASON"]);
-    let name = |id: Option<&InstanceId>, none: &str| id.map_or_else(|| none.to_owned(), ToString::to_string);
-    for step in &plan.steps {
-        let action = match step.staging {
-            Some(staging) => format!("{} (for {staging})", step.action),
-            None => step.action.to_string(),
-        };
-        table.add_row([
-            "step".to_owned(),
-            action,
-            step.tenant.to_string(),
-            step.pool.to_string(),
-            name(step.instance.as_ref(), "new"),
-            step.reason.clone(),
-        ]);
+impl PlanOutput {
+    /// Steps, then what was not done, then what nobody asked for, then when time alone changes the plan; wide, also the
+    /// pools' revisions.
+    pub(crate) fn table(&self, wide: bool) -> output::Table {
+        let Self { plan, pools, .. } = self;
+        let mut table = output::table(["PLAN", "ACTION", "TENANT", "POOL", "INSTANCE", "REASON"]);
+        let name =
+            |id: Option<&InstanceId>, none: &str| id.map_or_else(|| none.to_owned(), ToString::to_string);
+        for step in &plan.steps {
+            let action = match step.staging {
+                Some(staging) => format!("{} (for {staging})", step.action),
+                None => step.action.to_string(),
+            };
+            table.add_row([
+                "step".to_owned(),
+                action,
+                step.tenant.to_string(),
+                step.pool.to_string(),
+                name(step.instance.as_ref(), "new"),
+                step.reason.clone(),
+            ]);
+        }
+        for deferred in &plan.deferred {
+            let times = if deferred.count == 1 { String::new() } else { format!(" x{}", deferred.count) };
+            table.add_row([
+                "deferred".to_owned(),
+                format!("{}{times}", deferred.action),
+                deferred.tenant.to_string(),
+                deferred.pool.to_string(),
+                name(deferred.instance.as_ref(), "-"),
+                deferred.reason.clone(),
+            ]);
+        }
+        for unmanaged in &plan.unmanaged {
+            table.add_row([
+                "unmanaged".to_owned(),
+                "-".to_owned(),
+                unmanaged.tenant.to_string(),
+                unmanaged.pool.to_string(),
+                unmanaged.instance.to_string(),
+                format!("{}; the document does not name it", unmanaged.phase),
+            ]);
+        }
+        let dash = || "-".to_owned();
+        for pool in pools.iter().filter(|_| wide) {
+            let (tenant, name) = (pool.tenant.to_string(), pool.pool.to_string());
+            table.add_row([
+                "pool".to_owned(),
+                dash(),
+                tenant,
+                name,
+                dash(),
+                format!("revision {}", pool.revision),
+            ]);
+        }
+        if let Some(at) = plan.next_deadline {
+            let reason = format!("time alone changes the plan at {at}");
+            table.add_row(["next".to_owned(), dash(), dash(), dash(), dash(), reason]);
+        }
+        table
     }
-    for deferred in &plan.deferred {
-        let times = if deferred.count == 1 { String::new() } else { format!(" x{}", deferred.count) };
-        table.add_row([
-            "deferred".to_owned(),
-            format!("{}{times}", deferred.action),
-            deferred.tenant.to_string(),
-            deferred.pool.to_string(),
-            name(deferred.instance.as_ref(), "-"),
-            deferred.reason.clone(),
-        ]);
-    }
-    for unmanaged in &plan.unmanaged {
-        table.add_row([
-            "unmanaged".to_owned(),
-            "-".to_owned(),
-            unmanaged.tenant.to_string(),
-            unmanaged.pool.to_string(),
-            unmanaged.instance.to_string(),
-            format!("{}; the document does not name it", unmanaged.phase),
-        ]);
-    }
-    let dash = || "-".to_owned();
-    for pool in pools.iter().filter(|_| wide) {
-        let (tenant, name) = (pool.tenant.to_string(), pool.pool.to_string());
-        table.add_row([
-            "pool".to_owned(),
-            dash(),
-            tenant,
-            name,
-            dash(),
-            format!("revision {}", pool.revision),
-        ]);
-    }
-    if let Some(at) = plan.next_deadline {
-        let reason = format!("time alone changes the plan at {at}");
-        table.add_row(["next".to_owned(), dash(), dash(), dash(), dash(), reason]);
-    }
-    table
 }
 
 #[cfg(test)]

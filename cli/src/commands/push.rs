@@ -1,25 +1,33 @@
-//! `mvm push`: validates a document, has it numbered, signed and stored, and follows it to the node.
+//! `mvm push`: validates a document, has it numbered, signed and stored, and follows it to the node. With `--dry-run` the
+//! node's own planner says what would come of it. A document that leaves nothing of a node is asked about first.
+
+mod losses;
+mod patience;
+mod reasons;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
 use mvm_coordinator::ControlClient;
 use mvm_proto::document::MAX_DOCUMENT_BYTES;
+use mvm_proto::status::NodeStatus;
 use mvm_proto::wire::control::v1::{GetNodeRequest, PushProgress, PushRequest};
 use mvm_proto::{DesiredState, NodeId};
 use mvm_transport::Target;
 
 use crate::client::{self, Operator, problem_from_json, refused, within};
 use crate::commands::direct;
+use crate::commands::plan::PlanOutput;
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
 use crate::output;
 use crate::progress::Progress;
-
-/// As many as fit a screen; `mvm node info` has them all.
-const MAX_REASONS: usize = 20;
+use losses::losses;
+use patience::patience;
+use reasons::reasons;
 
 #[derive(Debug, Args)]
 pub(crate) struct PushArgs {
@@ -29,9 +37,12 @@ pub(crate) struct PushArgs {
     /// The node to push to, instead of the document's own node_id
     #[arg(long, value_name = "NODE")]
     node: Option<NodeId>,
-    /// Only validate
+    /// Validate, and show what the node would do: exit code 0 for nothing, 5 for changes; nothing is stored
     #[arg(long)]
     dry_run: bool,
+    /// Do not ask before a document that leaves none of the node's instances, or prunes a tenant with some
+    #[arg(long)]
+    yes: bool,
     /// Return once the document is stored; do not wait for the node
     #[arg(long)]
     no_wait: bool,
@@ -45,16 +56,26 @@ pub(crate) struct PushArgs {
 pub(crate) async fn run(global: &Global, args: PushArgs) -> Run {
     let bytes = read_document(&args.file)?;
     let progress = Progress::new(global.quiet);
+    // Found here as well as by the coordinator, so that a typing error needs no connection to be told.
+    let mut desired = parse(&bytes)?;
+    if let Some(node) = &args.node {
+        desired.node_id = node.clone();
+    }
+    let wait = global.chosen_timeout.unwrap_or_else(|| patience(&desired));
     if let Some(agent) = &args.direct {
         let dir = args.operator.coordinator_dir;
-        let desired = parse(&bytes)?;
-        return direct::push(global, agent, &dir, desired, args.node, args.dry_run, !args.no_wait).await;
+        let how = direct::How { dry_run: args.dry_run, yes: args.yes, wait: (!args.no_wait).then_some(wait) };
+        return direct::push(global, agent, &dir, desired, how).await;
     }
-    // Found here as well as by the coordinator, so that a typing error needs no connection to be told.
-    parse(&bytes)?;
     let mut client = args.operator.connect(global).await?;
+    if !args.dry_run {
+        confirm(global, &mut client, &desired, args.yes).await?;
+    }
+    if global.chosen_timeout.is_none() && !args.no_wait && !args.dry_run {
+        progress.say(format!("waits up to {} for {}", humantime::format_duration(wait), desired.node_id));
+    }
     let wait_seconds =
-        if args.no_wait { 0 } else { u32::try_from(global.timeout.as_secs()).unwrap_or(u32::MAX).max(1) };
+        if args.no_wait { 0 } else { u32::try_from(wait.as_secs()).unwrap_or(u32::MAX).max(1) };
     let request = PushRequest {
         document: bytes,
         node_id: args.node.map(|node| node.to_string()).unwrap_or_default(),
@@ -64,32 +85,72 @@ pub(crate) async fn run(global: &Global, args: PushArgs) -> Run {
     let mut stream = client.push(request).await.map_err(|status| refused(&status))?.into_inner();
     let mut seen: Vec<PushProgress> = Vec::new();
     while let Some(step) = stream.message().await.map_err(|status| refused(&status))? {
-        progress.say(line(&step));
+        if !is_told_at_the_end(&step, &seen) {
+            progress.say(line(&step));
+        }
         seen.push(step);
     }
-    let outcome = conclude(global, &seen, args.dry_run, args.no_wait);
+    if args.dry_run {
+        return preview(global, &desired, seen.last());
+    }
+    let outcome = conclude(global, &seen, wait, args.no_wait);
     if let (Err(Outcome::TimedOut(_)), Some(last)) = (&outcome, seen.last()) {
-        for reason in reasons(global, &mut client, &last.node_id).await {
+        for reason in why(global, &mut client, &last.node_id).await {
             progress.say(format!("  {reason}"));
         }
     }
     outcome
 }
 
-/// Why a node has not converged, in its own words: conditions that do not hold, steps that it did not take.
-async fn reasons(global: &Global, client: &mut ControlClient, node: &str) -> Vec<String> {
-    let request = GetNodeRequest { node_id: node.to_owned() };
-    let Ok(node) = within(global.timeout, client.get_node(request)).await else { return Vec::new() };
-    let status = node.status.unwrap_or_default();
-    let conditions = status.conditions.iter().filter(|condition| condition.status != "True");
-    let conditions = conditions.map(|c| format!("{}={}: {} {}", c.r#type, c.status, c.reason, c.message));
-    let deferred = status.pools.iter().flat_map(|pool| {
-        pool.deferred.iter().map(move |why| format!("{}/{}: {why}", pool.tenant_id, pool.pool_id))
-    });
-    conditions.chain(deferred).take(MAX_REASONS).collect()
+/// A refusal, and the end of the wait, are the command's error: told once.
+fn is_told_at_the_end(step: &PushProgress, seen: &[PushProgress]) -> bool {
+    let is_late =
+        || seen.iter().any(|before| matches!(before.stage.as_str(), "waiting" | "sent" | "accepted"));
+    step.stage == "refused" || (step.stage == "waiting" && is_late())
 }
 
-fn conclude(global: &Global, seen: &[PushProgress], dry_run: bool, no_wait: bool) -> Run {
+/// Asks before a document that takes everything away, unless `yes`. The coordinator knows what a node has, connected or not.
+async fn confirm(global: &Global, client: &mut ControlClient, desired: &DesiredState, yes: bool) -> Run {
+    let request = GetNodeRequest { node_id: desired.node_id.to_string() };
+    let node = within(global.timeout(), client.get_node(request)).await?;
+    confirm_losses(desired, &node.status.unwrap_or_default(), yes)
+}
+
+pub(super) fn confirm_losses(desired: &DesiredState, status: &NodeStatus, yes: bool) -> Run {
+    match losses(desired, &status.pools) {
+        Some(losses) if !yes => losses.confirm(),
+        _ => Ok(()),
+    }
+}
+
+/// What the node's planner answered.
+fn preview(global: &Global, desired: &DesiredState, last: Option<&PushProgress>) -> Run {
+    let Some(planned) = last.filter(|step| step.stage == "planned") else {
+        return Err(anyhow!("the coordinator is too old to tell a plan; the document is valid").into());
+    };
+    let plan = serde_json::from_slice(&planned.plan).context("could not read the node's plan")?;
+    show_plan(global, &PlanOutput::new(desired, plan), &desired.node_id)
+}
+
+pub(super) fn show_plan(global: &Global, shown: &PlanOutput, node: &NodeId) -> Run {
+    let progress = Progress::new(global.quiet);
+    output::show(global.output, shown, |wide| shown.table(wide))?;
+    if shown.is_done() {
+        progress.say(format!("{node}: nothing to do, the node is as the document says"));
+        return Ok(());
+    }
+    progress.say(format!("{node}: {}; nothing was stored", shown.summary()));
+    Err(Outcome::Changes)
+}
+
+/// Why a node has not converged, in its own words.
+async fn why(global: &Global, client: &mut ControlClient, node: &str) -> Vec<String> {
+    let request = GetNodeRequest { node_id: node.to_owned() };
+    let node = within(global.timeout(), client.get_node(request)).await;
+    node.ok().and_then(|node| node.status).map(|status| reasons(&status)).unwrap_or_default()
+}
+
+fn conclude(global: &Global, seen: &[PushProgress], wait: Duration, no_wait: bool) -> Run {
     let Some(last) = seen.last() else {
         return Err(anyhow!("the coordinator ended the push without a word").into());
     };
@@ -98,7 +159,6 @@ fn conclude(global: &Global, seen: &[PushProgress], dry_run: bool, no_wait: bool
     }
     match last.stage.as_str() {
         "converged" => Ok(()),
-        "validated" if dry_run => Ok(()),
         "stored" | "sent" | "waiting" | "accepted" if no_wait => Ok(()),
         "refused" => Err(Outcome::Failed(
             problem_from_json(&last.problem).context(format!("{} refused the document", last.node_id)),
@@ -107,7 +167,7 @@ fn conclude(global: &Global, seen: &[PushProgress], dry_run: bool, no_wait: bool
             "{} has not converged within {} (stage: {stage})\nthe document is stored and will be delivered; \
              follow it with: mvm node info {}",
             last.node_id,
-            humantime::format_duration(global.timeout),
+            humantime::format_duration(wait),
             last.node_id
         ))),
     }

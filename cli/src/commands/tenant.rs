@@ -157,9 +157,9 @@ async fn pools(global: &Global, endpoint: &EndpointArgs) -> Result<Vec<Placed>, 
             let nodes = match endpoint.node() {
                 Some(node) => {
                     let request = GetNodeRequest { node_id: node.to_string() };
-                    vec![within(global.timeout, client.get_node(request)).await?]
+                    vec![within(global.timeout(), client.get_node(request)).await?]
                 }
-                None => all_nodes(&mut client, false, global.timeout).await?,
+                None => all_nodes(&mut client, false, global.timeout()).await?,
             };
             let placed = nodes.into_iter().flat_map(|node| {
                 let node_id = node.node_id;

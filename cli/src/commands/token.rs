@@ -62,13 +62,13 @@ pub(crate) async fn run(global: &Global, command: TokenCommand) -> Run {
         TokenCommand::Create(args) => create(global, args).await,
         TokenCommand::List(args) => {
             let mut client = args.operator.connect(global).await?;
-            let list = within(global.timeout, client.list_tokens(ListTokensRequest {})).await?;
+            let list = within(global.timeout(), client.list_tokens(ListTokensRequest {})).await?;
             Ok(output::show(global.output, &list.tokens, |wide| table(&list.tokens, wide))?)
         }
         TokenCommand::Revoke(args) => {
             let mut client = args.operator.connect(global).await?;
             let request = RevokeTokenRequest { token_id: args.token_id };
-            let answer = within(global.timeout, client.revoke_token(request)).await?;
+            let answer = within(global.timeout(), client.revoke_token(request)).await?;
             let tokens: Vec<Token> = answer.record.into_iter().collect();
             Ok(output::show(global.output, &tokens, |wide| table(&tokens, wide))?)
         }
@@ -82,7 +82,7 @@ async fn create(global: &Global, args: CreateArgs) -> Run {
         ttl_seconds: args.ttl.as_secs(),
         names: args.names,
     };
-    let answer = within(global.timeout, client.create_token(request)).await?;
+    let answer = within(global.timeout(), client.create_token(request)).await?;
     check_token(global, &args.operator, &answer.token).await?;
     let progress = Progress::new(global.quiet);
     if let Some(path) = &args.out {

@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 
 use mvm_proto::status::Mark;
 use mvm_proto::wire::control::v1::{PushProgress, PushRequest};
+use mvm_proto::wire::session::v1::{PlanDocument, reply, request};
 use mvm_proto::{DesiredState, NodeId, Problem};
 use tokio::sync::mpsc;
 use tonic::Status;
 
+use super::instances::{TELL_WAIT, other_answer};
 use crate::documents::Stored;
 use crate::fleet::Offered;
 use crate::records::Numbers;
@@ -24,6 +26,9 @@ use crate::{enrolment, refuse};
 const STAGES: usize = 8;
 /// The longest that anyone may wait in one call.
 const MAX_WAIT: Duration = Duration::from_secs(24 * 3600);
+
+/// A request to a node has at most 1 MiB, and its frame needs some of that.
+const MAX_PLANNED_BYTES: usize = 960 * 1024;
 
 type Progress = mpsc::Sender<Result<PushProgress, Status>>;
 
@@ -45,11 +50,35 @@ pub(super) async fn push(
     let (progress, stages) = mpsc::channel(STAGES);
     let progress_sender = ProgressSender { node: desired.node_id.clone(), progress };
     progress_sender.tell("validated", None, "the document is valid").await;
-    if !request.dry_run {
+    if request.dry_run {
+        tokio::spawn(plan(Arc::clone(state), desired, progress_sender));
+    } else {
         let wait = Duration::from_secs(request.wait_seconds.into()).min(MAX_WAIT);
         tokio::spawn(store_and_follow(Arc::clone(state), desired, wait, progress_sender));
     }
     Ok(stages)
+}
+
+/// What the node would do, in its own planner's words.
+async fn plan(state: Arc<State>, desired: DesiredState, progress_sender: ProgressSender) {
+    match ask_for_plan(&state, &desired).await {
+        Ok(plan) => progress_sender.planned(plan).await,
+        Err(problem) => progress_sender.fail(&problem).await,
+    }
+}
+
+async fn ask_for_plan(state: &State, desired: &DesiredState) -> Result<Vec<u8>, Problem> {
+    // A document of strings, numbers and lists always serialises.
+    let document = serde_json::to_vec(desired).unwrap_or_default();
+    if document.len() > MAX_PLANNED_BYTES {
+        let detail = format!("only documents of up to {MAX_PLANNED_BYTES} bytes can be planned");
+        return Err(Problem::new(413, "plan_too_large", detail, "It is valid; push it without --dry-run."));
+    }
+    let ask = request::Ask::Plan(PlanDocument { document });
+    match state.fleet.ask(&desired.node_id, ask, TELL_WAIT).await? {
+        Some(reply::Answer::Plan(plan)) => Ok(plan),
+        _ => Err(other_answer(&desired.node_id)),
+    }
 }
 
 async fn store_and_follow(
@@ -185,6 +214,11 @@ impl ProgressSender {
         self.send(Ok(self.stage(stage, mark, message.to_owned(), Vec::new()))).await;
     }
 
+    async fn planned(&self, plan: Vec<u8>) {
+        let message = "the node's planner says what it would do".to_owned();
+        self.send(Ok(PushProgress { plan, ..self.stage("planned", None, message, Vec::new()) })).await;
+    }
+
     async fn refused(&self, mark: &Mark, problem: Vec<u8>) {
         let told: Option<Problem> = serde_json::from_slice(&problem).ok();
         let message = told.map_or_else(|| "the node refused it".to_owned(), |problem| problem.detail);
@@ -203,6 +237,7 @@ impl ProgressSender {
             message,
             problem,
             at: now().to_string(),
+            plan: Vec::new(),
         }
     }
 

@@ -153,7 +153,7 @@ async fn documents_for_strangers_other_clusters_and_removed_nodes_are_refused() 
 }
 
 #[tokio::test]
-async fn a_dry_run_validates_and_stores_nothing() {
+async fn a_dry_run_validates_asks_the_node_and_stores_nothing() {
     let (_dir, report) = new_cluster();
     let running = Running::start(&report.data_dir).await;
     running.enrol("n1").await;
@@ -161,7 +161,8 @@ async fn a_dry_run_validates_and_stores_nothing() {
     let request = PushRequest { dry_run: true, ..push_request(&document("n1", 1), 5) };
     let mut stream = operator.push(request).await.unwrap().into_inner();
     assert_eq!(stream.message().await.unwrap().unwrap().stage, "validated");
-    assert!(stream.message().await.unwrap().is_none());
+    let status = stream.message().await.unwrap_err();
+    assert_eq!(problem_of(&status).unwrap().code, "node_not_connected");
     assert!(operator.get_document(GetDocumentRequest { node_id: "n1".into() }).await.is_err());
 }
 

@@ -8,11 +8,16 @@ use std::str::FromStr;
 use mvm_proto::ManualAction;
 use mvm_proto::UnknownAction;
 use mvm_proto::status::{InstanceStatus, WakeTiming};
-use mvm_proto::wire::session::v1::{ActOnInstance, GetLogs, Instances, ListInstances, reply, request};
-use mvm_proto::{IdError, InstanceId, Phase, PoolId, Problem, TenantId};
+use mvm_proto::wire::session::v1::{
+    ActOnInstance, GetLogs, Instances, ListInstances, PlanDocument, reply, request,
+};
+use mvm_proto::{DesiredState, IdError, InstanceId, Phase, PoolId, Problem, TenantId};
 
 use crate::node::actions::{Manual, override_for};
 use crate::node::handle::{DEFAULT_LOG_BYTES, MAX_LOG_BYTES, NodeHandle};
+
+/// A plan of ten thousand steps is shorter; a frame has room for more.
+const MAX_PLAN_BYTES: usize = 3 * 1024 * 1024;
 
 pub(super) async fn answer(
     node: &NodeHandle,
@@ -22,6 +27,7 @@ pub(super) async fn answer(
         Some(request::Ask::ListInstances(asked)) => list(node, &asked).map(|found| Some(page(found, &asked))),
         Some(request::Ask::Act(asked)) => act(node, &asked).await.map(Some),
         Some(request::Ask::GetLogs(asked)) => logs(node, &asked).await.map(Some),
+        Some(request::Ask::Plan(asked)) => plan(node, &asked).map(Some),
         None => Err(unknown_request()),
     }
 }
@@ -77,6 +83,17 @@ async fn logs(node: &NodeHandle, asked: &GetLogs) -> Result<reply::Answer, Probl
         bytes => usize::try_from(bytes).unwrap_or(MAX_LOG_BYTES).min(MAX_LOG_BYTES),
     };
     Ok(reply::Answer::Logs(node.console(&instance, bytes).await?))
+}
+
+fn plan(node: &NodeHandle, asked: &PlanDocument) -> Result<reply::Answer, Problem> {
+    let desired = DesiredState::parse(&asked.document)?;
+    // A plan of strings, numbers and lists always serialises.
+    let plan = serde_json::to_vec(&node.plan(&desired)).unwrap_or_default();
+    if plan.len() > MAX_PLAN_BYTES {
+        let detail = format!("the plan has {} bytes, and {MAX_PLAN_BYTES} are the most", plan.len());
+        return Err(Problem::new(413, "plan_too_large", detail, "Plan fewer tenants at once."));
+    }
+    Ok(reply::Answer::Plan(plan))
 }
 
 fn place(tenant: &str, pool: &str, instance: &str) -> Result<(TenantId, PoolId, InstanceId), Problem> {

@@ -18,13 +18,13 @@ pub(super) async fn hand_over(global: &Global, operator: &Operator, bundle: &Tru
         roots: bundle.roots.iter().map(Envelope::to_json).collect(),
         images: bundle.images.iter().map(Envelope::to_json).collect(),
     };
-    let state = within(global.timeout, client.update_trust(request)).await?;
+    let state = within(global.timeout(), client.update_trust(request)).await?;
     show(global, operator, &state)
 }
 
 pub(super) async fn fetch(global: &Global, operator: &Operator) -> Result<TrustState, Outcome> {
     let mut client = operator.connect(global).await?;
-    within(global.timeout, client.get_trust(GetTrustRequest {})).await
+    within(global.timeout(), client.get_trust(GetTrustRequest {})).await
 }
 
 pub(super) fn bundle_of(state: &TrustState) -> anyhow::Result<TrustBundle> {
