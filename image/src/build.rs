@@ -1,4 +1,4 @@
-//! One reference, built or imported from beginning to end.
+//! Builds or imports the image of one reference.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};

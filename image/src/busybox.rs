@@ -39,7 +39,7 @@ const MODULES: [&str; 11] = [
 ];
 
 /// Only what makes booting quicker and the console quieter. What protects the guest's kernel stays as it is. `lsm=` names
-/// Debian's own list without those that do nothing unless somebody loads a policy, which is not in this image: one of
+/// Debian's own list without those that do nothing unless a policy is loaded, which is not in this image: one of
 /// them would be on, and asked at every system call.
 const CMDLINE: &str = "quiet loglevel=1 no_timer_check random.trust_cpu=on audit=0 lsm=landlock,lockdown,yama,loadpin,safesetid,integrity,bpf ima=off cryptomgr.notests ipv6.disable=1";
 

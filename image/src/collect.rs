@@ -15,7 +15,7 @@ use super::store::Store;
 pub struct KeepRules {
     /// Images that a reference names and that were built this long ago or less.
     pub references_for: Duration,
-    /// Images made this long ago or less, whatever names them: someone may be about to use one.
+    /// Images made this long ago or less, whatever names them: a pool may be about to use one.
     pub young_for: Duration,
     /// Remove nothing, only tell.
     pub dry_run: bool,
@@ -71,14 +71,14 @@ pub fn collect(
     referenced: &BTreeSet<Digest>,
     rules: &KeepRules,
 ) -> Result<Collected, ImageError> {
-    // Held throughout: nobody can begin to use an image between the look and the removal.
+    // Held throughout, so that no image comes into use between the check and the removal.
     let lock = store.lock()?;
     let in_use = store.in_use()?;
     let references = store.references()?;
     let now = Timestamp::from(SystemTime::now());
     let mut collected = Collected::default();
     // Removed after the lock is given back: large files take a while.
-    let mut doomed = Vec::new();
+    let mut detached = Vec::new();
     for digest in store.list()? {
         let reason = if referenced.contains(&digest) || in_use.contains(&digest) {
             Some(Kept::InUse)
@@ -95,12 +95,12 @@ pub fn collect(
             for built in references.iter().filter(|built| built.digest == digest) {
                 store.drop_reference(&lock, built)?;
             }
-            doomed.push(store.take_out(&lock, &digest)?);
+            detached.push(store.detach(&lock, &digest)?);
         }
         collected.removed.push((digest, size));
     }
     drop(lock);
-    drop(doomed);
+    drop(detached);
     Ok(collected)
 }
 
@@ -133,8 +133,8 @@ pub fn remove(store: &Store, digest: &Digest, force: bool) -> Result<(), ImageEr
     for built in store.references()?.iter().filter(|built| built.digest == *digest) {
         store.drop_reference(&lock, built)?;
     }
-    let doomed = store.take_out(&lock, digest)?;
+    let detached = store.detach(&lock, digest)?;
     drop(lock);
-    drop(doomed);
+    drop(detached);
     Ok(())
 }

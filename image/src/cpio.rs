@@ -1,4 +1,4 @@
-//! A file tree as a `newc` archive, which is what the kernel unpacks as its first root.
+//! Writes a file tree as a `newc` archive, which the kernel unpacks as its initial root.
 //!
 //! The same tree gives the same bytes: names are sorted, everything belongs to root, and no time is written.
 

@@ -1,4 +1,4 @@
-//! Debian packages by name: downloaded into a cache, unpacked into a folder of ours, never installed.
+//! Downloads Debian packages by name into a cache, and unpacks them into a folder; never installs them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

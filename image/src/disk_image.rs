@@ -1,4 +1,4 @@
-//! Tells a root disk from anything else, and a whole one from a truncated one, by its superblock.
+//! Checks by its superblock that a file is a root disk, and whole.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};

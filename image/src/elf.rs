@@ -1,4 +1,4 @@
-//! As much of the ELF format as telling a kernel from anything else and reading a module's own words needs.
+//! Parses as much of the ELF format as it takes to recognise a kernel and read a module's `.modinfo`.
 //!
 //! Every offset comes from the file and is checked: a truncated or hostile file gives `None`, never a panic.
 

@@ -1,4 +1,4 @@
-//! Why an image is not there: what was attempted, on what, and a word for programs.
+//! Why an image is not there: what was attempted, on what, and a reason for programs.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ pub enum ImageError {
         #[source]
         cause: Box<ImageError>,
     },
-    #[error("the work was called off")]
+    #[error("the build was cancelled")]
     Cancelled,
     #[error("image {digest} is in use by {by}")]
     InUse { digest: Digest, by: String },

@@ -1,4 +1,4 @@
-//! Nix flakes: built by `nix`, where it is installed; what it built is imported like a folder.
+//! Nix flakes: builds one with `nix`, where it is installed, and imports the result like a folder.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

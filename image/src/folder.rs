@@ -1,4 +1,4 @@
-//! `path:DIR`: imports a folder that someone else filled.
+//! `path:DIR`: imports the image in a folder.
 //!
 //! Nothing in it is trusted: files are regular, lie inside the folder, have a sane size and look like what they are
 //! named. What is imported is a copy.
@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, open, openat2};
 use rustix::io::Errno;
 
+use super::compression::Compression;
 use super::disk_image;
 use super::error::{ImageError, OnPath};
 use super::kernel;
 use super::manifest::Part;
-use super::packed::Packing;
 use super::staging::Staging;
 use super::work::Work;
 
@@ -141,7 +141,7 @@ fn check_initrd(file: &mut File, path: &Path) -> Result<(), ImageError> {
     let read = file.read(&mut begin).on("read", path)?;
     file.seek(SeekFrom::Start(0)).on("read", path)?;
     let begin = &begin[..read];
-    if begin.starts_with(b"07070") || Packing::of(begin).is_some() || begin.starts_with(b"BZh") {
+    if begin.starts_with(b"07070") || Compression::of(begin).is_some() || begin.starts_with(b"BZh") {
         Ok(())
     } else {
         Err(ImageError::invalid(path, "not an initrd: neither a cpio archive nor a packed one"))

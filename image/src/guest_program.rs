@@ -1,4 +1,4 @@
-//! Where the guest program is that goes into built-in images.
+//! Finds the guest program that goes into built-in images.
 
 use std::path::{Path, PathBuf};
 

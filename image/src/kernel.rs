@@ -1,12 +1,12 @@
-//! Makes of a kernel file what VMMs boot directly: the uncompressed ELF with a PVH entry.
+//! Extracts from a kernel file what VMMs boot directly: the uncompressed ELF with a PVH entry.
 //!
 //! Distributions ship a `bzImage`: a loader with the packed ELF inside, where the boot protocol's header says it is.
 
 use std::path::Path;
 
 use super::ImageError;
+use super::compression::Compression;
 use super::elf::Elf;
-use super::packed::Packing;
 
 /// `XEN_ELFNOTE_PHYS32_ENTRY`: where a VMM enters a kernel that it loaded itself.
 const PVH_ENTRY: u32 = 18;
@@ -70,7 +70,7 @@ fn unpack(bytes: &[u8], path: &Path) -> Result<Vec<u8>, ImageError> {
         (word(PAYLOAD_OFFSET_AT).ok_or_else(truncated)?, word(PAYLOAD_LENGTH_AT).ok_or_else(truncated)?);
     let start = (sectors + 1) * SECTOR + offset;
     let payload = bytes.get(start..start.saturating_add(length)).ok_or_else(truncated)?;
-    let Some(packing) = Packing::of(payload) else {
+    let Some(packing) = Compression::of(payload) else {
         let begin = payload.get(..4).map(mvm_proto::digest::hex).unwrap_or_default();
         let fault = format!(
             "packed in a way that is not known (it begins with {begin}); known are lz4, gzip, xz and zstd"
@@ -78,7 +78,7 @@ fn unpack(bytes: &[u8], path: &Path) -> Result<Vec<u8>, ImageError> {
         return Err(ImageError::invalid(path, fault));
     };
     let payload = match packing {
-        Packing::Gzip => payload,
+        Compression::Gzip => payload,
         _ => payload.get(..payload.len().saturating_sub(SIZE_SUFFIX)).unwrap_or(&[]),
     };
     packing.unpack(payload, path)

@@ -1,14 +1,15 @@
-//! What guests boot from: built or imported once, named by content, sealed, shared read-only.
+//! Builds, imports, stores and removes the images that guests boot from: named by content, sealed (read-only), shared.
 //!
-//! [`Images`] is what the agent asks: it answers at once, and has what is missing built by one thread in the
-//! background. [`Store`] is what lies on disk, for the agent and the command line alike. An image is hashed when it is
-//! made and when someone verifies it; a boot only looks whether its files are still the ones that were sealed, and whether
-//! the cluster's image keys still vouch for it ([`Vouched`]).
+//! The agent asks [`Images`], which answers at once and builds what is missing in one background thread. [`Store`] is the
+//! folder on disk, for the agent and the command line alike. An image is hashed when it is made and by
+//! `mvm image verify`; a boot only checks that its files are the ones that were sealed, and that the cluster's image keys
+//! still vouch for it ([`Vouched`]).
 
 mod boot_image;
 mod build;
 mod busybox;
 mod collect;
+mod compression;
 mod cpio;
 mod debian;
 mod disk_image;
@@ -20,7 +21,7 @@ mod guest_program;
 mod kernel;
 mod manifest;
 mod modules;
-mod packed;
+
 mod refs;
 mod requests;
 mod staging;
@@ -89,7 +90,7 @@ impl Resolution {
     }
 }
 
-/// The images of one node. Clones share everything; what is being built is called off when the last one goes.
+/// The images of one node. Clones share everything; a build is cancelled when the last one is dropped.
 #[derive(Debug, Clone)]
 pub struct Images {
     /// None: images are imagined.
@@ -99,15 +100,9 @@ pub struct Images {
 }
 
 impl Images {
-    /// No files at all: for the fake driver, whose guests need none. Everything is ready.
+    /// No files at all: for the fake driver, whose guests need none. Everything that is vouched for is ready.
     #[must_use]
-    pub fn imagined() -> Self {
-        Self::imagined_by(Vouched::unchecked())
-    }
-
-    /// The same where an image must be vouched for.
-    #[must_use]
-    pub fn imagined_by(vouched: watch::Receiver<Vouched>) -> Self {
+    pub fn imagined(vouched: watch::Receiver<Vouched>) -> Self {
         Self { requests: None, changed: watch::channel(0).1, vouched }
     }
 
@@ -160,7 +155,7 @@ impl Images {
         self.changed.clone()
     }
 
-    /// Writes down which images the instances on this node need, so that nobody removes them. Costs nothing when it
+    /// Writes down which images the instances on this node need, so that none is removed. Costs nothing when it
     /// is the same as before. What was resolved lately is kept besides.
     pub fn set_in_use(&self, referenced: &BTreeSet<Digest>) -> Result<(), ImageError> {
         self.requests.as_ref().map_or(Ok(()), |requests| requests.set_in_use(referenced))

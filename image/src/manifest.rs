@@ -1,4 +1,4 @@
-//! What an image is made of: its files with their sizes and hashes. The image's name is the hash of this.
+//! The manifest of an image: its files with their sizes and digests. The image's name is the digest of the manifest.
 
 use mvm_proto::Digest;
 use serde::{Deserialize, Serialize};

@@ -1,15 +1,15 @@
 //! Which kernel modules a guest needs, in the order in which they can be loaded.
 //!
 //! A kernel's package has no `modules.dep` (it is made when the package is installed, and nothing is installed here),
-//! so the modules are asked themselves: each says in its `.modinfo` section what it depends on.
+//! so each module's dependencies are read from its `.modinfo` section.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::ImageError;
+use super::compression::Compression;
 use super::elf::Elf;
 use super::error::OnPath;
-use super::packed::Packing;
 
 /// The modules below a kernel's module folder, by name.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Modules {
             };
         };
         let content = std::fs::read(path).on("read", path)?;
-        let content = match Packing::of(&content) {
+        let content = match Compression::of(&content) {
             Some(packing) => packing.unpack(&content, path)?,
             None => content,
         };

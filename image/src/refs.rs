@@ -1,4 +1,4 @@
-//! What references turned out to be, and which images are in use: small files, each replaced whole.
+//! Records the image of each reference, and which images are in use: small files, each replaced whole.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -170,7 +170,7 @@ fn read_or_build_again(path: &Path) -> Result<Option<Built>, ImageError> {
 
 fn replace<T: Serialize>(path: &Path, value: &T) -> Result<(), ImageError> {
     let bytes = serde_json::to_vec(value).map_err(std::io::Error::from).on("write", path)?;
-    // Writers hold the lock: the name is nobody else's.
+    // Writers hold the lock: no other process uses the name.
     let new = path.with_extension("new");
     let mut file = File::create(&new).on("write", &new)?;
     file.write_all(&bytes).on("write", &new)?;

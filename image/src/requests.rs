@@ -1,4 +1,4 @@
-//! What was asked for, what is known of it, and the one thread that gets what is missing.
+//! Answers the agent's requests for images, and builds missing ones in one background thread.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
@@ -154,7 +154,7 @@ impl Requests {
     pub(super) fn boot_image(&self, digest: &Digest) -> Result<BootImage, ImageError> {
         let found = self.shared.store.boot_image(digest);
         if let Err(ImageError::Missing(_)) = &found {
-            // Removed behind our back: whoever asks for it next has it built again.
+            // Removed by another program: the next request builds it again.
             let mut state = self.shared.lock();
             state.answers.retain(|_, answer| !matches!(answer, Answer::Ready(ready) if ready == digest));
         }

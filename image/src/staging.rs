@@ -1,7 +1,7 @@
 //! An image in the making: a folder beside the finished ones, which becomes one by a single rename.
 //!
-//! Its maker holds a lock on the folder for as long as it lives. A folder without a lock was left by a maker
-//! that crashed, and is removed by the next one.
+//! The process that makes it holds a lock on the folder. An unlocked folder was left by one that crashed, and the next
+//! [`Staging::begin`] removes it.
 
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ use super::work::Work;
 /// Images in the making begin so; a digest never does.
 const PREFIX: &str = ".making-";
 /// Images on the way out begin so.
-const DOOMED_PREFIX: &str = ".doomed-";
+const DETACHED_PREFIX: &str = ".doomed-";
 const SCRATCH: &str = "scratch";
 pub(super) const MANIFEST: &str = "manifest.json";
 pub(super) const SEALED_FILE: u32 = 0o444;
@@ -139,11 +139,11 @@ pub(super) fn sync_folder(folder: &Path) -> Result<(), ImageError> {
 
 /// An image that is no longer one.
 #[derive(Debug)]
-pub(super) struct Doomed {
+pub(super) struct Detached {
     folder: PathBuf,
 }
 
-impl Drop for Doomed {
+impl Drop for Detached {
     fn drop(&mut self) {
         // What can't be removed now is swept later.
         let _ = remove_folder(&self.folder);
@@ -151,12 +151,12 @@ impl Drop for Doomed {
 }
 
 /// Takes an image out of sight in one step.
-pub(super) fn doom(images: &Path, digest: &Digest) -> Result<Doomed, ImageError> {
+pub(super) fn detach(images: &Path, digest: &Digest) -> Result<Detached, ImageError> {
     let from = images.join(digest.hex());
-    let folder = images.join(format!("{DOOMED_PREFIX}{:016x}", fastrand::u64(..)));
+    let folder = images.join(format!("{DETACHED_PREFIX}{:016x}", fastrand::u64(..)));
     fs::rename(&from, &folder).on("remove", &from)?;
     sync_folder(images)?;
-    Ok(Doomed { folder })
+    Ok(Detached { folder })
 }
 
 /// Removes what crashed makers and removers left; gives how many there were.
@@ -170,7 +170,7 @@ pub(super) fn sweep(images: &Path) -> Result<usize, ImageError> {
             // Gone meanwhile, or locked by a maker that lives.
             File::open(entry.path()).is_ok_and(|folder| folder.try_lock().is_ok())
         } else {
-            name.starts_with(DOOMED_PREFIX)
+            name.starts_with(DETACHED_PREFIX)
         };
         if abandoned && entry.path().exists() {
             remove_folder(&entry.path())?;

@@ -4,7 +4,7 @@
 //! sha256/<digest>/{manifest.json,kernel,initrd,rootfs,cmdline}   sealed: files 0444, folder 0555
 //! refs/<hash of reference and profile>.json                      what a reference turned out to be
 //! in-use/<hash of an agent's data folder>.json                   what its instances need
-//! lock                                                           held for a moment by a process that changes any of these
+//! lock                                                           held for a moment by the process that changes any of these
 //! cache/                                                         downloaded packages
 //! ```
 
@@ -20,7 +20,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::error::{ImageError, OnPath};
 use super::manifest::{Manifest, Part};
-use super::staging::{self, Doomed, MANIFEST, SEALED_FILE, Staging};
+use super::staging::{self, Detached, MANIFEST, SEALED_FILE, Staging};
 use crate::BootImage;
 
 const IMAGES: &str = "sha256";
@@ -79,7 +79,7 @@ impl Store {
         Staging::begin(&self.images())
     }
 
-    /// Waits for its turn to change the store; nobody holds it for longer than a few writes.
+    /// Waits for the lock on the store, which is held for a few writes only.
     pub fn lock(&self) -> Result<StoreLock, ImageError> {
         let (path, file) = self.lock_file()?;
         file.lock().on("lock", &path)?;
@@ -205,13 +205,13 @@ impl Store {
         Ok(manifest)
     }
 
-    /// Takes an image out of sight, for a caller that holds the lock and knows that nobody needs it. What is given is
-    /// removed when it is dropped, which may take longer than the lock should be held.
-    pub(super) fn take_out(&self, _lock: &StoreLock, digest: &Digest) -> Result<Doomed, ImageError> {
+    /// Renames an image out of the store, for a caller that holds the lock and knows that nothing needs it. Its files are
+    /// removed when the answer is dropped, which may take longer than the lock should be held.
+    pub(super) fn detach(&self, _lock: &StoreLock, digest: &Digest) -> Result<Detached, ImageError> {
         if !self.folder(digest).exists() {
             return Err(ImageError::Missing(*digest));
         }
-        staging::doom(&self.images(), digest)
+        staging::detach(&self.images(), digest)
     }
 }
 

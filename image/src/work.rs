@@ -1,4 +1,4 @@
-//! What long work needs besides its input: someone to tell how it goes, and a way to be called off.
+//! Runs the programs of a build, reports progress, and can be cancelled.
 //!
 //! Programs are run in a process group of their own, with a deadline; all of it is killed when that passes.
 
@@ -56,7 +56,7 @@ impl<'a> Work<'a> {
         use std::os::unix::process::CommandExt;
         let program = command.get_program().to_string_lossy().into_owned();
         let start = |cause: std::io::Error| ImageError::Start { program: program.clone(), cause };
-        // Files and not pipes: nobody has to empty them while the program runs.
+        // Files and not pipes, which would have to be emptied while the program runs.
         let (mut output, mut errors) = (scratch().map_err(start)?, scratch().map_err(start)?);
         command.stdin(Stdio::null());
         command.stdout(output.try_clone().map_err(start)?).stderr(errors.try_clone().map_err(start)?);
@@ -84,7 +84,7 @@ impl<'a> Work<'a> {
         Ok(text)
     }
 
-    /// `None` when the program had to be killed: it took too long, or the work was called off.
+    /// `None` when the program had to be killed: it took too long, or the build was cancelled.
     fn wait(&self, mut child: Child, deadline: Instant) -> std::io::Result<Option<ExitStatus>> {
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let group = group.ok_or_else(|| std::io::Error::other("a child without a pid"))?;
@@ -97,7 +97,7 @@ impl<'a> Work<'a> {
                 Err(error) => return Err(error.into()),
             }
         }
-        // The group is its leader's, which is not reaped yet: the number belongs to nobody else.
+        // The group is its leader's, which is not reaped yet: the number belongs to no other group.
         let killed = kill_process_group(group, Signal::KILL);
         child.wait()?;
         killed.map(|()| None).map_err(Into::into)

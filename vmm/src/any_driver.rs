@@ -11,8 +11,8 @@ use tokio::sync::broadcast;
 use crate::firecracker::{FirecrackerDriver, FirecrackerSettings, FirecrackerUnavailable};
 use crate::qemu::{QemuDriver, QemuSettings};
 use crate::{
-    Balloon, Compression, Driver, DriverError, DriverKind, FakeDriver, Forks, GuestStream, Keeping, Lacking,
-    Migration, SnapshotRef, Vm, VmExit, VmSpec, VmmSettings,
+    Balloon, Compression, Driver, DriverError, DriverKind, FakeDriver, Forks, GuestStream, Lacking,
+    Migration, SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec, VmmSettings,
 };
 
 /// Why a driver can't be used.
@@ -54,7 +54,7 @@ impl AnyDriver {
                 tracing::warn!("the fake driver runs no guests: instances exist on paper only");
                 FakeDriver::open(&data_dir.join(FAKE_DIR)).map(|fake| Self::Fake(fake.with_forks()))
             }
-            DriverKind::Qemu => Ok(Self::Qemu(QemuDriver::on(host, data_dir, QemuSettings::new(vmm)))),
+            DriverKind::Qemu => Ok(Self::Qemu(QemuDriver::with_host(host, data_dir, QemuSettings::new(vmm)))),
             DriverKind::Firecracker => Self::firecracker(host, vmm),
         }
     }
@@ -105,9 +105,9 @@ impl Driver for AnyDriver {
         boot(spec: &VmSpec) -> ();
         pause(instance: &InstanceId) -> ();
         resume(instance: &InstanceId) -> ();
-        snapshot(instance: &InstanceId, keeping: &Keeping) -> SnapshotRef;
+        snapshot(instance: &InstanceId, options: &SnapshotOptions) -> SnapshotRef;
         stop_snapshot(instance: &InstanceId) -> ();
-        restore(spec: &VmSpec, snapshot: &SnapshotRef, keeping: &Keeping) -> ();
+        restore(spec: &VmSpec, snapshot: &SnapshotRef, options: &SnapshotOptions) -> ();
         discard_snapshot(instance: &InstanceId) -> ();
         stop(instance: &InstanceId, grace: Duration) -> ();
         kill(instance: &InstanceId) -> ();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use mvm_proto::InstanceId;
 
-use crate::{DriverError, DriverKind, Keeping, Part, SnapshotRef, VmSpec};
+use crate::{DriverError, DriverKind, Part, SnapshotOptions, SnapshotRef, VmSpec};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Capability {
@@ -82,7 +82,7 @@ pub trait Compression: Send + Sync {
     fn compress_snapshot<'a>(
         &'a self,
         instance: &'a InstanceId,
-        keeping: &'a Keeping,
+        options: &'a SnapshotOptions,
     ) -> BoxFuture<'a, Result<(), DriverError>>;
 }
 
@@ -105,11 +105,11 @@ pub trait Migration: Send + Sync {
     /// Makes the parts, written whole, the snapshot of an instance that sleeps here, if it fits what is here. `exported`
     /// names the snapshot where it was made; the answer names it here. Until then nothing of it can be restored, and
     /// [`Driver::remove`](crate::Driver::remove) removes all of it. Without its key it fails with [`DriverError::Key`], and
-    /// in clear it is refused where `keeping` asks for encryption.
+    /// in clear it is refused where `options` ask for encryption.
     fn import<'a>(
         &'a self,
         spec: &'a VmSpec,
         exported: &'a SnapshotRef,
-        keeping: &'a Keeping,
+        options: &'a SnapshotOptions,
     ) -> BoxFuture<'a, Result<SnapshotRef, DriverError>>;
 }

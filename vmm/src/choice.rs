@@ -1,7 +1,7 @@
-//! Which driver this node uses, and why not another: the operator's word, else the strongest that works here.
+//! Chooses the driver of this node, with the reasons against the others: the operator's, else the strongest that works.
 //!
 //! The order is firecracker, then qemu with KVM, then qemu without. The fake driver is taken only by name. [`choose`]
-//! and [`passed_over`] are pure; their callers gather the arguments.
+//! and [`passed_over`] are pure; [`decide`], which the agent calls at its start, finds out what they are told.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -80,7 +80,7 @@ pub fn accelerator(kind: DriverKind, vmm: &VmmSettings, data_dir: &Path) -> &'st
         DriverKind::Firecracker => "kvm",
         DriverKind::Qemu => qemu_program(vmm)
             .ok()
-            .and_then(|program| probe::kept(data_dir, &program))
+            .and_then(|program| probe::recorded(data_dir, &program))
             .map_or("", |verdict| verdict.accelerator().as_str()),
     }
 }
@@ -90,7 +90,7 @@ pub fn accelerator(kind: DriverKind, vmm: &VmmSettings, data_dir: &Path) -> &'st
 pub fn find(vmm: &VmmSettings, data_dir: &Path) -> Found {
     let qemu = qemu_program(vmm);
     let kvm = match &qemu {
-        Ok(qemu) => probe::kept(data_dir, qemu)
+        Ok(qemu) => probe::recorded(data_dir, qemu)
             .map_or_else(|| Err("whether KVM works is still being found out".to_owned()), |v| v.as_result()),
         // Only QEMU's own probe boots; without QEMU the device must do.
         Err(_) => probe::open_device(),
@@ -141,7 +141,7 @@ pub async fn decide(choice: DriverChoice, vmm: &VmmSettings, data_dir: &Path) ->
     choose(choice, &found)
 }
 
-/// The driver to look at a node with that nobody runs: the one it was last run with.
+/// The driver to look at a stopped node with: the one it was last run with.
 #[must_use]
 pub fn look_with(choice: DriverChoice, vmm: &VmmSettings, data_dir: &Path) -> DriverKind {
     match choice {

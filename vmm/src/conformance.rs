@@ -1,15 +1,15 @@
-//! What every driver must do, as one suite. An implementation calls [`suite`] from its tests; one whose VMs outlive
+//! The laws that every driver keeps, as one suite for their tests. An implementation calls [`suite`] from its tests; one whose VMs outlive
 //! it calls [`outlives_its_owner`] too; one whose guests answer calls [`guest_suite`]; one whose VMs can be ended from
 //! outside calls [`sudden_ends`]; one that reads files calls [`refusals`]; one that compresses and encrypts calls
-//! [`at_rest_suite`], and [`kept_guests`] if its guests answer; one whose sleepers can be carried elsewhere calls [`moves`],
-//! and every other is held to refusing it; one that starts processes calls
+//! [`encoding_suite`], and [`encoded_guests`] if its guests answer; one that can migrate calls [`migration_suite`];
+//! one that starts processes calls
 //! [`a_vmm_outside_its_group_is_ended`] and [`an_end_is_told_before_the_vm_is_missed`]. Each law is one function, named by what it holds.
 
-mod at_rest;
 mod client;
-mod contrary;
+mod encoding;
+mod faulty_host;
 mod guests;
-mod moves;
+mod migration;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -18,13 +18,13 @@ use mvm_image::BootImage;
 use mvm_proto::document::Resources;
 use mvm_proto::{Digest, InstanceId};
 
-use crate::{Driver, DriverError, Forks, Keeping, Purpose, SnapshotRef, Vm, VmSpec, VmState};
+use crate::{Driver, DriverError, Forks, Purpose, SnapshotOptions, SnapshotRef, Vm, VmSpec, VmState};
 
-pub use at_rest::{at_rest_suite, kept_guests};
 pub use client::Client;
-pub use contrary::{ContraryHost, a_vmm_outside_its_group_is_ended, an_end_is_told_before_the_vm_is_missed};
+pub use encoding::{encoded_guests, encoding_suite};
+pub use faulty_host::{FaultyHost, a_vmm_outside_its_group_is_ended, an_end_is_told_before_the_vm_is_missed};
 pub use guests::{guest_suite, refusals, sudden_ends};
-pub use moves::moves;
+pub use migration::migration_suite;
 
 /// Which law does not hold, and what was seen instead.
 #[derive(Debug, thiserror::Error)]
@@ -115,10 +115,10 @@ pub async fn suite<D: Driver>(driver: &D, subject: &Subject) -> Held {
 async fn compressed<D: Driver>(
     driver: &D,
     instance: &InstanceId,
-    keeping: &Keeping,
+    options: &SnapshotOptions,
 ) -> Result<(), DriverError> {
     match driver.compression() {
-        Ok(compression) => compression.compress_snapshot(instance, keeping).await,
+        Ok(compression) => compression.compress_snapshot(instance, options).await,
         Err(_) => Ok(()),
     }
 }
@@ -128,7 +128,7 @@ async fn template<D: Driver>(law: &'static str, driver: &D, spec: &VmSpec) -> Re
     let spec = VmSpec { purpose: Purpose::Template, ..spec.clone() };
     done(law, driver.boot(&spec).await)?;
     done(law, driver.pause(&spec.instance).await)?;
-    let saved = done(law, driver.snapshot(&spec.instance, &Keeping::plain()).await)?;
+    let saved = done(law, driver.snapshot(&spec.instance, &SnapshotOptions::plain()).await)?;
     done(law, driver.kill(&spec.instance).await)?;
     Ok(saved)
 }
@@ -153,10 +153,10 @@ async fn forks_are_vms_of_their_own<D: Driver>(driver: &D, forks: &dyn Forks, sp
     same(LAW, state(LAW, driver, &one).await?, Some(VmState::Running))?;
     // And what ran is saved and restored like any other.
     done(LAW, driver.pause(&one.instance).await)?;
-    let own = done(LAW, driver.snapshot(&one.instance, &Keeping::plain()).await)?;
+    let own = done(LAW, driver.snapshot(&one.instance, &SnapshotOptions::plain()).await)?;
     done(LAW, driver.kill(&one.instance).await)?;
-    done(LAW, compressed(driver, &one.instance, &Keeping::plain()).await)?;
-    done(LAW, driver.restore(&one, &own, &Keeping::plain()).await)?;
+    done(LAW, compressed(driver, &one.instance, &SnapshotOptions::plain()).await)?;
+    done(LAW, driver.restore(&one, &own, &SnapshotOptions::plain()).await)?;
     done(LAW, driver.resume(&one.instance).await)?;
     same(LAW, state(LAW, driver, &one).await?, Some(VmState::Running))?;
     done(LAW, driver.remove(&one.instance).await)
@@ -197,11 +197,11 @@ async fn pausing_and_resuming_are_idempotent<D: Driver>(driver: &D, spec: &VmSpe
 async fn a_snapshot_needs_a_pause_and_leaves_the_vm_paused<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
     const LAW: &str = "a snapshot needs a pause and leaves the VM paused";
     done(LAW, driver.boot(spec).await)?;
-    let early = driver.snapshot(&spec.instance, &Keeping::plain()).await;
+    let early = driver.snapshot(&spec.instance, &SnapshotOptions::plain()).await;
     same(LAW, matches!(early, Err(DriverError::WrongState { .. })), true)?;
     done(LAW, driver.pause(&spec.instance).await)?;
-    let first = done(LAW, driver.snapshot(&spec.instance, &Keeping::plain()).await)?;
-    let again = done(LAW, driver.snapshot(&spec.instance, &Keeping::plain()).await)?;
+    let first = done(LAW, driver.snapshot(&spec.instance, &SnapshotOptions::plain()).await)?;
+    let again = done(LAW, driver.snapshot(&spec.instance, &SnapshotOptions::plain()).await)?;
     same(LAW, first, again)?;
     same(LAW, state(LAW, driver, spec).await?, Some(VmState::Paused))?;
     done(LAW, driver.remove(&spec.instance).await)
@@ -209,7 +209,7 @@ async fn a_snapshot_needs_a_pause_and_leaves_the_vm_paused<D: Driver>(driver: &D
 
 async fn a_snapshot_that_was_stopped_leaves_a_vm_that_goes_on<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
     const LAW: &str = "a snapshot that was stopped leaves a VM that goes on";
-    let (instance, plain) = (&spec.instance, Keeping::plain());
+    let (instance, plain) = (&spec.instance, SnapshotOptions::plain());
     done(LAW, driver.boot(spec).await)?;
     // Where nothing is being written there is nothing to stop.
     done(LAW, driver.stop_snapshot(instance).await)?;
@@ -236,15 +236,15 @@ async fn restoring_gives_a_paused_vm_and_keeps_the_snapshot<D: Driver>(driver: &
     const LAW: &str = "restoring gives a paused VM and keeps the snapshot";
     done(LAW, driver.boot(spec).await)?;
     done(LAW, driver.pause(&spec.instance).await)?;
-    let snapshot = done(LAW, driver.snapshot(&spec.instance, &Keeping::plain()).await)?;
+    let snapshot = done(LAW, driver.snapshot(&spec.instance, &SnapshotOptions::plain()).await)?;
     done(LAW, driver.kill(&spec.instance).await)?;
     same(LAW, state(LAW, driver, spec).await?, None)?;
     for _ in 0..2 {
-        done(LAW, driver.restore(spec, &snapshot, &Keeping::plain()).await)?;
+        done(LAW, driver.restore(spec, &snapshot, &SnapshotOptions::plain()).await)?;
         same(LAW, state(LAW, driver, spec).await?, Some(VmState::Paused))?;
     }
     done(LAW, driver.kill(&spec.instance).await)?;
-    done(LAW, driver.restore(spec, &snapshot, &Keeping::plain()).await)?;
+    done(LAW, driver.restore(spec, &snapshot, &SnapshotOptions::plain()).await)?;
     done(LAW, driver.resume(&spec.instance).await)?;
     same(LAW, state(LAW, driver, spec).await?, Some(VmState::Running))?;
     done(LAW, driver.remove(&spec.instance).await)
@@ -254,12 +254,12 @@ async fn a_discarded_snapshot_is_gone<D: Driver>(driver: &D, spec: &VmSpec) -> H
     const LAW: &str = "a discarded snapshot is gone";
     done(LAW, driver.boot(spec).await)?;
     done(LAW, driver.pause(&spec.instance).await)?;
-    let snapshot = done(LAW, driver.snapshot(&spec.instance, &Keeping::plain()).await)?;
+    let snapshot = done(LAW, driver.snapshot(&spec.instance, &SnapshotOptions::plain()).await)?;
     done(LAW, driver.kill(&spec.instance).await)?;
     for _ in 0..2 {
         done(LAW, driver.discard_snapshot(&spec.instance).await)?;
     }
-    let restored = driver.restore(spec, &snapshot, &Keeping::plain()).await;
+    let restored = driver.restore(spec, &snapshot, &SnapshotOptions::plain()).await;
     same(LAW, matches!(restored, Err(DriverError::NoSnapshot { .. })), true)?;
     done(LAW, driver.remove(&spec.instance).await)
 }
@@ -284,7 +284,7 @@ async fn what_has_no_vm_can_not_be_paused<D: Driver>(driver: &D, spec: &VmSpec) 
     let none = |result: Result<(), DriverError>| matches!(result, Err(DriverError::NoVm { .. }));
     same(LAW, none(driver.pause(&spec.instance).await), true)?;
     same(LAW, none(driver.resume(&spec.instance).await), true)?;
-    same(LAW, none(driver.snapshot(&spec.instance, &Keeping::plain()).await.map(|_| ())), true)
+    same(LAW, none(driver.snapshot(&spec.instance, &SnapshotOptions::plain()).await.map(|_| ())), true)
 }
 
 async fn removing_leaves_nothing<D: Driver>(driver: &D, spec: &VmSpec) -> Held {
@@ -329,7 +329,7 @@ pub async fn outlives_its_owner<D: Driver>(open: impl AsyncFn() -> D, subject: &
     }
     done(LAW, first.pause(&paused.instance).await)?;
     done(LAW, first.pause(&asleep.instance).await)?;
-    let snapshot = done(LAW, first.snapshot(&asleep.instance, &Keeping::plain()).await)?;
+    let snapshot = done(LAW, first.snapshot(&asleep.instance, &SnapshotOptions::plain()).await)?;
     done(LAW, first.kill(&asleep.instance).await)?;
     drop(first);
 
@@ -338,7 +338,7 @@ pub async fn outlives_its_owner<D: Driver>(open: impl AsyncFn() -> D, subject: &
     same(LAW, state(LAW, &second, &paused).await?, Some(VmState::Paused))?;
     same(LAW, state(LAW, &second, &asleep).await?, None)?;
     done(LAW, second.boot(&running).await)?;
-    done(LAW, second.restore(&asleep, &snapshot, &Keeping::plain()).await)?;
+    done(LAW, second.restore(&asleep, &snapshot, &SnapshotOptions::plain()).await)?;
     same(LAW, done(LAW, second.list().await)?.len(), 3)?;
     for spec in [&running, &paused, &asleep] {
         done(LAW, second.remove(&spec.instance).await)?;

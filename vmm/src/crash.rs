@@ -1,6 +1,6 @@
-//! Where a test makes a driver's process end; see [`mvm_host::crash`].
+//! Points at which tests end the agent inside a driver; see [`mvm_host::crash`].
 
-/// Points that only a snapshot in files passes, while it is compressed. The tests with microVMs end an agent at each,
+/// Passed while a snapshot is compressed. The tests with microVMs end an agent at each,
 /// three times.
 pub const OF_SNAPSHOTS: &[&str] = &["pack.written", "pack.named", "pack.noted", "pack.done"];
 

@@ -7,8 +7,8 @@ use mvm_proto::InstanceId;
 use tokio::sync::broadcast;
 
 use crate::{
-    Balloon, Capability, Compression, DriverError, DriverKind, Forks, GuestStream, Keeping, Lacking,
-    Migration, SnapshotRef, Vm, VmExit, VmSpec,
+    Balloon, Capability, Compression, DriverError, DriverKind, Forks, GuestStream, Lacking, Migration,
+    SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec,
 };
 
 /// What a VMM forked is seen as its instance's only when the VMM is gone: ending one looks again this often at most.
@@ -20,7 +20,7 @@ pub(crate) const GENERATIONS: usize = 3;
 pub trait Driver: Send + Sync + 'static {
     fn kind(&self) -> DriverKind;
 
-    /// Every VM of this driver that lives on this host, whoever started it. One that it knew and that has ended is told by
+    /// Every live VM of this driver on this host, also one that an earlier agent started. One that it knew and that has ended is told by
     /// [`Self::exits`] before it is missing here.
     fn list(&self) -> impl Future<Output = Result<Vec<Vm>, DriverError>> + Send;
 
@@ -44,20 +44,20 @@ pub trait Driver: Send + Sync + 'static {
     fn snapshot(
         &self,
         instance: &InstanceId,
-        keeping: &Keeping,
+        options: &SnapshotOptions,
     ) -> impl Future<Output = Result<SnapshotRef, DriverError>> + Send;
 
     /// Has a snapshot that is being written end early, if it can: [`Self::snapshot`] then fails, and leaves nothing. The
     /// only call that may overlap another for the same instance. Where nothing is being written nothing is done.
     fn stop_snapshot(&self, instance: &InstanceId) -> impl Future<Output = Result<(), DriverError>> + Send;
 
-    /// A paused VM made from a snapshot, which says itself how it was kept; the snapshot stays until it is discarded.
+    /// A paused VM made from a snapshot, which says itself how it is encoded; the snapshot stays until it is discarded.
     /// Without its key it fails with [`DriverError::Key`].
     fn restore(
         &self,
         spec: &VmSpec,
         snapshot: &SnapshotRef,
-        keeping: &Keeping,
+        options: &SnapshotOptions,
     ) -> impl Future<Output = Result<(), DriverError>> + Send;
 
     /// Deletes the instance's snapshot, if there is one.

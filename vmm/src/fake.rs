@@ -3,7 +3,7 @@
 //! Booting twice is one VM; a snapshot needs a pause; a snapshot never meets another revision. With a directory, each
 //! instance is one small file that is replaced atomically, so that the VMs outlive the agent as real ones do.
 //! Latency and failures are set by the test through [`Faults`]. A guest is a small script that speaks the guest
-//! protocol; it exists only while someone is connected to it.
+//! protocol; it exists only while a connection to it is open.
 
 mod faults;
 mod guest;
@@ -25,11 +25,11 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
-use crate::at_rest::Form;
+use crate::encoding::Encoding;
 use crate::error::same_revision;
 use crate::{
     Balloon, Capability, Compression, Driver, DriverError, DriverKind, DriverUnavailable, Forks, GuestStream,
-    Keeping, Lacking, Migration, Purpose, SnapshotRef, Vm, VmExit, VmSpec, VmState,
+    Lacking, Migration, Purpose, SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec, VmState,
 };
 pub use faults::{Fault, Faults, Manner};
 use life::Host;
@@ -149,7 +149,7 @@ impl FakeDriver {
         self.host.world().boots
     }
 
-    /// VMs that run without having been told who they are since they booted or were restored.
+    /// VMs that run without an identity since they booted or were restored.
     #[must_use]
     pub fn unborn(&self) -> Vec<InstanceId> {
         let world = self.host.world();
@@ -250,13 +250,17 @@ impl Driver for FakeDriver {
         .await
     }
 
-    async fn snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<SnapshotRef, DriverError> {
+    async fn snapshot(
+        &self,
+        instance: &InstanceId,
+        options: &SnapshotOptions,
+    ) -> Result<SnapshotRef, DriverError> {
         let revision = self.host.world().get(instance).and_then(|entry| Some(entry.vm?.revision));
-        let lock = revision.map_or(Ok(None), |revision| keeping.lock_to_save(instance, revision));
-        let lock = lock.map_err(|cause| key_error(instance, "snapshot", cause))?;
-        let form = Form {
+        let key = revision.map_or(Ok(None), |revision| options.key_to_save(instance, revision));
+        let key = key.map_err(|cause| key_error(instance, "snapshot", cause))?;
+        let encoding = Encoding {
             compression: SnapshotCompression::default(),
-            key: lock.as_ref().map(|lock| lock.key.id()),
+            key: key.as_ref().map(|key| key.tenant_key.id()),
         };
         let secrets = self.host.life(instance).is_some_and(|life| life.has_secrets());
         let mut stops = self.stops.subscribe();
@@ -271,7 +275,7 @@ impl Driver for FakeDriver {
             let snapshot = SnapshotRef { instance: instance.clone(), revision: vm.revision, digest };
             entry.asleep = Some(vm.clone());
             entry.snapshot = Some(snapshot.clone());
-            (entry.form, entry.damaged) = (form, false);
+            (entry.encoding, entry.damaged) = (encoding, false);
             entry.console.push_str(if secrets { "saved with secrets\n" } else { "saved\n" });
             Ok(snapshot)
         });
@@ -284,7 +288,7 @@ impl Driver for FakeDriver {
     }
 
     async fn stop_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
-        // Nobody listening means that nothing is written.
+        // Without a listener nothing is being written.
         let _ = self.stops.send(instance.clone());
         Ok(())
     }
@@ -293,7 +297,7 @@ impl Driver for FakeDriver {
         &self,
         spec: &VmSpec,
         snapshot: &SnapshotRef,
-        keeping: &Keeping,
+        options: &SnapshotOptions,
     ) -> Result<(), DriverError> {
         let instance = &spec.instance;
         self.change(instance, "restore", |entry, boots| {
@@ -305,10 +309,10 @@ impl Driver for FakeDriver {
                 let (instance, digest) = (instance.clone(), snapshot.digest);
                 return Err(DriverError::NoSnapshot { instance, digest });
             }
-            if let Some(reason) = keeping.refuses(&entry.form) {
+            if let Some(reason) = options.refuses(&entry.encoding) {
                 return Err(DriverError::Unusable { instance: instance.clone(), reason });
             }
-            let opened = keeping.lock_to_open(&entry.form, instance, snapshot.revision);
+            let opened = options.key_to_restore(&entry.encoding, instance, snapshot.revision);
             opened.map_err(|cause| key_error(instance, "restore", cause))?;
             if entry.damaged {
                 let reason = "it is damaged".to_owned();
@@ -326,7 +330,7 @@ impl Driver for FakeDriver {
         self.change(instance, "discard the snapshot of", |entry, _| {
             entry.snapshot = None;
             entry.asleep = None;
-            (entry.form, entry.damaged) = (Form::default(), false);
+            (entry.encoding, entry.damaged) = (Encoding::default(), false);
             Ok(())
         })
         .await
@@ -453,18 +457,18 @@ impl Compression for FakeDriver {
     fn compress_snapshot<'a>(
         &'a self,
         instance: &'a InstanceId,
-        keeping: &'a Keeping,
+        options: &'a SnapshotOptions,
     ) -> BoxFuture<'a, Result<(), DriverError>> {
         Box::pin(async move {
             const ACTION: &str = "compress the snapshot of";
             self.host.apply(instance, ACTION, |entry, _| {
                 let Some(snapshot) = &entry.snapshot else { return Ok(()) };
-                if entry.form.compression == keeping.at_rest.compression {
+                if entry.encoding.compression == options.policy.compression {
                     return Ok(());
                 }
-                let opened = keeping.lock_to_open(&entry.form, instance, snapshot.revision);
+                let opened = options.key_to_restore(&entry.encoding, instance, snapshot.revision);
                 opened.map_err(|cause| key_error(instance, ACTION, cause))?;
-                entry.form.compression = keeping.at_rest.compression;
+                entry.encoding.compression = options.policy.compression;
                 Ok(())
             })
         })
@@ -508,13 +512,13 @@ mod tests {
         let keys = tempfile::tempdir().unwrap();
         let (driver, subject) = (FakeDriver::in_memory(), conformance::Subject::imagined());
         let damage = async |instance: &InstanceId| driver.damage_snapshot(instance);
-        conformance::at_rest_suite(&driver, &subject, keys.path(), damage).await.unwrap();
+        conformance::encoding_suite(&driver, &subject, keys.path(), damage).await.unwrap();
     }
 
     #[tokio::test]
     async fn what_sleeps_on_paper_moves_as_real_ones_do() {
         let (one, other) = (FakeDriver::in_memory(), FakeDriver::in_memory());
-        conformance::moves(&one, &other, &conformance::Subject::imagined()).await.unwrap();
+        conformance::migration_suite(&one, &other, &conformance::Subject::imagined()).await.unwrap();
     }
 
     #[test]

@@ -1,25 +1,24 @@
 //! The driver for Firecracker: one process per VM, spoken to over its API socket.
 //!
-//! A VM's way: the process is started (behind a jailer, where there is one), told its machine and started; or told to
-//! load a snapshot, and stays paused. What a process does is asked of it each time, so that an agent that has just
-//! started knows as much as one that has been there all along; only what makes asking twice be asking once within a
-//! pause is kept in memory. What may be lost with the process is in [`vmm`], starting in [`launch`], pausing and
-//! snapshots in [`freeze`], the way to the guest in [`vsock`], what was written in [`logs`].
+//! The process is started (through a jailer, where there is one), configured over the API and booted; or it loads a
+//! snapshot and stays paused. Its state is asked over the API each time, so that an agent that has just started knows as
+//! much as the one before it; only what makes calls idempotent within a pause is kept in memory. What may be lost with the process is in [`vmm`], starting in [`launch`], pausing and
+//! snapshots in [`snapshot`], the way to the guest in [`vsock`], what was written in [`logs`].
 
 mod balloon;
-mod freeze;
-pub mod http;
+mod http;
 mod launch;
 mod logs;
-pub mod metrics;
-mod place;
-pub mod request;
+mod metrics;
+mod paths;
+mod request;
 pub mod settings;
+mod snapshot;
 mod snapshot_file;
-pub mod version;
+mod version;
 mod vmm;
 mod vmm_file;
-pub mod vsock;
+mod vsock;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,20 +29,17 @@ use mvm_proto::InstanceId;
 use tokio::sync::broadcast;
 
 use self::launch::Origin;
-use self::logs::METRICS_TAIL_BYTES;
-use self::metrics::Metrics;
-use self::place::{CONSOLE, METRICS, VSOCK_SOCKET};
+use self::paths::{CONSOLE, VSOCK_SOCKET};
 use self::request::Action;
 pub use self::settings::{FirecrackerSettings, FirecrackerUnavailable, JailerSettings, Limits};
 use self::snapshot_file::Manifest;
-use self::version::Version;
-use self::vmm::{Live, Vmms, api_error, bad_request, host_error, io_error};
+use self::vmm::{Live, Vmms, host_error, io_error};
 use self::vsock::GuestConnection;
-use crate::at_rest::Form;
+use crate::encoding::Encoding;
 use crate::error::same_revision;
 use crate::{
-    Balloon, Capability, Compression, Driver, DriverError, DriverKind, Forks, GuestStream, Keeping, Lacking,
-    Migration, SnapshotRef, Vm, VmExit, VmSpec, VmState, run_files,
+    Balloon, Capability, Compression, Driver, DriverError, DriverKind, Forks, GuestStream, Lacking,
+    Migration, SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec, VmState, run_files,
 };
 use mvm_host::{Host, JAIL, LocalHost, Operation};
 
@@ -54,7 +50,6 @@ const EXITS_KEPT: usize = 1024;
 #[derive(Debug)]
 pub struct FirecrackerDriver<H: Host = LocalHost> {
     vmms: Arc<Vmms<H>>,
-    version: Version,
 }
 
 impl FirecrackerDriver<LocalHost> {
@@ -66,29 +61,9 @@ impl FirecrackerDriver<LocalHost> {
 
 impl<H: Host> FirecrackerDriver<H> {
     pub fn with_host(host: H, settings: FirecrackerSettings) -> Result<Self, FirecrackerUnavailable> {
-        let (program, version) = settings::find(&settings, std::env::var_os("PATH").as_deref())?;
+        let (program, _) = settings::find(&settings, std::env::var_os("PATH").as_deref())?;
         let vmms = Arc::new(Vmms::new(host, settings, program, broadcast::Sender::new(EXITS_KEPT)));
-        Ok(Self { vmms, version })
-    }
-
-    /// Of the program that new VMs are started with.
-    #[must_use]
-    pub fn version(&self) -> Version {
-        self.version
-    }
-
-    /// What the VMM counted since it was last asked.
-    pub async fn metrics(&self, instance: &InstanceId) -> Result<Option<Metrics>, DriverError> {
-        const ACTION: &str = "measure";
-        let (live, mut client, ..) = self.vmms.running(instance, ACTION).await?;
-        let flush = Action::FlushMetrics.request().map_err(|error| bad_request(instance, &error))?;
-        let sent = client.send(&flush, self.vmms.settings.limits.call).await;
-        sent.map_err(|error| api_error(instance, ACTION, error))?;
-        let name = live.place.inside(METRICS);
-        let bytes = run_files::tail(&*self.vmms.host, instance, &name, METRICS_TAIL_BYTES)
-            .await
-            .map_err(|cause| io_error(instance, ACTION, cause))?;
-        Ok(Metrics::newest(&String::from_utf8_lossy(&bytes)))
+        Ok(Self { vmms })
     }
 
     /// What a live VMM runs; nothing when it was never told to run anything.
@@ -229,14 +204,18 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
         self.vmms.resume(instance).await
     }
 
-    async fn snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<SnapshotRef, DriverError> {
-        if keeping.at_rest.encryption {
+    async fn snapshot(
+        &self,
+        instance: &InstanceId,
+        options: &SnapshotOptions,
+    ) -> Result<SnapshotRef, DriverError> {
+        if options.policy.encryption {
             return Err(NO_ENCRYPTION.into());
         }
         self.vmms.snapshot(instance).await
     }
 
-    /// Firecracker writes a snapshot in one request that nothing interrupts: whoever wants its guest waits for that.
+    /// Does nothing: Firecracker writes a snapshot in one request that nothing interrupts.
     async fn stop_snapshot(&self, _instance: &InstanceId) -> Result<(), DriverError> {
         Ok(())
     }
@@ -245,10 +224,10 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
         &self,
         spec: &VmSpec,
         snapshot: &SnapshotRef,
-        keeping: &Keeping,
+        options: &SnapshotOptions,
     ) -> Result<(), DriverError> {
         // All that it saves is in clear.
-        if let Some(reason) = keeping.refuses(&Form::default()) {
+        if let Some(reason) = options.refuses(&Encoding::default()) {
             return Err(DriverError::Unusable { instance: spec.instance.clone(), reason });
         }
         self.load(spec, snapshot, "restore").await
@@ -275,7 +254,11 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
             None => {
                 let kept = self.vmms.host.run_dirs().await;
                 let kept = kept.map_err(|cause| host_error(instance, "kill", cause))?;
-                if kept.contains(instance) { self.vmms.sweep(instance, "kill").await } else { Ok(()) }
+                if kept.contains(instance) {
+                    self.vmms.remove_leftovers(instance, "kill").await
+                } else {
+                    Ok(())
+                }
             }
         }
     }

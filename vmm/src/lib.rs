@@ -5,13 +5,13 @@
 //! is refused by name, and never replaced by a weaker one. Every driver passes the suite in `conformance`.
 
 mod any_driver;
-pub mod at_rest;
 mod capability;
 pub mod choice;
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 pub mod crash;
 mod driver;
+mod encoding;
 mod error;
 pub mod fake;
 pub mod firecracker;
@@ -20,15 +20,15 @@ pub mod probe;
 pub mod programs;
 pub mod qemu;
 pub mod run_files;
-pub mod settings;
+mod settings;
 mod snapshot;
 pub mod snapshot_key;
 mod vm;
 
 pub use any_driver::{AnyDriver, DriverUnavailable};
-pub use at_rest::{AtRest, Keeping};
 pub use capability::{Balloon, Capability, Compression, Forks, Lacking, Migration};
 pub use driver::Driver;
+pub use encoding::{SnapshotOptions, SnapshotPolicy};
 pub use error::DriverError;
 pub use fake::FakeDriver;
 pub use firecracker::{FirecrackerDriver, FirecrackerSettings};

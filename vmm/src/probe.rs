@@ -1,4 +1,4 @@
-//! Whether KVM really runs guests here, found out by running one.
+//! Finds out whether KVM runs guests on this machine, by running one.
 //!
 //! A `/dev/kvm` that opens proves little: there are machines on which QEMU refuses it with the usual processor model,
 //! and machines on which it runs guests a thousand times slower than emulation would. So a guest of a few bytes counts
@@ -109,16 +109,16 @@ impl Key {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Kept {
+struct Recorded {
     key: Key,
     kvm: Verdict,
 }
 
 /// The answer of an earlier probe, if it still holds.
 #[must_use]
-pub fn kept(data_dir: &Path, program: &Path) -> Option<Verdict> {
-    let kept: Kept = serde_json::from_slice(&std::fs::read(data_dir.join(FILE)).ok()?).ok()?;
-    (Some(kept.key) == Key::of(program)).then_some(kept.kvm)
+pub fn recorded(data_dir: &Path, program: &Path) -> Option<Verdict> {
+    let recorded: Recorded = serde_json::from_slice(&std::fs::read(data_dir.join(FILE)).ok()?).ok()?;
+    (Some(recorded.key) == Key::of(program)).then_some(recorded.kvm)
 }
 
 /// A probe in the background. Clones share it.
@@ -131,7 +131,7 @@ impl Probe {
     /// Begins, unless the answer is known. Needs a runtime.
     #[must_use]
     pub fn start(data_dir: &Path, program: &Path) -> Self {
-        let known = kept(data_dir, program);
+        let known = recorded(data_dir, program);
         let missing = known.is_none();
         let (tell, verdict) = watch::channel(known);
         if missing {
@@ -175,7 +175,7 @@ async fn probe(data_dir: &Path, program: &Path) -> Verdict {
     }
     let kvm = judge(device, &attempts);
     if let Some(key) = Key::of(program)
-        && let Ok(text) = serde_json::to_vec_pretty(&Kept { key, kvm: kvm.clone() })
+        && let Ok(text) = serde_json::to_vec_pretty(&Recorded { key, kvm: kvm.clone() })
         && let Err(cause) = mvm_pki::files::write_private(data_dir.join(FILE), &text)
     {
         tracing::warn!(error = %cause, "could not keep the probe's answer; it is asked again at the next start");
@@ -246,10 +246,10 @@ mod tests {
         let program = dir.path().join("qemu");
         std::fs::write(&program, b"one").unwrap();
         let kvm = Verdict::Works { cpu: "host".to_owned() };
-        let kept_now = Kept { key: Key::of(&program).unwrap(), kvm: kvm.clone() };
-        std::fs::write(dir.path().join(FILE), serde_json::to_vec(&kept_now).unwrap()).unwrap();
-        assert_eq!(kept(dir.path(), &program), Some(kvm));
+        let current = Recorded { key: Key::of(&program).unwrap(), kvm: kvm.clone() };
+        std::fs::write(dir.path().join(FILE), serde_json::to_vec(&current).unwrap()).unwrap();
+        assert_eq!(recorded(dir.path(), &program), Some(kvm));
         std::fs::write(&program, b"another").unwrap();
-        assert_eq!(kept(dir.path(), &program), None);
+        assert_eq!(recorded(dir.path(), &program), None);
     }
 }

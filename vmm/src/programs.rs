@@ -1,4 +1,4 @@
-//! Finds programs on this machine.
+//! Finds the programs of the drivers: named by the operator, or in `PATH`.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

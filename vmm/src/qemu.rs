@@ -4,7 +4,7 @@
 //! the process is found by looking for it, so that a crash between any two steps leaves nothing unexplained. One task
 //! per VMM waits for its end; one control connection per VMM stays open ([`qmp`]).
 //!
-//! A VMM that waits for memory to load (`inmigrate`) and that no one is loading was left by an agent that died in the
+//! A VMM that waits for memory to load (`inmigrate`) and that is not being loaded was left by an agent that died in the
 //! middle of a restore. Its guest never ran, so it is ended wherever it is found.
 
 mod args;
@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use mvm_proto::InstanceId;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::broadcast;
 
@@ -39,8 +39,8 @@ use crate::error::same_revision;
 use crate::probe::Probe;
 use crate::run_files::Dial;
 use crate::{
-    Balloon, Compression, Driver, DriverError, DriverKind, Forks, GuestStream, Keeping, Lacking, Migration,
-    SnapshotRef, Vm, VmExit, VmSpec, VmState, run_files,
+    Balloon, Compression, Driver, DriverError, DriverKind, Forks, GuestStream, Lacking, Migration,
+    SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec, VmState, run_files,
 };
 pub use args::Accelerator;
 pub use binary::Binary;
@@ -52,7 +52,7 @@ use watch::{VMM_LOG, watch_vmm};
 /// A follower that is further behind looks at the whole list anyway.
 const EXITS_KEPT: usize = 1024;
 
-/// For those who only look: a VMM that is stuck must not hold up the others.
+/// For asking a VMM its state: one that is stuck must not hold up the others.
 const LOOK_WITHIN: Duration = Duration::from_secs(1);
 
 /// From the end of a VMM until it is told how it ended.
@@ -80,43 +80,38 @@ struct Inner<H: Host> {
     lives: Mutex<HashMap<InstanceId, Arc<Live>>>,
     /// Those that this driver is starting now: what they look like is not to be judged by others.
     starting: Mutex<HashSet<InstanceId>>,
-    /// Whose snapshots are being compressed or hashed.
+    /// The instances whose snapshots are being compressed or hashed.
     work: Mutex<HashMap<InstanceId, checksums::BackgroundWork>>,
     exits: broadcast::Sender<VmExit>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 impl QemuDriver<LocalHost> {
     /// VMs below `data_dir` on this machine.
     #[must_use]
     pub fn open(data_dir: &Path, settings: QemuSettings) -> Self {
-        Self::on(LocalHost::new(data_dir), data_dir, settings)
+        Self::with_host(LocalHost::new(data_dir), data_dir, settings)
     }
 }
 
 impl<H: Host> QemuDriver<H> {
-    /// VMs below `data_dir`, by whoever may start and end them.
+    /// VMs below `data_dir`, started and ended through `host`.
     #[must_use]
-    pub fn on(host: H, data_dir: &Path, settings: QemuSettings) -> Self {
+    pub fn with_host(host: H, data_dir: &Path, settings: QemuSettings) -> Self {
         let probed = settings.accelerator == AcceleratorChoice::Probed;
         let probe = probed.then(|| Probe::start(data_dir, &settings.program));
-        Self::with_host(Arc::new(host), settings, probe)
+        Self::new(host, settings, probe)
     }
 
     /// VMs to be looked at: without a probe, which leaves a trace.
     #[must_use]
     pub fn peek(host: H, settings: QemuSettings) -> Self {
-        Self::with_host(Arc::new(host), settings, None)
+        Self::new(host, settings, None)
     }
 
-    #[must_use]
-    pub fn with_host(host: Arc<H>, settings: QemuSettings, probe: Option<Probe>) -> Self {
+    fn new(host: H, settings: QemuSettings, probe: Option<Probe>) -> Self {
         let exits = broadcast::Sender::new(EXITS_KEPT);
         let inner = Inner {
-            host,
+            host: Arc::new(host),
             settings,
             probe,
             binary: tokio::sync::Mutex::default(),
@@ -178,7 +173,7 @@ impl<H: Host> QemuDriver<H> {
         instance: &InstanceId,
         action: &'static str,
     ) -> Result<Option<Arc<Live>>, DriverError> {
-        let known = lock(&self.inner.lives).get(instance).cloned();
+        let known = self.inner.lives.lock().get(instance).cloned();
         if let Some(live) = known.filter(|live| !live.has_ended()) {
             return Ok(Some(live));
         }
@@ -196,10 +191,10 @@ impl<H: Host> QemuDriver<H> {
         live.ok_or_else(|| DriverError::NoVm { instance: instance.clone(), action })
     }
 
-    /// Asked again once nobody is starting it: what was heard before may have been of a load that is over by now.
+    /// Asks again once no start is under way: the earlier answer may have been of a load that is over by now.
     async fn was_left_loading(&self, live: &Live, run: &str) -> bool {
         const LOADING: &str = "inmigrate";
-        let nobody_starts = || !lock(&self.inner.starting).contains(live.instance());
+        let nobody_starts = || !self.inner.starting.lock().contains(live.instance());
         if run != LOADING || !nobody_starts() {
             return false;
         }
@@ -214,8 +209,8 @@ impl<H: Host> QemuDriver<H> {
         }
         let host = &self.inner.host;
         let record = Record::read(&**host, &vmm.instance).await;
-        let mut lives = lock(&self.inner.lives);
-        // Someone else may have been quicker.
+        let mut lives = self.inner.lives.lock();
+        // Another task may have been quicker.
         if let Some(known) = lives.get(&vmm.instance).filter(|known| known.vmm == *vmm) {
             return Arc::clone(known);
         }
@@ -235,7 +230,7 @@ impl<H: Host> QemuDriver<H> {
 
     /// Waits until the end of each VMM was told that this driver follows and that is not among those that were found.
     async fn until_told(&self, found: &[VmmProcess]) -> Result<(), DriverError> {
-        let lives: Vec<Arc<Live>> = lock(&self.inner.lives).values().cloned().collect();
+        let lives: Vec<Arc<Live>> = self.inner.lives.lock().values().cloned().collect();
         let mut ended: Vec<Arc<Live>> =
             lives.into_iter().filter(|live| !live.has_ended() && !found.contains(&live.vmm)).collect();
         if ended.is_empty() {
@@ -253,7 +248,7 @@ impl<H: Host> QemuDriver<H> {
     }
 
     fn known(&self, vmm: &VmmProcess) -> Option<Arc<Live>> {
-        lock(&self.inner.lives).get(&vmm.instance).filter(|known| known.vmm == *vmm).cloned()
+        self.inner.lives.lock().get(&vmm.instance).filter(|known| known.vmm == *vmm).cloned()
     }
 
     /// One command on an instance's control connection.
@@ -285,8 +280,8 @@ impl<H: Host> QemuDriver<H> {
                 self.gone(&live, GONE_WITHIN, action).await?;
             }
         }
-        // Gone from `/proc` is not yet reported: whoever asked to end it must find it ended.
-        let known = lock(&self.inner.lives).get(instance).cloned();
+        // Gone from `/proc` is not yet reported: after this call it must be known as ended.
+        let known = self.inner.lives.lock().get(instance).cloned();
         if let Some(live) = known {
             self.gone(&live, GONE_WITHIN, action).await?;
         }
@@ -360,14 +355,18 @@ impl<H: Host> Driver for QemuDriver<H> {
 
     async fn resume(&self, instance: &InstanceId) -> Result<(), DriverError> {
         self.command(instance, "resume", "cont").await?;
-        if let Some(live) = lock(&self.inner.lives).get(instance) {
+        if let Some(live) = self.inner.lives.lock().get(instance) {
             self.give_back(live);
         }
         Ok(())
     }
 
-    async fn snapshot(&self, instance: &InstanceId, keeping: &Keeping) -> Result<SnapshotRef, DriverError> {
-        self.save(instance, keeping).await
+    async fn snapshot(
+        &self,
+        instance: &InstanceId,
+        options: &SnapshotOptions,
+    ) -> Result<SnapshotRef, DriverError> {
+        self.save(instance, options).await
     }
 
     async fn stop_snapshot(&self, instance: &InstanceId) -> Result<(), DriverError> {
@@ -379,12 +378,12 @@ impl<H: Host> Driver for QemuDriver<H> {
         &self,
         spec: &VmSpec,
         snapshot: &SnapshotRef,
-        keeping: &Keeping,
+        options: &SnapshotOptions,
     ) -> Result<(), DriverError> {
         same_revision(&spec.instance, snapshot.revision, spec.revision)?;
         match self.live(&spec.instance, "restore").await? {
             Some(live) => same_revision(&spec.instance, live.revision(), spec.revision),
-            None => self.start_restoring(spec, snapshot, keeping).await,
+            None => self.start_restoring(spec, snapshot, options).await,
         }
     }
 
@@ -400,7 +399,7 @@ impl<H: Host> Driver for QemuDriver<H> {
         const ACTION: &str = "stop";
         let Some(live) = self.live(instance, ACTION).await? else { return Ok(()) };
         if live.as_vm(&live.run(LOOK_WITHIN).await).state == VmState::Running {
-            // Whoever calls has asked the guest itself; a guest that ends takes its VMM with it.
+            // The caller has asked the guest itself; a guest that ends takes its VMM with it.
             if self.gone(&live, grace, ACTION).await.is_ok() {
                 return Ok(());
             }
@@ -437,7 +436,7 @@ impl<H: Host> Driver for QemuDriver<H> {
     }
 
     fn cpu_time(&self, instance: &InstanceId) -> Option<Duration> {
-        let live = lock(&self.inner.lives).get(instance).cloned()?;
+        let live = self.inner.lives.lock().get(instance).cloned()?;
         self.inner.host.cpu_time(&live.vmm.process)
     }
 

@@ -1,5 +1,5 @@
-//! What a driver reads in a run directory and which sockets it reaches there: through the host, which may open what
-//! this process may not.
+//! Reads files and connects to sockets in an instance's run directory, for the drivers. Goes through the host, which may
+//! open what this process may not.
 
 use std::fmt;
 use std::fs::File;
@@ -13,7 +13,7 @@ use mvm_proto::InstanceId;
 use rustix::fs::{Mode, OFlags};
 use tokio::net::UnixStream;
 
-/// Records and manifests are a few KiB; whatever is longer is none.
+/// Records and manifests are a few KiB; what is longer is cut.
 const MAX_RECORD_BYTES: u64 = 1024 * 1024;
 
 /// As the system said it, where it did.
@@ -90,7 +90,7 @@ pub(super) async fn log_tail(
     Ok(whole)
 }
 
-/// The way to one socket, to be gone more than once.
+/// Connects to one socket, as often as it is asked to.
 #[derive(Clone)]
 pub struct Dial(Arc<dyn Fn() -> BoxFuture<'static, io::Result<UnixStream>> + Send + Sync>);
 

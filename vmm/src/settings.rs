@@ -1,4 +1,4 @@
-//! What an operator says about drivers and their programs.
+//! The operator's settings of drivers and their programs.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -1,7 +1,6 @@
 //! The key of a tenant's encrypted snapshots: a file beside its secrets bundle, known to a snapshot by its id.
 //!
-//! It is read when it is needed and wiped after. Nothing of it is kept; its id tells one key from another, and nothing
-//! else about it.
+//! It is read when it is needed and wiped after; its id tells one key from another, and nothing else about it.
 
 use std::fmt;
 use std::io::{self, Read as _};
@@ -45,8 +44,8 @@ pub enum KeyError {
     Refused { path: PathBuf, reason: String },
     #[error("the snapshot key {} is {found}, and {needed} is needed; put that one back", path.display())]
     Other { path: PathBuf, found: KeyId, needed: KeyId },
-    #[error("the snapshot's tenant is unknown, and so is its key")]
-    Nobodys,
+    #[error("no tenant was named, and so no snapshot key")]
+    NoTenant,
 }
 
 /// Tells one key from another.

@@ -27,10 +27,10 @@ pub struct VmSpec {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Purpose {
-    /// To live.
+    /// To run as an instance.
     #[default]
     Instance,
-    /// To be saved once and forked from: it is no one, and never runs after that.
+    /// To be saved once and forked from. It never runs after that.
     Template,
 }
 
@@ -45,16 +45,16 @@ pub struct Bounds {
     /// How its VMM is confined; absent: not at all, or by a jailer with settings of its own.
     #[serde(default)]
     pub jail: Option<VmmJail>,
-    /// What it may do to the host's disk is limited: then its data disk goes past the host's page cache. What waits there is
-    /// charged to who first had it in memory, and need not be this VMM.
+    /// What it may do to the host's disk is limited: then its data disk goes past the host's page cache. A page there is
+    /// charged to the cgroup that first read it, which need not be this VMM's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub direct_disk: bool,
 }
 
-/// Who a VMM runs as, and what is left to it.
+/// The user that a VMM runs as, and its sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmmJail {
-    /// A user, and a group of the same number, that nobody else on this machine has.
+    /// A user, and a group of the same number, that no other process of this machine has.
     pub user: u32,
     pub filter: Filter,
     pub demand: Demand,
@@ -75,7 +75,7 @@ pub trait GuestBytes: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> GuestBytes for T {}
 
-/// A VM ended that nobody asked to end, or one that was asked to: whoever follows knows which.
+/// A VM ended, on request or by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmExit {
     pub instance: InstanceId,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mvm_proto::text::chain;
 use mvm_proto::{InstanceId, Phase};
-use mvm_vmm::{Driver, Keeping, SnapshotRef};
+use mvm_vmm::{Driver, SnapshotOptions, SnapshotRef};
 
 use super::guest::Drain;
 use super::{Executor, StepError};
@@ -38,13 +38,13 @@ impl Executor {
     pub(super) async fn snapshot_unless_wanted(
         &self,
         id: &InstanceId,
-        keeping: &Keeping,
+        options: &SnapshotOptions,
         cancel: &CancelSignal,
     ) -> Result<Option<SnapshotRef>, StepError> {
         if cancel.is_cancelled() {
             return Ok(None);
         }
-        let mut snapshot = std::pin::pin!(self.driver.snapshot(id, keeping));
+        let mut snapshot = std::pin::pin!(self.driver.snapshot(id, options));
         tokio::select! {
             biased;
             () = cancel.cancelled() => {}

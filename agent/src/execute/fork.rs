@@ -8,7 +8,7 @@ use std::time::Duration;
 use mvm_image::BootImage;
 use mvm_proto::text::chain;
 use mvm_proto::{PoolId, TenantId};
-use mvm_vmm::{Bounds, Driver, DriverError, Keeping, Purpose, SnapshotRef, VmSpec};
+use mvm_vmm::{Bounds, Driver, DriverError, Purpose, SnapshotOptions, SnapshotRef, VmSpec};
 use tokio::time::Instant;
 
 use super::{Executor, StepError};
@@ -135,7 +135,7 @@ impl Executor {
         // Only now: a guest that has seen its agent go begins anew with the next one, which takes a fork longer.
         self.links.forget(id);
         // It is no one's yet, and every fork maps it: as it is.
-        let snapshot = self.driver.snapshot(id, &Keeping::plain()).await?;
+        let snapshot = self.driver.snapshot(id, &SnapshotOptions::plain()).await?;
         crash::point("template.saved");
         self.driver.kill(id).await?;
         crash::point("template.ended");

@@ -56,9 +56,9 @@ impl Executor {
             let image = self.boot_image(&record)?;
             let bounds = self.isolation.prepare(&record).await?;
             crash::point("wake.bounded");
-            let keeping = self.snapshot_options(&record);
+            let options = self.snapshot_options(&record);
             watch.lap(Stage::Prepared);
-            match self.driver.restore(&record.spec(image, bounds), &snapshot, &keeping).await {
+            match self.driver.restore(&record.spec(image, bounds), &snapshot, &options).await {
                 Err(error @ (DriverError::Unusable { .. } | DriverError::NoSnapshot { .. })) => {
                     watch.lap(Stage::Restored);
                     return self.start_over(record, &error, reason, watch).await;
@@ -252,7 +252,7 @@ impl Executor {
         if !matches!(record.phase, Phase::Warm | Phase::Running) {
             return Err(Self::wrong_phase(&record, Action::Sleep));
         }
-        let keeping = self.options_to_save(&mut record, spec)?;
+        let options = self.options_to_save(&mut record, spec)?;
         // Before anything is done to the guest: where there is no room, it goes on as it is.
         let _room = self.room_for_snapshot(&record, spec).await?;
         let wipes = record.secrets.is_some() && !record.secrets_wiped;
@@ -277,7 +277,7 @@ impl Executor {
         record.advance(Phase::Warm, self.clock.now(), reason)?;
         self.intend(&mut record, Action::Sleep).await?;
         crash::point("sleep.intended");
-        let snapshot = self.snapshot_unless_wanted(&record.id, &keeping, cancel).await?;
+        let snapshot = self.snapshot_unless_wanted(&record.id, &options, cancel).await?;
         crash::point("sleep.snapshotted");
         // From here on a request waits until it sleeps, and wakes it.
         let Some(snapshot) = snapshot.filter(|_| cancel.commit()) else {

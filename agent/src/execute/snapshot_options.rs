@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use mvm_proto::document::SnapshotCompression;
 use mvm_proto::text::chain;
-use mvm_vmm::{Driver, Keeping};
+use mvm_vmm::{Driver, SnapshotOptions};
 
 use super::{Executor, StepError};
 use crate::instance::PoolSpec;
 use crate::instance::record::Record;
 
 impl Executor {
-    /// How the instance's snapshot is kept, and where the key to it is.
-    pub(super) fn snapshot_options(&self, record: &Record) -> Keeping {
-        Keeping { at_rest: record.at_rest, key: Some(self.secrets.snapshot_key(&record.tenant)) }
+    /// How the instance's snapshot is encoded, and where the key to it is.
+    pub(super) fn snapshot_options(&self, record: &Record) -> SnapshotOptions {
+        SnapshotOptions { policy: record.at_rest, key: Some(self.secrets.snapshot_key(&record.tenant)) }
     }
 
     /// The same for a snapshot that is about to be made, as its pool says now; one whose pool the document does not name
@@ -23,7 +23,7 @@ impl Executor {
         &self,
         record: &mut Record,
         spec: Option<&PoolSpec>,
-    ) -> Result<Keeping, StepError> {
+    ) -> Result<SnapshotOptions, StepError> {
         if let Some(spec) = spec {
             record.at_rest = spec.at_rest;
             // For a wake that finds the pool gone from the document.
@@ -37,21 +37,21 @@ impl Executor {
         {
             self.events.publish("NotCompressed", record.full_name(), format!("is saved as it is: {lacking}"));
         }
-        let keeping = self.snapshot_options(record);
-        keeping.check()?;
-        Ok(keeping)
+        let options = self.snapshot_options(record);
+        options.check()?;
+        Ok(options)
     }
 
     /// Compresses or hashes a snapshot in the background, and then measures again what it takes on disk.
     pub(crate) fn compress_later(&self, record: &Record) {
-        let (id, keeping) = (record.id.clone(), self.snapshot_options(record));
+        let (id, options) = (record.id.clone(), self.snapshot_options(record));
         let (driver, turn) = (Arc::clone(&self.driver), Arc::clone(&self.background));
         let (isolation, records) = (Arc::clone(&self.isolation), Arc::clone(&self.records));
         tokio::spawn(async move {
             // Never closed: it lives as long as its holder.
             let Ok(_turn) = turn.acquire().await else { return };
             if let Ok(compression) = driver.compression()
-                && let Err(error) = compression.compress_snapshot(&id, &keeping).await
+                && let Err(error) = compression.compress_snapshot(&id, &options).await
             {
                 tracing::warn!(%id, error = %chain(&error), "could not compress or hash a snapshot");
             }

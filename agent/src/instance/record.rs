@@ -11,7 +11,7 @@ use mvm_proto::document::{Health, IoLimits, Persist, Resources, Restart, Seccomp
 use mvm_proto::instance::IllegalTransition;
 use mvm_proto::status::InstanceStatus;
 use mvm_proto::{Digest, InstanceId, NodeId, Phase, PoolId, TenantId, Timestamp};
-use mvm_vmm::{AtRest, Bounds, Purpose, SnapshotRef, VmSpec};
+use mvm_vmm::{Bounds, Purpose, SnapshotPolicy, SnapshotRef, VmSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::instance::SessionMark;
@@ -57,7 +57,7 @@ pub struct Record {
     pub snapshot: Option<SnapshotRef>,
     /// How its snapshot is kept: as its pool said when it last started or was put to sleep.
     #[serde(default)]
-    pub at_rest: AtRest,
+    pub at_rest: SnapshotPolicy,
     /// The digest of the secrets that it was last started with: the ones that it is given at every wake.
     #[serde(default)]
     pub secrets: Option<Digest>,

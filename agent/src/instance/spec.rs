@@ -7,7 +7,7 @@ use mvm_proto::document::{
     Health, IoLimits, Persist, Pool, Resources, Restart, SeccompPolicy, Subnet, Tenant, Warmup,
 };
 use mvm_proto::{Digest, ProfileId};
-use mvm_vmm::AtRest;
+use mvm_vmm::SnapshotPolicy;
 
 /// What a pool's instances are made of now, and how they are put to rest.
 #[derive(Debug, Clone)]
@@ -24,7 +24,7 @@ pub struct PoolSpec {
     pub net_id: u16,
     pub seccomp: SeccompPolicy,
     /// How its instances are kept while they sleep.
-    pub at_rest: AtRest,
+    pub at_rest: SnapshotPolicy,
     /// What its tenant may have on disk.
     pub max_disk_bytes: u64,
     /// For a guest to shut down, and to finish its work before it is paused.
@@ -51,7 +51,10 @@ impl PoolSpec {
             subnet: tenant.network.ipv4_subnet,
             net_id: tenant.network.tenant_net_id,
             seccomp: pool.seccomp_policy,
-            at_rest: AtRest { compression: pool.snapshot_compression, encryption: pool.snapshot_encryption },
+            at_rest: SnapshotPolicy {
+                compression: pool.snapshot_compression,
+                encryption: pool.snapshot_encryption,
+            },
             max_disk_bytes: tenant.quotas.max_disk_gib.saturating_mul(1 << 30),
             grace: Duration::from_secs(pool.runtime_policy.graceful_shutdown_seconds),
             drain: Duration::from_secs(pool.runtime_policy.drain_timeout_seconds),

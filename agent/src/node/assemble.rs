@@ -269,7 +269,7 @@ fn open_images(
     vouched: watch::Receiver<Vouched>,
 ) -> Result<Images, NodeError> {
     if kind == DriverKind::Fake {
-        return Ok(Images::imagined_by(vouched));
+        return Ok(Images::imagined(vouched));
     }
     let beside = || find_guest(&std::env::current_exe().ok()?);
     let guest = vmm.guest.clone().or_else(beside);

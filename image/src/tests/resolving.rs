@@ -142,7 +142,7 @@ async fn an_image_removed_behind_the_agents_back_is_built_again() {
 
 #[test]
 fn imagined_images_are_always_there() {
-    let images = Images::imagined();
+    let images = Images::imagined(Vouched::unchecked());
     let image = reference("github:org/repo");
     let Resolution::Ready(digest) = images.resolve(&image) else { panic!("not imagined") };
     assert_eq!(images.boot_image(&digest, &image.flake_ref).unwrap().digest, digest);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mvm_tests::stand_in::machine::{SNAPSHOT_BEGUN, SNAPSHOT_GO_ON};
 use mvm_vmm::firecracker::{FirecrackerDriver, FirecrackerUnavailable};
-use mvm_vmm::{Driver, DriverError, Keeping, SnapshotRef, VmSpec, VmState};
+use mvm_vmm::{Driver, DriverError, SnapshotOptions, SnapshotRef, VmSpec, VmState};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 
@@ -84,7 +84,7 @@ async fn a_vmm_that_dies_in_its_snapshot_leaves_none() {
     let driver = site.driver(&[("STAND_IN_FAULT", "die-in-snapshot"), ("STAND_IN_VERSION", "1.15.1")]);
     driver.boot(&spec).await.unwrap();
     driver.pause(&spec.instance).await.unwrap();
-    driver.snapshot(&spec.instance, &Keeping::plain()).await.unwrap_err();
+    driver.snapshot(&spec.instance, &SnapshotOptions::plain()).await.unwrap_err();
     mvm_tests::wait_until("the VMM's end", mvm_tests::PATIENCE, || site.vmm(&spec).is_none());
     assert_eq!(driver.adopt(&spec.instance).await.unwrap(), None);
     assert!(!names(&site.run_dir(&spec)).iter().any(|name| name.starts_with("snapshot")));
@@ -97,7 +97,7 @@ async fn a_disk_that_is_full_costs_the_snapshot_and_not_the_vm() {
     let driver = site.driver(&[("STAND_IN_FAULT", "disk-full")]);
     driver.boot(&spec).await.unwrap();
     driver.pause(&spec.instance).await.unwrap();
-    let error = driver.snapshot(&spec.instance, &Keeping::plain()).await.unwrap_err();
+    let error = driver.snapshot(&spec.instance, &SnapshotOptions::plain()).await.unwrap_err();
     assert!(reason(&error).contains("No space left"), "{}", reason(&error));
     assert!(!names(&site.run_dir(&spec)).iter().any(|name| name.starts_with("snapshot")));
     driver.resume(&spec.instance).await.unwrap();
@@ -109,7 +109,7 @@ async fn asleep(site: &Site, spec: &VmSpec) -> SnapshotRef {
     let driver = site.driver(&[]);
     driver.boot(spec).await.unwrap();
     driver.pause(&spec.instance).await.unwrap();
-    let snapshot = driver.snapshot(&spec.instance, &Keeping::plain()).await.unwrap();
+    let snapshot = driver.snapshot(&spec.instance, &SnapshotOptions::plain()).await.unwrap();
     driver.kill(&spec.instance).await.unwrap();
     snapshot
 }
@@ -146,7 +146,7 @@ async fn a_damaged_snapshot_is_refused_with_what_is_wrong_and_no_vmm_is_left() {
             put(&path, damage);
         }
         let driver = site.driver(&[]);
-        let error = driver.restore(&spec, &snapshot, &Keeping::plain()).await.unwrap_err();
+        let error = driver.restore(&spec, &snapshot, &SnapshotOptions::plain()).await.unwrap_err();
         assert!(reason(&error).contains(said), "{file}: {}", reason(&error));
         site.comes_to_rest();
         driver.boot(&spec).await.unwrap();
@@ -160,17 +160,17 @@ async fn a_load_that_is_refused_or_dies_leaves_no_vmm_and_keeps_the_snapshot() {
     let snapshot = asleep(&site, &spec).await;
     let error = site
         .driver(&[("STAND_IN_FAULT", "die-in-load")])
-        .restore(&spec, &snapshot, &Keeping::plain())
+        .restore(&spec, &snapshot, &SnapshotOptions::plain())
         .await
         .unwrap_err();
     assert!(reason(&error).contains("exited with code 1"), "{}", reason(&error));
     // The image's root is gone: the drive can't be opened, which ends the process.
     std::fs::rename(site.path("rootfs"), site.path("elsewhere")).unwrap();
-    let error = site.driver(&[]).restore(&spec, &snapshot, &Keeping::plain()).await.unwrap_err();
+    let error = site.driver(&[]).restore(&spec, &snapshot, &SnapshotOptions::plain()).await.unwrap_err();
     assert!(reason(&error).contains("No such file"), "{}", reason(&error));
     site.comes_to_rest();
     std::fs::rename(site.path("elsewhere"), site.path("rootfs")).unwrap();
-    site.driver(&[]).restore(&spec, &snapshot, &Keeping::plain()).await.unwrap();
+    site.driver(&[]).restore(&spec, &snapshot, &SnapshotOptions::plain()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -180,7 +180,7 @@ async fn a_snapshot_of_another_version_is_never_loaded() {
     let snapshot = asleep(&site, &spec).await;
     let error = site
         .driver(&[("STAND_IN_VERSION", "1.17.0")])
-        .restore(&spec, &snapshot, &Keeping::plain())
+        .restore(&spec, &snapshot, &SnapshotOptions::plain())
         .await
         .unwrap_err();
     assert!(reason(&error).contains("made on Firecracker 1.16.1, this is 1.17.0"), "{}", reason(&error));
@@ -230,7 +230,7 @@ async fn a_vmm_that_writes_a_snapshot_is_known_to_be_paused_although_it_does_not
     let driver = Arc::new(site.hasty(&environment));
     driver.pause(&spec.instance).await.unwrap();
     let (writer, instance) = (Arc::clone(&driver), spec.instance.clone());
-    let snapshot = tokio::spawn(async move { writer.snapshot(&instance, &Keeping::plain()).await });
+    let snapshot = tokio::spawn(async move { writer.snapshot(&instance, &SnapshotOptions::plain()).await });
     let begun = site.run_dir(&spec).join(SNAPSHOT_BEGUN);
     mvm_tests::wait_until("the snapshot's beginning", mvm_tests::PATIENCE, || begun.exists());
     let listed = driver.list().await.unwrap();

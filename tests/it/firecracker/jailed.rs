@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use mvm_tests::stand_in::jailer::CGROUP2;
 use mvm_vmm::firecracker::{FirecrackerDriver, FirecrackerSettings, FirecrackerUnavailable, JailerSettings};
-use mvm_vmm::{Driver, Keeping, VmState, conformance};
+use mvm_vmm::{Driver, SnapshotOptions, VmState, conformance};
 
 use crate::firecracker::site::{JAILER, STAND_IN, Site, names};
 
@@ -66,7 +66,7 @@ async fn no_snapshot_stays_in_a_jail() {
     let kept = || names(&root).into_iter().filter(|name| name.starts_with("snapshot")).collect::<Vec<_>>();
     driver.pause(&spec.instance).await.unwrap();
     assert_eq!(kept(), Vec::<String>::new(), "the one that is thrown away");
-    driver.snapshot(&spec.instance, &Keeping::plain()).await.unwrap();
+    driver.snapshot(&spec.instance, &SnapshotOptions::plain()).await.unwrap();
     assert_eq!(kept(), Vec::<String>::new());
 }
 
@@ -139,7 +139,7 @@ async fn the_jailer_stays_in_the_group_that_it_was_started_in_with_and_without_c
 #[tokio::test(flavor = "multi_thread")]
 async fn a_vmm_that_is_not_in_its_control_group_is_ended() {
     let site = Site::new();
-    let host = || conformance::ContraryHost::new(&site.path("data"));
+    let host = || conformance::FaultyHost::new(&site.path("data"));
     for settings in [site.settings(&[]), settings(jailer())] {
         let driver = FirecrackerDriver::with_host(host(), settings).unwrap();
         conformance::a_vmm_outside_its_group_is_ended(&driver, &site.subject()).await.unwrap();

@@ -127,5 +127,5 @@ async fn suite(jailed: bool) {
     conformance::suite(&driver, &subject).await.unwrap();
     conformance::guest_suite(&driver, &subject).await.unwrap();
     conformance::outlives_its_owner(open, &subject).await.unwrap();
-    println!("the suite on {what} {}: passed", driver.version());
+    println!("the suite on {what}: passed");
 }

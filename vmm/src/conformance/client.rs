@@ -1,4 +1,4 @@
-//! As little of a conversation with a guest as the laws need: greet it, run a program, keep something in its memory.
+//! A small client of the guest protocol, for the laws and the benches: greets a guest, runs programs, reads and writes files.
 
 use std::time::Duration;
 

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 
 use super::client::Client;
 use super::{Broken, Held, Subject, done, same, spec, state};
-use crate::{Driver, DriverError, Keeping, VmExit, VmSpec, VmState};
+use crate::{Driver, DriverError, SnapshotOptions, VmExit, VmSpec, VmState};
 
 /// An end is told at once; this is for a machine that is busy.
 const TOLD_WITHIN: Duration = Duration::from_secs(20);
@@ -57,17 +57,17 @@ async fn memory_survives_pause_snapshot_and_restore<D: Driver>(driver: &D, spec:
 
     // A VM that was saved can go on, and be saved again as another one.
     done(LAW, driver.pause(instance).await)?;
-    let first = done(LAW, driver.snapshot(instance, &Keeping::plain()).await)?;
+    let first = done(LAW, driver.snapshot(instance, &SnapshotOptions::plain()).await)?;
     done(LAW, driver.resume(instance).await)?;
     let mut guest = again(LAW, driver, spec, guest).await?;
     done(LAW, guest.write(FILE, "kept again").await)?;
     drop(guest);
     done(LAW, driver.pause(instance).await)?;
-    let second = done(LAW, driver.snapshot(instance, &Keeping::plain()).await)?;
+    let second = done(LAW, driver.snapshot(instance, &SnapshotOptions::plain()).await)?;
     same(LAW, first.digest == second.digest, false)?;
     done(LAW, driver.kill(instance).await)?;
 
-    done(LAW, driver.restore(spec, &second, &Keeping::plain()).await)?;
+    done(LAW, driver.restore(spec, &second, &SnapshotOptions::plain()).await)?;
     same(LAW, state(LAW, driver, spec).await?, Some(VmState::Paused))?;
     done(LAW, driver.resume(instance).await)?;
     let mut guest = greet(LAW, driver, spec).await?;

@@ -1,4 +1,4 @@
-//! What a test makes go wrong.
+//! Latency, failures and bad guests that tests set on the fake driver.
 
 use std::time::Duration;
 
@@ -25,11 +25,11 @@ pub enum Manner {
     Good,
     /// It answers nothing at all, as one that hangs in its boot.
     Silent,
-    /// It greets and is told who it is, and never gets ready.
+    /// It greets and takes its identity, and never gets ready.
     NeverReady,
     /// Its workload fails.
     Fails,
-    /// It refuses to be told who it is.
+    /// It refuses its identity.
     RefusesIdentity,
     /// It never says that it may be paused.
     IgnoresSleep,
@@ -58,7 +58,6 @@ struct Inner {
     planned: Vec<Planned>,
     bad_image: Option<(String, Fault)>,
     manners: Vec<(Option<InstanceId>, Manner)>,
-    ready_after: Duration,
     hits: u64,
 }
 
@@ -88,7 +87,7 @@ impl Faults {
         self.lock().latency = latency;
     }
 
-    /// What is listed was so this long ago.
+    /// A list is this old when it is returned.
     pub fn set_age_of_looks(&self, age: Duration) {
         self.lock().age_of_looks = age;
     }
@@ -114,15 +113,6 @@ impl Faults {
     /// How guests behave from now on, one or all of them.
     pub fn set_manner(&self, instance: Option<&InstanceId>, manner: Manner) {
         self.lock().manners.insert(0, (instance.cloned(), manner));
-    }
-
-    /// How long a guest takes from being told who it is to being ready.
-    pub fn set_ready_after(&self, delay: Duration) {
-        self.lock().ready_after = delay;
-    }
-
-    pub(super) fn ready_after(&self) -> Duration {
-        self.lock().ready_after
     }
 
     pub(super) fn manner(&self, instance: &InstanceId) -> Manner {

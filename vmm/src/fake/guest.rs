@@ -1,6 +1,6 @@
 //! A guest as a script: greets, takes an identity, gets ready, runs a few programs, drains and ends.
 //!
-//! It has no timers but the one until it is ready, and hears nothing while its VM is paused.
+//! It has no timers, and hears nothing while its VM is paused.
 
 use std::sync::Arc;
 
@@ -11,7 +11,6 @@ use mvm_proto::guest::{
     Readiness, Reborn, State, Window, Workload, guest_frame, host_frame, negotiate, put_frame,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
-use tokio::time::Instant;
 
 use super::super::VmState;
 use super::faults::{Faults, Manner};
@@ -33,7 +32,6 @@ struct Guest {
     told: Readiness,
     /// What all relays took.
     relayed: u64,
-    ready_at: Option<Instant>,
     out: Vec<u8>,
 }
 
@@ -55,7 +53,6 @@ pub(super) async fn serve(
         greeted: false,
         told: Readiness::Unspecified,
         relayed: 0,
-        ready_at: None,
         out: Vec::new(),
     };
     let mut deframer = Deframer::default();
@@ -79,12 +76,8 @@ pub(super) async fn serve(
                 return;
             }
         }
-        let ready_at = guest.ready_at;
         tokio::select! {
             changed = outside.changed() => if changed.is_err() { return },
-            () = tokio::time::sleep_until(ready_at.unwrap_or_else(Instant::now)), if ready_at.is_some() => {
-                guest.ready_at = None;
-            }
             read = stream.read(&mut buffer) => match read {
                 Ok(0) | Err(_) => return,
                 Ok(count) => {
@@ -145,7 +138,6 @@ impl Guest {
             (Manner::Old, _) => says.unwrap_or(Readiness::Ready),
             (_, None | Some(0)) | (Manner::NeverReady, _) => Readiness::Starting,
             (Manner::Fails, _) => Readiness::Failed,
-            _ if self.ready_at.is_some() => Readiness::Starting,
             _ => says.unwrap_or(Readiness::Ready),
         }
     }
@@ -286,28 +278,23 @@ impl Guest {
 
     fn take_identity(&mut self, reborn: &Reborn) -> Vec<Answer> {
         let secrets = self.life.has_secrets();
-        let told = self.host.apply(&self.instance, "tell who it is", |entry, _| {
-            let Some(vm) = &mut entry.vm else { return Ok(false) };
+        let told = self.host.apply(&self.instance, "give an identity to", |entry, _| {
+            let Some(vm) = &mut entry.vm else { return Ok(()) };
             if reborn.generation < vm.generation {
-                return Ok(false);
+                return Ok(());
             }
-            let first = vm.generation == 0;
             vm.reborn = true;
             if secrets {
                 entry.console.push_str("has secrets\n");
             }
             vm.generation = reborn.generation;
-            Ok(first)
+            Ok(())
         });
         match told {
-            Ok(first) => {
+            Ok(()) => {
                 self.memory().hostname.clone_from(&reborn.hostname);
                 if let Some(set) = &reborn.health {
                     self.memory().health.clone_from(&set.health);
-                }
-                let delay = self.faults.ready_after();
-                if first && !delay.is_zero() {
-                    self.ready_at = Some(Instant::now() + delay);
                 }
                 vec![Answer::Done(Done {})]
             }

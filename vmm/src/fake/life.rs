@@ -1,4 +1,4 @@
-//! The fake host: its VMs, who follows their ends, and what the guest of each has in mind.
+//! The fake host: its VMs, the listeners to their ends, and what each guest remembers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -98,7 +98,7 @@ impl Host {
         }
     }
 
-    /// Changes one entry under the lock, and tells the guest and whoever follows.
+    /// Changes one entry under the lock, and tells the guest and the listeners.
     pub(super) fn apply<T>(
         &self,
         instance: &InstanceId,
@@ -131,7 +131,7 @@ impl Host {
         let mut world = self.world();
         let Some(mut entry) = world.get(instance) else { return };
         let lived = entry.vm.take().is_some();
-        // A fake VM's end has no one to report a full disk to.
+        // A full disk can't be reported from here.
         let _ = world.put(instance, Some(entry));
         drop(world);
         self.tell(instance, lived, None, detail);
@@ -152,7 +152,7 @@ impl Host {
         }
         drop(lives);
         if lived && vm.is_none() {
-            // Nobody following is no error.
+            // Without listeners it is no error.
             let _ = self.exits.send(VmExit { instance: instance.clone(), detail: detail.to_owned() });
         }
     }

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::FakeDriver;
 use super::world::{Entry, FakeVm};
-use crate::at_rest::Form;
+use crate::encoding::Encoding;
 use crate::error::same_revision;
-use crate::{DriverError, Keeping, Migration, Part, SnapshotRef, VmSpec};
+use crate::{DriverError, Migration, Part, SnapshotOptions, SnapshotRef, VmSpec};
 
 const MEMORY: &str = "snapshot/memory.json";
 
@@ -20,7 +20,7 @@ const MEMORY: &str = "snapshot/memory.json";
 struct Exported {
     snapshot: SnapshotRef,
     asleep: FakeVm,
-    form: Form,
+    encoding: Encoding,
     console: String,
 }
 
@@ -58,9 +58,9 @@ impl Migration for FakeDriver {
         &'a self,
         spec: &'a VmSpec,
         exported: &'a SnapshotRef,
-        keeping: &'a Keeping,
+        options: &'a SnapshotOptions,
     ) -> BoxFuture<'a, Result<SnapshotRef, DriverError>> {
-        Box::pin(self.import_state(spec, exported, keeping))
+        Box::pin(self.import_state(spec, exported, options))
     }
 }
 
@@ -75,7 +75,7 @@ impl FakeDriver {
         let Some((snapshot, asleep)) = saved else {
             return Err(DriverError::NoSnapshot { instance: instance.clone(), digest: wanted.digest });
         };
-        let state = Exported { snapshot, asleep, form: entry.form, console: entry.console };
+        let state = Exported { snapshot, asleep, encoding: entry.encoding, console: entry.console };
         let text = serde_json::to_vec(&state).map_err(|cause| io(instance, ACTION, cause))?;
         let mut file = File::from(
             memfd_create("mvm-fake", MemfdFlags::CLOEXEC).map_err(|cause| io(instance, ACTION, cause))?,
@@ -101,7 +101,7 @@ impl FakeDriver {
         &self,
         spec: &VmSpec,
         exported: &SnapshotRef,
-        keeping: &Keeping,
+        options: &SnapshotOptions,
     ) -> Result<SnapshotRef, DriverError> {
         const ACTION: &str = "import";
         let instance = &spec.instance;
@@ -116,15 +116,15 @@ impl FakeDriver {
             return Err(unusable(instance, "it is not the snapshot that its record names"));
         }
         same_revision(instance, state.snapshot.revision, spec.revision)?;
-        if let Some(reason) = keeping.refuses(&state.form) {
+        if let Some(reason) = options.refuses(&state.encoding) {
             return Err(unusable(instance, &reason));
         }
-        let opened = keeping.lock_to_open(&state.form, instance, spec.revision);
+        let opened = options.key_to_restore(&state.encoding, instance, spec.revision);
         opened.map_err(|cause| DriverError::Key { instance: instance.clone(), action: ACTION, cause })?;
         self.change(instance, ACTION, |entry, _| {
             entry.snapshot = Some(state.snapshot.clone());
             entry.asleep = Some(state.asleep);
-            entry.form = state.form;
+            entry.encoding = state.encoding;
             entry.console = state.console + "arrived\n";
             Ok(state.snapshot)
         })

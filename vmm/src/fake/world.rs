@@ -1,4 +1,4 @@
-//! The fake driver's VMs, and the files that keep them.
+//! The fake driver's VMs, and their files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use mvm_proto::{Digest, InstanceId};
 use serde::{Deserialize, Serialize};
 
-use super::super::at_rest::Form;
+use super::super::encoding::Encoding;
 use super::super::{SnapshotRef, VmState};
 
 /// What exists of one instance.
@@ -19,9 +19,9 @@ pub(super) struct Entry {
     /// What the snapshot holds.
     #[serde(default)]
     pub(super) asleep: Option<FakeVm>,
-    /// How it is kept.
-    #[serde(default)]
-    pub(super) form: Form,
+    /// How it is encoded.
+    #[serde(default, rename = "form")]
+    pub(super) encoding: Encoding,
     #[serde(default)]
     pub(super) damaged: bool,
     pub(super) console: String,
@@ -36,7 +36,7 @@ pub(super) struct FakeVm {
     pub(super) state: VmState,
     /// How often its vCPUs were started again: stands for what is in its memory.
     pub(super) runs: u64,
-    /// It was told who it is since it booted or was restored.
+    /// It was given its identity since it booted or was restored.
     #[serde(default)]
     pub(super) reborn: bool,
     /// The newest identity that it was given; 0: none since it booted.

@@ -1,4 +1,4 @@
-//! Memory that a guest gives back, and has again when it runs.
+//! The balloon: a guest gives memory back before a pause, and has it again when it runs.
 //!
 //! What the guest names is unmapped by Firecracker in this VM alone: its template's file is mapped privately and stays as it is.
 

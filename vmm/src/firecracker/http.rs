@@ -29,10 +29,10 @@ const FIRST_RETRY: Duration = Duration::from_millis(1);
 const LAST_RETRY: Duration = Duration::from_millis(20);
 
 #[derive(Debug, thiserror::Error)]
-pub enum ApiError {
+pub(super) enum ApiError {
     #[error("could not connect to the API socket")]
     Connect(#[source] io::Error),
-    /// The socket did not appear, or nobody listened on it.
+    /// The socket did not appear, or refused connections.
     #[error("no API socket within {0:?}")]
     NoSocket(Duration),
     /// It was cut off, too long, or no HTTP.
@@ -57,7 +57,7 @@ const UNREADABLE: [&str; 2] = ["deserializ", "Invalid request"];
 impl ApiError {
     /// Whether the process ends by itself after this: a snapshot that can't be loaded leaves nothing to go on with.
     #[must_use]
-    pub fn ends_the_process(&self) -> bool {
+    pub(super) fn ends_the_process(&self) -> bool {
         match self {
             ApiError::Refused { call, fault, .. } => {
                 call.ends_with("/snapshot/load")
@@ -70,13 +70,13 @@ impl ApiError {
 }
 
 #[derive(Debug)]
-pub struct ApiClient {
+pub(super) struct ApiClient {
     requests: SendRequest<String>,
 }
 
 impl ApiClient {
     /// Connects to a process that has been up for a while.
-    pub async fn connect(api: &Dial) -> Result<Self, ApiError> {
+    pub(super) async fn connect(api: &Dial) -> Result<Self, ApiError> {
         let stream = api.connect().await.map_err(ApiError::Connect)?;
         let handshake = http1::Builder::new().max_buf_size(MAX_HEAD_BYTES).handshake(TokioIo::new(stream));
         let (requests, connection) =
@@ -87,7 +87,7 @@ impl ApiClient {
     }
 
     /// Connects to one that was just started: its socket may not be there, or be there and not be listened on.
-    pub async fn connect_when_up(api: &Dial, limit: Duration) -> Result<Self, ApiError> {
+    pub(super) async fn connect_when_up(api: &Dial, limit: Duration) -> Result<Self, ApiError> {
         let deadline = Instant::now() + limit;
         let mut pause = FIRST_RETRY;
         loop {
@@ -104,7 +104,7 @@ impl ApiClient {
     }
 
     /// Sends one request and reads its answer's body; a refusal is an error.
-    pub async fn send(&mut self, request: &Request, limit: Duration) -> Result<Bytes, ApiError> {
+    pub(super) async fn send(&mut self, request: &Request, limit: Duration) -> Result<Bytes, ApiError> {
         let call = || format!("{} {}", request.method, request.path);
         let answered = timeout(limit, self.exchange(request)).await;
         let answer = answered.map_err(|_| ApiError::TimedOut { call: call(), waited: limit })?;

@@ -19,7 +19,7 @@ async fn answered(bytes: Vec<u8>) -> Result<Bytes, ApiError> {
         let _ = stream.write_all(&bytes).await;
     });
     let mut client = ApiClient::connect(&Dial::directly(dir.path(), "api.sock")).await.unwrap();
-    let answer = client.send(&Request::version(), SOON).await;
+    let answer = client.send(&Request::describe(), SOON).await;
     server.await.unwrap();
     answer
 }

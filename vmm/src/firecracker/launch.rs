@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 
 use super::http::ApiClient;
 use super::logs::explain;
-use super::place::{
+use super::paths::{
     API_SOCKET, CONSOLE, DATA_DISK, INITRD, KERNEL, METRICS, ROOTFS, VMM_LOG, VSOCK_SOCKET, jailer_args,
     vmm_args,
 };
@@ -26,7 +26,7 @@ use super::vmm::{Live, Vmms, api_error, bad_request, host_error, stuck};
 use super::vmm_file::{VMM_FILE, VmmFile};
 use crate::{DriverError, VmSpec, VmState, run_files};
 
-/// The guest's address on its own vsock; every VM has one to itself.
+/// The guest's address on its own vsock; every VM has one to itself. 0 to 2 are the hypervisor, the loopback and the host.
 const GUEST_CID: u32 = 3;
 
 /// The console is the serial port; a panic or reboot ends the process; an image's own words come after and win.
@@ -83,10 +83,10 @@ impl<H: Host> Vmms<H> {
     ) -> Result<VmmFile, DriverError> {
         let instance = &spec.instance;
         self.perform(instance, action, Operation::MakeRunDir { instance: instance.clone() }).await?;
-        self.sweep(instance, action).await?;
+        self.remove_leftovers(instance, action).await?;
         // Only now: an older jail may have had another place.
-        let place = self
-            .place(instance)
+        let paths = self
+            .paths(instance)
             .await
             .map_err(|cause| host_error(instance, action, cause))?
             .run_as(user_of(spec));
@@ -99,9 +99,9 @@ impl<H: Host> Vmms<H> {
             let disk = Operation::MakeDisk { instance: instance.clone(), name, size_mib };
             self.perform(instance, action, disk).await?;
         }
-        match &place.jail {
+        match &paths.jail {
             Some(jail) => {
-                let files = jail_files(spec, origin, &place.run_dir, |saved| self.host.run_dir(saved));
+                let files = jail_files(spec, origin, &paths.run_dir, |saved| self.host.run_dir(saved));
                 let operation = Operation::MakeJail { jail: jail.clone(), files };
                 self.perform(instance, action, operation).await?;
             }
@@ -127,14 +127,14 @@ impl<H: Host> Vmms<H> {
 
     async fn spawn(&self, spec: &VmSpec, file: VmmFile, action: &'static str) -> Result<Live, DriverError> {
         let instance = &spec.instance;
-        let place = self
-            .place(instance)
+        let paths = self
+            .paths(instance)
             .await
             .map_err(|cause| host_error(instance, action, cause))?
             .run_as(user_of(spec));
         let (program, args) = match &self.settings.jailer {
             Some(jailer) => {
-                (&jailer.program, jailer_args(instance, &place.run_dir, &self.program, jailer, user_of(spec)))
+                (&jailer.program, jailer_args(instance, &paths.run_dir, &self.program, jailer, user_of(spec)))
             }
             None => (&self.program, vmm_args(instance)),
         };
@@ -152,7 +152,7 @@ impl<H: Host> Vmms<H> {
             let reason = "the host started its VMM and does not say which it is".to_owned();
             return Err(DriverError::Vmm { instance: instance.clone(), reason });
         };
-        let mut live = Live { vmm: VmmProcess { instance: instance.clone(), process }, file, place };
+        let mut live = Live { vmm: VmmProcess { instance: instance.clone(), process }, file, paths };
         if self.settings.jailer.as_ref().is_some_and(super::settings::JailerSettings::forks) {
             live.vmm = self.forked(&live, action).await?;
         }
@@ -163,7 +163,7 @@ impl<H: Host> Vmms<H> {
     async fn forked(&self, live: &Live, action: &'static str) -> Result<VmmProcess, DriverError> {
         let instance = &live.vmm.instance;
         let name = self.program.file_name().unwrap_or_default().to_string_lossy();
-        let pid_file = live.place.inside(&format!("{name}.pid"));
+        let pid_file = live.paths.inside(&format!("{name}.pid"));
         let limit = self.settings.limits.socket;
         let deadline = Instant::now() + limit;
         loop {
@@ -218,7 +218,7 @@ impl<H: Host> Vmms<H> {
         match origin {
             Origin::Image => {
                 let mut calls = observing(daemon).map_err(bad)?;
-                calls.extend(configuring(spec, described.version, live.place.jail.is_some()).map_err(bad)?);
+                calls.extend(configuring(spec, described.version, live.paths.jail.is_some()).map_err(bad)?);
                 for call in &calls {
                     client.send(call, limits.call).await.map_err(fault)?;
                 }
@@ -234,7 +234,7 @@ impl<H: Host> Vmms<H> {
                 for call in &observing(false).map_err(bad)? {
                     client.send(call, limits.call).await.map_err(fault)?;
                 }
-                let jailed = live.place.jail.is_some();
+                let jailed = live.paths.jail.is_some();
                 let directory = self.host.run_dir(&manifest.instance).join(&manifest.directory);
                 let name = |file| {
                     if jailed { file_in_jail(file) } else { directory.join(file).display().to_string() }
@@ -318,7 +318,7 @@ fn observing(daemon: bool) -> Result<Vec<Request>, BadRequest> {
     Ok(calls)
 }
 
-/// Who the VMM runs as, where that is not the settings' word.
+/// The user that the VMM runs as, where it is not that of the settings.
 fn user_of(spec: &VmSpec) -> Option<u32> {
     spec.bounds.jail.as_ref().map(|jail| jail.user)
 }

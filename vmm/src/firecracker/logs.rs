@@ -1,10 +1,10 @@
-//! What a VMM and its guest wrote: read for people, and kept short.
+//! Trims the logs of a VMM and its guest, and reads them to explain how a VMM ended.
 
 use mvm_host::{Host, Operation, ProcessEnd};
 use mvm_proto::text::one_line;
 
 use super::metrics::Metrics;
-use super::place::{CONSOLE, METRICS, VMM_LOG};
+use super::paths::{CONSOLE, METRICS, VMM_LOG};
 use super::vmm::{Live, Vmms};
 use crate::run_files;
 
@@ -14,7 +14,7 @@ const LOG_TAIL_BYTES: usize = 2048;
 const MAX_REASON_BYTES: usize = 2 * LOG_TAIL_BYTES;
 const LOG_TAIL_LINES: usize = 4;
 /// How much of the metrics file holds its last line.
-pub(super) const METRICS_TAIL_BYTES: usize = 64 * 1024;
+const METRICS_TAIL_BYTES: usize = 64 * 1024;
 
 /// What a guest's kernel says last, wherever it is configured to go on from there.
 const PANIC: &str = "Kernel panic";
@@ -39,7 +39,7 @@ impl<H: Host> Vmms<H> {
             };
             match end {
                 Ok(end) => return end,
-                // For want of a descriptor, perhaps: whoever gave up here would never tell the end.
+                // For want of a descriptor, perhaps. Without another try the end would never be told.
                 Err(error) => {
                     tracing::warn!(error = %mvm_proto::text::chain(&error), "could not wait for a VMM's end");
                     trim.tick().await;
@@ -54,9 +54,9 @@ impl<H: Host> Vmms<H> {
         let mut trims = vec![Operation::TrimLog { instance: instance(), name, max_bytes }];
         // Firecracker opens none of its files to append: what is cut off one is a hole in it. Behind a jailer that leaves a
         // daemon, the console is such a file, too.
-        let own = [VMM_LOG, METRICS].into_iter().chain(live.place.jail.is_some().then_some(CONSOLE));
+        let own = [VMM_LOG, METRICS].into_iter().chain(live.paths.jail.is_some().then_some(CONSOLE));
         trims.extend(own.map(|name| {
-            let (name, max_bytes) = (live.place.inside(name), MAX_WRITTEN_BYTES);
+            let (name, max_bytes) = (live.paths.inside(name), MAX_WRITTEN_BYTES);
             Operation::PunchLog { instance: instance(), name, max_bytes }
         }));
         for trim in &trims {
@@ -79,18 +79,18 @@ pub(super) async fn explain(host: &impl Host, end: &ProcessEnd, live: &Live) -> 
         let read = run_files::tail_from(host, &live.vmm.instance, name, from, bytes).await;
         String::from_utf8_lossy(&read.unwrap_or_default()).into_owned()
     };
-    let place = &live.place;
+    let paths = &live.paths;
     let mut console = text(CONSOLE, live.file.console_from, LOG_TAIL_BYTES).await;
-    if place.jail.is_some() {
-        console.push_str(&text(&place.inside(CONSOLE), 0, LOG_TAIL_BYTES).await);
+    if paths.jail.is_some() {
+        console.push_str(&text(&paths.inside(CONSOLE), 0, LOG_TAIL_BYTES).await);
     }
     if let Some(line) = console.lines().rev().find(|line| line.contains(PANIC)) {
         parts.push(format!("the guest panicked: {}", line.trim()));
     }
-    if let Some(metrics) = Metrics::newest(&text(&place.inside(METRICS), 0, METRICS_TAIL_BYTES).await) {
+    if let Some(metrics) = Metrics::newest(&text(&paths.inside(METRICS), 0, METRICS_TAIL_BYTES).await) {
         parts.extend(metrics.troubles());
     }
-    let log = text(&place.inside(VMM_LOG), 0, LOG_TAIL_BYTES).await;
+    let log = text(&paths.inside(VMM_LOG), 0, LOG_TAIL_BYTES).await;
     let last: Vec<_> = log.lines().rev().take(LOG_TAIL_LINES).map(str::trim).collect();
     if !last.is_empty() {
         parts.push(last.into_iter().rev().collect::<Vec<_>>().join(" | "));

@@ -5,16 +5,13 @@ use hyper::Method;
 use serde::Serialize;
 
 /// What Firecracker reads at most, unless it was started otherwise.
-pub const MAX_PAYLOAD_BYTES: usize = 51_200;
+pub(super) const MAX_PAYLOAD_BYTES: usize = 51_200;
 
-/// 0 to 2 are the hypervisor, the loopback and the host. Firecracker accepts them and gives a guest nobody can reach.
-pub const MIN_GUEST_CID: u32 = 3;
-
-pub const MAX_VCPUS: u32 = 32;
+pub(super) const MAX_VCPUS: u32 = 32;
 
 /// One call, ready to be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub(super) struct Request {
     pub method: Method,
     pub path: String,
     pub body: Option<String>,
@@ -22,15 +19,11 @@ pub struct Request {
 
 /// A value that Firecracker would refuse, or would take and fail with later.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadRequest {
+pub(super) enum BadRequest {
     #[error("{0} vCPUs: Firecracker takes 1 to {MAX_VCPUS}")]
     Vcpus(u32),
-    #[error("guest CID {0}: the first that belongs to a guest is {MIN_GUEST_CID}")]
-    GuestCid(u32),
     #[error("a request of {0} bytes: Firecracker reads {MAX_PAYLOAD_BYTES}")]
     TooLong(usize),
-    #[error("`{0}` is no id: only letters, digits and `_`")]
-    Id(String),
     #[error("a request that has no JSON form")]
     NotJson,
 }
@@ -49,32 +42,27 @@ impl Request {
     }
 
     #[must_use]
-    pub fn describe() -> Self {
+    pub(super) fn describe() -> Self {
         Self::get("/")
     }
 
     /// Only where the balloon was given an interval.
     #[must_use]
-    pub fn balloon_statistics() -> Self {
+    pub(super) fn balloon_statistics() -> Self {
         Self::get("/balloon/statistics")
-    }
-
-    #[must_use]
-    pub fn version() -> Self {
-        Self::get("/version")
     }
 }
 
 /// `PUT /machine-config`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct MachineConfig {
+pub(super) struct MachineConfig {
     pub vcpu_count: u32,
     pub mem_size_mib: u64,
     pub track_dirty_pages: bool,
 }
 
 impl MachineConfig {
-    pub fn request(&self) -> Result<Request, BadRequest> {
+    pub(super) fn request(&self) -> Result<Request, BadRequest> {
         if self.vcpu_count == 0 || self.vcpu_count > MAX_VCPUS {
             return Err(BadRequest::Vcpus(self.vcpu_count));
         }
@@ -84,7 +72,7 @@ impl MachineConfig {
 
 /// `PUT /boot-source`. Firecracker itself appends `pci=off`, `root=` and its `virtio_mmio.device=`s.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct BootSource {
+pub(super) struct BootSource {
     pub kernel_image_path: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initrd_path: Option<String>,
@@ -92,14 +80,14 @@ pub struct BootSource {
 }
 
 impl BootSource {
-    pub fn request(&self) -> Result<Request, BadRequest> {
+    pub(super) fn request(&self) -> Result<Request, BadRequest> {
         Request::with(Method::PUT, "/boot-source", self)
     }
 }
 
 /// What a guest's flush does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum CacheType {
+pub(super) enum CacheType {
     /// Nothing: the guest is told that there is no cache, and never flushes.
     Unsafe,
     /// Waits until the host's disk has it.
@@ -108,7 +96,7 @@ pub enum CacheType {
 
 /// `PUT /drives/{id}`; the file is opened at once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Drive {
+pub(super) struct Drive {
     pub drive_id: String,
     pub path_on_host: String,
     pub is_root_device: bool,
@@ -118,27 +106,23 @@ pub struct Drive {
 }
 
 impl Drive {
-    pub fn request(&self) -> Result<Request, BadRequest> {
-        let valid = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        if self.drive_id.is_empty() || !self.drive_id.chars().all(valid) {
-            return Err(BadRequest::Id(self.drive_id.clone()));
-        }
+    pub(super) fn request(&self) -> Result<Request, BadRequest> {
         Request::with(Method::PUT, &format!("/drives/{}", self.drive_id), self)
     }
 }
 
 /// The only network card that a guest has.
-pub const NIC: &str = "eth0";
+pub(super) const NIC: &str = "eth0";
 
-/// `PUT /network-interfaces/eth0`; the TAP is opened at once, by name, by whoever owns it.
+/// `PUT /network-interfaces/eth0`; the TAP is opened at once, by name, by its owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct NetworkInterface {
+pub(super) struct NetworkInterface {
     pub host_dev_name: String,
     pub guest_mac: String,
 }
 
 impl NetworkInterface {
-    pub fn request(&self) -> Result<Request, BadRequest> {
+    pub(super) fn request(&self) -> Result<Request, BadRequest> {
         let body = serde_json::json!({
             "iface_id": NIC,
             "host_dev_name": self.host_dev_name,
@@ -150,83 +134,79 @@ impl NetworkInterface {
 
 /// `PUT /vsock`; the socket appears at once, before the guest runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Vsock {
+pub(super) struct Vsock {
     pub guest_cid: u32,
     pub uds_path: String,
 }
 
 impl Vsock {
-    pub fn request(&self) -> Result<Request, BadRequest> {
-        if self.guest_cid < MIN_GUEST_CID {
-            return Err(BadRequest::GuestCid(self.guest_cid));
-        }
+    pub(super) fn request(&self) -> Result<Request, BadRequest> {
         Request::with(Method::PUT, "/vsock", self)
     }
 }
 
 /// `PUT /entropy`: a virtio-rng device without a limit.
-pub fn entropy() -> Result<Request, BadRequest> {
+pub(super) fn entropy() -> Result<Request, BadRequest> {
     Request::with(Method::PUT, "/entropy", &serde_json::json!({}))
 }
 
 /// `PUT /balloon`. It needs the guest's cooperation and is never a limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Balloon {
+pub(super) struct Balloon {
     pub amount_mib: u64,
     pub deflate_on_oom: bool,
     pub stats_polling_interval_s: u32,
 }
 
 impl Balloon {
-    pub fn request(&self) -> Result<Request, BadRequest> {
+    pub(super) fn request(&self) -> Result<Request, BadRequest> {
         Request::with(Method::PUT, "/balloon", self)
     }
 
     /// `PATCH /balloon`; refused until the guest's driver is up.
-    pub fn resize(amount_mib: u64) -> Result<Request, BadRequest> {
+    pub(super) fn resize(amount_mib: u64) -> Result<Request, BadRequest> {
         Request::with(Method::PATCH, "/balloon", &serde_json::json!({ "amount_mib": amount_mib }))
     }
 }
 
 /// `PUT /metrics`, once per process: a snapshot does not carry it. From then on a line is written each minute, too.
-pub fn metrics(metrics_path: &str) -> Result<Request, BadRequest> {
+pub(super) fn metrics(metrics_path: &str) -> Result<Request, BadRequest> {
     Request::with(Method::PUT, "/metrics", &serde_json::json!({ "metrics_path": metrics_path }))
 }
 
 /// `PUT /serial`: where the console goes when the process has no standard output of ours.
-pub fn serial(serial_out_path: &str) -> Result<Request, BadRequest> {
+pub(super) fn serial(serial_out_path: &str) -> Result<Request, BadRequest> {
     Request::with(Method::PUT, "/serial", &serde_json::json!({ "serial_out_path": serial_out_path }))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum Action {
+pub(super) enum Action {
     /// Once in the life of a process.
     InstanceStart,
-    FlushMetrics,
     /// Heard only by a guest with i8042 and its keyboard driver.
     SendCtrlAltDel,
 }
 
 impl Action {
-    pub fn request(self) -> Result<Request, BadRequest> {
+    pub(super) fn request(self) -> Result<Request, BadRequest> {
         Request::with(Method::PUT, "/actions", &serde_json::json!({ "action_type": self }))
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum TargetState {
+pub(super) enum TargetState {
     Paused,
     Resumed,
 }
 
 impl TargetState {
-    pub fn request(self) -> Result<Request, BadRequest> {
+    pub(super) fn request(self) -> Result<Request, BadRequest> {
         Request::with(Method::PATCH, "/vm", &serde_json::json!({ "state": self }))
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum SnapshotType {
+pub(super) enum SnapshotType {
     Full,
     /// Only what changed; its memory file is sparse and no snapshot by itself.
     Diff,
@@ -234,38 +214,33 @@ pub enum SnapshotType {
 
 /// `PUT /snapshot/create`; the VM must be paused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct SnapshotCreate {
+pub(super) struct SnapshotCreate {
     pub snapshot_type: SnapshotType,
     pub snapshot_path: String,
     pub mem_file_path: String,
 }
 
 impl SnapshotCreate {
-    pub fn request(&self) -> Result<Request, BadRequest> {
+    pub(super) fn request(&self) -> Result<Request, BadRequest> {
         Request::with(Method::PUT, "/snapshot/create", self)
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct NetworkOverride {
+pub(super) struct NetworkOverride {
     pub iface_id: String,
     pub host_dev_name: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct VsockOverride {
-    pub uds_path: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct MemoryBackend {
+pub(super) struct MemoryBackend {
     pub backend_type: &'static str,
     pub backend_path: String,
 }
 
 /// `PUT /snapshot/load`; only in a process that was told nothing else than its log and metrics.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct SnapshotLoad {
+pub(super) struct SnapshotLoad {
     pub snapshot_path: String,
     /// The file is mapped privately: it must stay as it is for as long as the VM lives.
     pub mem_backend: MemoryBackend,
@@ -276,25 +251,22 @@ pub struct SnapshotLoad {
     pub resume_vm: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub network_overrides: Vec<NetworkOverride>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vsock_override: Option<VsockOverride>,
 }
 
 impl SnapshotLoad {
     /// Loads and stays paused.
     #[must_use]
-    pub fn paused(snapshot_path: &str, mem_file: &str, track_dirty_pages: bool) -> Self {
+    pub(super) fn paused(snapshot_path: &str, mem_file: &str, track_dirty_pages: bool) -> Self {
         Self {
             snapshot_path: snapshot_path.to_owned(),
             mem_backend: MemoryBackend { backend_type: "File", backend_path: mem_file.to_owned() },
             track_dirty_pages,
             resume_vm: false,
             network_overrides: Vec::new(),
-            vsock_override: None,
         }
     }
 
-    pub fn request(&self) -> Result<Request, BadRequest> {
+    pub(super) fn request(&self) -> Result<Request, BadRequest> {
         Request::with(Method::PUT, "/snapshot/load", self)
     }
 }

@@ -1,4 +1,4 @@
-//! How Firecracker is run here: which program, behind which jailer, with what patience.
+//! The settings of the Firecracker driver: program, jailer and timeouts.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ impl Default for FirecrackerSettings {
     }
 }
 
-/// Who a jailed VMM runs as unless told otherwise: outside of what distributions give to people and services.
+/// The user of a jailed VMM unless told otherwise: outside of what distributions give to people and services.
 pub const DEFAULT_JAIL_USER: u32 = 61_000;
 
 impl FirecrackerSettings {
@@ -94,7 +94,7 @@ impl Limits {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JailerSettings {
     pub program: PathBuf,
-    /// Who the VMM runs as.
+    /// The user that the VMM runs as.
     pub uid: u32,
     pub gid: u32,
     /// Absent: each instance's jail lies in its run directory. Must be on the data directory's filesystem, for the

@@ -1,7 +1,7 @@
-//! What is kept beside a snapshot's two files: what they must be, and on what kind of host they may be loaded.
+//! Reads and writes a snapshot's manifest: the digests of its two files, and the kind of host that may load them.
 //!
 //! The files lie in a directory named by their digest; `snapshot.json` names it and is written last, so that there is
-//! a whole snapshot or none. Nothing is ever written over: a VM may still have the old memory mapped.
+//! a whole snapshot or none. No file is ever overwritten: a VM may still have the old memory mapped.
 
 use std::fs::File;
 use std::io::{self, Read};

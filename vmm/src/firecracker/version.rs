@@ -1,4 +1,4 @@
-//! Which Firecracker this is, and what that means for the driver.
+//! Parses Firecracker's version, and tells which versions the driver has to work around.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 /// The oldest that the driver speaks to: before it, `mem_backend` and the vsock handshake differ in detail.
-pub const OLDEST: Version = Version { major: 1, minor: 10, patch: 0 };
+pub(super) const OLDEST: Version = Version { major: 1, minor: 10, patch: 0 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]

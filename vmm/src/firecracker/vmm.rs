@@ -1,4 +1,4 @@
-//! The VMM processes of this driver: which there are, in which state, how they end, and what is left of them.
+//! Finds, follows and ends the VMM processes of this driver, and removes what they leave behind.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::http::{ApiClient, ApiError};
 use super::logs::explain;
-use super::place::{API_SOCKET, Place, VSOCK_SOCKET};
+use super::paths::{API_SOCKET, Paths, VSOCK_SOCKET};
 use super::request::{BadRequest, Request};
 use super::settings::FirecrackerSettings;
 use super::version::Version;
@@ -50,10 +50,10 @@ pub(super) struct Known {
     followed: bool,
     /// What it was last told or seen to do; absent: it was never seen to run anything.
     pub(super) state: Option<VmState>,
-    /// It writes a snapshot: it is paused, and answers nobody until that is over.
+    /// It writes a snapshot: it is paused, and does not answer until that is over.
     pub(super) writing: bool,
     /// The snapshot taken since the pause: memory has not changed, so taking it again would give the same.
-    pub(super) frozen: Option<SnapshotRef>,
+    pub(super) snapshot: Option<SnapshotRef>,
     /// A snapshot of any kind was taken since the pause, or the VM was loaded and never ran.
     pub(super) resumes_safely: bool,
     /// The guest's vsock answered before the pause, so that it must answer after it.
@@ -67,7 +67,7 @@ impl Known {
             followed: false,
             state: None,
             writing: false,
-            frozen: None,
+            snapshot: None,
             resumes_safely: false,
             answered: false,
         }
@@ -92,7 +92,7 @@ impl<H: Host> Drop for Writing<'_, H> {
 pub(super) struct Live {
     pub(super) vmm: VmmProcess,
     pub(super) file: VmmFile,
-    pub(super) place: Place,
+    pub(super) paths: Paths,
 }
 
 /// What a VMM says of itself.
@@ -127,16 +127,16 @@ impl<H: Host> Vmms<H> {
         }
     }
 
-    pub(super) async fn place(&self, instance: &InstanceId) -> Result<Place, HostError> {
+    pub(super) async fn paths(&self, instance: &InstanceId) -> Result<Paths, HostError> {
         let run_dir = self.host.run_dir(instance);
         let jailer = self.settings.jailer.as_ref();
         let there = if jailer.is_some() { self.host.jail_root(instance).await? } else { None };
-        Ok(Place::new(instance, run_dir, &self.program, jailer, there))
+        Ok(Paths::new(instance, run_dir, &self.program, jailer, there))
     }
 
     /// The way to a socket of a live VMM.
     pub(super) fn dial(&self, live: &Live, name: &str) -> Dial {
-        Dial::through(&self.host, &live.vmm.instance, &live.place.inside(name))
+        Dial::through(&self.host, &live.vmm.instance, &live.paths.inside(name))
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<InstanceId, Known>> {
@@ -173,13 +173,13 @@ impl<H: Host> Vmms<H> {
     }
 
     /// There is no snapshot any more that asking again could mean.
-    pub(super) fn thaw(&self, instance: &InstanceId) {
+    pub(super) fn forget_snapshot(&self, instance: &InstanceId) {
         if let Some(known) = self.known().get_mut(instance) {
-            known.frozen = None;
+            known.snapshot = None;
         }
     }
 
-    /// Carries out one effect.
+    /// Performs one operation on the host.
     pub(super) async fn perform(
         &self,
         instance: &InstanceId,
@@ -238,12 +238,12 @@ impl<H: Host> Vmms<H> {
 
     async fn ours(&self, vmm: VmmProcess) -> Result<Option<Live>, HostError> {
         let attempt = format!("read what {} runs", vmm.instance);
-        let place = self.place(&vmm.instance).await?;
+        let paths = self.paths(&vmm.instance).await?;
         let file = VmmFile::read(&*self.host, &vmm.instance).await;
         let file = file.map_err(|cause| HostError::Io { attempt, cause })?;
         Ok(file.map(|file| {
-            let place = place.run_as(file.user);
-            Live { vmm, file, place }
+            let paths = paths.run_as(file.user);
+            Live { vmm, file, paths }
         }))
     }
 
@@ -299,8 +299,8 @@ impl<H: Host> Vmms<H> {
         Ok(Described { state, version })
     }
 
-    /// What a VMM does that could not be asked, as far as that is known. One that nobody listens for and that was never
-    /// seen to run anything was left behind half started, and does nothing.
+    /// The state of a VMM that could not be asked, as far as it is known. One that does not listen and was never seen to
+    /// run anything was left behind half started, and runs nothing.
     pub(super) fn assumed(&self, vmm: &VmmProcess, error: &DriverError) -> Option<VmState> {
         let known = self.recall(vmm).state;
         match error {
@@ -331,9 +331,9 @@ impl<H: Host> Vmms<H> {
             let end = vmms.end_of(&live).await;
             let detail = explain(&*vmms.host, &end, &live).await;
             {
-                // Told before it is forgotten: whoever lists VMs waits for those that are known.
+                // Told before it is forgotten: a list waits for the ends of those that are known.
                 let mut known = vmms.known();
-                // Nobody may be listening, and then it shows in the list.
+                // Without a listener it shows in the list.
                 let _ = vmms.exits.send(VmExit { instance: live.vmm.instance.clone(), detail });
                 if known.get(&live.vmm.instance).is_some_and(|known| known.process == live.vmm.process) {
                     known.remove(&live.vmm.instance);
@@ -356,17 +356,21 @@ impl<H: Host> Vmms<H> {
             ended.map_err(|_| stuck(instance, action, DEATH_LIMIT))?.map_err(failed)?;
             next = self.host.vmms().await.map_err(failed)?.into_iter().find(|vmm| vmm.instance == *instance);
         }
-        self.sweep(instance, action).await
+        self.remove_leftovers(instance, action).await
     }
 
     /// Removes what a VMM leaves behind when it ends: its sockets, and its jail.
-    pub(super) async fn sweep(&self, instance: &InstanceId, action: &'static str) -> Result<(), DriverError> {
+    pub(super) async fn remove_leftovers(
+        &self,
+        instance: &InstanceId,
+        action: &'static str,
+    ) -> Result<(), DriverError> {
         for name in [API_SOCKET, VSOCK_SOCKET] {
             let operation = Operation::RemoveFile { instance: instance.clone(), name: name.to_owned() };
             self.perform(instance, action, operation).await?;
         }
-        let place = self.place(instance).await.map_err(|cause| host_error(instance, action, cause))?;
-        if let Some(jail) = place.jail {
+        let paths = self.paths(instance).await.map_err(|cause| host_error(instance, action, cause))?;
+        if let Some(jail) = paths.jail {
             self.perform(instance, action, Operation::RemoveJail { jail }).await?;
         }
         Ok(())

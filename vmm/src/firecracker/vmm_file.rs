@@ -1,4 +1,4 @@
-//! What is written down about a VMM before it is started, in the instance's run directory: what its API can't tell.
+//! Reads and writes `vmm.json`, the driver's record of a VMM: what its API can't tell. Written before the start.
 
 use std::io;
 
@@ -21,7 +21,7 @@ pub(super) struct VmmFile {
     /// Where its console begins in a file that earlier VMMs wrote to.
     #[serde(default)]
     pub(super) console_from: u64,
-    /// Who it runs as; absent: whoever the settings say.
+    /// The user that it runs as; absent: that of the settings.
     #[serde(default)]
     pub(super) user: Option<u32>,
 }

@@ -1,7 +1,7 @@
-//! The way to a guest's program: Firecracker's vsock, as a unix socket on the host.
+//! Connects to the program inside a guest through Firecracker's vsock, a unix socket on the host.
 //!
 //! A connection says `CONNECT <port>` and is answered `OK <port>` once the guest took it; from there on it is the
-//! stream. While no program listens in the guest the connection is closed, and while the guest is paused or has no driver
+//! stream. While the guest does not listen the connection is closed, and while the guest is paused or has no driver
 //! yet nothing is said at all. [`GuestConnection`] is a stream that waits all of that out.
 
 use std::future::Future;
@@ -28,12 +28,12 @@ const RETRY: Duration = Duration::from_millis(20);
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
-pub enum VsockError {
-    /// The socket is gone or nobody serves it: so is the VMM.
+pub(super) enum VsockError {
+    /// The socket is gone or not served: the VMM has ended.
     #[error("could not connect to the vsock socket")]
     Connect(#[source] io::Error),
-    /// Nobody listens in the guest.
-    #[error("no program listens on vsock port {0}")]
+    /// The guest does not listen.
+    #[error("the guest does not listen on vsock port {0}")]
     Closed(u32),
     #[error("the guest did not answer on vsock port {port} within {waited:?}")]
     Silent { port: u32, waited: Duration },
@@ -42,7 +42,7 @@ pub enum VsockError {
 }
 
 /// One attempt: connects to `port` of the guest behind this socket.
-pub async fn connect(vsock: &Dial, port: u32, limit: Duration) -> Result<UnixStream, VsockError> {
+pub(super) async fn connect(vsock: &Dial, port: u32, limit: Duration) -> Result<UnixStream, VsockError> {
     let mut stream = vsock.connect().await.map_err(VsockError::Connect)?;
     let answered = timeout(limit, handshake(&mut stream, port)).await;
     answered.map_err(|_| VsockError::Silent { port, waited: limit })??;
@@ -89,7 +89,7 @@ enum State {
 }
 
 /// A stream to the guest that connects when it can; until then what is sent waits.
-pub struct GuestConnection {
+pub(super) struct GuestConnection {
     state: State,
     waiting: Arc<Waiting>,
 }
@@ -100,7 +100,7 @@ impl std::fmt::Debug for GuestConnection {
     }
 }
 
-/// Everyone who waits for the connection: its reader and its writer may be two tasks, and both must hear.
+/// The tasks that wait for the connection: its reader and its writer may be two, and both must be woken.
 #[derive(Default)]
 struct Waiting(Mutex<Vec<Waker>>);
 
@@ -114,7 +114,7 @@ impl Wake for Waiting {
 
 impl GuestConnection {
     #[must_use]
-    pub fn new(vsock: Dial, port: u32) -> Self {
+    pub(super) fn new(vsock: Dial, port: u32) -> Self {
         let connecting = Box::pin(connect_when_listening(vsock, port));
         Self { state: State::Connecting(connecting), waiting: Arc::default() }
     }

@@ -118,7 +118,7 @@ pub(super) fn command_line(spec: &VmSpec, setup: &Setup) -> Vec<String> {
         push(&["-blockdev", &disk("data", Path::new(DATA_DISK), false, spec.bounds.direct_disk)]);
     }
     if spec.bounds.nic.is_some() {
-        // Opened for it by whoever starts it: it needs no right to do so, and can open no other.
+        // Opened by the process that starts the VMM: the VMM needs no right to open it, and can open no other.
         push(&["-netdev", &format!("tap,id=net,fd={TAP_FD}")]);
     }
     push(&["-object", &memory(spec, setup.memory)]);
@@ -170,7 +170,7 @@ fn hardware(spec: &VmSpec, accelerator: &Accelerator, balloon: bool, mac: &str) 
         push(&["-device", &format!("virtio-net-device,netdev=net,mac={mac}")]);
     }
     push(&["-device", "virtio-serial-device,id=serial"]);
-    // Without an id QEMU tells no one when the guest opens it.
+    // Without an id QEMU sends no event when the guest opens it.
     push(&["-device", &format!("virtserialport,bus=serial.0,id=guest,chardev=guest,name={SERIAL_PORT}")]);
     push(&["-device", "virtio-rng-device"]);
     if balloon {

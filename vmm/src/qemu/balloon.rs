@@ -1,4 +1,4 @@
-//! Memory that a guest gives back, and has again when it runs.
+//! The balloon: a guest gives memory back before a pause, and has it again when it runs.
 //!
 //! The guest's kernel takes pages that it has no use for and names them; QEMU lets them go. Whatever the guest then reads
 //! there is not what it wrote: it is zero, or what its template had in that place.
@@ -59,7 +59,7 @@ impl<H: Host> QemuDriver<H> {
         }
     }
 
-    /// Lets a guest that runs have all of its memory again, if it may be short of some. Nobody waits for that.
+    /// Lets a guest that runs have all of its memory again, if it may be short of some. Does not wait for it.
     pub(super) fn give_back(&self, live: &Arc<Live>) {
         if !live.has_balloon() || live.set_short(Short::No) == Short::No {
             return;

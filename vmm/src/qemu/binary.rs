@@ -1,4 +1,4 @@
-//! What the QEMU of this machine is: its version, and whether its sandbox works. Asked once.
+//! Finds out the version of this machine's QEMU, and whether its sandbox works. Done once.
 
 use std::io;
 use std::path::{Path, PathBuf};

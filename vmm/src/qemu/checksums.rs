@@ -11,10 +11,10 @@ use mvm_host::{Host, Operation};
 use mvm_proto::document::SnapshotCompression;
 use mvm_proto::{Digest, InstanceId};
 
+use super::QemuDriver;
 use super::compress::Source;
 use super::snapshot::{CHECKSUMS, Checksums, FileStamp, Found, MEMORY, SNAPSHOT, STATE, digest_of};
-use super::{QemuDriver, lock};
-use crate::{Compression, DriverError, Keeping, run_files};
+use crate::{Compression, DriverError, SnapshotOptions, run_files};
 
 const ACTION: &str = "compress or checksum the snapshot of";
 
@@ -37,7 +37,7 @@ pub(super) struct SnapshotLock<'a, H: Host> {
 impl<H: Host> Drop for SnapshotLock<'_, H> {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        lock(&self.driver.inner.work).remove(self.instance);
+        self.driver.inner.work.lock().remove(self.instance);
     }
 }
 
@@ -45,11 +45,11 @@ impl<H: Host> Compression for QemuDriver<H> {
     fn compress_snapshot<'a>(
         &'a self,
         instance: &'a InstanceId,
-        keeping: &'a Keeping,
+        options: &'a SnapshotOptions,
     ) -> BoxFuture<'a, Result<(), DriverError>> {
         Box::pin(async move {
             match self.lock_snapshot(instance) {
-                Some(locked) => self.compress_or_checksum(&locked, keeping).await,
+                Some(locked) => self.compress_or_checksum(&locked, options).await,
                 None => Ok(()),
             }
         })
@@ -60,29 +60,29 @@ impl<H: Host> QemuDriver<H> {
     pub(super) async fn compress_or_checksum(
         &self,
         locked: &SnapshotLock<'_, H>,
-        keeping: &Keeping,
+        options: &SnapshotOptions,
     ) -> Result<(), DriverError> {
         let instance = locked.instance;
         let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
         let host = &*self.inner.host;
         let Some(Ok(found)) = Found::read(host, instance).await.map_err(io)? else { return Ok(()) };
-        let (is, wanted) = (self.source(instance, &found).await.map_err(io)?, keeping.at_rest.compression);
+        let (is, wanted) = (self.source(instance, &found).await.map_err(io)?, options.policy.compression);
         if is.name != STATE {
             return self.remove_uncompressed(instance).await;
         }
         // A template's memory is mapped as it is.
         if wanted != SnapshotCompression::None && found.manifest.memory.is_none() {
-            return self.compress(instance, &found, keeping, &locked.stop).await;
+            return self.compress(instance, &found, options, &locked.stop).await;
         }
         // What is encrypted can't be changed without being noticed.
-        if is.form.key.is_some() || self.read_checksums(instance, &found).await.map_err(io)?.is_some() {
+        if is.encoding.key.is_some() || self.read_checksums(instance, &found).await.map_err(io)?.is_some() {
             return Ok(());
         }
         let hashed = self.hash(instance, &found, &locked.stop).await;
         let stopped = locked.stop.load(Ordering::Relaxed);
         let checksums = match hashed {
             Ok(Some(checksums)) if !stopped => checksums,
-            // Used or discarded meanwhile, or touched by someone: then it is not for us to vouch for it.
+            // Used, discarded or changed meanwhile: checksums of it would prove nothing.
             Ok(_) => return Ok(()),
             Err(_) if stopped => return Ok(()),
             Err(cause) => return Err(io(cause)),
@@ -96,7 +96,7 @@ impl<H: Host> QemuDriver<H> {
 
     /// None while another task holds it, or while the snapshot is being restored.
     pub(super) fn lock_snapshot<'a>(&'a self, instance: &'a InstanceId) -> Option<SnapshotLock<'a, H>> {
-        let mut all = lock(&self.inner.work);
+        let mut all = self.inner.work.lock();
         if all.contains_key(instance) {
             return None;
         }
@@ -106,13 +106,13 @@ impl<H: Host> QemuDriver<H> {
         all.insert(instance.clone(), work);
         drop(all);
         // Looked at after it was entered: a restore that begins now finds this one and stops it.
-        let restoring = lock(&self.inner.starting).contains(instance);
+        let restoring = self.inner.starting.lock().contains(instance);
         (!restoring).then_some(locked)
     }
 
     /// Stops the background work on a snapshot that is to be restored or removed, and waits until it has ended.
     pub(super) async fn stop_compression(&self, instance: &InstanceId) {
-        let found = lock(&self.inner.work).get(instance).map(|work| {
+        let found = self.inner.work.lock().get(instance).map(|work| {
             work.stop.store(true, Ordering::Relaxed);
             Arc::clone(&work.busy)
         });
@@ -142,7 +142,7 @@ impl<H: Host> QemuDriver<H> {
             touched |= now != *stamp;
         }
         // What is encrypted shows it by itself, when it is read.
-        if !touched || source.form.key.is_some() {
+        if !touched || source.encoding.key.is_some() {
             return Ok(None);
         }
         let same = match source.digest {

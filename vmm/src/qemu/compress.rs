@@ -17,9 +17,9 @@ use sha2::Digest as _;
 
 use super::QemuDriver;
 use super::snapshot::{FileStamp, Found, SNAPSHOT, STATE};
-use crate::at_rest::{self, Form, Lock};
 use crate::crash;
-use crate::{DriverError, Keeping, run_files};
+use crate::encoding::{self, Encoding, StreamKey};
+use crate::{DriverError, SnapshotOptions, run_files};
 
 const ACTION: &str = "compress the snapshot of";
 
@@ -49,7 +49,7 @@ pub(super) struct Note {
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) name: &'static str,
-    pub(super) form: Form,
+    pub(super) encoding: Encoding,
     pub(super) stamp: FileStamp,
     /// What it must come to; absent: it tells its end by itself.
     pub(super) plain_bytes: Option<u64>,
@@ -59,15 +59,15 @@ pub(super) struct Source {
 
 impl Source {
     fn state(found: &Found) -> Self {
-        let (form, stamp) = (found.manifest.form.clone(), found.manifest.state.clone());
-        Self { name: STATE, form, stamp, plain_bytes: None, digest: None }
+        let (encoding, stamp) = (found.manifest.encoding.clone(), found.manifest.state.clone());
+        Self { name: STATE, encoding, stamp, plain_bytes: None, digest: None }
     }
 
     fn compressed(found: &Found, note: Note) -> Self {
         // By the same key as what it was made from.
-        let form = Form { compression: note.compression, key: found.manifest.form.key.clone() };
+        let encoding = Encoding { compression: note.compression, key: found.manifest.encoding.key.clone() };
         let (plain_bytes, digest) = (Some(note.plain_bytes), Some(note.digest));
-        Self { name: COMPRESSED, form, stamp: note.packed, plain_bytes, digest }
+        Self { name: COMPRESSED, encoding, stamp: note.packed, plain_bytes, digest }
     }
 }
 
@@ -95,10 +95,10 @@ impl<H: Host> QemuDriver<H> {
         &self,
         instance: &InstanceId,
         found: &Found,
-        keeping: &Keeping,
+        options: &SnapshotOptions,
         stop: &Arc<AtomicBool>,
     ) -> Result<(), DriverError> {
-        let packed = self.write_compressed(instance, found, keeping, stop).await;
+        let packed = self.write_compressed(instance, found, options, stop).await;
         let note = match packed {
             Ok(Some(note)) if !stop.load(Ordering::Relaxed) => note,
             other => {
@@ -133,19 +133,19 @@ impl<H: Host> QemuDriver<H> {
         self.perform(instance, ACTION, rename).await.map(|_| ())
     }
 
-    /// The new file, on disk. None: the state is not what the manifest says, or nobody wants this any more.
+    /// The new file, on disk. None: the state is not what the manifest says, or the work was stopped.
     async fn write_compressed(
         &self,
         instance: &InstanceId,
         found: &Found,
-        keeping: &Keeping,
+        options: &SnapshotOptions,
         stop: &Arc<AtomicBool>,
     ) -> Result<Option<Note>, DriverError> {
         let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
         let host = &*self.inner.host;
         let manifest = &found.manifest;
-        let locked = keeping.lock_to_open(&manifest.form, instance, manifest.revision);
-        let lock =
+        let locked = options.key_to_restore(&manifest.encoding, instance, manifest.revision);
+        let key =
             locked.map_err(|cause| DriverError::Key { instance: instance.clone(), action: ACTION, cause })?;
         let state = run_files::open(host, instance, &format!("{SNAPSHOT}/{STATE}")).await.map_err(io)?;
         let Some(state) = state.filter(|state| FileStamp::of(state).is_ok_and(|now| now == manifest.state))
@@ -156,10 +156,10 @@ impl<H: Host> QemuDriver<H> {
         self.remove_file(instance, ACTION, &name).await?;
         let file = host.open_file(instance, &name, Access::Create).await.map_err(run_files::io_cause);
         let file = file.map_err(io)?.ok_or_else(|| io(io::ErrorKind::NotFound.into()))?;
-        let (form, compression) = (manifest.form.clone(), keeping.at_rest.compression);
+        let (encoding, compression) = (manifest.encoding.clone(), options.policy.compression);
         let (stop, before, snapshot) = (Arc::clone(stop), manifest.state.clone(), found.digest);
         let compressing = tokio::task::spawn_blocking(move || {
-            let packed = recompress(&state, file, &form, compression, lock.as_ref(), &stop)?;
+            let packed = recompress(&state, file, &encoding, compression, key.as_ref(), &stop)?;
             // Looked at after it was read: what changed before or meanwhile shows.
             let same = FileStamp::of(&state)? == before;
             let (packed, digest, plain_bytes) = packed;
@@ -172,19 +172,19 @@ impl<H: Host> QemuDriver<H> {
     }
 }
 
-/// Reads the state as it is kept, and writes it compressed, encrypted as it was, and durable.
+/// Reads the state, and writes it compressed, encrypted as it was, and durable.
 fn recompress(
     state: &File,
     into: File,
-    form: &Form,
+    encoding: &Encoding,
     compression: SnapshotCompression,
-    lock: Option<&Lock>,
+    key: Option<&StreamKey>,
     stop: &AtomicBool,
 ) -> io::Result<(FileStamp, Digest, u64)> {
-    let from = at_rest::decode(state.try_clone()?, form.compression, lock)?;
+    let from = encoding::decode(state.try_clone()?, encoding.compression, key)?;
     let into = Writing { file: into, hash: sha2::Sha256::new(), unsynced: 0 };
     let wanted = || !stop.load(Ordering::Relaxed);
-    let (into, plain_bytes) = at_rest::encode(from, into, compression, lock, wanted)?;
+    let (into, plain_bytes) = encoding::encode(from, into, compression, key, wanted)?;
     into.file.sync_all()?;
     let digest = Digest::from_bytes(into.hash.finalize().into());
     Ok((FileStamp::of(&into.file)?, digest, plain_bytes))

@@ -1,4 +1,4 @@
-//! A VMM that lives: its process, its spec as far as known, and its control connection.
+//! A running VMM: its process, its spec as far as known, and its control connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use super::qmp::{Qmp, QmpError};
 use crate::run_files::{self, Dial};
 use crate::{DriverError, Vm, VmSpec, VmState};
 
-/// Written before the VMM is started, so that whoever finds the process knows what it is.
+/// Written before the VMM is started, so that a process that is found can be told.
 pub(super) const RECORD: &str = "vmm.json";
 
-/// After it did not answer, how long a VMM is left alone by those who only look.
+/// After it did not answer, how long a VMM is not asked for its state.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,7 +55,7 @@ pub(super) struct Live {
 /// Whether a guest gave memory back and does not have it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Short {
-    /// It was found, and nobody here knows.
+    /// An earlier agent started it.
     Unknown,
     Yes,
     No,
@@ -112,7 +112,7 @@ impl Live {
         self.ended.borrow().clone()
     }
 
-    /// What it was booted from. One that nobody wrote down is like no revision there is.
+    /// What it was booted from. One without a record has a revision that matches none.
     pub(super) fn revision(&self) -> Digest {
         self.record.as_ref().map_or_else(|| Digest::of(b"unknown"), |record| record.spec.revision)
     }
@@ -136,7 +136,7 @@ impl Live {
         }
     }
 
-    /// The run state for those who only look: as last heard, and empty when it can't be had soon.
+    /// The run state as last heard; empty when QEMU does not answer soon.
     pub(super) async fn run(&self, deadline: Duration) -> String {
         if let Ok(connection) = self.connection.try_lock()
             && connection.qmp.is_none()

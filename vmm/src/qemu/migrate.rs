@@ -19,7 +19,7 @@ use super::snapshot::{
     CHECKSUMS, Checksums, FileStamp, Fit, Found, MANIFEST, MadeOn, Manifest, SNAPSHOT, STATE, UNFINISHED,
     digest_of,
 };
-use crate::{Driver as _, DriverError, Keeping, Migration, Part, SnapshotRef, VmSpec, run_files};
+use crate::{Driver as _, DriverError, Migration, Part, SnapshotOptions, SnapshotRef, VmSpec, run_files};
 
 const EXPORT: &str = "export";
 const IMPORT: &str = "import";
@@ -58,9 +58,9 @@ impl<H: Host> Migration for QemuDriver<H> {
         &'a self,
         spec: &'a VmSpec,
         exported: &'a SnapshotRef,
-        keeping: &'a Keeping,
+        options: &'a SnapshotOptions,
     ) -> BoxFuture<'a, Result<SnapshotRef, DriverError>> {
-        Box::pin(self.accept_parts(spec, exported, keeping))
+        Box::pin(self.accept_parts(spec, exported, options))
     }
 }
 
@@ -71,7 +71,7 @@ impl<H: Host> QemuDriver<H> {
         let unusable = |reason: String| DriverError::Unusable { instance: saved.clone(), reason };
         let io = |cause| DriverError::Io { instance: saved.clone(), action: EXPORT, cause };
         let host = &*self.inner.host;
-        // Until its files are open nobody compresses it; after that what is open stays as it is.
+        // Held until its files are open, so that none is compressed meanwhile. An open file stays as it is.
         let locked = loop {
             self.stop_compression(saved).await;
             if let Some(locked) = self.lock_snapshot(saved) {
@@ -80,7 +80,7 @@ impl<H: Host> QemuDriver<H> {
             tokio::task::yield_now().await;
         };
         // The importing node verifies its content by the checksums.
-        self.compress_or_checksum(&locked, &Keeping::plain()).await?;
+        self.compress_or_checksum(&locked, &SnapshotOptions::plain()).await?;
         let found = Found::read(host, saved).await.map_err(io)?.transpose().map_err(unusable)?;
         let Some(found) = found.filter(|found| found.digest == wanted.digest) else {
             return Err(DriverError::NoSnapshot { instance: saved.clone(), digest: wanted.digest });
@@ -95,7 +95,7 @@ impl<H: Host> QemuDriver<H> {
         let mut needed = vec![MANIFEST, source.name];
         if source.name == COMPRESSED {
             needed.push(NOTE);
-        } else if source.form.key.is_none() {
+        } else if source.encoding.key.is_none() {
             needed.push(CHECKSUMS);
         }
         let mut names: Vec<String> = needed.into_iter().map(|name| format!("{SNAPSHOT}/{name}")).collect();
@@ -132,7 +132,7 @@ impl<H: Host> QemuDriver<H> {
         &self,
         spec: &VmSpec,
         exported: &SnapshotRef,
-        keeping: &Keeping,
+        options: &SnapshotOptions,
     ) -> Result<SnapshotRef, DriverError> {
         let instance = &spec.instance;
         let unusable = |reason: String| DriverError::Unusable { instance: instance.clone(), reason };
@@ -141,11 +141,11 @@ impl<H: Host> QemuDriver<H> {
         if found.manifest.revision != spec.revision {
             return Err(unusable(format!("it is of revision {}", found.manifest.revision)));
         }
-        if let Some(reason) = keeping.refuses(&found.manifest.form) {
+        if let Some(reason) = options.refuses(&found.manifest.encoding) {
             return Err(unusable(reason));
         }
         // Without its key it would sleep here for ever.
-        let locked = keeping.lock_to_open(&found.manifest.form, instance, spec.revision);
+        let locked = options.key_to_restore(&found.manifest.encoding, instance, spec.revision);
         locked.map_err(|cause| DriverError::Key { instance: instance.clone(), action: IMPORT, cause })?;
         let binary = self.binary(instance).await?;
         let here = Fit {
@@ -212,7 +212,7 @@ impl<H: Host> QemuDriver<H> {
             let same = self.hashes_to(instance, COMPRESSED, note.digest).await?;
             return Ok(same.map(|()| Proof::Note(note)));
         }
-        if found.manifest.form.key.is_some() {
+        if found.manifest.encoding.key.is_some() {
             return Ok(Ok(Proof::Key));
         }
         let checksums = run_files::read(host, instance, &format!("{UNFINISHED}/{CHECKSUMS}")).await?;
@@ -264,13 +264,13 @@ impl<H: Host> QemuDriver<H> {
         if bytes(&disk) != bytes(&manifest.disk) {
             return Ok(Err("its data disk is not the one that it was made with".to_owned()));
         }
-        // Of what was compressed the state is gone, and nobody asks for its stamp.
+        // After compression there is no state file, and its stamp is not looked at.
         let state = if name == STATE { file.clone() } else { manifest.state.clone() };
         Ok(Ok((Manifest { state, disk, ..manifest.clone() }, file)))
     }
 }
 
-/// A name without a path in it: what else it may be is for whoever makes the file to say.
+/// A name without a path in it. The host refuses other bad names when it creates the file.
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains('/')
 }

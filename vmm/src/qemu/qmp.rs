@@ -1,6 +1,6 @@
 //! One connection to a VMM's control socket, kept open: QEMU serves one client at a time.
 //!
-//! A task reads; a caller waits for the answer with its number, up to a deadline. What the VMM says unasked keeps
+//! One task reads; a caller waits for the answer with its number, up to a deadline. Events of the VMM keep
 //! [`Qmp::run`] and [`Qmp::migration`] true, so that looking at the state costs no round trip.
 
 use std::collections::HashMap;
@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use crate::run_files::Dial;
 
-/// The longest line that is read; real answers are below a few KiB. Whoever sends more is not QEMU any more.
+/// The longest line that is read; real answers are below a few KiB. More does not come from QEMU.
 const MAX_LINE_BYTES: usize = 1024 * 1024;
 
 /// Between attempts to connect to a VMM that has just been started and does not listen yet.
@@ -42,7 +42,7 @@ pub enum QmpError {
 
 type Answers = HashMap<u64, oneshot::Sender<Result<Value, String>>>;
 
-/// What the reading task and those who ask share.
+/// What the reading task and the callers share.
 #[derive(Debug)]
 struct Shared {
     stream: UnixStream,
@@ -74,7 +74,7 @@ impl Drop for Qmp {
 }
 
 impl Qmp {
-    /// Connects as soon as someone listens, and agrees on the protocol.
+    /// Connects as soon as QEMU listens, and negotiates the protocol.
     pub async fn connect(control: &Dial, deadline: Duration) -> Result<Self, QmpError> {
         let silent = |_| QmpError::Silent { command: "a connection", waited: deadline };
         timeout(deadline, Self::connect_at_last(control)).await.map_err(silent)?
@@ -132,7 +132,7 @@ impl Qmp {
         self.shared.migration.subscribe()
     }
 
-    /// Carries out one command. Null stands for no arguments.
+    /// Runs one command. Null stands for no arguments.
     pub async fn command(
         &self,
         command: &'static str,
@@ -207,7 +207,7 @@ fn send(socket: BorrowedFd<'_>, bytes: &[u8], file: Option<BorrowedFd<'_>>) -> i
     Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
-/// Reads until the connection is closed, then lets everyone know who still waits.
+/// Reads until the connection is closed, then fails the callers that still wait.
 async fn read(shared: Arc<Shared>, mut greeted: Option<oneshot::Sender<()>>) {
     let mut buffer = Vec::with_capacity(4096);
     while let Ok(()) = shared.stream.readable().await {
@@ -258,6 +258,6 @@ fn heard(shared: &Shared, mut message: Value) {
         Some(reason) => Err(reason.to_owned()),
         None => Ok(message["return"].take()),
     };
-    // Whoever asked may have given up.
+    // The caller may have given up.
     let _ = answer.send(result);
 }

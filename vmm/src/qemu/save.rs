@@ -1,7 +1,7 @@
-//! Writing a paused guest's memory and device state. The VM stays, paused.
+//! Writes a paused guest's memory and device state. The VM stays, paused.
 //!
-//! QEMU writes into a file that it is handed, or into a pipe behind which it is encrypted. Its run state tells the rest: `postmigrate` means that it was saved and
-//! has not run since, so that a repeated call, even after a crash in between, returns what was written then.
+//! QEMU writes into a file that it is given, or into a pipe whose content is encrypted here. Run state `postmigrate` means
+//! that the guest was saved and has not run since: asking again, even after a crash, answers with that snapshot.
 
 use std::fs::File;
 use std::io;
@@ -20,11 +20,12 @@ use super::args::{self, TEMPLATE_MEMORY};
 use super::live::{Live, Record, Short, vm_state};
 use super::qmp::{Qmp, QmpError};
 use super::snapshot::{
-    FORM, FORMAT, FileStamp, Found, MANIFEST, MEMORY, MadeOn, Manifest, OWNER, SNAPSHOT, STATE, UNFINISHED,
+    ENCODING, FORMAT, FileStamp, Found, MANIFEST, MEMORY, MadeOn, Manifest, OWNER, SNAPSHOT, STATE,
+    UNFINISHED,
 };
 use super::start::SLOWEST_MIB_PER_SECOND;
-use crate::at_rest::{self, Form, Lock};
-use crate::{DriverError, Keeping, Purpose, SnapshotRef, VmState, run_files};
+use crate::encoding::{self, Encoding, StreamKey};
+use crate::{DriverError, Purpose, SnapshotOptions, SnapshotRef, VmState, run_files};
 
 const ACTION: &str = "snapshot";
 const SAVE_BASE: Duration = Duration::from_secs(30);
@@ -36,7 +37,7 @@ impl<H: Host> QemuDriver<H> {
     pub(super) async fn save(
         &self,
         instance: &InstanceId,
-        keeping: &Keeping,
+        options: &SnapshotOptions,
     ) -> Result<SnapshotRef, DriverError> {
         self.stop_compression(instance).await;
         let live = self.living(instance, ACTION).await?;
@@ -44,13 +45,13 @@ impl<H: Host> QemuDriver<H> {
             let reason = "nothing is written of what it was booted from; it can't be saved".to_owned();
             return Err(DriverError::Vmm { instance: instance.clone(), reason });
         };
-        let locked = keeping.lock_to_save(instance, record.spec.revision);
+        let locked = options.key_to_save(instance, record.spec.revision);
         let key_error = |cause| DriverError::Key { instance: instance.clone(), action: ACTION, cause };
-        // A template is no one's, and mapped as it is.
-        let lock = locked.map_err(key_error)?.filter(|_| record.spec.purpose == Purpose::Instance);
-        let Found { manifest, digest } = match self.written_already(&live, lock.as_ref()).await? {
+        // A template belongs to no instance, and is mapped as it is.
+        let key = locked.map_err(key_error)?.filter(|_| record.spec.purpose == Purpose::Instance);
+        let Found { manifest, digest } = match self.written_already(&live, key.as_ref()).await? {
             Some(found) => found,
-            None => self.write_anew(&live, record, lock).await?,
+            None => self.write_anew(&live, record, key).await?,
         };
         Ok(SnapshotRef { instance: instance.clone(), revision: manifest.revision, digest })
     }
@@ -59,7 +60,7 @@ impl<H: Host> QemuDriver<H> {
     async fn written_already(
         &self,
         live: &Arc<Live>,
-        lock: Option<&Lock>,
+        key: Option<&StreamKey>,
     ) -> Result<Option<Found>, DriverError> {
         let instance = live.instance();
         let run = match self.settle(live).await {
@@ -75,19 +76,20 @@ impl<H: Host> QemuDriver<H> {
         }
         let host = &*self.inner.host;
         let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
-        let wanted = lock.map(|lock| lock.key.id());
+        let wanted = key.map(|key| key.tenant_key.id());
         let finished = Found::read(host, instance).await.map_err(io)?.and_then(Result::ok);
-        let same =
-            |found: &Found| found.manifest.process == live.vmm.process && found.manifest.form.key == wanted;
+        let same = |found: &Found| {
+            found.manifest.process == live.vmm.process && found.manifest.encoding.key == wanted
+        };
         if let Some(found) = finished.filter(same) {
             return Ok(Some(found));
         }
         if let Some(record) = &live.record
             && owner(host, instance).await.as_ref() == Some(&live.vmm.process)
-            && let Some(form) = unfinished_form(host, instance).await
-            && form.key == wanted
+            && let Some(encoding) = unfinished_form(host, instance).await
+            && encoding.key == wanted
         {
-            return self.finish(live, record, form).await.map(Some);
+            return self.finish(live, record, encoding).await.map(Some);
         }
         // What was written is gone. QEMU saves a state once only, so the guest runs for an instant.
         for command in ["cont", "stop"] {
@@ -112,9 +114,9 @@ impl<H: Host> QemuDriver<H> {
         &self,
         live: &Arc<Live>,
         record: &Record,
-        lock: Option<Lock>,
+        key: Option<StreamKey>,
     ) -> Result<Found, DriverError> {
-        let written = self.write_state(live, record, lock).await;
+        let written = self.write_state(live, record, key).await;
         if written.is_err()
             && let Err(cause) = self.remove_file(live.instance(), ACTION, UNFINISHED).await
         {
@@ -127,7 +129,7 @@ impl<H: Host> QemuDriver<H> {
         &self,
         live: &Arc<Live>,
         record: &Record,
-        lock: Option<Lock>,
+        key: Option<StreamKey>,
     ) -> Result<Found, DriverError> {
         let instance = live.instance();
         let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
@@ -143,27 +145,27 @@ impl<H: Host> QemuDriver<H> {
         let within = SAVE_BASE + Duration::from_secs(mib / SLOWEST_MIB_PER_SECOND);
         let memory_apart = record.spec.purpose == Purpose::Template;
         let flushing = file.try_clone().and_then(Flushing::begin).map_err(io)?;
-        let form = Form { key: lock.as_ref().map(|lock| lock.key.id()), ..Form::default() };
-        let noted = serde_json::to_string(&form).map_err(|cause| io(cause.into()))?;
-        let name = format!("{UNFINISHED}/{FORM}");
-        let (into, work) = match lock {
+        let encoding = Encoding { key: key.as_ref().map(|key| key.tenant_key.id()), ..Encoding::default() };
+        let noted = serde_json::to_string(&encoding).map_err(|cause| io(cause.into()))?;
+        let name = format!("{UNFINISHED}/{ENCODING}");
+        let (into, work) = match key {
             None => {
                 // Known before it is written: what QEMU says that it saved is in the file.
                 self.write_file(instance, &name, noted.clone()).await?;
                 (file.into(), None)
             }
-            Some(lock) => {
-                let (from, into) = at_rest::pipe().map_err(io)?;
-                (into, Some(tokio::task::spawn_blocking(move || encrypt(from, file, &lock))))
+            Some(key) => {
+                let (from, into) = encoding::pipe().map_err(io)?;
+                (into, Some(tokio::task::spawn_blocking(move || encrypt(from, file, &key))))
             }
         };
         let migrated = async {
             let qmp = live.qmp(self.answer_within()).await?;
-            // Ours is closed with this: whoever reads from a pipe then comes to its end.
+            // Closes our end, so that the reader of the pipe comes to its end.
             migrate(&qmp, into, memory_apart, self.answer_within(), within).await
         };
         let migrated = migrated.await;
-        // One that failed or was called off is removed: nobody waits for the disk to take it.
+        // One that failed or was stopped is removed, and need not reach the disk.
         let flushed = if migrated.is_ok() { flushing.end().await } else { Ok(()) };
         if let Some(work) = work {
             // One that is stuck holds its end of the pipe open.
@@ -183,16 +185,16 @@ impl<H: Host> QemuDriver<H> {
                 self.write_file(instance, &name, noted).await?;
             }
         }
-        // Whoever asks the disk after an error was told of it is not told again.
+        // The kernel reports a write error of the disk once.
         flushed.map_err(io)?;
         match migrated {
-            Ok(()) => self.finish(live, record, form).await,
+            Ok(()) => self.finish(live, record, encoding).await,
             Err(cause) => Err(live.explain(ACTION, cause).await),
         }
     }
 
     /// Makes an unfinished snapshot, whose state is all written, the instance's snapshot.
-    async fn finish(&self, live: &Live, record: &Record, form: Form) -> Result<Found, DriverError> {
+    async fn finish(&self, live: &Live, record: &Record, encoding: Encoding) -> Result<Found, DriverError> {
         let instance = live.instance();
         let io = |cause| DriverError::Io { instance: instance.clone(), action: ACTION, cause };
         let host = &*self.inner.host;
@@ -211,7 +213,7 @@ impl<H: Host> QemuDriver<H> {
             hardware: args::hardware_digest(&record.spec, &record.accelerator, record.balloon),
             made_on: MadeOn::here().await,
             state: self.stamp(instance, &format!("{UNFINISHED}/{STATE}")).await?,
-            form,
+            encoding,
             memory,
             disk,
             process: live.vmm.process.clone(),
@@ -272,7 +274,7 @@ impl Flushing {
                 std::thread::sleep(FLUSH_EVERY);
                 flushed = file.sync_data();
             }
-            // Nobody may be waiting any more.
+            // The caller may have given up.
             let _ = tell.send(flushed);
         })?;
         Ok(Self { wanted, flushed })
@@ -299,14 +301,14 @@ async fn owner(host: &impl Host, instance: &InstanceId) -> Option<ProcessIdentit
 }
 
 /// How an unfinished snapshot is written; none while not all of it is.
-async fn unfinished_form(host: &impl Host, instance: &InstanceId) -> Option<Form> {
-    let text = run_files::read(host, instance, &format!("{UNFINISHED}/{FORM}")).await.ok()??;
+async fn unfinished_form(host: &impl Host, instance: &InstanceId) -> Option<Encoding> {
+    let text = run_files::read(host, instance, &format!("{UNFINISHED}/{ENCODING}")).await.ok()??;
     serde_json::from_slice(&text).ok()
 }
 
 /// Encrypts what a VMM saves: nothing of it is ever in a file in clear.
-fn encrypt(from: OwnedFd, into: File, lock: &Lock) -> io::Result<()> {
-    at_rest::encode(File::from(from), into, SnapshotCompression::None, Some(lock), || true).map(|_| ())
+fn encrypt(from: OwnedFd, into: File, key: &StreamKey) -> io::Result<()> {
+    encoding::encode(File::from(from), into, SnapshotCompression::None, Some(key), || true).map(|_| ())
 }
 
 /// Has the paused VMM write its state into a file or pipe, and its memory too unless that is in a file that others see.

@@ -1,4 +1,4 @@
-//! What a snapshot gives a VMM that loads it: the file itself, or a pipe into which it is decoded meanwhile.
+//! Opens a snapshot for the VMM that loads it: the file itself, or a pipe into which it is decoded meanwhile.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,16 +12,15 @@ use sha2::Digest as _;
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::compress::Source;
-use super::lock;
 use crate::DriverError;
-use crate::at_rest::{self, Lock};
+use crate::encoding::{self, StreamKey};
 
 /// The file of a snapshot, and what it takes to read it.
 #[derive(Debug)]
 pub(super) struct Saved {
     pub(super) file: File,
     pub(super) source: Source,
-    pub(super) lock: Option<Lock>,
+    pub(super) key: Option<StreamKey>,
 }
 
 /// Hashes a file while it is read: a changed byte may decode to something, and even to what it should.
@@ -39,7 +38,7 @@ impl Summed {
     /// Reads what is left, and compares all of it.
     fn check(mut self, expected: Digest) -> io::Result<()> {
         io::copy(&mut self, &mut io::sink())?;
-        let sum = std::mem::take(&mut *lock(&self.sum));
+        let sum = std::mem::take(&mut *self.sum.lock());
         if Digest::from_bytes(sum.finalize().into()) == expected {
             return Ok(());
         }
@@ -50,7 +49,7 @@ impl Summed {
 impl Read for Summed {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.file.read(buffer)?;
-        lock(&self.sum).update(&buffer[..read]);
+        self.sum.lock().update(&buffer[..read]);
         Ok(read)
     }
 }
@@ -66,29 +65,29 @@ impl Saved {
         instance: &InstanceId,
         action: &'static str,
     ) -> Result<(OwnedFd, Feed), DriverError> {
-        let Self { file, source, lock: key } = self;
-        if source.form.is_plain() {
+        let Self { file, source, key } = self;
+        if source.encoding.is_plain() {
             return Ok((file.into(), Feed(None)));
         }
         let unread = |cause| unread(instance, action, cause);
-        let compression = source.form.compression;
+        let compression = source.encoding.compression;
         let opened = match source.digest.filter(|_| key.is_none()) {
             Some(expected) => {
                 let summed = Summed { file, sum: Arc::default() };
                 let rest = summed.again().map_err(unread)?;
-                let decoded = spawn_blocking(move || at_rest::decode(summed, compression, None)).await;
+                let decoded = spawn_blocking(move || encoding::decode(summed, compression, None)).await;
                 decoded.map(|from| from.map(|from| (from, Some((rest, expected)))))
             }
             // What is encrypted is sure of itself.
             None => {
-                let decoded = spawn_blocking(move || at_rest::decode(file, compression, key.as_ref())).await;
+                let decoded = spawn_blocking(move || encoding::decode(file, compression, key.as_ref())).await;
                 decoded.map(|from| from.map(|from| (from, None)))
             }
         };
         let (from, whole) = opened.map_err(io::Error::other).and_then(|opened| opened).map_err(unread)?;
-        let (state, into) = at_rest::pipe().map_err(unread)?;
+        let (state, into) = encoding::pipe().map_err(unread)?;
         let feed = spawn_blocking(move || {
-            at_rest::feed(from, into, source.plain_bytes)?;
+            encoding::feed(from, into, source.plain_bytes)?;
             whole.map_or(Ok(()), |(rest, expected)| rest.check(expected))
         });
         Ok((state, Feed(Some(feed))))
@@ -114,7 +113,7 @@ impl Feed {
 /// A stream that can't be read is damaged, unless it is the disk that can't be read now.
 fn unread(instance: &InstanceId, action: &'static str, cause: io::Error) -> DriverError {
     let instance = instance.clone();
-    if at_rest::is_damage(&cause) {
+    if encoding::is_damage(&cause) {
         return DriverError::Unusable { instance, reason: cause.to_string() };
     }
     DriverError::Io { instance, action, cause }

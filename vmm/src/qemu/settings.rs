@@ -1,4 +1,4 @@
-//! What a [`QemuDriver`](super::QemuDriver) is told at its start.
+//! The settings of a [`QemuDriver`](super::QemuDriver).
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -21,7 +21,7 @@ use sha2::Digest as _;
 
 use super::args::{Accelerator, DATA_DISK};
 use super::tsc;
-use crate::at_rest::Form;
+use crate::encoding::Encoding;
 use crate::run_files;
 
 pub(super) const SNAPSHOT: &str = "snapshot";
@@ -31,11 +31,11 @@ pub(super) const STATE: &str = "state";
 pub(super) const MEMORY: &str = "memory";
 pub(super) const MANIFEST: &str = "manifest.json";
 pub(super) const CHECKSUMS: &str = "seal.json";
-/// In an unfinished snapshot: whose memory is being written.
+/// In an unfinished snapshot: the process whose memory is being written.
 pub(super) const OWNER: &str = "owner.json";
 
 /// In an unfinished snapshot that is encrypted: how, once all of it is.
-pub(super) const FORM: &str = "form.json";
+pub(super) const ENCODING: &str = "form.json";
 
 /// Of the manifest and the files that it speaks of. One of a number that is not here is not restored: 2 had no form,
 /// and all of it was in clear.
@@ -52,7 +52,7 @@ pub(super) struct Manifest {
     pub(super) image: Digest,
     pub(super) qemu: String,
     pub(super) accelerator: Accelerator,
-    /// Part of the machine, and not of what a document says of it: whoever restores this needs to know.
+    /// Part of the machine that a restore must make again, and not in the document.
     #[serde(default)]
     pub(super) balloon: bool,
     /// The guest gave memory back, and is to have it again when it runs.
@@ -63,13 +63,13 @@ pub(super) struct Manifest {
     pub(super) made_on: MadeOn,
     pub(super) state: FileStamp,
     /// How `state` was written.
-    #[serde(default)]
-    pub(super) form: Form,
+    #[serde(default, rename = "form")]
+    pub(super) encoding: Encoding,
     /// Absent: the memory is in `state`.
     pub(super) memory: Option<FileStamp>,
     /// The data disk as it was. Memory that meets a disk that moved on destroys it silently.
     pub(super) disk: Option<FileStamp>,
-    /// Who was saved: as long as it has not run since, this is its snapshot.
+    /// The VMM that was saved: as long as it has not run since, this is its snapshot.
     pub(super) process: ProcessIdentity,
 }
 
@@ -258,7 +258,7 @@ mod tests {
             hardware: Digest::of(b"hardware"),
             made_on: host.clone(),
             state: stamp,
-            form: Form::default(),
+            encoding: Encoding::default(),
             memory: None,
             disk: None,
             process: ProcessIdentity { pid: 1, start_time: 2, boot_id: "3".to_owned() },

@@ -1,4 +1,4 @@
-//! Starting a VMM, with a guest that boots or with one from a snapshot. Whatever goes wrong, nothing keeps running.
+//! Starts VMMs, to boot a guest or to load one from a snapshot. A start that fails leaves no process.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -19,9 +19,9 @@ use super::qmp::{Qmp, QmpError};
 use super::save::capabilities;
 use super::saved::Saved;
 use super::snapshot::{FileStamp, Fit, Found, MEMORY, MadeOn, Manifest, SNAPSHOT};
-use super::{Binary, QemuDriver, VMM_LOG, lock, tsc};
+use super::{Binary, QemuDriver, VMM_LOG, tsc};
 use crate::error::same_revision;
-use crate::{DriverError, DriverKind, Forks, Keeping, Purpose, SnapshotRef, VmSpec, run_files};
+use crate::{DriverError, DriverKind, Forks, Purpose, SnapshotOptions, SnapshotRef, VmSpec, run_files};
 
 /// For loading memory: what any disk can do, and some time to begin.
 const LOAD_BASE: Duration = Duration::from_secs(30);
@@ -34,7 +34,7 @@ pub(super) struct Examined {
     binary: Binary,
 }
 
-/// Others keep their hands off an instance while this exists.
+/// Marks an instance as being started: other calls leave its VMM alone while this exists.
 struct Starting<'a, H: Host> {
     driver: &'a QemuDriver<H>,
     instance: &'a InstanceId,
@@ -42,7 +42,7 @@ struct Starting<'a, H: Host> {
 
 impl<H: Host> Drop for Starting<'_, H> {
     fn drop(&mut self) {
-        lock(&self.driver.inner.starting).remove(self.instance);
+        self.driver.inner.starting.lock().remove(self.instance);
     }
 }
 
@@ -116,11 +116,11 @@ impl<H: Host> QemuDriver<H> {
         &self,
         spec: &VmSpec,
         wanted: &SnapshotRef,
-        keeping: &Keeping,
+        options: &SnapshotOptions,
     ) -> Result<(), DriverError> {
         const ACTION: &str = "restore";
         let _starting = self.starting(&spec.instance);
-        let (saved, manifest, binary) = self.usable(spec, wanted, keeping, ACTION).await?;
+        let (saved, manifest, binary) = self.usable(spec, wanted, options, ACTION).await?;
         let io = |cause| DriverError::Io { instance: spec.instance.clone(), action: ACTION, cause };
         let disk = FileStamp::of_disk(&*self.inner.host, &spec.instance).await.map_err(io)?;
         if disk != manifest.disk {
@@ -133,7 +133,8 @@ impl<H: Host> QemuDriver<H> {
     async fn start_forking(&self, spec: &VmSpec, template: &SnapshotRef) -> Result<(), DriverError> {
         const ACTION: &str = "fork";
         let _starting = self.starting(&spec.instance);
-        let (saved, manifest, binary) = self.usable(spec, template, &Keeping::plain(), ACTION).await?;
+        let (saved, manifest, binary) =
+            self.usable(spec, template, &SnapshotOptions::plain(), ACTION).await?;
         if manifest.balloon && !holds_template(spec) {
             let reason =
                 "its guests can give memory back, which takes a filter on the VMM's system calls".to_owned();
@@ -193,7 +194,7 @@ impl<H: Host> QemuDriver<H> {
     }
 
     fn starting<'a>(&'a self, instance: &'a InstanceId) -> Starting<'a, H> {
-        lock(&self.inner.starting).insert(instance.clone());
+        self.inner.starting.lock().insert(instance.clone());
         Starting { driver: self, instance }
     }
 
@@ -202,7 +203,7 @@ impl<H: Host> QemuDriver<H> {
         &self,
         spec: &VmSpec,
         wanted: &SnapshotRef,
-        keeping: &Keeping,
+        options: &SnapshotOptions,
         action: &'static str,
     ) -> Result<(Saved, Manifest, Binary), DriverError> {
         let saved = &wanted.instance;
@@ -226,7 +227,7 @@ impl<H: Host> QemuDriver<H> {
             return Err(unusable(reason));
         }
         let source = self.source(saved, &found).await.map_err(io)?;
-        if let Some(reason) = keeping.refuses(&source.form) {
+        if let Some(reason) = options.refuses(&source.encoding) {
             return Err(unusable(reason));
         }
         if let Some(reason) = self.damage(saved, &found, &source).await.map_err(io)? {
@@ -234,9 +235,9 @@ impl<H: Host> QemuDriver<H> {
         }
         let file = run_files::open(host, saved, &format!("{SNAPSHOT}/{}", source.name)).await.map_err(io)?;
         let file = file.ok_or_else(|| unusable(format!("its {} is gone", source.name)))?;
-        let locked = keeping.lock_to_open(&source.form, saved, manifest.revision);
-        let lock = locked.map_err(|cause| DriverError::Key { instance: saved.clone(), action, cause })?;
-        Ok((Saved { file, source, lock }, found.manifest, binary))
+        let locked = options.key_to_restore(&source.encoding, saved, manifest.revision);
+        let key = locked.map_err(|cause| DriverError::Key { instance: saved.clone(), action, cause })?;
+        Ok((Saved { file, source, key }, found.manifest, binary))
     }
 
     /// Starts the process and waits for its first answer.
@@ -383,7 +384,7 @@ async fn load(
 ) -> Result<(), QmpError> {
     qmp.command("migrate-set-capabilities", capabilities(memory_apart), answer_within).await?;
     qmp.give("state", state.as_fd(), answer_within).await?;
-    // It has its own: whoever writes to a pipe is told when that is closed.
+    // The VMM has its own copy. With this one closed, a writer to the pipe gets an error once the VMM has closed its.
     drop(state);
     let mut migration = qmp.migration();
     qmp.command("migrate-incoming", json!({ "uri": "fd:state" }), answer_within).await?;

@@ -1,4 +1,4 @@
-//! How fast this machine's time stamp counter runs.
+//! Measures the rate of this machine's time stamp counter.
 //!
 //! Under TCG the guest's counter is the host's, and a machine with hardware-reduced ACPI has no other clock to measure
 //! it against: a kernel that is not told the rate waits for ever.

@@ -1,4 +1,4 @@
-//! One task per VMM: waits for its end, tells it, and keeps its logs short meanwhile.
+//! One task per VMM: waits for its end, reports it, and trims its logs meanwhile.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use mvm_proto::InstanceId;
 use mvm_proto::text::one_line;
 use tokio::sync::watch;
 
-use super::{Inner, args, lock};
+use super::{Inner, args};
 use crate::{VmExit, run_files};
 
 pub(super) const VMM_LOG: &str = "vmm.log";
@@ -39,8 +39,8 @@ pub(super) async fn watch_vmm<H: Host>(
         Err(cause) => format!("its end could not be awaited: {}", mvm_proto::text::chain(cause)),
     };
     if let Some(inner) = weak.upgrade() {
-        // Whoever hears of it and looks finds it gone, and no one that was started since.
-        let mut lives = lock(&inner.lives);
+        // Under the lock: a listener that looks next finds it gone, and no VMM that was started since.
+        let mut lives = inner.lives.lock();
         let _ = inner.exits.send(VmExit { instance: vmm.instance.clone(), detail: detail.clone() });
         tell.send_replace(Some(detail));
         if lives.get(&vmm.instance).is_some_and(|live| live.vmm == vmm) {

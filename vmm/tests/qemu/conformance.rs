@@ -30,7 +30,7 @@ async fn vms_on_qemu_outlive_their_driver() {
 async fn what_sleeps_on_qemu_goes_on_below_another_data_directory() {
     let Some(subject) = subject_where_it_can_run() else { return };
     let (from, to) = (DataDir::new(), DataDir::new());
-    conformance::moves(&driver(from.path()), &driver(to.path()), &subject).await.unwrap();
+    conformance::migration_suite(&driver(from.path()), &driver(to.path()), &subject).await.unwrap();
 }
 
 #[tokio::test]
@@ -55,8 +55,8 @@ async fn a_kernel_that_is_missing_or_none_is_refused() {
 async fn a_qemu_that_is_not_in_its_control_group_is_ended() {
     let Some(subject) = subject_where_it_can_run() else { return };
     let dir = DataDir::new();
-    let host = conformance::ContraryHost::new(dir.path());
-    let driver = mvm_vmm::QemuDriver::on(host, dir.path(), super::settings());
+    let host = conformance::FaultyHost::new(dir.path());
+    let driver = mvm_vmm::QemuDriver::with_host(host, dir.path(), super::settings());
     conformance::a_vmm_outside_its_group_is_ended(&driver, &subject).await.unwrap();
 }
 
@@ -64,8 +64,8 @@ async fn a_qemu_that_is_not_in_its_control_group_is_ended() {
 async fn the_end_of_a_qemu_is_told_before_it_is_missed() {
     let Some(subject) = subject_where_it_can_run() else { return };
     let dir = DataDir::new();
-    let host = conformance::ContraryHost::late(dir.path());
-    let driver = mvm_vmm::QemuDriver::on(host, dir.path(), super::settings());
+    let host = conformance::FaultyHost::late(dir.path());
+    let driver = mvm_vmm::QemuDriver::with_host(host, dir.path(), super::settings());
     let kill = async |instance: &_| {
         signal(dir.path(), instance, Signal::SIGKILL).await;
         while !super::pids(dir.path(), instance).await.is_empty() {

@@ -8,7 +8,8 @@ use std::process::Command;
 use mvm_needs::{Need, can_run};
 use mvm_proto::document::Resources;
 use mvm_vmm::{
-    Compression as _, Driver as _, DriverError, Forks as _, Keeping, Purpose, SnapshotRef, VmSpec, VmState,
+    Compression as _, Driver as _, DriverError, Forks as _, Purpose, SnapshotOptions, SnapshotRef, VmSpec,
+    VmState,
 };
 
 use super::{DataDir, driver, pids, spec, subject_where_it_can_run};
@@ -29,14 +30,14 @@ async fn a_snapshot_that_is_damaged_or_does_not_fit_is_refused_and_a_good_one_is
     let instance = &spec.instance;
     driver.boot(&spec).await.unwrap();
     driver.pause(instance).await.unwrap();
-    let snapshot = driver.snapshot(instance, &Keeping::plain()).await.unwrap();
+    let snapshot = driver.snapshot(instance, &SnapshotOptions::plain()).await.unwrap();
     driver.kill(instance).await.unwrap();
 
     let run_dir = dir.path().join("vms").join(instance.as_str());
     let [state, manifest, disk] =
         ["snapshot/state", "snapshot/manifest.json", "data.img"].map(|name| run_dir.join(name));
     let refused = async |snapshot: &SnapshotRef, what: &str| {
-        let error = driver.restore(&spec, snapshot, &Keeping::plain()).await.unwrap_err();
+        let error = driver.restore(&spec, snapshot, &SnapshotOptions::plain()).await.unwrap_err();
         let text = format!("{error}: {:?}", std::error::Error::source(&error).map(ToString::to_string));
         assert!(text.contains(what), "{text}");
         assert_eq!(driver.adopt(instance).await.unwrap(), None);
@@ -49,9 +50,9 @@ async fn a_snapshot_that_is_damaged_or_does_not_fit_is_refused_and_a_good_one_is
     driver.kill(instance).await.unwrap();
     driver.boot(&spec).await.unwrap();
     driver.pause(instance).await.unwrap();
-    let snapshot = driver.snapshot(instance, &Keeping::plain()).await.unwrap();
+    let snapshot = driver.snapshot(instance, &SnapshotOptions::plain()).await.unwrap();
     driver.kill(instance).await.unwrap();
-    driver.compress_snapshot(instance, &Keeping::plain()).await.unwrap();
+    driver.compress_snapshot(instance, &SnapshotOptions::plain()).await.unwrap();
 
     let whole = fs::read(&state).unwrap();
     overwrite(&state, whole.len() as u64 / 2, whole[whole.len() / 2] ^ 1);
@@ -70,14 +71,14 @@ async fn a_snapshot_that_is_damaged_or_does_not_fit_is_refused_and_a_good_one_is
     refused(&snapshot, "EOF").await;
     fs::write(&manifest, &text).unwrap();
 
-    driver.restore(&spec, &snapshot, &Keeping::plain()).await.unwrap();
+    driver.restore(&spec, &snapshot, &SnapshotOptions::plain()).await.unwrap();
     assert_eq!(driver.adopt(instance).await.unwrap().unwrap().state, VmState::Paused);
     driver.kill(instance).await.unwrap();
 
     overwrite(&disk, 4096, 1);
     refused(&snapshot, "data disk moved on").await;
     driver.discard_snapshot(instance).await.unwrap();
-    let error = driver.restore(&spec, &snapshot, &Keeping::plain()).await.unwrap_err();
+    let error = driver.restore(&spec, &snapshot, &SnapshotOptions::plain()).await.unwrap_err();
     assert!(matches!(error, DriverError::NoSnapshot { .. }), "{error:?}");
     driver.remove(instance).await.unwrap();
 }
@@ -90,7 +91,7 @@ async fn a_template_that_was_written_to_is_not_forked_and_its_forks_outlive_it()
     let template = VmSpec { purpose: Purpose::Template, ..spec(&subject, 20) };
     driver.boot(&template).await.unwrap();
     driver.pause(&template.instance).await.unwrap();
-    let snapshot = driver.snapshot(&template.instance, &Keeping::plain()).await.unwrap();
+    let snapshot = driver.snapshot(&template.instance, &SnapshotOptions::plain()).await.unwrap();
     driver.kill(&template.instance).await.unwrap();
     let fork = spec(&subject, 21);
     driver.fork(&fork, &snapshot).await.unwrap();
@@ -108,9 +109,9 @@ async fn a_template_that_was_written_to_is_not_forked_and_its_forks_outlive_it()
     assert!(!memory.exists());
     assert_eq!(driver.adopt(&fork.instance).await.unwrap().unwrap().state, VmState::Running);
     driver.pause(&fork.instance).await.unwrap();
-    let saved = driver.snapshot(&fork.instance, &Keeping::plain()).await.unwrap();
+    let saved = driver.snapshot(&fork.instance, &SnapshotOptions::plain()).await.unwrap();
     driver.kill(&fork.instance).await.unwrap();
-    driver.restore(&fork, &saved, &Keeping::plain()).await.unwrap();
+    driver.restore(&fork, &saved, &SnapshotOptions::plain()).await.unwrap();
     assert_eq!(driver.adopt(&fork.instance).await.unwrap().unwrap().state, VmState::Paused);
     driver.remove(&fork.instance).await.unwrap();
 }
@@ -156,7 +157,7 @@ async fn a_full_disk_fails_the_snapshot_and_leaves_the_vm_as_it_was() {
     let mut file = fs::File::create(&filler).unwrap();
     while file.write_all(&[1; 65536]).is_ok() {}
     drop(file);
-    let error = driver.snapshot(instance, &Keeping::plain()).await.unwrap_err();
+    let error = driver.snapshot(instance, &SnapshotOptions::plain()).await.unwrap_err();
     let text = format!("{error}: {:?}", std::error::Error::source(&error).map(|cause| format!("{cause:?}")));
     assert!(text.contains("space") || text.contains("StorageFull"), "{text}");
     let run_dir = dir.join("vms").join(instance.as_str());
@@ -171,13 +172,13 @@ async fn a_full_disk_fails_the_snapshot_and_leaves_the_vm_as_it_was() {
         .unwrap()
         .set_len(fs::metadata(&filler).unwrap().len() - 262_144)
         .unwrap();
-    let error = driver.snapshot(instance, &Keeping::plain()).await.unwrap_err();
+    let error = driver.snapshot(instance, &SnapshotOptions::plain()).await.unwrap_err();
     assert!(matches!(error, DriverError::Vmm { .. } | DriverError::Io { .. }), "{error:?}");
     assert!(!run_dir.join("snapshot").exists() && !run_dir.join("snapshot.tmp").exists());
     assert_eq!(driver.adopt(instance).await.unwrap().unwrap().state, VmState::Paused);
 
     fs::remove_file(&filler).unwrap();
-    driver.snapshot(instance, &Keeping::plain()).await.unwrap();
+    driver.snapshot(instance, &SnapshotOptions::plain()).await.unwrap();
     driver.resume(instance).await.unwrap();
     assert_eq!(driver.adopt(instance).await.unwrap().unwrap().state, VmState::Running);
     driver.remove(instance).await.unwrap();

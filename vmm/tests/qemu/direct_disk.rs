@@ -6,7 +6,7 @@ use std::path::Path;
 use mvm_proto::InstanceId;
 use mvm_proto::document::Resources;
 use mvm_vmm::conformance::Client;
-use mvm_vmm::{Driver as _, Keeping, VmState};
+use mvm_vmm::{Driver as _, SnapshotOptions, VmState};
 
 use super::{DataDir, driver, pids, spec, subject_where_it_can_run};
 
@@ -44,9 +44,9 @@ async fn a_limited_data_disk_is_used_past_the_page_cache_and_a_sleeper_wakes_wit
     // Asleep without a limit, awake with one, and the other way round.
     for (wakes_as, direct) in [(&limited, true), (&plain, false)] {
         driver.pause(instance).await.unwrap();
-        let snapshot = driver.snapshot(instance, &Keeping::plain()).await.unwrap();
+        let snapshot = driver.snapshot(instance, &SnapshotOptions::plain()).await.unwrap();
         driver.kill(instance).await.unwrap();
-        driver.restore(wakes_as, &snapshot, &Keeping::plain()).await.unwrap();
+        driver.restore(wakes_as, &snapshot, &SnapshotOptions::plain()).await.unwrap();
         assert_eq!(is_direct(dir.path(), instance).await, direct);
         driver.resume(instance).await.unwrap();
         assert_eq!(driver.adopt(instance).await.unwrap().unwrap().state, VmState::Running);

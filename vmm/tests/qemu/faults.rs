@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mvm_vmm::{Driver as _, DriverError, Keeping, QemuDriver, QemuSettings, VmState};
+use mvm_vmm::{Driver as _, DriverError, QemuDriver, QemuSettings, SnapshotOptions, VmState};
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
@@ -105,7 +105,7 @@ async fn a_qemu_that_dies_while_it_saves_leaves_no_snapshot() {
     driver.boot(&spec).await.unwrap();
     driver.pause(&spec.instance).await.unwrap();
     signal(dir.path(), &spec.instance, Signal::SIGSTOP).await;
-    let plain = Keeping::plain();
+    let plain = SnapshotOptions::plain();
     let saving = driver.snapshot(&spec.instance, &plain);
     let ending = signal(dir.path(), &spec.instance, Signal::SIGKILL);
     let (saved, ()) = tokio::join!(saving, ending);

@@ -4,10 +4,10 @@
 
 #![allow(clippy::unwrap_used)] // A test may end at the first surprise.
 
-mod at_rest;
 mod conformance;
 mod damage;
 mod direct_disk;
+mod encoding;
 mod faults;
 
 use std::path::{Path, PathBuf};
@@ -19,8 +19,7 @@ use mvm_needs::{Need, can_run};
 use mvm_proto::{Digest, InstanceId};
 use mvm_vmm::conformance::Subject;
 use mvm_vmm::qemu::Accelerator;
-use mvm_vmm::settings::VmmSettings;
-use mvm_vmm::{QemuDriver, QemuSettings, VmSpec};
+use mvm_vmm::{QemuDriver, QemuSettings, VmSpec, VmmSettings};
 
 /// What tests boot, or nothing where they can't run.
 fn subject_where_it_can_run() -> Option<Subject> {

@@ -172,17 +172,17 @@ async fn no_step_starts_a_revoked_image() {
     let cluster = Cluster::production();
     let acceptor = cluster.open();
     let mut subject = Subject::sleeping(dir.path()).await;
-    subject.executor.images = Images::imagined_by(acceptor.vouched());
+    subject.executor.images = Images::imagined(acceptor.vouched());
     let refused = subject.take(Action::Wake).await.unwrap_err().to_string();
     assert!(refused.contains("no image key vouches"), "{refused}");
     let record = subject.record();
     assert_eq!((record.phase, record.snapshot.is_some()), (Phase::Sleeping, true), "nothing is lost");
     assert!(subject.take(Action::Replace).await.is_err());
     assert_eq!(subject.record().phase, Phase::Sleeping, "nothing is stopped for what can't start");
-    subject.executor.images = Images::imagined();
+    subject.executor.images = Images::imagined(mvm_image::Vouched::unchecked());
     subject.take(Action::Wake).await.unwrap();
     subject.take(Action::Warm).await.unwrap();
-    subject.executor.images = Images::imagined_by(acceptor.vouched());
+    subject.executor.images = Images::imagined(acceptor.vouched());
     assert!(subject.take(Action::Resume).await.is_err());
     assert_eq!(subject.record().phase, Phase::Warm);
 }

@@ -8,7 +8,7 @@ use mvm_agent::instance::PoolSpec;
 use mvm_planner::Action;
 use mvm_proto::document::SnapshotCompression;
 use mvm_proto::{DesiredState, Phase};
-use mvm_vmm::{AtRest, Driver as _, FakeDriver};
+use mvm_vmm::{Driver as _, FakeDriver, SnapshotPolicy};
 use serde_json::json;
 
 use crate::node::documents::{document, parse, pool, tenant};
@@ -49,15 +49,15 @@ async fn what_the_pool_says_of_snapshots_changes_no_revision_and_counts_from_the
     let mut subject = Subject::new(dir.path(), &desired("none", false)).await;
     subject.take(Action::Create).await.unwrap();
     subject.take(Action::Sleep).await.unwrap();
-    assert_eq!(subject.record().at_rest, AtRest::default());
+    assert_eq!(subject.record().at_rest, SnapshotPolicy::default());
     let now = spec(&desired("zstd", false));
     assert_eq!(now.revision, subject.spec.revision);
     subject.spec = now;
     subject.take(Action::Wake).await.unwrap();
-    assert_eq!(subject.record().at_rest, AtRest::default());
+    assert_eq!(subject.record().at_rest, SnapshotPolicy::default());
     subject.take(Action::Sleep).await.unwrap();
     let compression = SnapshotCompression::Zstd;
-    assert_eq!(subject.record().at_rest, AtRest { compression, encryption: false });
+    assert_eq!(subject.record().at_rest, SnapshotPolicy { compression, encryption: false });
 }
 
 #[tokio::test(start_paused = true)]

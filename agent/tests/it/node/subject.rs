@@ -21,7 +21,7 @@ use mvm_image::Images;
 use mvm_planner::Action;
 use mvm_proto::{DesiredState, InstanceId, Phase};
 use mvm_vmm::fake::Fault;
-use mvm_vmm::{AnyDriver, Bounds, Driver as _, DriverKind, FakeDriver, Keeping};
+use mvm_vmm::{AnyDriver, Bounds, Driver as _, DriverKind, FakeDriver, SnapshotOptions};
 use tokio::sync::broadcast;
 
 use crate::node::cluster::at;
@@ -64,7 +64,7 @@ impl Subject {
             driver: any,
             records,
             clock,
-            images: Images::imagined(),
+            images: Images::imagined(mvm_image::Vouched::unchecked()),
             isolation: Arc::new(Isolation::new(
                 AnyHost::local(dir),
                 DriverKind::Fake,
@@ -118,7 +118,11 @@ impl Subject {
     pub(crate) async fn run_on_unnoticed(&self) {
         let record = self.record();
         let spec = record.spec(BootImage::imagined(&record.flake_ref), Bounds::default());
-        self.executor.driver.restore(&spec, &record.snapshot.unwrap(), &Keeping::plain()).await.unwrap();
+        self.executor
+            .driver
+            .restore(&spec, &record.snapshot.unwrap(), &SnapshotOptions::plain())
+            .await
+            .unwrap();
         self.executor.driver.resume(&self.id).await.unwrap();
     }
 }

@@ -78,7 +78,7 @@ impl TestNode {
 
     /// With a driver that may already be told to fail.
     pub(crate) async fn start_on(dir: &Path, settings: NodeSettings, driver: FakeDriver) -> Self {
-        let images = Images::imagined_by(settings.vouched.clone());
+        let images = Images::imagined(settings.vouched.clone());
         Self::start_from(dir, settings, driver, images).await
     }
 

@@ -7,21 +7,21 @@ use super::*;
 const ALL: [SnapshotCompression; 3] =
     [SnapshotCompression::None, SnapshotCompression::Lz4, SnapshotCompression::Zstd];
 
-fn lock(key: u8, instance: u32, tenant: &str, revision: &[u8]) -> Lock {
+fn lock(key: u8, instance: u32, tenant: &str, revision: &[u8]) -> StreamKey {
     let binding = Binding {
         instance: InstanceId::from_bits(instance),
         tenant: tenant.parse().unwrap(),
         revision: Digest::of(revision),
     };
-    Lock { key: SnapshotKey::new([key; 32]), binding }
+    StreamKey { tenant_key: SnapshotKey::new([key; 32]), binding }
 }
 
-fn ours() -> Lock {
+fn ours() -> StreamKey {
     lock(1, 1, "acme", b"one")
 }
 
-fn encoded(plain: &[u8], compression: SnapshotCompression, lock: Option<&Lock>) -> Vec<u8> {
-    let (bytes, plain_bytes) = encode(plain, Vec::new(), compression, lock, || true).unwrap();
+fn encoded(plain: &[u8], compression: SnapshotCompression, key: Option<&StreamKey>) -> Vec<u8> {
+    let (bytes, plain_bytes) = encode(plain, Vec::new(), compression, key, || true).unwrap();
     assert_eq!(plain_bytes, plain.len() as u64);
     bytes
 }
@@ -30,13 +30,13 @@ fn encoded(plain: &[u8], compression: SnapshotCompression, lock: Option<&Lock>) 
 fn decoded(
     bytes: &[u8],
     compression: SnapshotCompression,
-    lock: Option<&Lock>,
+    key: Option<&StreamKey>,
     plain_bytes: u64,
 ) -> io::Result<Vec<u8>> {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(bytes).unwrap();
     file.seek(SeekFrom::Start(0)).unwrap();
-    let from = decode(file, compression, lock)?;
+    let from = decode(file, compression, key)?;
     let (out, into) = pipe().unwrap();
     let reading = std::thread::spawn(move || {
         let mut plain = Vec::new();
@@ -61,10 +61,10 @@ fn what_was_kept_comes_back_whatever_its_size_and_form() {
     for size in sizes {
         let plain = memory(&mut random, size);
         for compression in ALL {
-            for lock in [None, Some(ours())] {
-                let bytes = encoded(&plain, compression, lock.as_ref());
-                let back = decoded(&bytes, compression, lock.as_ref(), size as u64).unwrap();
-                assert!(back == plain, "{size} bytes, {compression:?}, encrypted: {}", lock.is_some());
+            for key in [None, Some(ours())] {
+                let bytes = encoded(&plain, compression, key.as_ref());
+                let back = decoded(&bytes, compression, key.as_ref(), size as u64).unwrap();
+                assert!(back == plain, "{size} bytes, {compression:?}, encrypted: {}", key.is_some());
             }
         }
     }
@@ -73,11 +73,11 @@ fn what_was_kept_comes_back_whatever_its_size_and_form() {
 #[test]
 fn every_cut_and_every_changed_byte_of_an_encrypted_stream_is_refused() {
     let mut random = fastrand::Rng::with_seed(8);
-    let (plain, lock) = (memory(&mut random, 300), ours());
+    let (plain, key) = (memory(&mut random, 300), ours());
     for compression in ALL {
-        let bytes = encoded(&plain, compression, Some(&lock));
+        let bytes = encoded(&plain, compression, Some(&key));
         let refused = |bytes: &[u8], what: &str| {
-            let error = decoded(bytes, compression, Some(&lock), plain.len() as u64).expect_err(what);
+            let error = decoded(bytes, compression, Some(&key), plain.len() as u64).expect_err(what);
             assert!(is_damage(&error), "{what}: {error}");
         };
         for length in 0..bytes.len() {
@@ -116,22 +116,22 @@ fn every_cut_of_a_compressed_stream_is_refused() {
 #[test]
 fn chunks_that_were_exchanged_left_out_or_doubled_are_refused() {
     let mut random = fastrand::Rng::with_seed(10);
-    let (chunk, none, lock) = (256 * 1024, SnapshotCompression::None, ours());
+    let (chunk, none, key) = (256 * 1024, SnapshotCompression::None, ours());
     let plain = memory(&mut random, 4 * chunk);
-    let bytes = encoded(&plain, none, Some(&lock));
+    let bytes = encoded(&plain, none, Some(&key));
     let head = bytes.len() - 4 * (chunk + 16);
     let part = |number: usize| &bytes[head + number * (chunk + 16)..head + (number + 1) * (chunk + 16)];
     for order in [&[0, 1, 2][..], &[1, 0, 2, 3], &[0, 2, 3], &[0, 1, 1, 2, 3], &[0, 1, 2, 3, 3], &[3]] {
         let mut changed = bytes[..head].to_vec();
         order.iter().for_each(|number| changed.extend_from_slice(part(*number)));
-        let error = decoded(&changed, none, Some(&lock), plain.len() as u64).expect_err("another order");
+        let error = decoded(&changed, none, Some(&key), plain.len() as u64).expect_err("another order");
         assert!(is_damage(&error), "{order:?}: {error}");
     }
     // And a chunk of another stream of the same key in its place.
-    let other = encoded(&plain, none, Some(&lock));
+    let other = encoded(&plain, none, Some(&key));
     let mut changed = bytes.clone();
     changed[head..head + chunk].copy_from_slice(&other[head..head + chunk]);
-    decoded(&changed, none, Some(&lock), plain.len() as u64).expect_err("another's chunk");
+    decoded(&changed, none, Some(&key), plain.len() as u64).expect_err("another's chunk");
     assert!(bytes != other, "no two streams are alike");
 }
 
@@ -149,7 +149,7 @@ fn a_stream_of_another_instance_tenant_revision_or_key_is_refused() {
         let error = decoded(&bytes, none, Some(&other), 6).expect_err(says);
         assert!(error.to_string().contains(says), "{error}");
     }
-    let error = decoded(&bytes, SnapshotCompression::Zstd, Some(&ours()), 6).expect_err("another form");
+    let error = decoded(&bytes, SnapshotCompression::Zstd, Some(&ours()), 6).expect_err("another encoding");
     assert!(error.to_string().contains("in another way"), "{error}");
 }
 
@@ -177,16 +177,16 @@ fn encoding_stops_when_it_is_not_wanted_any_more() {
 
 #[test]
 fn a_stream_is_checked_to_its_end_even_if_its_reader_wants_no_more() {
-    let (plain, none, lock) = (vec![3; 1 << 20], SnapshotCompression::None, ours());
+    let (plain, none, key) = (vec![3; 1 << 20], SnapshotCompression::None, ours());
     let fed = |bytes: &[u8]| {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
         file.seek(SeekFrom::Start(0)).unwrap();
         let (out, into) = pipe().unwrap();
         drop(out);
-        feed(decode(file, none, Some(&lock)).unwrap(), into, None)
+        feed(decode(file, none, Some(&key)).unwrap(), into, None)
     };
-    let bytes = encoded(&plain, none, Some(&lock));
+    let bytes = encoded(&plain, none, Some(&key));
     fed(&bytes).unwrap();
     assert!(is_damage(&fed(&bytes[..bytes.len() - 1]).unwrap_err()));
 }

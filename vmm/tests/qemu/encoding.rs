@@ -12,20 +12,20 @@ use mvm_proto::{Digest, InstanceId};
 use mvm_vmm::conformance::{self, Client};
 use mvm_vmm::snapshot_key::TenantKey;
 use mvm_vmm::{
-    AtRest, Compression as _, Driver as _, DriverError, Keeping, Migration as _, QemuDriver, SnapshotRef,
-    VmSpec, VmState,
+    Compression as _, Driver as _, DriverError, Migration as _, QemuDriver, SnapshotOptions, SnapshotPolicy,
+    SnapshotRef, VmSpec, VmState,
 };
 use tokio::time::Instant;
 
 use super::damage::SmallDisk;
 use super::{DataDir, driver, pids, spec, subject_where_it_can_run};
 
-const PLAIN: AtRest = AtRest { compression: SnapshotCompression::None, encryption: false };
-const LZ4: AtRest = AtRest { compression: SnapshotCompression::Lz4, encryption: false };
-const ZSTD: AtRest = AtRest { compression: SnapshotCompression::Zstd, encryption: false };
-const SEALED: AtRest = AtRest { encryption: true, ..PLAIN };
-const SEALED_LZ4: AtRest = AtRest { encryption: true, ..LZ4 };
-const SEALED_ZSTD: AtRest = AtRest { encryption: true, ..ZSTD };
+const PLAIN: SnapshotPolicy = SnapshotPolicy { compression: SnapshotCompression::None, encryption: false };
+const LZ4: SnapshotPolicy = SnapshotPolicy { compression: SnapshotCompression::Lz4, encryption: false };
+const ZSTD: SnapshotPolicy = SnapshotPolicy { compression: SnapshotCompression::Zstd, encryption: false };
+const ENCRYPTED: SnapshotPolicy = SnapshotPolicy { encryption: true, ..PLAIN };
+const ENCRYPTED_LZ4: SnapshotPolicy = SnapshotPolicy { encryption: true, ..LZ4 };
+const ENCRYPTED_ZSTD: SnapshotPolicy = SnapshotPolicy { encryption: true, ..ZSTD };
 
 /// Less than what QEMU is given to load a snapshot: what is damaged is noticed, not waited for.
 const REFUSED_WITHIN: Duration = Duration::from_secs(20);
@@ -50,8 +50,8 @@ impl Keys {
         fs::set_permissions(self.path(), Permissions::from_mode(0o400)).unwrap();
     }
 
-    fn keeping(&self, at_rest: AtRest) -> Keeping {
-        Keeping { at_rest, key: Some(TenantKey::new(self.0.path(), &"acme".parse().unwrap())) }
+    fn options(&self, policy: SnapshotPolicy) -> SnapshotOptions {
+        SnapshotOptions { policy, key: Some(TenantKey::new(self.0.path(), &"acme".parse().unwrap())) }
     }
 }
 
@@ -83,9 +83,9 @@ fn length(path: &Path) -> u64 {
 }
 
 /// Puts one that runs to rest, without what is done later.
-async fn save(driver: &QemuDriver, spec: &VmSpec, keeping: &Keeping) -> SnapshotRef {
+async fn save(driver: &QemuDriver, spec: &VmSpec, options: &SnapshotOptions) -> SnapshotRef {
     driver.pause(&spec.instance).await.unwrap();
-    let saved = driver.snapshot(&spec.instance, keeping).await.unwrap();
+    let saved = driver.snapshot(&spec.instance, options).await.unwrap();
     driver.kill(&spec.instance).await.unwrap();
     saved
 }
@@ -102,14 +102,14 @@ async fn qemu_keeps_the_laws_of_compression_and_encryption() {
         let path = guest_file(dir.path(), instance);
         flip(&path, length(&path) / 2);
     };
-    conformance::at_rest_suite(&driver(dir.path()), &subject, keys.path(), damage).await.unwrap();
+    conformance::encoding_suite(&driver(dir.path()), &subject, keys.path(), damage).await.unwrap();
 }
 
 #[tokio::test]
 async fn guests_on_qemu_go_on_where_they_were_however_they_were_kept() {
     let Some(subject) = subject_where_it_can_run() else { return };
     let (dir, keys) = (DataDir::new(), tempfile::tempdir().unwrap());
-    conformance::kept_guests(&driver(dir.path()), &subject, keys.path()).await.unwrap();
+    conformance::encoded_guests(&driver(dir.path()), &subject, keys.path()).await.unwrap();
 }
 
 /// Every file below a directory in which these bytes are.
@@ -137,21 +137,21 @@ async fn what_is_in_a_guest_s_memory_is_in_no_file_when_it_is_encrypted() {
     driver.boot(&spec).await.unwrap();
     let text = String::from_utf8_lossy(canary).repeat(1000);
     guest(&driver, instance).await.write("/tmp/canary", &text).await.unwrap();
-    for (form, is_found) in [(PLAIN, true), (SEALED, false), (SEALED_ZSTD, false)] {
-        let keeping = keys.keeping(form);
-        let saved = save(&driver, &spec, &keeping).await;
+    for (encoding, is_found) in [(PLAIN, true), (ENCRYPTED, false), (ENCRYPTED_ZSTD, false)] {
+        let options = keys.options(encoding);
+        let saved = save(&driver, &spec, &options).await;
         let [before, after] = {
             let before = files_with(dir.path(), canary);
-            driver.compress_snapshot(instance, &keeping).await.unwrap();
+            driver.compress_snapshot(instance, &options).await.unwrap();
             [before, files_with(dir.path(), canary)]
         };
         let expected = if is_found { vec![guest_file(dir.path(), instance)] } else { Vec::new() };
-        assert_eq!((before, after), (expected.clone(), expected), "{form:?}");
-        driver.restore(&spec, &saved, &keeping).await.unwrap();
+        assert_eq!((before, after), (expected.clone(), expected), "{encoding:?}");
+        driver.restore(&spec, &saved, &options).await.unwrap();
         driver.discard_snapshot(instance).await.unwrap();
         driver.resume(instance).await.unwrap();
         assert_eq!(guest(&driver, instance).await.read("/tmp/canary").await.unwrap(), text);
-        assert_eq!(files_with(dir.path(), canary), Vec::<PathBuf>::new(), "{form:?} was given up");
+        assert_eq!(files_with(dir.path(), canary), Vec::<PathBuf>::new(), "{encoding:?} was given up");
     }
     driver.remove(instance).await.unwrap();
 }
@@ -165,31 +165,31 @@ async fn a_compressed_snapshot_is_smaller_and_leaves_nothing_else() {
     let instance = &spec.instance;
     driver.boot(&spec).await.unwrap();
     drop(guest(&driver, instance).await);
-    for form in [PLAIN, LZ4, ZSTD, SEALED, SEALED_LZ4, SEALED_ZSTD] {
-        let keeping = keys.keeping(form);
+    for encoding in [PLAIN, LZ4, ZSTD, ENCRYPTED, ENCRYPTED_LZ4, ENCRYPTED_ZSTD] {
+        let options = keys.options(encoding);
         let began = Instant::now();
-        let saved = save(&driver, &spec, &keeping).await;
+        let saved = save(&driver, &spec, &options).await;
         let save_ms = began.elapsed().as_millis();
         let before = length(&guest_file(dir.path(), instance));
         let began = Instant::now();
-        driver.compress_snapshot(instance, &keeping).await.unwrap();
+        driver.compress_snapshot(instance, &options).await.unwrap();
         let seal_ms = began.elapsed().as_millis();
         let after = length(&guest_file(dir.path(), instance));
-        if form.compression != SnapshotCompression::None {
-            assert!(after < before / 2, "{form:?}: {before} became {after}");
+        if encoding.compression != SnapshotCompression::None {
+            assert!(after < before / 2, "{encoding:?}: {before} became {after}");
             let files = fs::read_dir(snapshot_dir(dir.path(), instance)).unwrap();
             let mut names: Vec<_> = files.map(|entry| entry.unwrap().file_name()).collect();
             names.sort();
-            let expected = ["form.json", "manifest.json", "owner.json", "packed", "packed.json"];
-            assert_eq!(names, expected, "{form:?}");
+            let expected = ["encoding.json", "manifest.json", "owner.json", "packed", "packed.json"];
+            assert_eq!(names, expected, "{encoding:?}");
         }
         let began = Instant::now();
-        driver.restore(&spec, &saved, &keeping).await.unwrap();
+        driver.restore(&spec, &saved, &options).await.unwrap();
         let restore_ms = began.elapsed().as_millis();
         driver.resume(instance).await.unwrap();
         drop(guest(&driver, instance).await);
         println!(
-            "{form:?}: {after} bytes; saved {save_ms} ms, sealed {seal_ms} ms, restored {restore_ms} ms"
+            "{encoding:?}: {after} bytes; saved {save_ms} ms, sealed {seal_ms} ms, restored {restore_ms} ms"
         );
     }
     driver.remove(instance).await.unwrap();
@@ -204,19 +204,19 @@ async fn an_encrypted_snapshot_that_was_cut_changed_or_exchanged_is_of_no_use() 
     for spec in [&one, &two] {
         driver.boot(spec).await.unwrap();
     }
-    for form in [SEALED, SEALED_ZSTD] {
-        let keeping = keys.keeping(form);
+    for encoding in [ENCRYPTED, ENCRYPTED_ZSTD] {
+        let options = keys.options(encoding);
         let mut saved = Vec::new();
         for spec in [&one, &two] {
-            saved.push(save(&driver, spec, &keeping).await);
-            driver.compress_snapshot(&spec.instance, &keeping).await.unwrap();
+            saved.push(save(&driver, spec, &options).await);
+            driver.compress_snapshot(&spec.instance, &options).await.unwrap();
         }
         let [mine, other] = [&one, &two].map(|spec| guest_file(dir.path(), &spec.instance));
         let whole = fs::read(&mine).unwrap();
         let refused = async |what: &str| {
-            let error = driver.restore(&one, &saved[0], &keeping).await.unwrap_err();
-            assert!(matches!(&error, DriverError::Unusable { .. }), "{form:?}, {what}: {error:?}");
-            assert!(error.to_string().contains(what), "{form:?}, {what}: {error}");
+            let error = driver.restore(&one, &saved[0], &options).await.unwrap_err();
+            assert!(matches!(&error, DriverError::Unusable { .. }), "{encoding:?}, {what}: {error:?}");
+            assert!(error.to_string().contains(what), "{encoding:?}, {what}: {error}");
             assert!(pids(dir.path(), &one.instance).await.is_empty());
         };
         fs::write(&mine, &whole[..whole.len() - 1]).unwrap();
@@ -236,7 +236,7 @@ async fn an_encrypted_snapshot_that_was_cut_changed_or_exchanged_is_of_no_use() 
         // What was put back from a copy is what it was.
         fs::write(&mine, &whole).unwrap();
         for (spec, saved) in [(&one, &saved[0]), (&two, &saved[1])] {
-            driver.restore(spec, saved, &keeping).await.unwrap();
+            driver.restore(spec, saved, &options).await.unwrap();
             driver.resume(&spec.instance).await.unwrap();
         }
     }
@@ -252,17 +252,17 @@ async fn a_compressed_snapshot_that_was_cut_or_changed_is_of_no_use() {
     let (driver, spec) = (driver(dir.path()), spec(&subject, 24));
     driver.boot(&spec).await.unwrap();
     drop(guest(&driver, &spec.instance).await);
-    for form in [LZ4, ZSTD] {
-        let keeping = keys.keeping(form);
-        let saved = save(&driver, &spec, &keeping).await;
-        driver.compress_snapshot(&spec.instance, &keeping).await.unwrap();
+    for encoding in [LZ4, ZSTD] {
+        let options = keys.options(encoding);
+        let saved = save(&driver, &spec, &options).await;
+        driver.compress_snapshot(&spec.instance, &options).await.unwrap();
         let path = guest_file(dir.path(), &spec.instance);
         let whole = fs::read(&path).unwrap();
         let refused = async |what: &str| {
             let began = Instant::now();
-            let error = driver.restore(&spec, &saved, &keeping).await.unwrap_err();
-            assert!(began.elapsed() < REFUSED_WITHIN, "{form:?}, {what}: {:?}", began.elapsed());
-            assert!(matches!(&error, DriverError::Unusable { .. }), "{form:?}, {what}: {error:?}");
+            let error = driver.restore(&spec, &saved, &options).await.unwrap_err();
+            assert!(began.elapsed() < REFUSED_WITHIN, "{encoding:?}, {what}: {:?}", began.elapsed());
+            assert!(matches!(&error, DriverError::Unusable { .. }), "{encoding:?}, {what}: {error:?}");
             assert!(pids(dir.path(), &spec.instance).await.is_empty());
         };
         for at in [0, 1, 2, 3].map(|part| part * whole.len() as u64 / 4 + 1) {
@@ -282,7 +282,7 @@ async fn a_compressed_snapshot_that_was_cut_or_changed_is_of_no_use() {
             .unwrap();
         refused("changed by someone").await;
         fs::write(&path, &whole).unwrap();
-        driver.restore(&spec, &saved, &keeping).await.unwrap();
+        driver.restore(&spec, &saved, &options).await.unwrap();
         driver.resume(&spec.instance).await.unwrap();
     }
     driver.remove(&spec.instance).await.unwrap();
@@ -293,19 +293,19 @@ async fn a_wake_stops_what_is_being_compressed_and_takes_what_is_there() {
     let Some(subject) = subject_where_it_can_run() else { return };
     let (dir, keys) = (DataDir::new(), Keys::new());
     let (driver, spec) = (driver(dir.path()), spec(&subject, 25));
-    let keeping = keys.keeping(SEALED_ZSTD);
+    let options = keys.options(ENCRYPTED_ZSTD);
     driver.boot(&spec).await.unwrap();
     drop(guest(&driver, &spec.instance).await);
-    let saved = save(&driver, &spec, &keeping).await;
+    let saved = save(&driver, &spec, &options).await;
     let snapshot = snapshot_dir(dir.path(), &spec.instance);
     let wake = async {
         // Once it is under way.
         while !snapshot.join("packed.tmp").exists() {
             tokio::task::yield_now().await;
         }
-        driver.restore(&spec, &saved, &keeping).await
+        driver.restore(&spec, &saved, &options).await
     };
-    let (sealed, woken) = tokio::join!(driver.compress_snapshot(&spec.instance, &keeping), wake);
+    let (sealed, woken) = tokio::join!(driver.compress_snapshot(&spec.instance, &options), wake);
     sealed.unwrap();
     woken.unwrap();
     assert!(snapshot.join("state").exists() && !snapshot.join("packed").exists());
@@ -320,21 +320,21 @@ async fn a_snapshot_of_the_format_before_is_restored() {
     let dir = DataDir::new();
     let (driver, spec) = (driver(dir.path()), spec(&subject, 26));
     driver.boot(&spec).await.unwrap();
-    let saved = save(&driver, &spec, &Keeping::plain()).await;
+    let saved = save(&driver, &spec, &SnapshotOptions::plain()).await;
     let path = snapshot_dir(dir.path(), &spec.instance).join("manifest.json");
     let mut manifest: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     manifest["format"] = 2.into();
-    assert!(manifest.as_object_mut().unwrap().remove("form").is_some());
+    assert!(manifest.as_object_mut().unwrap().remove("encoding").is_some());
     let text = serde_json::to_string_pretty(&manifest).unwrap();
     fs::write(&path, &text).unwrap();
     let saved = SnapshotRef { digest: Digest::of(text.as_bytes()), ..saved };
-    driver.restore(&spec, &saved, &Keeping::plain()).await.unwrap();
+    driver.restore(&spec, &saved, &SnapshotOptions::plain()).await.unwrap();
     // And it is compressed like any other.
     driver.kill(&spec.instance).await.unwrap();
-    let keeping = Keeping { at_rest: ZSTD, key: None };
-    driver.compress_snapshot(&spec.instance, &keeping).await.unwrap();
+    let options = SnapshotOptions { policy: ZSTD, key: None };
+    driver.compress_snapshot(&spec.instance, &options).await.unwrap();
     assert!(guest_file(dir.path(), &spec.instance).ends_with("packed"));
-    driver.restore(&spec, &saved, &keeping).await.unwrap();
+    driver.restore(&spec, &saved, &options).await.unwrap();
     driver.remove(&spec.instance).await.unwrap();
 }
 
@@ -347,7 +347,7 @@ async fn a_full_disk_fails_an_encrypted_snapshot_and_costs_a_compressed_one_noth
     let disk = SmallDisk::mount("120m");
     let (dir, keys) = (disk.0.path(), Keys::new());
     let (driver, spec) = (driver(dir), spec(&subject, 27));
-    let (instance, keeping) = (&spec.instance, keys.keeping(SEALED_ZSTD));
+    let (instance, options) = (&spec.instance, keys.options(ENCRYPTED_ZSTD));
     driver.boot(&spec).await.unwrap();
     driver.pause(instance).await.unwrap();
     let filler = dir.join("filler");
@@ -357,7 +357,7 @@ async fn a_full_disk_fails_an_encrypted_snapshot_and_costs_a_compressed_one_noth
         file.set_len(file.metadata().unwrap().len() - leave).unwrap();
     };
     fill(512 * 1024);
-    let error = driver.snapshot(instance, &keeping).await.unwrap_err();
+    let error = driver.snapshot(instance, &options).await.unwrap_err();
     assert!(
         matches!(&error, DriverError::Io { cause, .. } if cause.kind() == std::io::ErrorKind::StorageFull)
     );
@@ -366,13 +366,13 @@ async fn a_full_disk_fails_an_encrypted_snapshot_and_costs_a_compressed_one_noth
     assert_eq!(driver.adopt(instance).await.unwrap().unwrap().state, VmState::Paused);
 
     fs::remove_file(&filler).unwrap();
-    let saved = driver.snapshot(instance, &keeping).await.unwrap();
+    let saved = driver.snapshot(instance, &options).await.unwrap();
     driver.kill(instance).await.unwrap();
     fill(64 * 1024);
-    driver.compress_snapshot(instance, &keeping).await.unwrap_err();
+    driver.compress_snapshot(instance, &options).await.unwrap_err();
     assert!(!snapshot_dir(dir, instance).join("packed.tmp").exists());
     fs::remove_file(&filler).unwrap();
-    driver.restore(&spec, &saved, &keeping).await.unwrap();
+    driver.restore(&spec, &saved, &options).await.unwrap();
     driver.remove(instance).await.unwrap();
 }
 
@@ -382,7 +382,7 @@ async fn moved(
     to: &QemuDriver,
     spec: &VmSpec,
     saved: &SnapshotRef,
-    keeping: &Keeping,
+    options: &SnapshotOptions,
 ) -> Result<SnapshotRef, DriverError> {
     to.begin_import(&spec.instance).await.unwrap();
     for mut part in from.export(saved).await.unwrap() {
@@ -391,7 +391,7 @@ async fn moved(
         std::io::copy(&mut part.file, &mut copy).unwrap();
         copy.sync_all().unwrap();
     }
-    to.import(spec, saved, keeping).await
+    to.import(spec, saved, options).await
 }
 
 #[tokio::test]
@@ -400,25 +400,25 @@ async fn what_is_compressed_or_encrypted_moves_where_its_key_is_and_nowhere_else
     let (here, there, keys, no_keys) = (DataDir::new(), DataDir::new(), Keys::new(), Keys::new());
     fs::remove_file(no_keys.path()).unwrap();
     let (from, to) = (driver(here.path()), driver(there.path()));
-    for (number, at_rest) in (70..).zip([ZSTD, SEALED, SEALED_ZSTD]) {
+    for (number, policy) in (70..).zip([ZSTD, ENCRYPTED, ENCRYPTED_ZSTD]) {
         let spec = spec(&subject, number);
-        let (instance, keeping) = (&spec.instance, keys.keeping(at_rest));
+        let (instance, options) = (&spec.instance, keys.options(policy));
         from.boot(&spec).await.unwrap();
         from.pause(instance).await.unwrap();
-        let saved = from.snapshot(instance, &keeping).await.unwrap();
+        let saved = from.snapshot(instance, &options).await.unwrap();
         from.kill(instance).await.unwrap();
-        from.compress_snapshot(instance, &keeping).await.unwrap();
+        from.compress_snapshot(instance, &options).await.unwrap();
 
-        if at_rest.encryption {
-            let refused = moved(&from, &to, &spec, &saved, &no_keys.keeping(at_rest)).await;
-            assert!(matches!(refused, Err(DriverError::Key { .. })), "{at_rest:?}: {refused:?}");
+        if policy.encryption {
+            let refused = moved(&from, &to, &spec, &saved, &no_keys.options(policy)).await;
+            assert!(matches!(refused, Err(DriverError::Key { .. })), "{policy:?}: {refused:?}");
         } else {
-            let refused = moved(&from, &to, &spec, &saved, &keys.keeping(SEALED)).await;
-            assert!(matches!(refused, Err(DriverError::Unusable { .. })), "{at_rest:?}: {refused:?}");
+            let refused = moved(&from, &to, &spec, &saved, &keys.options(ENCRYPTED)).await;
+            assert!(matches!(refused, Err(DriverError::Unusable { .. })), "{policy:?}: {refused:?}");
         }
         to.remove(instance).await.unwrap();
-        let arrived = moved(&from, &to, &spec, &saved, &keeping).await.unwrap();
-        to.restore(&spec, &arrived, &keeping).await.unwrap();
+        let arrived = moved(&from, &to, &spec, &saved, &options).await.unwrap();
+        to.restore(&spec, &arrived, &options).await.unwrap();
         assert_eq!(to.adopt(instance).await.unwrap().unwrap().state, VmState::Paused);
         to.resume(instance).await.unwrap();
         to.remove(instance).await.unwrap();

@@ -5,13 +5,13 @@ use std::io::{Read as _, Seek as _, Write as _};
 use mvm_proto::Digest;
 
 use super::{Broken, Held, Subject, done, same, spec, state};
-use crate::{Driver, DriverError, Keeping, Migration, Part, SnapshotRef, VmSpec, VmState};
+use crate::{Driver, DriverError, Migration, Part, SnapshotOptions, SnapshotRef, VmSpec, VmState};
 
 /// One that sleeps.
 async fn asleep<D: Driver>(law: &'static str, driver: &D, spec: &VmSpec) -> Result<SnapshotRef, Broken> {
     done(law, driver.boot(spec).await)?;
     done(law, driver.pause(&spec.instance).await)?;
-    let saved = done(law, driver.snapshot(&spec.instance, &Keeping::plain()).await)?;
+    let saved = done(law, driver.snapshot(&spec.instance, &SnapshotOptions::plain()).await)?;
     done(law, driver.kill(&spec.instance).await)?;
     Ok(saved)
 }
@@ -40,7 +40,7 @@ async fn copy<D: Driver>(
 }
 
 /// What sleeps under one driver is woken under another, and nothing half or other is.
-pub async fn moves<D: Driver>(from: &D, to: &D, subject: &Subject) -> Held {
+pub async fn migration_suite<D: Driver>(from: &D, to: &D, subject: &Subject) -> Held {
     a_sleeper_goes_on_elsewhere(from, to, &spec(subject, 30)).await?;
     what_does_not_fit_or_is_damaged_is_refused(from, to, &spec(subject, 31)).await
 }
@@ -51,16 +51,16 @@ async fn a_sleeper_goes_on_elsewhere<D: Driver>(from: &D, to: &D, spec: &VmSpec)
     let parts = done(LAW, migration(LAW, from)?.export(&saved).await)?;
     copy(LAW, to, spec, parts, |_, _| {}).await?;
     same(LAW, done(LAW, to.instances().await)?.contains(&spec.instance), true)?;
-    let early = to.restore(spec, &saved, &Keeping::plain()).await;
+    let early = to.restore(spec, &saved, &SnapshotOptions::plain()).await;
     same(LAW, matches!(early, Err(DriverError::NoSnapshot { .. })), true)?;
-    let arrived = done(LAW, migration(LAW, to)?.import(spec, &saved, &Keeping::plain()).await)?;
+    let arrived = done(LAW, migration(LAW, to)?.import(spec, &saved, &SnapshotOptions::plain()).await)?;
     same(LAW, state(LAW, to, spec).await?, None)?;
-    done(LAW, to.restore(spec, &arrived, &Keeping::plain()).await)?;
+    done(LAW, to.restore(spec, &arrived, &SnapshotOptions::plain()).await)?;
     same(LAW, state(LAW, to, spec).await?, Some(VmState::Paused))?;
     done(LAW, to.resume(&spec.instance).await)?;
     done(LAW, to.remove(&spec.instance).await)?;
     // Exporting took nothing away.
-    done(LAW, from.restore(spec, &saved, &Keeping::plain()).await)?;
+    done(LAW, from.restore(spec, &saved, &SnapshotOptions::plain()).await)?;
     done(LAW, from.remove(&spec.instance).await)?;
     let gone = migration(LAW, from)?.export(&saved).await;
     same(LAW, matches!(gone, Err(DriverError::NoSnapshot { .. })), true)
@@ -86,15 +86,15 @@ async fn what_does_not_fit_or_is_damaged_is_refused<D: Driver>(from: &D, to: &D,
             }
         };
         copy(LAW, to, spec, parts().await?, flip).await?;
-        same(LAW, refused(migration(LAW, to)?.import(spec, &saved, &Keeping::plain()).await), true)?;
+        same(LAW, refused(migration(LAW, to)?.import(spec, &saved, &SnapshotOptions::plain()).await), true)?;
     }
     copy(LAW, to, spec, parts().await?, |_, bytes| bytes.truncate(bytes.len() / 2)).await?;
-    same(LAW, refused(migration(LAW, to)?.import(spec, &saved, &Keeping::plain()).await), true)?;
+    same(LAW, refused(migration(LAW, to)?.import(spec, &saved, &SnapshotOptions::plain()).await), true)?;
     copy(LAW, to, spec, Vec::new(), |_, _| {}).await?;
-    same(LAW, refused(migration(LAW, to)?.import(spec, &saved, &Keeping::plain()).await), true)?;
+    same(LAW, refused(migration(LAW, to)?.import(spec, &saved, &SnapshotOptions::plain()).await), true)?;
     copy(LAW, to, spec, parts().await?, |_, _| {}).await?;
     let other = VmSpec { revision: Digest::of(b"another revision"), ..spec.clone() };
-    same(LAW, refused(migration(LAW, to)?.import(&other, &saved, &Keeping::plain()).await), true)?;
+    same(LAW, refused(migration(LAW, to)?.import(&other, &saved, &SnapshotOptions::plain()).await), true)?;
     for name in ["../../elsewhere", "snapshot/../vmm.json", "vmm.json", ""] {
         let part = migration(LAW, to)?.import_part(&spec.instance, name).await;
         same(LAW, matches!(part, Err(DriverError::Unusable { .. })), true)?;

@@ -1,9 +1,9 @@
 //! Encrypted streams: AES-256-GCM in chunks, by a key that is derived for each stream.
 //!
-//! A header in clear says how it was made and for whom: cipher, chunk size, salt, the key's id, instance, tenant and
-//! revision. The stream's own key is derived from the tenant's by HKDF-SHA256 with the salt. Every chunk is sealed with
+//! A header in clear has the cipher, chunk size, salt, the key's id, instance, tenant and
+//! revision. The stream's own key is derived from the tenant's by HKDF-SHA256 with the salt. Every chunk is encrypted with
 //! the whole header as associated data, and a nonce of its number and whether it is the last. So a chunk that was changed, left out,
-//! put elsewhere or taken from another stream does not open, nor does a stream that ends too early, goes on too long or
+//! put elsewhere or taken from another stream is not decrypted, nor is a stream that ends too early, goes on too long or
 //! has another header.
 
 use std::io::{self, Read, Write};
@@ -15,7 +15,7 @@ use mvm_proto::{Digest, InstanceId, TenantId};
 use serde::{Deserialize, Serialize};
 use zeroize::{Zeroize as _, Zeroizing};
 
-use super::{Lock, damaged, read_full};
+use super::{StreamKey, damaged, read_full};
 use crate::snapshot_key::{KeyId, SnapshotKey};
 
 /// Every encrypted stream begins with it.
@@ -25,7 +25,7 @@ const MAGIC: &[u8; 8] = b"MVMSEAL\n";
 const FORMAT: u32 = 1;
 const CIPHER: &str = "aes-256-gcm";
 
-/// What a chunk holds before it is sealed: small enough to be checked before it is used, large enough that its tag
+/// What a chunk holds before it is encrypted: small enough to be checked before it is used, large enough that its tag
 /// costs nothing.
 const CHUNK_BYTES: usize = 256 * 1024;
 const TAG_BYTES: usize = 16;
@@ -51,16 +51,16 @@ struct Header {
 }
 
 impl Header {
-    fn of(lock: &Lock, compression: SnapshotCompression, salt: String) -> Self {
+    fn of(key: &StreamKey, compression: SnapshotCompression, salt: String) -> Self {
         Self {
             format: FORMAT,
             cipher: CIPHER.to_owned(),
             compression,
             chunk_bytes: CHUNK_BYTES,
-            key: lock.key.id(),
-            instance: lock.binding.instance.clone(),
-            tenant: lock.binding.tenant.clone(),
-            revision: lock.binding.revision,
+            key: key.tenant_key.id(),
+            instance: key.binding.instance.clone(),
+            tenant: key.binding.tenant.clone(),
+            revision: key.binding.revision,
             salt,
         }
     }
@@ -110,15 +110,19 @@ impl Stream {
 }
 
 /// Writes what it is given, encrypted if there is a lock.
-pub(super) enum Sealer<W: Write> {
+pub(super) enum Encryptor<W: Write> {
     Open(W),
     Sealed(SealedWriter<W>),
 }
 
-impl<W: Write> Sealer<W> {
-    pub(super) fn new(into: W, compression: SnapshotCompression, lock: Option<&Lock>) -> io::Result<Self> {
-        Ok(match lock {
-            Some(lock) => Self::Sealed(SealedWriter::new(into, compression, lock)?),
+impl<W: Write> Encryptor<W> {
+    pub(super) fn new(
+        into: W,
+        compression: SnapshotCompression,
+        key: Option<&StreamKey>,
+    ) -> io::Result<Self> {
+        Ok(match key {
+            Some(key) => Self::Sealed(SealedWriter::new(into, compression, key)?),
             None => Self::Open(into),
         })
     }
@@ -131,7 +135,7 @@ impl<W: Write> Sealer<W> {
     }
 }
 
-impl<W: Write> Write for Sealer<W> {
+impl<W: Write> Write for Encryptor<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Open(into) => into.write(bytes),
@@ -156,15 +160,15 @@ pub(super) struct SealedWriter<W: Write> {
 }
 
 impl<W: Write> SealedWriter<W> {
-    fn new(mut into: W, compression: SnapshotCompression, lock: &Lock) -> io::Result<Self> {
+    fn new(mut into: W, compression: SnapshotCompression, key: &StreamKey) -> io::Result<Self> {
         let mut salt = [0; SALT_BYTES];
         rand::fill(&mut salt).map_err(|_| io::Error::other("the system has no random bytes"))?;
-        let header = serde_json::to_vec(&Header::of(lock, compression, to_hex(&salt)))?;
+        let header = serde_json::to_vec(&Header::of(key, compression, to_hex(&salt)))?;
         let length = u16::try_from(header.len()).map_err(io::Error::other)?;
         into.write_all(MAGIC)?;
         into.write_all(&length.to_be_bytes())?;
         into.write_all(&header)?;
-        let stream = Stream::new(&lock.key, &salt, header)?;
+        let stream = Stream::new(&key.tenant_key, &salt, header)?;
         // With room for the tag: one that grew would leave a copy behind.
         let chunk = Zeroizing::new(Vec::with_capacity(CHUNK_BYTES + TAG_BYTES));
         Ok(Self { into, stream, chunk })
@@ -202,7 +206,7 @@ impl<W: Write> Write for SealedWriter<W> {
 }
 
 /// Gives what was sealed, chunk by chunk, each only once it was found to be what was written.
-pub(super) struct SealedReader<R: Read> {
+pub(super) struct Decryptor<R: Read> {
     from: R,
     stream: Stream,
     /// As it is in the file, one ahead: whether a chunk is the last shows by what follows.
@@ -212,8 +216,8 @@ pub(super) struct SealedReader<R: Read> {
     over: bool,
 }
 
-impl<R: Read> SealedReader<R> {
-    pub(super) fn open(mut from: R, compression: SnapshotCompression, lock: &Lock) -> io::Result<Self> {
+impl<R: Read> Decryptor<R> {
+    pub(super) fn open(mut from: R, compression: SnapshotCompression, key: &StreamKey) -> io::Result<Self> {
         let mut magic = [0; MAGIC.len()];
         let mut length = [0; 2];
         if read_full(&mut from, &mut magic)? != magic.len() || magic != *MAGIC {
@@ -229,12 +233,12 @@ impl<R: Read> SealedReader<R> {
         }
         let header: Header = serde_json::from_slice(&bytes)
             .map_err(|error| damaged(format!("its header is none: {error}")))?;
-        let wanted = Header::of(lock, compression, header.salt.clone());
+        let wanted = Header::of(key, compression, header.salt.clone());
         if let Some(reason) = header.misfit(&wanted) {
             return Err(damaged(reason));
         }
         let salt = from_hex(&header.salt).ok_or_else(|| damaged("its header has no salt"))?;
-        let stream = Stream::new(&lock.key, &salt, bytes)?;
+        let stream = Stream::new(&key.tenant_key, &salt, bytes)?;
         let mut reader =
             Self { from, stream, next: Vec::new(), plain: Zeroizing::default(), given: 0, over: false };
         reader.next = reader.chunk()?;
@@ -265,7 +269,7 @@ impl<R: Read> SealedReader<R> {
     }
 }
 
-impl<R: Read> Read for SealedReader<R> {
+impl<R: Read> Read for Decryptor<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.given == self.plain.len() {
             if self.over {

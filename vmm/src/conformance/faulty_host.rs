@@ -1,4 +1,4 @@
-//! Laws about VMMs on a host that does not do as it is hoped: they leave their control groups, or their end is told late.
+//! Laws about VMMs on a faulty host: they leave their control groups, or their end is reported late.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -17,10 +17,10 @@ use crate::{Driver, VmSpec};
 const LEFT: u32 = 42;
 const LATE: u32 = 43;
 
-/// This machine, on which no VMM stays in its control group, and where the end of one may be known only after someone has
-/// looked and not found it.
+/// This machine, on which no VMM stays in its control group, and where the end of one may be reported only after a list
+/// that lacks it.
 #[derive(Debug)]
-pub struct ContraryHost {
+pub struct FaultyHost {
     local: LocalHost,
     late: bool,
     looks: watch::Sender<Looks>,
@@ -33,7 +33,7 @@ struct Looks {
     missed: BTreeSet<u32>,
 }
 
-impl ContraryHost {
+impl FaultyHost {
     /// One that VMMs leave their groups on.
     #[must_use]
     pub fn new(data_dir: &Path) -> Self {
@@ -47,7 +47,7 @@ impl ContraryHost {
     }
 }
 
-impl Host for ContraryHost {
+impl Host for FaultyHost {
     async fn perform(&self, operation: &Operation) -> Result<Outcome, HostError> {
         match operation {
             Operation::SpawnVmm(vmm) => {
@@ -111,7 +111,7 @@ impl Host for ContraryHost {
     }
 }
 
-/// For a driver on a [`ContraryHost`].
+/// For a driver on a [`FaultyHost`].
 pub async fn a_vmm_outside_its_group_is_ended<D: Driver>(driver: &D, subject: &Subject) -> Held {
     const LAW: &str = "a VMM that is not in its control group is ended, and its start fails with the reason";
     let mut grouped: VmSpec = spec(subject, LEFT);
@@ -130,7 +130,7 @@ pub async fn a_vmm_outside_its_group_is_ended<D: Driver>(driver: &D, subject: &S
     done(LAW, driver.remove(&grouped.instance).await)
 }
 
-/// For a driver on a [`ContraryHost`].
+/// For a driver on a [`FaultyHost`].
 pub async fn an_end_is_told_before_the_vm_is_missed<D: Driver>(
     driver: &D,
     subject: &Subject,

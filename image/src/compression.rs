@@ -1,4 +1,4 @@
-//! Unpacks what kernels and their modules come packed in.
+//! Decompresses kernels and their modules.
 //!
 //! LZ4, gzip and zstd are done here. For xz its own program is asked, since no kernel that mvm builds needs
 //! it and its library is large.
@@ -9,27 +9,27 @@ use std::process::{Command, Stdio};
 
 use super::ImageError;
 
-/// No kernel or module is larger unpacked; what claims to be is not one.
+/// No kernel or module is larger uncompressed.
 const MAX_UNPACKED_BYTES: usize = 1 << 30;
 /// The size of LZ4's blocks in the form that the kernel's build writes.
 const LZ4_BLOCK_BYTES: usize = 8 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Packing {
+pub(super) enum Compression {
     Lz4Legacy,
     Gzip,
     Xz,
     Zstd,
 }
 
-impl Packing {
-    /// How these bytes are packed, by how they begin.
+impl Compression {
+    /// How these bytes are compressed, by how they begin.
     pub(super) fn of(bytes: &[u8]) -> Option<Self> {
-        const MAGIC: [(&[u8], Packing); 4] = [
-            (&[0x02, 0x21, 0x4c, 0x18], Packing::Lz4Legacy),
-            (&[0x1f, 0x8b, 0x08], Packing::Gzip),
-            (b"\xfd7zXZ\0", Packing::Xz),
-            (&[0x28, 0xb5, 0x2f, 0xfd], Packing::Zstd),
+        const MAGIC: [(&[u8], Compression); 4] = [
+            (&[0x02, 0x21, 0x4c, 0x18], Compression::Lz4Legacy),
+            (&[0x1f, 0x8b, 0x08], Compression::Gzip),
+            (b"\xfd7zXZ\0", Compression::Xz),
+            (&[0x28, 0xb5, 0x2f, 0xfd], Compression::Zstd),
         ];
         MAGIC.into_iter().find(|(magic, _)| bytes.starts_with(magic)).map(|(_, packing)| packing)
     }

@@ -1,4 +1,4 @@
-//! Where an instance's VMM works and what its files are called there: its run directory, or a jail.
+//! The working directory of an instance's VMM and the names of the files in it: the run directory, or a jail.
 
 use std::path::{Path, PathBuf};
 
@@ -17,15 +17,15 @@ pub(super) const ROOTFS: &str = "rootfs.img";
 pub(super) const KERNEL: &str = "kernel";
 pub(super) const INITRD: &str = "initrd";
 
-/// Where a VMM works.
+/// The directories of a VMM.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Paths {
     /// What is the instance's own, jailed or not.
     pub(super) run_dir: PathBuf,
     pub(super) jail: Option<Jail>,
 }
 
-impl Place {
+impl Paths {
     pub(super) fn new(
         instance: &InstanceId,
         run_dir: PathBuf,
@@ -124,8 +124,8 @@ mod tests {
         let id: InstanceId = "i-0000002a".parse().unwrap();
         let (run_dir, program) = (Path::new("/data/vms/i-0000002a"), Path::new("/usr/bin/firecracker"));
         let plain = JailerSettings::new("/usr/bin/jailer".into(), 1000, 1001);
-        let place = Place::new(&id, run_dir.to_owned(), program, Some(&plain), None);
-        assert_eq!(place.dir(), Path::new("/data/vms/i-0000002a/firecracker/i-0000002a/root"));
+        let paths = Paths::new(&id, run_dir.to_owned(), program, Some(&plain), None);
+        assert_eq!(paths.dir(), Path::new("/data/vms/i-0000002a/firecracker/i-0000002a/root"));
         let said = jailer_args(&id, run_dir, program, &plain, None).join(" ");
         assert_eq!(
             said,
@@ -140,7 +140,7 @@ mod tests {
             ..plain
         };
         assert_eq!(
-            Place::new(&id, run_dir.to_owned(), program, Some(&full), None).dir(),
+            Paths::new(&id, run_dir.to_owned(), program, Some(&full), None).dir(),
             Path::new("/srv/jailer/firecracker/i-0000002a/root")
         );
         let said = jailer_args(&id, run_dir, program, &full, None).join(" ");

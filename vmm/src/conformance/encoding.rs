@@ -1,5 +1,5 @@
-//! Laws about how snapshots are kept: compressed and encrypted ones are the same guest, a key that is not there costs
-//! nothing but time, and what was damaged is never restored.
+//! Laws about compressed and encrypted snapshots: they restore the same guest, without the key nothing is lost, and what was
+//! damaged is never restored.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,16 +11,16 @@ use mvm_proto::{InstanceId, TenantId};
 use super::guests::greet;
 use super::{Broken, Held, Subject, compressed, done, same, spec, state};
 use crate::snapshot_key::{KEY_SUFFIX, KeyError, TenantKey};
-use crate::{AtRest, Driver, DriverError, Keeping, SnapshotRef, VmSpec, VmState};
+use crate::{Driver, DriverError, SnapshotOptions, SnapshotPolicy, SnapshotRef, VmSpec, VmState};
 
 const TENANT: &str = "conformance";
 
-const FORMS: [AtRest; 5] = [
-    AtRest { compression: SnapshotCompression::Lz4, encryption: false },
-    AtRest { compression: SnapshotCompression::Zstd, encryption: false },
-    AtRest { compression: SnapshotCompression::None, encryption: true },
-    AtRest { compression: SnapshotCompression::Lz4, encryption: true },
-    AtRest { compression: SnapshotCompression::Zstd, encryption: true },
+const POLICIES: [SnapshotPolicy; 5] = [
+    SnapshotPolicy { compression: SnapshotCompression::Lz4, encryption: false },
+    SnapshotPolicy { compression: SnapshotCompression::Zstd, encryption: false },
+    SnapshotPolicy { compression: SnapshotCompression::None, encryption: true },
+    SnapshotPolicy { compression: SnapshotCompression::Lz4, encryption: true },
+    SnapshotPolicy { compression: SnapshotCompression::Zstd, encryption: true },
 ];
 
 /// A place for keys, and one tenant that has one.
@@ -46,13 +46,13 @@ impl<'a> Keys<'a> {
         let _ = fs::remove_file(self.dir.join(format!("{TENANT}{KEY_SUFFIX}")));
     }
 
-    fn keeping(&self, at_rest: AtRest) -> Keeping {
-        Keeping { at_rest, key: Some(TenantKey::new(self.dir, &self.tenant)) }
+    fn options(&self, policy: SnapshotPolicy) -> SnapshotOptions {
+        SnapshotOptions { policy, key: Some(TenantKey::new(self.dir, &self.tenant)) }
     }
 }
 
 /// All of them. `keys` is an empty directory of this user; `damage` changes what is in an instance's snapshot.
-pub async fn at_rest_suite<D: Driver>(
+pub async fn encoding_suite<D: Driver>(
     driver: &D,
     subject: &Subject,
     keys: &Path,
@@ -67,14 +67,14 @@ pub async fn at_rest_suite<D: Driver>(
 }
 
 /// The same guest: what it wrote to its memory is there after every sleep, whatever the form.
-pub async fn kept_guests<D: Driver>(driver: &D, subject: &Subject, keys: &Path) -> Held {
+pub async fn encoded_guests<D: Driver>(driver: &D, subject: &Subject, keys: &Path) -> Held {
     const LAW: &str = "a guest's memory survives every way of being kept";
     const FILE: &str = "/tmp/kept";
     let (spec, keys) = (spec(subject, 51), Keys::new(LAW, keys)?);
     keys.put(LAW, 1)?;
     done(LAW, driver.boot(&spec).await)?;
     let mut expected = String::new();
-    for (number, form) in FORMS.into_iter().enumerate() {
+    for (number, encoding) in POLICIES.into_iter().enumerate() {
         let mut guest = greet(LAW, driver, &spec).await?;
         // What was written before the last sleep is there, and grows before the next.
         if number > 0 {
@@ -83,9 +83,9 @@ pub async fn kept_guests<D: Driver>(driver: &D, subject: &Subject, keys: &Path) 
         expected = format!("{expected}{number}");
         done(LAW, guest.write(FILE, &expected).await)?;
         drop(guest);
-        let keeping = keys.keeping(form);
-        let saved = rest(LAW, driver, &spec, &keeping).await?;
-        done(LAW, driver.restore(&spec, &saved, &keeping).await)?;
+        let options = keys.options(encoding);
+        let saved = rest(LAW, driver, &spec, &options).await?;
+        done(LAW, driver.restore(&spec, &saved, &options).await)?;
         done(LAW, driver.resume(&spec.instance).await)?;
     }
     let mut guest = greet(LAW, driver, &spec).await?;
@@ -98,12 +98,12 @@ async fn rest<D: Driver>(
     law: &'static str,
     driver: &D,
     spec: &VmSpec,
-    keeping: &Keeping,
+    options: &SnapshotOptions,
 ) -> Result<SnapshotRef, Broken> {
     done(law, driver.pause(&spec.instance).await)?;
-    let saved = done(law, driver.snapshot(&spec.instance, keeping).await)?;
+    let saved = done(law, driver.snapshot(&spec.instance, options).await)?;
     done(law, driver.kill(&spec.instance).await)?;
-    done(law, compressed(driver, &spec.instance, keeping).await)?;
+    done(law, compressed(driver, &spec.instance, options).await)?;
     Ok(saved)
 }
 
@@ -112,20 +112,20 @@ async fn what_was_kept_in_any_form_is_restored<D: Driver>(driver: &D, spec: &VmS
     let keys = Keys::new(LAW, keys)?;
     keys.put(LAW, 1)?;
     done(LAW, driver.boot(spec).await)?;
-    for form in FORMS {
-        let keeping = keys.keeping(form);
+    for encoding in POLICIES {
+        let options = keys.options(encoding);
         done(LAW, driver.pause(&spec.instance).await)?;
-        let saved = done(LAW, driver.snapshot(&spec.instance, &keeping).await)?;
+        let saved = done(LAW, driver.snapshot(&spec.instance, &options).await)?;
         // Asking twice is asking once.
-        same(LAW, done(LAW, driver.snapshot(&spec.instance, &keeping).await)?, saved.clone())?;
+        same(LAW, done(LAW, driver.snapshot(&spec.instance, &options).await)?, saved.clone())?;
         done(LAW, driver.kill(&spec.instance).await)?;
-        done(LAW, driver.restore(spec, &saved, &keeping).await)?;
+        done(LAW, driver.restore(spec, &saved, &options).await)?;
         done(LAW, driver.kill(&spec.instance).await)?;
         for _ in 0..2 {
-            done(LAW, compressed(driver, &spec.instance, &keeping).await)?;
+            done(LAW, compressed(driver, &spec.instance, &options).await)?;
         }
-        // Who restores need not know how it was kept, only where the key is.
-        let unknown = keys.keeping(AtRest::default());
+        // A restore needs the key, and not how it was encoded.
+        let unknown = keys.options(SnapshotPolicy::default());
         done(LAW, driver.restore(spec, &saved, &unknown).await)?;
         same(LAW, state(LAW, driver, spec).await?, Some(VmState::Paused))?;
         done(LAW, driver.resume(&spec.instance).await)?;
@@ -141,28 +141,28 @@ async fn without_its_key_nothing_is_saved_and_nothing_lost<D: Driver>(
 ) -> Held {
     const LAW: &str = "without its key nothing is saved, and what was saved is kept";
     let keys = Keys::new(LAW, keys)?;
-    let keeping = keys.keeping(AtRest { compression: SnapshotCompression::Zstd, encryption: true });
+    let options = keys.options(SnapshotPolicy { compression: SnapshotCompression::Zstd, encryption: true });
     keys.remove();
     done(LAW, driver.pause(&spec.instance).await)?;
-    let unsaved = driver.snapshot(&spec.instance, &keeping).await;
+    let unsaved = driver.snapshot(&spec.instance, &options).await;
     let missing = |error| matches!(error, Err(DriverError::Key { cause: KeyError::Missing { .. }, .. }));
     same(LAW, missing(unsaved.map(|_| ())), true)?;
     same(LAW, state(LAW, driver, spec).await?, Some(VmState::Paused))?;
     keys.put(LAW, 1)?;
-    let saved = done(LAW, driver.snapshot(&spec.instance, &keeping).await)?;
+    let saved = done(LAW, driver.snapshot(&spec.instance, &options).await)?;
     done(LAW, driver.kill(&spec.instance).await)?;
     for compressed_before in [false, true] {
         keys.remove();
-        same(LAW, missing(driver.restore(spec, &saved, &keeping).await), true)?;
-        same(LAW, missing(compressed(driver, &spec.instance, &keeping).await), !compressed_before)?;
+        same(LAW, missing(driver.restore(spec, &saved, &options).await), true)?;
+        same(LAW, missing(compressed(driver, &spec.instance, &options).await), !compressed_before)?;
         keys.put(LAW, 2)?;
-        let other = driver.restore(spec, &saved, &keeping).await;
+        let other = driver.restore(spec, &saved, &options).await;
         same(LAW, matches!(other, Err(DriverError::Key { cause: KeyError::Other { .. }, .. })), true)?;
         same(LAW, state(LAW, driver, spec).await?, None)?;
         keys.put(LAW, 1)?;
-        done(LAW, compressed(driver, &spec.instance, &keeping).await)?;
+        done(LAW, compressed(driver, &spec.instance, &options).await)?;
     }
-    done(LAW, driver.restore(spec, &saved, &keeping).await)?;
+    done(LAW, driver.restore(spec, &saved, &options).await)?;
     done(LAW, driver.resume(&spec.instance).await)
 }
 
@@ -176,7 +176,7 @@ async fn what_was_to_be_encrypted_is_not_restored_in_clear<D: Driver>(
     keys.put(LAW, 1)?;
     for compression in [SnapshotCompression::None, SnapshotCompression::Zstd] {
         let [clear, encrypted] =
-            [false, true].map(|encryption| keys.keeping(AtRest { compression, encryption }));
+            [false, true].map(|encryption| keys.options(SnapshotPolicy { compression, encryption }));
         let saved = rest(LAW, driver, spec, &clear).await?;
         let refused = driver.restore(spec, &saved, &encrypted).await;
         same(LAW, matches!(refused, Err(DriverError::Unusable { .. })), true)?;
@@ -196,11 +196,11 @@ async fn what_was_damaged_is_never_restored<D: Driver>(
     const LAW: &str = "what was damaged is never restored, and said to be of no use";
     let keys = Keys::new(LAW, keys)?;
     keys.put(LAW, 1)?;
-    for form in FORMS {
-        let keeping = keys.keeping(form);
-        let saved = rest(LAW, driver, spec, &keeping).await?;
+    for encoding in POLICIES {
+        let options = keys.options(encoding);
+        let saved = rest(LAW, driver, spec, &options).await?;
         damage(&spec.instance).await;
-        let refused = driver.restore(spec, &saved, &keeping).await;
+        let refused = driver.restore(spec, &saved, &options).await;
         same(LAW, matches!(refused, Err(DriverError::Unusable { .. })), true)?;
         same(LAW, state(LAW, driver, spec).await?, None)?;
         done(LAW, driver.discard_snapshot(&spec.instance).await)?;

@@ -1,11 +1,11 @@
-//! How the memory of a sleeping instance is kept: as it is, compressed, encrypted, or both.
+//! Compresses and encrypts the memory of a sleeping instance.
 //!
-//! All of it is streams. [`encode`] takes what a VMM saves and writes it in its [`Form`]; [`decode`] gives it back. What
-//! is both is compressed first. A stream that was cut, changed, or put in another's place ends in an error that
-//! [`is_damage`] knows, at the latest at its end: a reader that uses earlier bytes must wait for that ([`feed`]).
+//! The QEMU driver saves through [`encode`] and restores through [`decode`], both on streams; what is compressed and
+//! encrypted is compressed first. A stream that was cut, changed or exchanged ends in an error that [`is_damage`] knows, at
+//! the latest at its end, so that nothing of it may be used before its end was read ([`feed`]).
 
-mod packed;
-mod sealed;
+mod compressed;
+mod encrypted;
 #[cfg(test)]
 mod tests;
 
@@ -19,8 +19,8 @@ use rustix::pipe::PipeFlags;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use self::packed::Packer;
-use self::sealed::{SealedReader, Sealer};
+use self::compressed::Compressor;
+use self::encrypted::{Decryptor, Encryptor};
 use crate::snapshot_key::{KeyError, KeyId, SnapshotKey, TenantKey};
 
 /// What is read and written at once, between two looks at whether it is still wanted.
@@ -31,91 +31,96 @@ const PIPE_BYTES: usize = 1024 * 1024;
 
 /// What the document wants of a pool's snapshots.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AtRest {
+pub struct SnapshotPolicy {
     pub compression: SnapshotCompression,
     pub encryption: bool,
 }
 
-/// How one instance's snapshot is to be kept, and what opens it.
+/// How one instance's snapshot is encoded, and where its key is.
 #[derive(Debug, Clone)]
-pub struct Keeping {
-    pub at_rest: AtRest,
+pub struct SnapshotOptions {
+    pub policy: SnapshotPolicy,
     /// Absent: nothing of it is ever encrypted.
     pub key: Option<TenantKey>,
 }
 
-impl Keeping {
-    /// As it is: for a template, which is no one yet.
+impl SnapshotOptions {
+    /// Neither compressed nor encrypted: for a template, which belongs to no instance.
     #[must_use]
     pub fn plain() -> Self {
-        Self { at_rest: AtRest::default(), key: None }
+        Self { policy: SnapshotPolicy::default(), key: None }
     }
 
-    /// Whether it can be kept so now: the key that it needs is there.
+    /// Reads the key that encryption needs.
     pub fn check(&self) -> Result<(), KeyError> {
-        if self.at_rest.encryption {
-            self.place()?.read()?;
+        if self.policy.encryption {
+            self.tenant_key()?.read()?;
         }
         Ok(())
     }
 
-    /// Why what lies there in this form is not restored: it was to be encrypted when it was saved, and is not. Whoever
-    /// can write to the disk but does not have the key could have put it there.
-    pub(super) fn refuses(&self, form: &Form) -> Option<String> {
-        let in_clear = self.at_rest.encryption && form.key.is_none();
+    /// Why a snapshot of this encoding is not restored: it should be encrypted and is not. An attacker who can write to
+    /// the disk and lacks the key could have put it there.
+    pub(super) fn refuses(&self, encoding: &Encoding) -> Option<String> {
+        let in_clear = self.policy.encryption && encoding.key.is_none();
         in_clear.then(|| "its memory is in clear, and was to be encrypted".to_owned())
     }
 
-    fn place(&self) -> Result<&TenantKey, KeyError> {
-        self.key.as_ref().ok_or(KeyError::Nobodys)
+    fn tenant_key(&self) -> Result<&TenantKey, KeyError> {
+        self.key.as_ref().ok_or(KeyError::NoTenant)
     }
 
-    fn lock(&self, key: SnapshotKey, instance: &InstanceId, revision: Digest) -> Result<Lock, KeyError> {
-        let (instance, tenant) = (instance.clone(), self.place()?.tenant().clone());
-        Ok(Lock { key, binding: Binding { instance, tenant, revision } })
+    fn bind(
+        &self,
+        tenant_key: SnapshotKey,
+        instance: &InstanceId,
+        revision: Digest,
+    ) -> Result<StreamKey, KeyError> {
+        let (instance, tenant) = (instance.clone(), self.tenant_key()?.tenant().clone());
+        Ok(StreamKey { tenant_key, binding: Binding { instance, tenant, revision } })
     }
 
     /// What an instance's memory is encrypted with when it is saved; absent: it is not.
-    pub(super) fn lock_to_save(
+    pub(super) fn key_to_save(
         &self,
         instance: &InstanceId,
         revision: Digest,
-    ) -> Result<Option<Lock>, KeyError> {
-        if !self.at_rest.encryption {
+    ) -> Result<Option<StreamKey>, KeyError> {
+        if !self.policy.encryption {
             return Ok(None);
         }
-        self.lock(self.place()?.read()?, instance, revision).map(Some)
+        self.bind(self.tenant_key()?.read()?, instance, revision).map(Some)
     }
 
-    /// What opens a file of this form; absent: it is not encrypted.
-    pub(super) fn lock_to_open(
+    /// What a file of this encoding is decrypted with; absent: it is not encrypted.
+    pub(super) fn key_to_restore(
         &self,
-        form: &Form,
+        encoding: &Encoding,
         instance: &InstanceId,
         revision: Digest,
-    ) -> Result<Option<Lock>, KeyError> {
-        let Some(id) = &form.key else { return Ok(None) };
-        self.lock(self.place()?.read_again(id)?, instance, revision).map(Some)
+    ) -> Result<Option<StreamKey>, KeyError> {
+        let Some(id) = &encoding.key else { return Ok(None) };
+        self.bind(self.tenant_key()?.read_again(id)?, instance, revision).map(Some)
     }
 }
 
-/// How a guest's bytes lie in a file.
+/// How a guest's memory is encoded in a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Form {
+pub(super) struct Encoding {
     pub(super) compression: SnapshotCompression,
     /// Of the key that they are encrypted with; absent: they are not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) key: Option<KeyId>,
 }
 
-impl Form {
-    /// Whether the file is the very bytes.
+impl Encoding {
+    /// Neither compressed nor encrypted.
     pub(super) fn is_plain(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// What an encrypted stream belongs to. In another's place it does not open.
+/// What an encrypted stream is bound to: for anything else it is not decrypted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Binding {
     pub(super) instance: InstanceId,
@@ -123,10 +128,10 @@ pub(super) struct Binding {
     pub(super) revision: Digest,
 }
 
-/// A key, and what it seals to.
+/// The tenant's key, and the instance and revision that a stream is bound to.
 #[derive(Debug)]
-pub(super) struct Lock {
-    pub(super) key: SnapshotKey,
+pub(super) struct StreamKey {
+    pub(super) tenant_key: SnapshotKey,
     pub(super) binding: Binding,
 }
 
@@ -136,11 +141,11 @@ pub(super) fn encode<W: Write>(
     mut from: impl Read,
     into: W,
     compression: SnapshotCompression,
-    lock: Option<&Lock>,
+    key: Option<&StreamKey>,
     wanted: impl Fn() -> bool,
 ) -> io::Result<(W, u64)> {
-    let sealer = Sealer::new(into, compression, lock)?;
-    let mut packer = Packer::new(sealer, compression)?;
+    let encryptor = Encryptor::new(into, compression, key)?;
+    let mut compressor = Compressor::new(encryptor, compression)?;
     let mut buffer = Zeroizing::new(vec![0; STEP_BYTES]);
     let mut plain_bytes = 0;
     loop {
@@ -149,23 +154,23 @@ pub(super) fn encode<W: Write>(
         }
         let read = read_some(&mut from, &mut buffer)?;
         if read == 0 {
-            return Ok((packer.finish()?.finish()?, plain_bytes));
+            return Ok((compressor.finish()?.finish()?, plain_bytes));
         }
-        packer.write_all(&buffer[..read])?;
+        compressor.write_all(&buffer[..read])?;
         plain_bytes += read as u64;
     }
 }
 
-/// What was encoded in this form, as it was before. Its beginning is read at once: what is no such stream at all is
-/// told here, before anything is done with it.
+/// Reads what [`encode`] wrote. The first bytes are read at once, so that what is no such stream fails here, before
+/// anything is done with it.
 pub(super) fn decode(
     from: impl Read + Send + 'static,
     compression: SnapshotCompression,
-    lock: Option<&Lock>,
+    key: Option<&StreamKey>,
 ) -> io::Result<Box<dyn Read + Send>> {
-    let mut decoded = match lock {
-        Some(lock) => packed::unpack(SealedReader::open(from, compression, lock)?, compression)?,
-        None => packed::unpack(from, compression)?,
+    let mut decoded = match key {
+        Some(key) => compressed::decompress(Decryptor::open(from, compression, key)?, compression)?,
+        None => compressed::decompress(from, compression)?,
     };
     let mut first = Zeroizing::new(vec![0; STEP_BYTES]);
     let read = read_some(&mut decoded, &mut first)?;
@@ -190,7 +195,7 @@ pub(super) fn feed(mut from: impl Read, into: OwnedFd, plain_bytes: Option<u64>)
         }
         fed += read as u64;
         match into.as_mut().map(|pipe| pipe.write_all(&buffer[..read])) {
-            // It has what it needs, or it is gone: which of them is for others to find out.
+            // The VMM has what it needs, or is gone; the caller finds out which.
             Some(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe => into = None,
             Some(Err(error)) => return Err(error),
             Some(Ok(())) | None => {}
@@ -199,7 +204,7 @@ pub(super) fn feed(mut from: impl Read, into: OwnedFd, plain_bytes: Option<u64>)
     match plain_bytes.filter(|expected| *expected != fed) {
         Some(expected) => {
             if let (0, Some(pipe)) = (fed, into.as_mut()) {
-                // Whoever waits for the first byte finds that it is a wrong one; if it is gone, so much the better.
+                // Makes a VMM that waits for the first byte fail. One that is gone needs nothing.
                 let _ = pipe.write_all(&[0]);
             }
             Err(damaged(format!("it gives {fed} bytes, not {expected}")))

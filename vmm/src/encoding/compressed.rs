@@ -1,6 +1,6 @@
-//! Streams by LZ4 and zstd, as frames that other programs read too.
+//! Compresses and decompresses streams with LZ4 or zstd, as frames that other programs read too.
 //!
-//! Both have sums of their content, and are taken for whole only where they say that they end.
+//! Both have a checksum of their content; a frame without its end is refused.
 
 use std::io::{self, Read, Write};
 
@@ -12,14 +12,14 @@ use super::damaged;
 /// Of zstd: the fastest of the usual ones. Memory is written once, and higher ones gain little on it.
 const ZSTD_LEVEL: i32 = 1;
 
-/// Writes what it is given in smaller form.
-pub(super) enum Packer<W: Write> {
+/// Compresses what is written to it.
+pub(super) enum Compressor<W: Write> {
     None(W),
     Lz4(Box<FrameEncoder<W>>),
     Zstd(zstd::Encoder<'static, W>),
 }
 
-impl<W: Write> Packer<W> {
+impl<W: Write> Compressor<W> {
     pub(super) fn new(into: W, compression: SnapshotCompression) -> io::Result<Self> {
         Ok(match compression {
             SnapshotCompression::None => Self::None(into),
@@ -48,7 +48,7 @@ impl<W: Write> Packer<W> {
     }
 }
 
-impl<W: Write> Write for Packer<W> {
+impl<W: Write> Write for Compressor<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::None(into) => into.write(bytes),
@@ -66,23 +66,23 @@ impl<W: Write> Write for Packer<W> {
     }
 }
 
-/// What was packed, as it was.
-pub(super) fn unpack(
+/// Reads what a [`Compressor`] wrote.
+pub(super) fn decompress(
     from: impl Read + Send + 'static,
     compression: SnapshotCompression,
 ) -> io::Result<Box<dyn Read + Send>> {
     Ok(match compression {
         SnapshotCompression::None => Box::new(from),
-        SnapshotCompression::Lz4 => Box::new(FrameDecoder::new(Endless(from))),
+        SnapshotCompression::Lz4 => Box::new(FrameDecoder::new(Unended(from))),
         SnapshotCompression::Zstd => Box::new(zstd::Decoder::new(from)?),
     })
 }
 
-/// Has an error where its source ends. The LZ4 decoder takes an end between two blocks for the end of the frame; in a
-/// whole frame it never comes to one.
-struct Endless<R>(R);
+/// Fails where its source ends. The LZ4 decoder takes an end between two blocks for the end of the frame; in a whole frame
+/// it never reads that far.
+struct Unended<R>(R);
 
-impl<R: Read> Read for Endless<R> {
+impl<R: Read> Read for Unended<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self.0.read(buffer) {
             Ok(0) if !buffer.is_empty() => Err(damaged("its frame was cut")),

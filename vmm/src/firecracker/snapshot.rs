@@ -3,7 +3,7 @@
 //! In 1.16.0 and 1.16.1 a resume leaves new vsock connections unanswered for good unless a snapshot was taken since
 //! the pause. So each pause there ends with a snapshot that is thrown away: of the differences only, since its content
 //! does not matter (11 to 31 ms and under 1 MB, where a full one of 128 MiB takes 296 to 505 ms). It comes with the
-//! pause and not with the resume, because a resume is what someone waits for.
+//! pause and not with the resume, because a request waits for the resume.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use mvm_host::{Host, JailFile, Operation};
 use mvm_proto::InstanceId;
 
 use super::http::ApiClient;
-use super::place::VSOCK_SOCKET;
+use super::paths::VSOCK_SOCKET;
 use super::request::{SnapshotCreate, SnapshotType, TargetState};
 use super::snapshot_file::{
     MANIFEST, MEMORY, MadeOn, Manifest, NEW_DIR, STATE, THROWAWAY_DIR, is_snapshot_name, measure,
@@ -22,8 +22,8 @@ use super::vmm::{Live, Vmms, api_error, bad_request, host_error, io_error, stuck
 use super::vsock::{self, VsockError};
 use crate::{DriverError, SnapshotRef, VmState, run_files};
 
-/// Nobody listens here in any guest of ours: a guest that can be reached refuses, one that can't says nothing. Asking
-/// the guest's own port would take it away from whoever speaks to it.
+/// No guest of ours listens here: one that can be reached refuses, one that can't does not answer. Connecting to the
+/// guest's own port would take it from the connection in use.
 const PROBE_PORT: u32 = 5250;
 
 /// How long a guest that runs may take to refuse, before a pause; one that is still booting never does.
@@ -52,7 +52,7 @@ impl<H: Host> Vmms<H> {
         let answered = wedges && self.reaches_guest(&live, BEFORE_PAUSE).await;
         self.set_state(&mut client, instance, TargetState::Paused, "pause").await?;
         self.remember(&live.vmm, |known| {
-            (known.frozen, known.resumes_safely, known.answered) = (None, !wedges, answered);
+            (known.snapshot, known.resumes_safely, known.answered) = (None, !wedges, answered);
             known.state = Some(VmState::Paused);
         });
         if wedges {
@@ -73,7 +73,7 @@ impl<H: Host> Vmms<H> {
             self.make_resumable(&live, &mut client, "resume").await?;
         }
         // From here on memory changes: what was frozen is no longer what a snapshot would be.
-        self.remember(&live.vmm, |known| (known.frozen, known.resumes_safely) = (None, false));
+        self.remember(&live.vmm, |known| (known.snapshot, known.resumes_safely) = (None, false));
         self.set_state(&mut client, instance, TargetState::Resumed, "resume").await?;
         self.note(&live.vmm, |known| known.state = Some(VmState::Running));
         self.deflate(&mut client, instance).await;
@@ -126,14 +126,14 @@ impl<H: Host> Vmms<H> {
         let instance = &live.vmm.instance;
         let make = Operation::MakeDir { instance: instance.clone(), name: dir.to_owned() };
         self.perform(instance, action, make).await?;
-        let name = |file: &str| match &live.place.jail {
+        let name = |file: &str| match &live.paths.jail {
             Some(_) => format!("{dir}.{file}"),
             None => format!("{dir}/{file}"),
         };
-        if let Some(jail) = &live.place.jail {
+        if let Some(jail) = &live.paths.jail {
             // The jail has its own name for the very same file, so that what is written there is here.
             let files = [MEMORY, STATE].map(|file| JailFile {
-                source: live.place.run_dir.join(dir).join(file),
+                source: live.paths.run_dir.join(dir).join(file),
                 name: name(file),
                 writable: true,
             });
@@ -147,7 +147,7 @@ impl<H: Host> Vmms<H> {
         let writing = self.writing(&live.vmm);
         let sent = client.send(&call, limit).await.map_err(|error| api_error(instance, action, error));
         drop(writing);
-        if let Some(jail) = &live.place.jail {
+        if let Some(jail) = &live.paths.jail {
             // As long as the jail has a name for it, a snapshot that is discarded keeps its place on the disk.
             let unshare =
                 Operation::UnshareFromJail { jail: jail.clone(), names: [MEMORY, STATE].map(name).to_vec() };
@@ -168,15 +168,15 @@ impl<H: Host> Vmms<H> {
             let instance = instance.clone();
             return Err(DriverError::WrongState { instance, action: "be snapshotted", found: state });
         }
-        if let Some(frozen) = self.recall(&live.vmm).frozen {
-            return Ok(frozen);
+        if let Some(snapshot) = self.recall(&live.vmm).snapshot {
+            return Ok(snapshot);
         }
         let written = self.write_snapshot(&live, &mut client, NEW_DIR, SnapshotType::Full, ACTION).await;
-        let kept = match written {
-            Ok(()) => self.keep(&live, version).await,
+        let sealed = match written {
+            Ok(()) => self.seal(&live, version).await,
             Err(error) => Err(error),
         };
-        let manifest = match kept {
+        let manifest = match sealed {
             Ok(manifest) => manifest,
             Err(error) => {
                 // Half a snapshot may be what fills the disk. The first error is the one to report.
@@ -186,14 +186,14 @@ impl<H: Host> Vmms<H> {
         };
         let reference = manifest.reference();
         self.remember(&live.vmm, |known| {
-            (known.frozen, known.resumes_safely) = (Some(reference.clone()), true);
+            (known.snapshot, known.resumes_safely) = (Some(reference.clone()), true);
         });
         self.remove_snapshots(instance, Some(&manifest.directory), ACTION).await?;
         Ok(reference)
     }
 
     /// Makes what was just written the instance's snapshot: on the disk, under its own name, then in the manifest.
-    async fn keep(&self, live: &Live, version: Version) -> Result<Manifest, DriverError> {
+    async fn seal(&self, live: &Live, version: Version) -> Result<Manifest, DriverError> {
         const ACTION: &str = "keep the snapshot of";
         let instance = &live.vmm.instance;
         let fault = |cause| io_error(instance, ACTION, cause);
@@ -228,7 +228,7 @@ impl<H: Host> Vmms<H> {
         const ACTION: &str = "discard the snapshot of";
         self.remove_name(instance, MANIFEST, ACTION).await?;
         self.remove_snapshots(instance, None, ACTION).await?;
-        self.thaw(instance);
+        self.forget_snapshot(instance);
         Ok(())
     }
 
