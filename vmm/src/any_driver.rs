@@ -1,4 +1,4 @@
-//! The driver that was chosen at start, as one type: opens it, and hands every call on to it.
+//! The driver that was chosen at start, as one type: opens it, and delegates every call to it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ impl AnyDriver {
         Ok(Self::Firecracker(FirecrackerDriver::with_host(host, settings)?))
     }
 
-    /// The same without touching the host: for a dry run, which must leave no trace.
+    /// Opens it to look at only, for a dry run, which must leave no trace.
     pub fn peek(kind: DriverKind, data_dir: &Path, vmm: &VmmSettings) -> Result<Self, DriverUnavailable> {
         match kind {
             DriverKind::Fake => FakeDriver::peek(&data_dir.join(FAKE_DIR)).map(Self::Fake),
@@ -88,8 +88,8 @@ macro_rules! each {
     };
 }
 
-/// The asynchronous methods, each handed on.
-macro_rules! hand_on {
+/// Asynchronous methods, each delegated to the driver.
+macro_rules! delegate {
     ($($method:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {$(
         async fn $method(&self, $($argument: $type),*) -> Result<$answer, DriverError> {
             each!(self, driver => driver.$method($($argument),*).await)
@@ -98,7 +98,7 @@ macro_rules! hand_on {
 }
 
 impl Driver for AnyDriver {
-    hand_on! {
+    delegate! {
         list() -> Vec<Vm>;
         instances() -> Vec<InstanceId>;
         adopt(instance: &InstanceId) -> Option<Vm>;

@@ -1,9 +1,15 @@
-//! The laws that every driver keeps, as one suite for their tests. An implementation calls [`suite`] from its tests; one whose VMs outlive
-//! it calls [`outlives_its_owner`] too; one whose guests answer calls [`guest_suite`]; one whose VMs can be ended from
-//! outside calls [`sudden_ends`]; one that reads files calls [`refusals`]; one that compresses and encrypts calls
-//! [`encoding_suite`], and [`encoded_guests`] if its guests answer; one that can migrate calls [`migration_suite`];
-//! one that starts processes calls
-//! [`a_vmm_outside_its_group_is_ended`] and [`an_end_is_told_before_the_vm_is_missed`]. Each law is one function, named by what it holds.
+//! The laws that every driver keeps, called by the drivers' tests. Each law is one function, named by what it holds.
+//!
+//! | suite | for a driver |
+//! |---|---|
+//! | [`suite`] | of any kind |
+//! | [`outlives_its_owner`] | whose VMs outlive it |
+//! | [`guest_suite`] | whose guests answer |
+//! | [`sudden_ends`] | whose VMs can be ended from outside |
+//! | [`refusals`] | that reads files |
+//! | [`encoding_suite`], [`encoded_guests`] | that compresses and encrypts, with guests that answer |
+//! | [`migration_suite`] | that migrates |
+//! | [`a_vmm_outside_its_group_is_ended`], [`an_end_is_told_before_the_vm_is_missed`] | that starts processes |
 
 mod client;
 mod encoding;

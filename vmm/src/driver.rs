@@ -20,8 +20,8 @@ pub(crate) const GENERATIONS: usize = 3;
 pub trait Driver: Send + Sync + 'static {
     fn kind(&self) -> DriverKind;
 
-    /// Every live VM of this driver on this host, also one that an earlier agent started. One that it knew and that has ended is told by
-    /// [`Self::exits`] before it is missing here.
+    /// Every live VM of this driver on this host, also one that an earlier agent started. The end of one that it knew is
+    /// told by [`Self::exits`] before the VM is missing here.
     fn list(&self) -> impl Future<Output = Result<Vec<Vm>, DriverError>> + Send;
 
     /// Every instance that has anything on this host, a VM or files.

@@ -1,9 +1,10 @@
 //! The driver for Firecracker: one process per VM, spoken to over its API socket.
 //!
-//! The process is started (through a jailer, where there is one), configured over the API and booted; or it loads a
-//! snapshot and stays paused. Its state is asked over the API each time, so that an agent that has just started knows as
-//! much as the one before it; only what makes calls idempotent within a pause is kept in memory. What may be lost with the process is in [`vmm`], starting in [`launch`], pausing and
-//! snapshots in [`snapshot`], the way to the guest in [`vsock`], what was written in [`logs`].
+//! [`launch`] starts the process (through a jailer, where there is one), configures it over the API and boots it, or has
+//! it load a snapshot and stay paused. [`vmm`] finds, follows and ends processes. Their state is asked over the API each
+//! time, so that an agent that has just started knows as much as the one before it; only what makes calls idempotent
+//! within a pause is kept in memory. [`snapshot`] pauses, resumes and saves, [`vsock`] connects to guests, [`logs`] trims
+//! and reads what was logged.
 
 mod balloon;
 mod http;

@@ -1,10 +1,9 @@
 //! Encrypted streams: AES-256-GCM in chunks, by a key that is derived for each stream.
 //!
-//! A header in clear has the cipher, chunk size, salt, the key's id, instance, tenant and
-//! revision. The stream's own key is derived from the tenant's by HKDF-SHA256 with the salt. Every chunk is encrypted with
-//! the whole header as associated data, and a nonce of its number and whether it is the last. So a chunk that was changed, left out,
-//! put elsewhere or taken from another stream is not decrypted, nor is a stream that ends too early, goes on too long or
-//! has another header.
+//! A header in clear has the cipher, chunk size, salt, the key's id, instance, tenant and revision. The stream's own key
+//! is derived from the tenant's by HKDF-SHA256 with the salt. Every chunk is encrypted with the whole header as associated
+//! data, and a nonce of its number and whether it is the last. So a chunk that was changed, left out, put elsewhere or
+//! taken from another stream is not decrypted, nor is a stream that ends too early, goes on too long or has another header.
 
 use std::io::{self, Read, Write};
 

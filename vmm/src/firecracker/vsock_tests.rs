@@ -54,7 +54,7 @@ async fn reader_and_writer_both_wait_for_a_guest_that_is_not_up_yet() {
         reader.read_exact(&mut bytes).await.map(|_| bytes)
     });
     let writing = tokio::spawn(async move { writer.write_all(b"ping").await.map(|()| writer) });
-    // Nobody listens in the guest at first: the connection is closed.
+    // The guest does not listen at first: the connection is closed.
     drop(serve_one(&listener, b"").await);
     drop(serve_one(&listener, b"").await);
     let mut far = serve_one(&listener, b"OK 1\n").await;

@@ -1,5 +1,5 @@
 //! Background work on a snapshot: compresses it, or records the checksums of its files, which are compared only when a
-//! file was touched since. A restore stops both and does not wait for their end.
+//! file was touched since. A restore cancels it first.
 
 use std::fs::File;
 use std::io;

@@ -280,7 +280,7 @@ async fn a_compressed_snapshot_that_was_cut_or_changed_is_of_no_use() {
             .unwrap()
             .set_modified(std::time::SystemTime::now())
             .unwrap();
-        refused("changed by someone").await;
+        refused("changed on disk").await;
         fs::write(&path, &whole).unwrap();
         driver.restore(&spec, &saved, &options).await.unwrap();
         driver.resume(&spec.instance).await.unwrap();

@@ -62,7 +62,7 @@ async fn a_qemu_that_crashes_at_start_says_its_last_words() {
 #[tokio::test]
 async fn a_qemu_that_hangs_and_ignores_sigterm_is_given_up_and_gone() {
     let dir = DataDir::new();
-    // Opening a pipe that nobody writes to waits for ever, in the shell itself.
+    // Opening a pipe without a writer waits for ever, in the shell itself.
     let program = stand_in(dir.path(), "7.2.0", "trap '' TERM; mkfifo never; read x < never");
     let Some(said) = refusal_where_it_can_run(dir.path(), program, Duration::from_secs(1)).await else {
         return;
