@@ -92,8 +92,7 @@ const PARTS_AND_TESTS: &[&str] = &[
 ];
 
 /// For tests only: the documents to start from, and what their own test needs.
-const ALSO_IN_TESTS: [(&str, &str); 12] = [
-    ("mvm-proto", "mvm-proto"),
+const ALSO_IN_TESTS: [(&str, &str); 11] = [
     ("mvm-proto", "mvm-examples"),
     ("mvm-planner", "mvm-examples"),
     ("mvm-agent", "mvm-examples"),
@@ -176,6 +175,9 @@ const IMPURE_WORDS: [&str; 11] = [
     "Instant::now",
     "OffsetDateTime::now",
 ];
+
+/// tokio has `test-util` in programs, too, so that libraries are compiled once for them and for tests (Cargo.toml).
+const STOPS_THE_CLOCK: [&str; 3] = ["time::pause(", "time::advance(", "start_paused"];
 
 /// A file longer than this is about more than one thing. Most are a fifth of it.
 const MAX_LINES: usize = 700;
@@ -390,6 +392,16 @@ fn tests_wait_for_conditions_and_never_just_sleep() {
         broken.extend(pauses.map(|(line, why)| format!("{}:{line}: {why}", source.name)));
     }
     holds("pauses in tests: use paused time, poll in a `wait_until`, or wait for what comes after", &broken);
+}
+
+#[test]
+fn only_tests_stop_the_clock() {
+    let shipped = |source: &Source| {
+        let stops = |text: &str| STOPS_THE_CLOCK.iter().any(|word| text.contains(word));
+        let lines = source.shipped_lines().into_iter().filter(|(_, text)| stops(text));
+        lines.map(|(line, text)| format!("{}:{line}: {}", source.name, text.trim())).collect::<Vec<_>>()
+    };
+    holds("a paused clock in a program", &sources::ours().iter().flat_map(shipped).collect::<Vec<_>>());
 }
 
 #[test]

@@ -2,8 +2,6 @@
 //!
 //! Nothing here does I/O, reads a clock or draws a random number. Every other crate builds on this one.
 
-#[cfg(feature = "arbitrary")]
-pub mod arbitrary;
 #[cfg(feature = "control")]
 pub mod digest;
 #[cfg(feature = "control")]

@@ -1,6 +1,6 @@
 //! Properties of reading documents, over random valid documents and random damage to them.
 
-use mvm_proto::arbitrary::{desired_state, desired_state_of, signed_document};
+use crate::arbitrary::{desired_state, desired_state_of, signed_document};
 use mvm_proto::document::schema::desired_state_schema;
 use mvm_proto::document::{DocumentErrors, MAX_DOCUMENT_BYTES};
 use mvm_proto::envelope::Payload as _;

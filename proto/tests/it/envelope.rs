@@ -1,6 +1,6 @@
 //! Envelopes: no bit of one can be changed without it being another envelope, and problems have one shape.
 
-use mvm_proto::arbitrary::signed_document;
+use crate::arbitrary::signed_document;
 use mvm_proto::document::DOCUMENT_PAYLOAD_TYPE;
 use mvm_proto::envelope::{
     CheckSignatures, EnvelopeError, MAX_ENVELOPE_BYTES, MAX_SIGNATURES, Signature, VerifyError,

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // A test may end at the first surprise.
 
+mod arbitrary;
 mod damage;
 mod documents;
 mod envelope;

@@ -1,4 +1,4 @@
-//! Strategies for valid documents: what a property test draws from. Only behind the feature `arbitrary`.
+//! Strategies for valid documents: what a property test draws from.
 //!
 //! Every value is valid by construction, never by filtering, so that shrinking stays quick: subnets come from
 //! separate /16 blocks, ids carry their index, and counts are dealt out of what subnet and quota allow.
@@ -11,22 +11,22 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
-use crate::document::{
+use mvm_proto::document::{
     DesiredCounts, DesiredState, Egress, EgressMode, ExecCheck, Health, HealthCheck, HttpCheck,
     IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND, IoLimits, MAX_PREFIX, MAX_TENANT_NET_ID, MIN_PREFIX, Network,
     Persist, Pool, PoolRole, Provenance, Quotas, Resources, Restart, RuntimePolicy, SCHEMA_VERSION,
     SeccompPolicy, SignedDocument, SleepPolicy, SnapshotCompression, Subnet, TcpCheck, Tenant, Warmup,
 };
-use crate::json::MAX_INTEGER;
-use crate::{Digest, Timestamp};
+use mvm_proto::json::MAX_INTEGER;
+use mvm_proto::{Digest, Timestamp};
 
 /// A valid document with up to four tenants of up to four pools.
-pub fn desired_state() -> impl Strategy<Value = DesiredState> {
+pub(crate) fn desired_state() -> impl Strategy<Value = DesiredState> {
     desired_state_of(0..=4, 0..=4)
 }
 
 /// A valid document with as many tenants, and pools in each, as these ranges say.
-pub fn desired_state_of(
+pub(crate) fn desired_state_of(
     tenants: RangeInclusive<usize>,
     pools: RangeInclusive<usize>,
 ) -> impl Strategy<Value = DesiredState> {
@@ -49,11 +49,11 @@ pub fn desired_state_of(
 }
 
 /// A valid document with its provenance.
-pub fn signed_document() -> impl Strategy<Value = SignedDocument> {
+pub(crate) fn signed_document() -> impl Strategy<Value = SignedDocument> {
     (provenance(), desired_state()).prop_map(|(provenance, desired)| SignedDocument::new(provenance, desired))
 }
 
-pub fn provenance() -> impl Strategy<Value = Provenance> {
+pub(crate) fn provenance() -> impl Strategy<Value = Provenance> {
     let number = 1..=MAX_INTEGER;
     // Any time that can be written, and a life of at least a millisecond.
     let times = (0..=4_000_000_000_000_i64, 1..=4_000_000_000_000_i64);
@@ -69,15 +69,15 @@ pub fn provenance() -> impl Strategy<Value = Provenance> {
 }
 
 /// Any text that is an id, but not an instance's.
-pub fn name() -> impl Strategy<Value = String> {
+pub(crate) fn name() -> impl Strategy<Value = String> {
     "[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?"
 }
 
-pub fn digest() -> impl Strategy<Value = Digest> {
+pub(crate) fn digest() -> impl Strategy<Value = Digest> {
     any::<[u8; 32]>().prop_map(Digest::from_bytes)
 }
 
-pub fn resources() -> impl Strategy<Value = Resources> {
+pub(crate) fn resources() -> impl Strategy<Value = Resources> {
     (1..=32_u32, 32..=65_536_u64, 0..=1_048_576_u64).prop_map(|(vcpus, mem_mib, data_disk_mib)| Resources {
         vcpus,
         mem_mib,
@@ -85,7 +85,7 @@ pub fn resources() -> impl Strategy<Value = Resources> {
     })
 }
 
-pub fn sleep_policy() -> impl Strategy<Value = SleepPolicy> {
+pub(crate) fn sleep_policy() -> impl Strategy<Value = SleepPolicy> {
     (seconds(), seconds(), 0..=100_u32).prop_map(|(a, b, cpu_idle_percent)| SleepPolicy {
         warm_after_seconds: a.min(b),
         sleep_after_seconds: a.max(b),
@@ -93,7 +93,7 @@ pub fn sleep_policy() -> impl Strategy<Value = SleepPolicy> {
     })
 }
 
-pub fn runtime_policy() -> impl Strategy<Value = RuntimePolicy> {
+pub(crate) fn runtime_policy() -> impl Strategy<Value = RuntimePolicy> {
     (seconds(), seconds(), seconds(), seconds()).prop_map(|(running, warm, drain, shutdown)| RuntimePolicy {
         min_running_seconds: running,
         min_warm_seconds: warm,
@@ -224,7 +224,7 @@ fn pool(at: usize, share: u32) -> impl Strategy<Value = Pool> {
     )
 }
 
-pub fn role() -> impl Strategy<Value = PoolRole> {
+pub(crate) fn role() -> impl Strategy<Value = PoolRole> {
     select(vec![PoolRole::Gateway, PoolRole::Builder, PoolRole::Worker])
 }
 
