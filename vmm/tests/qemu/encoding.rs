@@ -180,7 +180,7 @@ async fn a_compressed_snapshot_is_smaller_and_leaves_nothing_else() {
             let files = fs::read_dir(snapshot_dir(dir.path(), instance)).unwrap();
             let mut names: Vec<_> = files.map(|entry| entry.unwrap().file_name()).collect();
             names.sort();
-            let expected = ["encoding.json", "manifest.json", "owner.json", "packed", "packed.json"];
+            let expected = ["form.json", "manifest.json", "owner.json", "packed", "packed.json"];
             assert_eq!(names, expected, "{encoding:?}");
         }
         let began = Instant::now();
@@ -324,7 +324,7 @@ async fn a_snapshot_of_the_format_before_is_restored() {
     let path = snapshot_dir(dir.path(), &spec.instance).join("manifest.json");
     let mut manifest: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     manifest["format"] = 2.into();
-    assert!(manifest.as_object_mut().unwrap().remove("encoding").is_some());
+    assert!(manifest.as_object_mut().unwrap().remove("form").is_some());
     let text = serde_json::to_string_pretty(&manifest).unwrap();
     fs::write(&path, &text).unwrap();
     let saved = SnapshotRef { digest: Digest::of(text.as_bytes()), ..saved };
