@@ -18,7 +18,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // What people read as JSON is the message itself, so that the API, the session and the CLI can't drift apart.
     let json = "#[derive(serde::Serialize, serde::Deserialize)] #[serde(default)]";
-    tonic_prost_build::configure()
+    let mut config = tonic_prost_build::configure();
+    for time in times(&descriptors) {
+        config = config.field_attribute(time, "#[serde(skip_serializing_if = \"String::is_empty\")]");
+    }
+    config
         .message_attribute(".mvm.node.v1", json)
         .message_attribute(".mvm.control.v1", json)
         // Shown as what it says, not as bytes.
@@ -33,6 +37,30 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .codec_path("crate::wire::codec::MeasuredCodec")
         .compile_fds(descriptors)?;
     Ok(())
+}
+
+/// The fields of JSON messages that hold a time: one that is not known or never was is absent, not an empty text.
+fn times(descriptors: &prost_types::FileDescriptorSet) -> Vec<String> {
+    use prost_types::field_descriptor_proto::Type;
+    let mut paths = Vec::new();
+    for file in &descriptors.file {
+        if !matches!(file.package(), "mvm.node.v1" | "mvm.control.v1") {
+            continue;
+        }
+        for message in &file.message_type {
+            let fields = message.field.iter().filter(|field| field.r#type() == Type::String);
+            let times = fields.filter(|field| is_time(field.name()));
+            paths.extend(
+                times.map(|field| format!(".{}.{}.{}", file.package(), message.name(), field.name())),
+            );
+        }
+    }
+    paths
+}
+
+fn is_time(name: &str) -> bool {
+    matches!(name, "at" | "since" | "not_after")
+        || ["_at", "_since", "_until", "_not_after"].iter().any(|end| name.ends_with(end))
 }
 
 /// What `src/wire/measure.rs` must know of each message to tell how much memory it takes once it is decoded: an

@@ -29,8 +29,8 @@ use std::time::SystemTime;
 use listeners::Listeners;
 use mvm_host::AnyHost;
 use mvm_image::Vouched;
-use mvm_pki::files;
 use mvm_pki::status::expiries;
+use mvm_pki::{LiveAnchors, files};
 use mvm_proto::status::{Capacity, NodeInfo, PassedOver};
 use mvm_proto::{NodeId, Timestamp};
 use mvm_vmm::DriverKind;
@@ -190,15 +190,15 @@ impl Agent {
         tasks.spawn("sessions", sessions);
         tasks.spawn("reconcile", reconcile_task(node, current_document, stop.clone()));
 
-        let driver = DriverInUse { kind: driver, choice: settings.driver, vmm: settings.vmm.clone() };
+        let driver = DriverInUse { kind: driver, choice: settings.driver, vmm: settings.vmm.clone(), data_dir: data_dir.clone() };
         let describe = describe(
             info,
             driver,
-            data_dir.clone(),
             intake.clone(),
             Arc::clone(&health),
             dials.then_some(session_watch),
             settings.privileges.clone(),
+            member.as_ref().map(|member| member.anchors.clone()),
         );
         let events = Arc::new(EventLog::default());
         tasks.spawn("events", event_log_task(handle.events().subscribe(), Arc::clone(&events), stop.clone()));
@@ -212,7 +212,7 @@ impl Agent {
             intake: intake.clone(),
             node: handle.clone(),
             describe: Arc::clone(&describe),
-            events,
+            events: Arc::clone(&events),
             metrics: Arc::clone(&metrics),
             max_body_bytes: settings.limits.max_body_bytes,
             shutdown: stop.clone(),
@@ -232,6 +232,7 @@ impl Agent {
                     node: handle.clone(),
                     intake,
                     describe,
+                    events,
                     metrics,
                     removed_operators,
                     state: session_state,
@@ -381,25 +382,28 @@ struct DriverInUse {
     kind: DriverKind,
     choice: DriverChoice,
     vmm: VmmSettings,
+    data_dir: PathBuf,
 }
 
 /// What this node is, with what changes filled in at each asking.
 fn describe(
     fixed: NodeInfo,
     driver: DriverInUse,
-    data_dir: PathBuf,
     intake: Intake,
     health: Arc<Health>,
     session: Option<watch::Receiver<SessionState>>,
     privileges: Privileges,
+    anchors: Option<LiveAnchors>,
 ) -> Describe {
     Arc::new(move || {
         let mut info = fixed.clone();
-        let DriverInUse { kind, choice, vmm } = &driver;
-        info.accelerator = choice::accelerator(*kind, vmm, &data_dir).to_owned();
-        let over = choice::passed_over(*kind, *choice, &choice::find(vmm, &data_dir));
+        let DriverInUse { kind, choice, vmm, data_dir } = &driver;
+        info.accelerator = choice::accelerator(*kind, vmm, data_dir).to_owned();
+        let over = choice::passed_over(*kind, *choice, &choice::find(vmm, data_dir));
         let shown = |over: choice::PassedOver| PassedOver { what: over.what.to_owned(), reason: over.reason };
         info.passed_over = over.into_iter().map(shown).collect();
+        let roots = anchors.iter().flat_map(|anchors| anchors.current().fingerprints());
+        info.roots = roots.map(|root| root.to_string()).collect();
         info.trust_root_version = intake.trust_versions().0;
         info.dev_cluster = intake.is_dev_cluster();
         info.conditions.push(health.condition());

@@ -13,6 +13,7 @@ use mvm_transport::Target;
 
 use crate::exit::Outcome;
 use crate::global::Global;
+use crate::output::when_exactly;
 use crate::paths::default_data_dir;
 
 /// Where a coordinator listens by default.
@@ -171,6 +172,11 @@ pub(crate) async fn all_nodes(
 ) -> Result<Vec<Node>, Outcome> {
     let listing = mvm_coordinator::list_all_nodes(client, summary);
     within(limit, async { listing.await.map(tonic::Response::new) }).await
+}
+
+/// A warning for a node that is not connected: when it was last seen, and what the answer lacks.
+pub(crate) fn not_connected(node_id: &str, last_seen_at: &str, lacks: &str) -> String {
+    format!("{node_id} is not connected since {}: {lacks}", when_exactly(last_seen_at))
 }
 
 /// The next answer of a stream; `None` after the last.

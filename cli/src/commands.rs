@@ -17,6 +17,7 @@ pub(crate) mod operator;
 pub(crate) mod plan;
 pub(crate) mod push;
 pub(crate) mod reference;
+pub(crate) mod resources;
 pub(crate) mod root;
 pub(crate) mod schema;
 pub(crate) mod tenant;

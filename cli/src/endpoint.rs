@@ -12,6 +12,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 use mvm_agent::serve::settings::default_socket;
 use mvm_coordinator::ControlClient;
 use mvm_proto::NodeId;
+use mvm_proto::status::NodeInfo;
 use mvm_transport::Target;
 
 use crate::agent_client::AgentClient;
@@ -59,7 +60,7 @@ struct EndpointFlags {
     /// Folder of this machine's agent, which holds its socket
     #[arg(long, value_name = "DIR", env = "MVM_AGENT_DATA_DIR", default_value_os_t = default_data_dir("agent"))]
     data_dir: PathBuf,
-    /// Through a coordinator: only this node
+    /// Only this node; an agent that is asked directly must be its agent
     #[arg(long, value_name = "NODE")]
     node: Option<NodeId>,
     #[command(flatten)]
@@ -123,16 +124,31 @@ impl EndpointArgs {
     }
 
     pub(crate) async fn open(&self, global: &Global) -> Result<Session, Outcome> {
-        self.chosen().open(&self.flags.operator, global).await
+        self.of_the_node(self.chosen().open(&self.flags.operator, global).await?).await
     }
 
     /// For what is asked of a coordinator unless an endpoint says otherwise.
     pub(crate) async fn open_coordinator(&self, global: &Global) -> Result<Session, Outcome> {
         let EndpointFlags { endpoint, operator, .. } = &self.flags;
         match endpoint {
-            Some(endpoint) => endpoint.open(operator, global).await,
+            Some(endpoint) => self.of_the_node(endpoint.open(operator, global).await?).await,
             None => Ok(Session::Coordinator(Box::new(operator.connect(global).await?))),
         }
+    }
+
+    /// Refuses the agent of another node than `--node` names: a coordinator passes the name on, an agent acts on its own
+    /// node whatever it is asked.
+    async fn of_the_node(&self, session: Session) -> Result<Session, Outcome> {
+        let (Session::Agent(agent), Some(wanted)) = (&session, self.node()) else { return Ok(session) };
+        let NodeInfo { node_id, .. } = agent.get("/v1/node/info").await?;
+        if node_id == wanted.as_str() {
+            return Ok(session);
+        }
+        Err(Outcome::Failed(anyhow::anyhow!(
+            "--node {wanted}: the agent that answers is {node_id}'s, and was asked for nothing\n\
+             name the coordinator with --coordinator or MVM_COORDINATOR, or {wanted}'s agent with --endpoint \
+             agent:https://{wanted}:4434"
+        )))
     }
 
     /// For what only an agent can answer.

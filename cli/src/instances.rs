@@ -11,7 +11,7 @@ use mvm_proto::{InstanceId, Phase, PoolId, Problem, TenantId};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::client::{next_within, within};
+use crate::client::{self, next_within, within};
 use crate::endpoint::{EndpointArgs, Session};
 use crate::exit::Outcome;
 use crate::global::Global;
@@ -141,9 +141,7 @@ impl Instances {
                         instance: one.instance.unwrap_or_default(),
                         wake: None,
                     }));
-                    let reason =
-                        |node: SilentNode| format!("{} is not told whole: {}", node.node_id, node.reason);
-                    missing.extend(page.silent.into_iter().map(reason));
+                    missing.extend(page.silent.into_iter().map(told));
                 }
                 found.sort_by(|a, b| a.order().cmp(&b.order()));
                 missing.sort();
@@ -281,6 +279,18 @@ impl Instances {
             found.name(),
             name.id
         )))
+    }
+}
+
+/// Why the instances of a node are not listed, or not all.
+fn told(node: SilentNode) -> String {
+    let SilentNode { node_id, reason, last_seen_at, instances } = node;
+    match last_seen_at.as_str() {
+        "" => format!("{node_id} is not told whole: {reason}"),
+        at => {
+            let its = if instances == 1 { "its 1 instance is".into() } else { format!("its {instances} instances are") };
+            client::not_connected(&node_id, at, &format!("{its} not listed"))
+        }
     }
 }
 

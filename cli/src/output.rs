@@ -6,10 +6,12 @@
 //! what a command inside an instance printed, an archive, and a console that is piped or asked for with `--raw`.
 
 use std::io::{IsTerminal, Write};
+use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use clap::ValueEnum;
 use comfy_table::{ContentArrangement, presets};
+use mvm_proto::Timestamp;
 use mvm_proto::text;
 use serde::Serialize;
 
@@ -29,24 +31,97 @@ pub(crate) enum Format {
 }
 
 /// Columns. Each cell is one line, whatever it was made of.
-#[derive(Debug)]
-pub(crate) struct Table(comfy_table::Table);
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    headings: Option<Vec<String>>,
+    rows: Vec<Vec<String>>,
+}
 
 impl Table {
     pub(crate) fn set_header<T: AsRef<str>>(&mut self, headings: impl IntoIterator<Item = T>) {
-        self.0.set_header(headings.into_iter().map(cell));
+        self.headings = Some(headings.into_iter().map(cell).collect());
     }
 
     pub(crate) fn add_row<T: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = T>) {
-        self.0.add_row(cells.into_iter().map(cell));
+        self.rows.push(cells.into_iter().map(cell).collect());
     }
 
+    /// Takes the columns away in which no row has anything.
+    pub(crate) fn drop_empty(&mut self, headings: &[&str]) {
+        let Some(all) = &mut self.headings else { return };
+        for heading in headings {
+            let Some(column) = all.iter().position(|it| it == heading) else { continue };
+            let is_empty = |row: &Vec<String>| row.get(column).is_none_or(|cell| cell == "-");
+            if self.rows.iter().all(is_empty) {
+                all.remove(column);
+                self.rows.iter_mut().filter(|row| column < row.len()).for_each(|row| drop(row.remove(column)));
+            }
+        }
+    }
+
+    /// As it is on paper, however wide.
+    #[cfg(test)]
     pub(crate) fn render(&self) -> String {
+        self.rendered(None)
+    }
+
+    /// With the longest cells of a list cut until its lines fit `width`.
+    fn rendered(&self, width: Option<usize>) -> String {
+        let most = self.most(width);
+        let cut = |row: &[String]| -> Vec<String> {
+            row.iter().zip(&most).map(|(cell, most)| cut(cell, *most)).collect()
+        };
+        let mut table = comfy_table::Table::new();
+        table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+        if let Some(headings) = &self.headings {
+            table.set_header(cut(headings));
+        }
+        for row in &self.rows {
+            table.add_row(cut(row));
+        }
         // The style pads every cell with a blank; the first one would indent everything.
-        let text = self.0.to_string();
+        let text = table.to_string();
         let trimmed = |line: &str| line.strip_prefix(' ').unwrap_or(line).trim_end().to_owned() + "\n";
         text.lines().map(trimmed).collect()
     }
+
+    /// How long the cells of each column may be: the widest columns give way until the rest fits.
+    fn most(&self, width: Option<usize>) -> Vec<usize> {
+        let rows = || self.headings.iter().chain(&self.rows);
+        let columns = rows().map(Vec::len).max().unwrap_or_default();
+        let longest =
+            |column: usize| rows().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or(0);
+        let mut most: Vec<usize> = (0..columns).map(longest).collect();
+        // Properties are read one by one, and nothing stands to the right of them.
+        let Some(width) = width.filter(|_| self.headings.is_some()) else { return most };
+        loop {
+            let excess = (most.iter().sum::<usize>() + BETWEEN_COLUMNS * columns).saturating_sub(width);
+            let Some(widest) = most.iter_mut().max().filter(|widest| excess > 0 && **widest > MIN_CELL) else {
+                return most;
+            };
+            *widest = widest.saturating_sub(excess.min(CUT_AT_ONCE)).max(MIN_CELL);
+        }
+    }
+}
+
+/// Blanks between two columns.
+const BETWEEN_COLUMNS: usize = 2;
+/// A cell is not cut below this, however narrow the terminal: it would say nothing.
+const MIN_CELL: usize = 12;
+/// Little enough that of two wide columns both give way.
+const CUT_AT_ONCE: usize = 4;
+
+fn cut(cell: &str, most: usize) -> String {
+    if cell.chars().count() <= most {
+        return cell.to_owned();
+    }
+    cell.chars().take(most.saturating_sub(1)).chain(['…']).collect()
+}
+
+/// Of the terminal that standard output is; none for a file or a program.
+fn terminal_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
 fn cell(text: impl AsRef<str>) -> String {
@@ -68,7 +143,8 @@ fn rendered<T: Serialize>(
     table: impl FnOnce(bool) -> Table,
 ) -> anyhow::Result<String> {
     match format {
-        Format::Table | Format::Wide => Ok(table(format == Format::Wide).render()),
+        Format::Table => Ok(table(false).rendered(terminal_width())),
+        Format::Wide => Ok(table(true).rendered(None)),
         Format::Json => Ok(text::json(&json(value)?)),
         Format::Yaml => {
             let written = serde_yaml_ng::to_string(value).context("could not write the result as YAML")?;
@@ -188,9 +264,7 @@ pub(crate) fn log() -> impl Write {
 
 /// Columns and nothing else.
 pub(crate) fn plain() -> Table {
-    let mut table = comfy_table::Table::new();
-    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    Table(table)
+    Table::default()
 }
 
 /// A table without lines, with upper-case headings, as `kubectl` and `nomad` print them.
@@ -212,6 +286,58 @@ pub(crate) fn properties<'a>(rows: impl IntoIterator<Item = (&'a str, String)>) 
 /// What stands where nothing is known.
 pub(crate) fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+}
+
+/// When something was or will be: how long ago or in how long, or to the letter.
+pub(crate) fn when(at: &str, to_the_letter: bool) -> String {
+    match at.parse::<Timestamp>() {
+        Ok(at) if !to_the_letter => distance(Timestamp::from(SystemTime::now()), at),
+        _ => or_dash(at),
+    }
+}
+
+/// Both, where there is room for both.
+pub(crate) fn when_exactly(at: &str) -> String {
+    match at.parse::<Timestamp>() {
+        Ok(time) => format!("{at} ({})", distance(Timestamp::from(SystemTime::now()), time)),
+        Err(_) => or_dash(at),
+    }
+}
+
+fn distance(now: Timestamp, at: Timestamp) -> String {
+    if at > now { format!("in {}", span(at.since(now))) } else { format!("{} ago", span(now.since(at))) }
+}
+
+/// In the largest unit of which there are at least two, rounded down.
+fn span(span: Duration) -> String {
+    const MINUTE: u64 = 60;
+    const HOUR: u64 = 60 * MINUTE;
+    const DAY: u64 = 24 * HOUR;
+    match span.as_secs() {
+        seconds if seconds < 2 * MINUTE => format!("{seconds}s"),
+        seconds if seconds < 2 * HOUR => format!("{}m", seconds / MINUTE),
+        seconds if seconds < 2 * DAY => format!("{}h", seconds / HOUR),
+        seconds => format!("{}d", seconds / DAY),
+    }
+}
+
+/// A size with one decimal, in the largest unit of which there is one; in MiB when it is smaller.
+pub(crate) fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 3] = ["MiB", "GiB", "TiB"];
+    // Exact far beyond what any machine has.
+    let mut amount = bytes as f64 / (1024.0 * 1024.0);
+    let mut unit = 0;
+    // What would be shown as 1024.0 is one of the next.
+    while amount >= 1023.95 && unit + 1 < UNITS.len() {
+        amount /= 1024.0;
+        unit += 1;
+    }
+    format!("{amount:.1} {}", UNITS[unit])
+}
+
+/// The same of MiB.
+pub(crate) fn mib(mib: u64) -> String {
+    bytes(mib.saturating_mul(1024 * 1024))
 }
 
 #[cfg(test)]

@@ -75,6 +75,7 @@ fn renderers(text: &str) -> Vec<(&'static str, String)> {
         &NodeInfo {
             capacity: Some(Capacity::default()),
             passed_over: vec![PassedOver::default()],
+            roots: vec![String::new()],
             capabilities: vec![Capability::default()],
             conditions: vec![condition.clone()],
             ..NodeInfo::default()
@@ -96,7 +97,9 @@ fn renderers(text: &str) -> Vec<(&'static str, String)> {
         },
         text,
     );
-    let placed = tenant::Placed { node_id: text.to_owned(), pool: pool.clone() };
+    let on = tenant::On { node_id: text.to_owned(), connected: false, last_seen_at: text.to_owned() };
+    let placed = tenant::Placed { node: Some(on), pool: pool.clone(), node_capacity: None };
+    let event = events::Told { node_id: text.to_owned(), event };
     let trusted = with_text(&TrustState { keys: vec![Default::default()], ..TrustState::default() }, text);
     let report = json!({ "enabled": true, "holds": true, "repaired": [""], "foreign": [""], "tenants": [{
         "tenant": "", "bridge": "", "subnet": "", "egress": "", "instances": 1,
@@ -118,19 +121,20 @@ fn renderers(text: &str) -> Vec<(&'static str, String)> {
         ("instance get", instance::details(&found)),
         ("node list", node::nodes(std::slice::from_ref(&node), false)),
         ("node list -o wide", node::nodes(std::slice::from_ref(&node), true)),
-        ("node info NODE", node::details(&node, true)),
-        ("node info", properties(node::info_rows(&info))),
+        ("node get NODE", node::details(&node, true)),
+        ("node get", properties(node::info_rows(&info))),
         ("node stats", properties(node::status_rows(&node))),
-        ("events", events::table(std::slice::from_ref(&event))),
-        ("tenant list", tenant::tenant_table(&tenant::by_tenant(std::slice::from_ref(&placed)))),
-        ("tenant info", tenant::tenant_details(&one_tenant)),
-        ("pool list", tenant::pool_table(std::slice::from_ref(&placed))),
-        ("pool info", tenant::pool_details(&serde_json::from_value(one_pool).unwrap())),
+        ("events", events::table(std::slice::from_ref(&event), true)),
+        ("tenant list", tenant::tenant_table(&tenant::by_tenant(std::slice::from_ref(&placed)), true)),
+        ("tenant get", tenant::tenant_details(&one_tenant)),
+        ("pool list", tenant::pool_table(std::slice::from_ref(&placed), false)),
+        ("pool list -o wide", tenant::pool_table(std::slice::from_ref(&placed), true)),
+        ("pool get", tenant::pool_details(&serde_json::from_value(one_pool).unwrap())),
         ("token list", token::table(&[with_text(&Token::default(), text)], true)),
         ("operator list", operator::table(&[with_text(&Operator::default(), text)], true)),
-        ("trust show", trust::table(&shown)),
+        ("trust get", trust::table(&shown)),
         ("net verify", net::table(&report)),
-        ("audit show", audit::lines_table(&[line.unwrap()])),
+        ("audit get", audit::lines_table(&[line.unwrap()])),
     ];
     tables.into_iter().map(|(command, table)| (command, table.render())).collect()
 }
@@ -187,5 +191,49 @@ fn a_console_is_escaped_for_a_terminal_and_for_nothing_else() {
     assert_eq!(
         String::from_utf8(shown_console(console, true)).unwrap(),
         "boot\n\\x1b[2J\\x1b]0;x\\x07done\u{fffd}\n"
+    );
+}
+
+#[test]
+fn a_list_is_cut_to_its_terminal_and_is_whole_elsewhere() {
+    let mut list = table(["NODE", "REASON", "MESSAGE"]);
+    let (long, longer) = ("because ".repeat(6), "é".repeat(80));
+    list.add_row(["node-a", &long, &longer]);
+    let cut = list.rendered(Some(60));
+    assert!(cut.lines().all(|line| line.chars().count() <= 60) && cut.contains('…'), "{cut}");
+    assert!(cut.contains("node-a") && cut.contains("because because"), "{cut}");
+    assert!(list.rendered(None).contains(&longer) && list.rendered(Some(400)).contains(&longer));
+    // However narrow, a cell says something.
+    assert!(list.rendered(Some(10)).contains("because bec…"));
+    // Properties are read one by one.
+    assert!(properties([("message", longer.clone())]).rendered(Some(60)).contains(&longer));
+}
+
+#[test]
+fn a_column_that_says_nothing_is_left_out() {
+    let mut list = table(["NODE", "REASON"]);
+    list.add_row(["node-a", "-"]);
+    list.drop_empty(&["REASON", "NO SUCH"]);
+    assert_eq!(list.render(), "NODE\nnode-a\n");
+    list = table(["NODE", "REASON"]);
+    list.add_row(["node-a", "-"]);
+    list.add_row(["node-b", "it broke"]);
+    list.drop_empty(&["REASON"]);
+    assert_eq!(list.render(), "NODE    REASON\nnode-a  -\nnode-b  it broke\n");
+}
+
+#[test]
+fn times_are_ages_and_sizes_have_one_decimal_and_a_unit() {
+    let at = Timestamp::from_unix_ms;
+    let seen = |ms: i64| distance(at(1_000_000_000), at(1_000_000_000 + ms));
+    assert_eq!(
+        [seen(0), seen(-119_999), seen(-120_000), seen(7_200_000), seen(-48 * 3_600_000)],
+        ["0s ago", "119s ago", "2m ago", "in 2h", "2d ago"]
+    );
+    assert_eq!((when("", false), when("", true), when("soon", false)), ("-".into(), "-".into(), "soon".into()));
+    assert_eq!(when("2026-01-31T09:30:00Z", true), "2026-01-31T09:30:00Z");
+    assert_eq!(
+        [bytes(0), bytes(512 * 1024), bytes(1024 * 1024 - 1), mib(64), mib(1024), mib(16 * 1024 * 1024)],
+        ["0.0 MiB", "0.5 MiB", "1.0 MiB", "64.0 MiB", "1.0 GiB", "16.0 TiB"]
     );
 }

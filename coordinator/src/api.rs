@@ -3,6 +3,7 @@
 //! Every request on this listener carries a verified certificate; the role is checked once, for all services, before
 //! any of them sees the request. Errors carry a problem (see `refuse`).
 
+mod events;
 mod instance_list;
 mod instances;
 mod nodes;
@@ -22,10 +23,10 @@ use mvm_proto::wire::control::v1::{
     ActOnInstanceRequest, ActOnInstanceResponse, CoordinatorInfo, CreateTokenRequest, CreateTokenResponse,
     GetDocumentRequest, GetInfoRequest, GetLogsRequest, GetLogsResponse, GetNodeRequest, GetTrustRequest,
     ListInstancesRequest, ListInstancesResponse, ListNodesRequest, ListNodesResponse, ListOperatorsRequest,
-    ListOperatorsResponse, ListTokensRequest, ListTokensResponse, Node, PushProgress, PushRequest,
+    ListOperatorsResponse, ListTokensRequest, ListTokensResponse, Node, NodeEvent, PushProgress, PushRequest,
     RemoveNodeRequest, RemoveNodeResponse, RemoveOperatorRequest, RemoveOperatorResponse,
     RenewCertificateRequest, RenewCertificateResponse, RevokeTokenRequest, RevokeTokenResponse,
-    StoredDocument, TrustState, UpdateTrustRequest,
+    StoredDocument, StreamEventsRequest, TrustState, UpdateTrustRequest,
 };
 use mvm_proto::{NodeId, Problem};
 use tokio::sync::mpsc;
@@ -220,6 +221,13 @@ impl Control for Service {
         let pages = instance_list::pages(&self.0, request.get_ref()).await;
         let told = |page: instance_list::Piece| page.map_err(|problem| refuse::status(&problem));
         answer(pages.map(|pages| ReceiverStream::new(pages).map(told).boxed()))
+    }
+
+    type StreamEventsStream = BoxStream<'static, Result<NodeEvent, Status>>;
+
+    async fn stream_events(&self, request: Request<StreamEventsRequest>) -> Answer<Self::StreamEventsStream> {
+        let events = events::stream(&self.0, request.get_ref()).await;
+        answer(events.map(|events| ReceiverStream::new(events).map(Ok).boxed()))
     }
 
     async fn act_on_instance(&self, request: Request<ActOnInstanceRequest>) -> Answer<ActOnInstanceResponse> {

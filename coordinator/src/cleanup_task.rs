@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     fn live(status: NodeStatus) -> LiveNode {
-        let live = LiveNode::new();
+        let live = LiveNode::new(&"node-a".parse().unwrap(), &tokio::sync::broadcast::Sender::new(1));
         live.change(|live| {
             live.status = Some(status);
             live.accepted = Some(Mark::default());

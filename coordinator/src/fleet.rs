@@ -12,26 +12,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use mvm_proto::status::{Mark, NodeInfo};
+use mvm_proto::status::{Event, Mark, NodeInfo};
 use mvm_proto::wire::session::v1::{Goodbye, Request, request};
 use mvm_proto::{NodeId, Problem, Timestamp};
 use mvm_transport::SessionControl;
 use mvm_transport::session::close_code;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::documents::Stored;
 use crate::metrics::Metrics;
 use crate::refuse;
 
-pub(crate) use live::{Answer, Live, LiveNode, Refused, SessionEntry};
+pub(crate) use live::{Answer, Followers, Live, LiveNode, Refused, SessionEntry};
 pub(crate) use outbox::{Item, Outbox};
+
+/// How many events a follower may be behind before it misses some.
+const EVENTS_BEHIND: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) struct Fleet {
     nodes: RwLock<HashMap<NodeId, Arc<LiveNode>>>,
     next_session: AtomicU64,
     sessions: watch::Sender<usize>,
+    followers: Followers,
     /// Nodes whose status is to be written to the store.
     dirty: Mutex<HashSet<NodeId>>,
     metrics: Arc<Metrics>,
@@ -50,9 +54,15 @@ impl Fleet {
             nodes: RwLock::default(),
             next_session: AtomicU64::new(1),
             sessions: watch::Sender::new(0),
+            followers: broadcast::Sender::new(EVENTS_BEHIND),
             dirty: Mutex::default(),
             metrics,
         }
+    }
+
+    /// Events as they come, of all nodes.
+    pub(crate) fn follow_events(&self) -> broadcast::Receiver<(NodeId, Event)> {
+        self.followers.subscribe()
     }
 
     pub(crate) fn get(&self, node: &NodeId) -> Option<Arc<LiveNode>> {
@@ -64,7 +74,7 @@ impl Fleet {
             return found;
         }
         let mut nodes = self.nodes.write();
-        Arc::clone(nodes.entry(node.clone()).or_insert_with(|| Arc::new(LiveNode::new())))
+        Arc::clone(nodes.entry(node.clone()).or_insert_with(|| Arc::new(LiveNode::new(node, &self.followers))))
     }
 
     /// What each connected node said last.
@@ -206,6 +216,11 @@ impl Fleet {
         let mut names: Vec<NodeId> = live.map(|(node, _)| node.clone()).collect();
         names.sort();
         names
+    }
+
+    /// The nodes that have had a session since this coordinator started.
+    pub(crate) fn known_nodes(&self) -> Vec<NodeId> {
+        self.nodes.read().keys().cloned().collect()
     }
 
     fn outboxes(&self) -> Vec<Arc<Outbox>> {

@@ -20,7 +20,7 @@ pub enum ImageError {
          build or import it here with `mvm image`, or vouch for the source with `mvm trust vouch --source`"
     )]
     SourceNotVouched { reference: String, digest: Digest },
-    #[error("image {digest} is damaged: {fault}; remove it with `mvm image rm` and build it again")]
+    #[error("image {digest} is damaged: {fault}; remove it with `mvm image remove` and build it again")]
     Damaged { digest: Digest, fault: String },
     #[error("{reference} is image {found}, and {expected} was asked for")]
     DigestMismatch { reference: String, expected: Digest, found: Digest },

@@ -148,7 +148,7 @@ impl TrustError {
                 "publish a statement of images that lists these digests, signed by the image keys"
             }
             Self::OtherRoot { .. } => {
-                "compare the digest with another operator's `mvm trust show`; if it is right, the coordinator is not"
+                "compare the digest with another operator's `mvm trust get`; if it is right, the coordinator is not"
             }
             Self::FromTheFuture { .. } => "compare the clocks of both machines",
             Self::File { .. } | Self::Damaged { .. } | Self::NoRoot => "enrol again",

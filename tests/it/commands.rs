@@ -41,6 +41,32 @@ fn every_command_has_help_and_a_man_page() {
 }
 
 #[test]
+fn there_is_one_verb_for_each_act_and_the_old_ones_still_work() {
+    let help = |args: &[&str]| mvm(&[args, &["--help"]].concat(), &[]);
+    let shown = |group: &[&str]| text(&help(group).stdout);
+    for group in [&["node"][..], &["tenant"], &["pool"], &["instance"], &["image"], &["trust"], &["audit"]] {
+        for verb in ["get", "info", "show", "inspect"] {
+            let output = help(&[group, &[verb]].concat());
+            assert!(output.status.success(), "mvm {group:?} {verb}: {}", text(&output.stderr));
+            // Asked for by any name, it is called by the one.
+            assert!(text(&output.stdout).contains(&format!("{} get", group[0])), "{group:?} {verb}");
+        }
+        let shown = shown(group);
+        let listed = |verb: &str| shown.lines().any(|line| line.trim_start().starts_with(&format!("{verb} ")));
+        assert!(listed("get") && !listed("info") && !listed("show") && !listed("inspect"), "{shown}");
+    }
+    let lists = [&["node"][..], &["tenant"], &["pool"], &["instance"], &["image"]];
+    let of_coordinator =
+        [&["coordinator", "token"][..], &["coordinator", "operator"], &["coordinator", "root"]];
+    for group in lists.iter().chain(&of_coordinator) {
+        assert!(help(&[group, &["ls"][..]].concat()).status.success(), "{group:?} ls");
+    }
+    for group in [&["node"][..], &["instance"], &["image"]].iter().chain(&of_coordinator) {
+        assert!(help(&[group, &["rm"][..]].concat()).status.success(), "{group:?} rm");
+    }
+}
+
+#[test]
 fn version_schema_and_completion_are_printed_for_programs() {
     let version: Value = serde_json::from_slice(&mvm(&["version", "-o", "json"], &[]).stdout).unwrap();
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));

@@ -15,6 +15,7 @@ mod interop;
 mod isolation;
 mod microvms;
 mod migration;
+mod operator_view;
 mod privileges;
 mod push;
 mod rotation;

@@ -118,7 +118,7 @@ fn a_guest_answers_before_and_after_its_agent_was_killed_and_is_the_same_guest()
     let census = agent.wait_counts(1, 0, 0, LONG);
     let id = census["running"].first().expect("one runs").clone();
     let vmms = agent.vmms();
-    let info = agent.mvm_ok(&["node", "info"]);
+    let info = agent.mvm_ok(&["node", "get"]);
     assert!(info.contains("qemu (tcg)") || info.contains("qemu (kvm)"), "{info}");
     assert!(info.contains("firecracker: the settings name qemu"), "{info}");
     let kernel = agent.mvm_ok(&["instance", "exec", &id, "--", "uname", "-a"]);

@@ -128,7 +128,7 @@ fn a_sleeper_is_moved_with_its_name_and_address_and_removed_only_when_asked() {
     assert_eq!(phase(&pair.other, &id).as_deref(), Some("running"));
     for (agent, action) in [(&pair.one, "export"), (&pair.other, "import")] {
         let audit =
-            agent.mvm_ok(&["audit", "show", "--tenant", "acme", "--data-dir", path_text(&agent.data_dir())]);
+            agent.mvm_ok(&["audit", "get", "--tenant", "acme", "--data-dir", path_text(&agent.data_dir())]);
         assert!(audit.contains(action), "{audit}");
     }
     // The first one still has it: what is exported again and removed is gone there.

@@ -78,7 +78,7 @@ fn an_agent_of_root_serves_without_privileges_and_goes_on_where_a_privileged_one
     assert_eq!(status(helper, "NoNewPrivs"), "1");
     assert_ne!(status(helper, "CapEff"), NO_CAPABILITIES);
     assert_eq!(status(helper, "CapEff"), status(helper, "CapBnd"), "what it may have is what it has");
-    let info = agent.mvm_ok(&["node", "info", "-o", "json"]);
+    let info = agent.mvm_ok(&["node", "get", "-o", "json"]);
     let info: serde_json::Value = serde_json::from_str(&info).unwrap();
     let conditions = info["conditions"].as_array().unwrap();
     let dropped = conditions.iter().find(|condition| condition["type"] == "PrivilegesDropped").unwrap();
@@ -121,7 +121,7 @@ fn users_that_are_not_there_are_refused_and_root_is_kept_only_by_name_or_for_wan
     agent.start();
     let pid = agent.process().pid();
     assert_eq!(status(pid, "Uid"), "0 0 0 0");
-    let info = agent.mvm_ok(&["node", "info", "-o", "json"]);
+    let info = agent.mvm_ok(&["node", "get", "-o", "json"]);
     assert!(info.contains("PrivilegesDropped") && info.contains("AsAsked"), "{info}");
 }
 

@@ -180,6 +180,15 @@ fn wait_agent_roots(cluster: &Cluster, roots: &[String]) {
         roots.sort();
         known == roots
     });
+    wait_told(cluster, "node-a", roots);
+}
+
+/// Waits until the coordinator knows that the node trusts exactly these roots.
+fn wait_told(cluster: &Cluster, node: &str, roots: &[String]) {
+    cluster.wait_node(node, "the coordinator to know its roots", |node| {
+        let told = node["info"]["roots"].as_array().cloned().unwrap_or_default();
+        told.len() == roots.len() && roots.iter().all(|root| told.iter().any(|told| told == root))
+    });
 }
 
 #[test]
@@ -226,4 +235,65 @@ fn the_root_is_replaced_while_an_agent_stays_connected_and_served() {
     wait_agent_roots(&cluster, &roots_of(&cluster));
     cluster.mvm_ok(&["push", "-f", example]);
     assert_ne!(roots_of(&cluster), old);
+}
+
+#[test]
+fn a_switch_that_would_cut_nodes_off_is_refused_and_a_forced_one_can_be_taken_back() {
+    let mut cluster = Cluster::start();
+    for node in ["node-a", "node-b"] {
+        cluster.join(node);
+    }
+    let data = cluster.coordinator_dir();
+    let (old_dir, new_dir) = (data.join("pki/root"), cluster.path().join("new-root"));
+    let step = |step: &[&'static str], dir: &std::path::Path| -> Vec<String> {
+        let words = [&["coordinator", "root"], step].concat();
+        let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
+        words.extend(["--data-dir", path_text(&data), "--root-key-dir", path_text(dir)].map(str::to_owned));
+        words
+    };
+    let ok = |cluster: &Cluster, args: &[String]| {
+        cluster.mvm_ok(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    };
+    let refused = |cluster: &Cluster, args: &[String]| {
+        cluster.mvm_fails(&args.iter().map(String::as_str).collect::<Vec<_>>(), 1)
+    };
+    let rotate = |cluster: &Cluster, node: &str| {
+        let dir = cluster.agent_dir(node);
+        cluster.mvm_ok(&["agent", "certs", "rotate", "--data-dir", path_text(&dir)]);
+        wait_told(cluster, node, &roots_of(cluster));
+    };
+    let old = roots_of(&cluster);
+    for node in ["node-a", "node-b"] {
+        wait_told(&cluster, node, &old);
+    }
+
+    ok(&cluster, &step(&["add"], &new_dir));
+    let told = refused(&cluster, &step(&["switch"], &new_dir));
+    assert!(told.contains("2 of 2 nodes") && told.contains("node-a:") && told.contains("node-b:"), "{told}");
+    assert!(told.contains("mvm agent certs rotate") && told.contains("--force"), "{told}");
+    restart(&mut cluster);
+    cluster.wait_connected("node-b");
+    rotate(&cluster, "node-a");
+    let told = refused(&cluster, &step(&["switch"], &new_dir));
+    assert!(told.contains("1 of 2 nodes") && !told.contains("node-a:") && told.contains("node-b:"), "{told}");
+
+    // What was told is remembered of a node that is away, too.
+    cluster.kill_agent("node-b");
+    cluster.wait_node("node-b", "missed", |node| node["connected"] == false);
+    assert!(refused(&cluster, &step(&["switch"], &new_dir)).contains("node-b: it is not connected"));
+    ok(&cluster, &step(&["switch", "--force"], &new_dir));
+    restart(&mut cluster);
+    cluster.start_agent("node-b", &[]);
+    wait_until("node-b to be cut off", PATIENCE, || {
+        cluster.agents["node-b"].process.log().contains("could not open a session")
+    });
+
+    // The way back, with no force: every node trusts the old root.
+    ok(&cluster, &step(&["switch"], &old_dir));
+    restart(&mut cluster);
+    cluster.wait_connected("node-b");
+    rotate(&cluster, "node-b");
+    ok(&cluster, &step(&["switch"], &new_dir));
+    restart(&mut cluster);
+    cluster.wait_connected("node-b");
 }

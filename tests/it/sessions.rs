@@ -58,7 +58,7 @@ fn status(agent: &LoneAgent, id: &str) -> Value {
 /// Waits until a copy was made that began after now.
 fn wait_copied(agent: &LoneAgent, id: &str) {
     let before = status(agent, id)["persisted_at"].clone();
-    let next = || Some(status(agent, id)["persisted_at"].clone()).filter(|at| *at != before && *at != "");
+    let next = || Some(status(agent, id)["persisted_at"].clone()).filter(|at| *at != before && !at.is_null());
     let first = wait_for("a copy to be made", PATIENCE, next);
     // One that was under way may have been past what was written before.
     wait_until("another copy to be made", PATIENCE, || status(agent, id)["persisted_at"] != first);

@@ -208,7 +208,7 @@ impl Cluster {
 
     /// What the coordinator knows of `node`.
     pub fn node(&self, node: &str) -> Option<Value> {
-        let output = self.mvm(&["node", "info", node, "-o", "json", "--timeout", "5s"]);
+        let output = self.mvm(&["node", "get", node, "-o", "json", "--timeout", "5s"]);
         output.status.success().then(|| serde_json::from_slice(&output.stdout).expect("node info is JSON"))
     }
 

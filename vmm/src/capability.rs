@@ -1,6 +1,6 @@
 //! What not every driver can do, each as a trait that [`Driver`](crate::Driver) gives access to.
 //!
-//! A driver that lacks one answers with [`Lacking`] in its place and implements nothing for it; `mvm node info` shows that
+//! A driver that lacks one answers with [`Lacking`] in its place and implements nothing for it; `mvm node get` shows that
 //! answer.
 
 use std::fs::File;
@@ -29,7 +29,7 @@ impl Capability {
     pub const ALL: [Self; 5] =
         [Self::Forks, Self::Balloon, Self::Compression, Self::Encryption, Self::Migration];
 
-    /// As `mvm node info` has it.
+    /// As `mvm node get` has it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

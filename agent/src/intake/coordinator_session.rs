@@ -26,6 +26,7 @@ use tracing::{debug, info, warn};
 use crate::intake::removed_operators::RemovedOperators;
 use crate::intake::source::Intake;
 use crate::metrics::Metrics;
+use crate::node::event_log::EventLog;
 use crate::node::handle::NodeHandle;
 use crate::upkeep::certs;
 
@@ -67,6 +68,7 @@ pub struct SessionContext {
     pub node: NodeHandle,
     pub intake: Intake,
     pub describe: Arc<dyn Fn() -> NodeInfo + Send + Sync>,
+    pub events: Arc<EventLog>,
     pub metrics: Arc<Metrics>,
     pub removed_operators: Arc<RemovedOperators>,
     pub state: watch::Sender<SessionState>,

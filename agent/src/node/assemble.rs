@@ -145,7 +145,7 @@ impl Node {
         self.engine.executor.images.clone()
     }
 
-    /// What its driver can do, as `mvm node info` shows it.
+    /// What its driver can do, as `mvm node get` shows it.
     pub(crate) fn capabilities(&self) -> Vec<Capability> {
         capabilities(&*self.engine.driver)
     }

@@ -48,6 +48,7 @@ pub fn measure(data_dir: &Path, driver: DriverKind, caps: &CapacityCaps, started
     let text = |value: Option<&std::ffi::OsStr>| {
         value.map_or_else(String::new, |v| v.to_string_lossy().into_owned())
     };
+    let (processors, memory_mib) = if driver.uses_host_resources() { machine() } else { (0, 0) };
     NodeInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         hostname: text(uname.as_ref().map(|u| u.nodename())),
@@ -59,6 +60,8 @@ pub fn measure(data_dir: &Path, driver: DriverKind, caps: &CapacityCaps, started
         // A driver that runs no guest needs nothing to run it on; what the others found is known once they probed.
         accelerator: if driver.uses_host_resources() { "" } else { "none" }.to_owned(),
         capacity: Some(capped(offered(data_dir, driver), caps)),
+        processors,
+        memory_mib,
         schema_versions: vec![SCHEMA_VERSION],
         ..NodeInfo::default()
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use mvm_planner::{NodePlan, WorkloadState, revision_of};
+use mvm_proto::document::{Pool, Resources};
 use mvm_proto::status::{Condition, Counts, NodeStatus, PoolStatus, Usage, set_condition};
 use mvm_proto::{InstanceId, Phase, Timestamp};
 
@@ -173,18 +174,35 @@ fn usage(records: &[Record]) -> Usage {
     };
     (usage.running_memory_mib, usage.warm_memory_mib) = (memory_mib(Phase::Running), memory_mib(Phase::Warm));
     for record in records {
-        let size = &record.resources;
-        usage.instances += 1;
-        usage.disk_mib += size.data_disk_mib;
-        match record.phase {
-            Phase::Running => {
-                usage.vcpus += size.vcpus;
-                usage.mem_mib += size.mem_mib;
-            }
-            Phase::Warm => usage.mem_mib += size.mem_mib,
-            Phase::Sleeping => usage.disk_mib += size.mem_mib,
-            _ => {}
+        allocate(&mut usage, record.phase, &record.resources, 1);
+    }
+    usage
+}
+
+/// What `count` more instances of this size may use in this phase.
+fn allocate(usage: &mut Usage, phase: Phase, size: &Resources, count: u32) {
+    let many = u64::from(count);
+    usage.instances = usage.instances.saturating_add(count);
+    usage.disk_mib = usage.disk_mib.saturating_add(size.data_disk_mib.saturating_mul(many));
+    let memory = size.mem_mib.saturating_mul(many);
+    match phase {
+        Phase::Running => {
+            usage.vcpus = usage.vcpus.saturating_add(size.vcpus.saturating_mul(count));
+            usage.mem_mib = usage.mem_mib.saturating_add(memory);
         }
+        Phase::Warm => usage.mem_mib = usage.mem_mib.saturating_add(memory),
+        Phase::Sleeping => usage.disk_mib = usage.disk_mib.saturating_add(memory),
+        _ => {}
+    }
+}
+
+/// What the instances may use that a pool asks for.
+fn requested(pool: &Pool) -> Usage {
+    let (mut usage, counts) = (Usage::default(), &pool.desired_counts);
+    for (phase, count) in
+        [(Phase::Running, counts.running), (Phase::Warm, counts.warm), (Phase::Sleeping, counts.sleeping)]
+    {
+        allocate(&mut usage, phase, &pool.instance_resources, count);
     }
     usage
 }
@@ -201,6 +219,7 @@ fn pools(facts: &Facts<'_>) -> Vec<PoolStatus> {
                 actual: Some(Counts::default()),
                 ..PoolStatus::default()
             });
+        allocate(pool.allocated.get_or_insert_default(), record.phase, &record.resources, 1);
         let actual = pool.actual.get_or_insert_default();
         match record.phase {
             Phase::Running => {
@@ -235,6 +254,8 @@ fn pools(facts: &Facts<'_>) -> Vec<PoolStatus> {
                 down: 0,
             }),
             actual: Some(seen.actual.unwrap_or_default()),
+            allocated: Some(seen.allocated.unwrap_or_default()),
+            requested: Some(requested(pool)),
             managed: true,
             revision: revision_of(tenant, pool).to_string(),
             deferred: deferred.remove(&key).unwrap_or_default(),

@@ -447,7 +447,7 @@ async fn observe(global: &Global, args: ObserveArgs) -> Run {
         }
         asked => asked?,
     };
-    Ok(output::show(global.output, &observation, |_| observed(&observation))?)
+    Ok(output::show(global.output, &observation, |wide| observed(&observation, wide))?)
 }
 
 #[derive(serde::Deserialize)]
@@ -467,7 +467,7 @@ async fn desired(global: &Global, args: DesiredArgs) -> Run {
     Ok(output::show(format, &exported.document, |_| output::plain())?)
 }
 
-fn observed(observation: &Observation) -> output::Table {
+fn observed(observation: &Observation, wide: bool) -> output::Table {
     let mut table =
         output::table(["TENANT", "POOL", "INSTANCE", "PHASE", "SINCE", "MOVING TO", "OVERRIDE UNTIL"]);
     let dash = || "-".to_owned();
@@ -477,9 +477,9 @@ fn observed(observation: &Observation) -> output::Table {
             instance.pool.to_string(),
             instance.id.to_string(),
             instance.phase.to_string(),
-            instance.since.to_string(),
+            output::when(&instance.since.to_string(), wide),
             instance.moving_to.map_or_else(dash, |phase| phase.to_string()),
-            instance.override_until.map_or_else(dash, |until| until.to_string()),
+            instance.override_until.map_or_else(dash, |until| output::when(&until.to_string(), wide)),
         ]);
     }
     table

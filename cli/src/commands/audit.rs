@@ -22,7 +22,8 @@ pub(crate) enum AuditCommand {
     /// Check that no audit log was changed; exit code 1 when one was
     Verify(VerifyArgs),
     /// The last entries
-    Show(ShowArgs),
+    #[command(aliases = ["show", "info", "inspect"])]
+    Get(GetArgs),
 }
 
 #[derive(Debug, Args)]
@@ -35,7 +36,7 @@ pub(crate) struct VerifyArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ShowArgs {
+pub(crate) struct GetArgs {
     #[command(flatten)]
     logs: Logs,
     /// Of this instance only
@@ -71,7 +72,7 @@ impl Logs {
 pub(crate) fn run(global: &Global, command: AuditCommand) -> Run {
     match command {
         AuditCommand::Verify(args) => verify(global, &args),
-        AuditCommand::Show(args) => show(global, &args),
+        AuditCommand::Get(args) => show(global, &args),
     }
 }
 
@@ -135,7 +136,7 @@ fn reports_table(reports: &[Report]) -> output::Table {
     table
 }
 
-fn show(global: &Global, args: &ShowArgs) -> Run {
+fn show(global: &Global, args: &GetArgs) -> Run {
     let mut all = Vec::new();
     for tenant in args.logs.tenants()? {
         let mut last = VecDeque::new();

@@ -1,22 +1,25 @@
-//! `mvm events`: what happened on a node lately, and what happens.
+//! `mvm events`: what happened on a node or on all of them lately, and what happens.
 
 use anyhow::Context;
 use bytes::Bytes;
 use clap::Args;
 use http::Method;
+use mvm_coordinator::ControlClient;
 use mvm_proto::status::Event;
-use mvm_proto::wire::control::v1::GetNodeRequest;
+use mvm_proto::wire::control::v1::{Node, NodeEvent, StreamEventsRequest};
+use serde::Serialize;
 
-use crate::client::{all_nodes, within};
+use crate::client::{self, all_nodes, next_within, refused, within};
 use crate::endpoint::{EndpointArgs, Session};
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
-use crate::output::{self, or_dash};
+use crate::output::{self, or_dash, when};
+use crate::progress::Progress;
 
 #[derive(Debug, Args)]
 pub(crate) struct EventsArgs {
     /// Go on and print what happens
-    #[arg(short, long)]
+    #[arg(short, long, visible_short_alias = 'w', alias = "watch")]
     follow: bool,
     #[command(flatten)]
     endpoint: EndpointArgs,
@@ -39,12 +42,10 @@ pub(crate) async fn run(global: &Global, args: EventsArgs) -> Run {
             Ok(())
         }
         Session::Agent(agent) => {
-            let events = read(&agent.bytes("/v1/node/events").await?)?;
-            Ok(output::show(global.output, &events, |_| table(&events))?)
+            let events = read(&agent.bytes("/v1/node/events").await?)?.into_iter();
+            let events: Vec<_> = events.map(|event| Told { event, ..Told::default() }).collect();
+            Ok(output::show(global.output, &events, |wide| table(&events, wide))?)
         }
-        Session::Coordinator(_) if args.follow => Err(Outcome::Usage(anyhow::anyhow!(
-            "events are followed on the node itself\nrun this there, or with --endpoint agent:https://NODE:4434"
-        ))),
         Session::Coordinator(mut client) => {
             let names = match args.endpoint.node() {
                 Some(node) => vec![node.to_string()],
@@ -58,17 +59,39 @@ pub(crate) async fn run(global: &Global, args: EventsArgs) -> Run {
             for node_id in names {
                 nodes.push(within(global.timeout(), client.get_node(GetNodeRequest { node_id })).await?);
             }
-            let named = nodes.into_iter().flat_map(|node| {
-                let name = node.node_id;
-                node.events.into_iter().map(move |event| Event {
-                    subject: format!("{name} {}", event.subject).trim_end().to_owned(),
-                    ..event
-                })
-            });
-            let mut events: Vec<Event> = named.collect();
-            events.sort_by(|a, b| a.at.cmp(&b.at));
-            Ok(output::show(global.output, &events, |_| table(&events))?)
+            let mut events = Vec::new();
+            while let Some(event) = next_within(global.timeout, &mut stream).await? {
+                events.push(Told::of(event));
+            }
+            Ok(output::show(global.output, &events, |wide| table(&events, wide))?)
         }
+    }
+}
+
+/// Warns of nodes whose newer events are missing.
+async fn warn_of_missing(global: &Global, client: &mut ControlClient, node_id: &str) -> Result<(), Outcome> {
+    let nodes = all_nodes(client, true, global.timeout).await?;
+    let asked = |node: &&Node| node_id.is_empty() || node_id == node.node_id;
+    for node in nodes.iter().filter(asked).filter(|node| !node.connected && !node.last_seen_at.is_empty()) {
+        let lacks = "its later events are missing";
+        let warning = client::not_connected(&node.node_id, &node.last_seen_at, lacks);
+        Progress::new(global.quiet).say(format!("warning: {warning}"));
+    }
+    Ok(())
+}
+
+/// An event, and the node that it is of; empty when an agent was asked directly.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(crate) struct Told {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) node_id: String,
+    #[serde(flatten)]
+    pub(crate) event: Event,
+}
+
+impl Told {
+    fn of(told: NodeEvent) -> Self {
+        Self { node_id: told.node_id, event: told.event.unwrap_or_default() }
     }
 }
 
@@ -77,10 +100,17 @@ fn read(lines: &[u8]) -> anyhow::Result<Vec<Event>> {
     lines.map(|line| serde_json::from_slice(line).context("could not read the agent's events")).collect()
 }
 
-pub(crate) fn table(events: &[Event]) -> output::Table {
-    let mut table = output::table(["AT", "KIND", "SUBJECT", "MESSAGE"]);
-    for event in events {
-        table.add_row([event.at.clone(), event.kind.clone(), or_dash(&event.subject), event.message.clone()]);
+pub(crate) fn table(events: &[Told], wide: bool) -> output::Table {
+    let mut table = output::table(["AT", "NODE", "KIND", "SUBJECT", "MESSAGE"]);
+    for Told { node_id, event } in events {
+        table.add_row([
+            when(&event.at, wide),
+            or_dash(node_id),
+            event.kind.clone(),
+            or_dash(&event.subject),
+            event.message.clone(),
+        ]);
     }
+    table.drop_empty(&["NODE"]);
     table
 }

@@ -27,15 +27,18 @@ pub(crate) enum ImageCommand {
     /// Import a folder with kernel, initrd or rootfs, and cmdline: the same as build path:DIR
     Import(ImportArgs),
     /// The images on this node
+    #[command(visible_alias = "ls")]
     List(ListArgs),
     /// What an image is made of
-    Inspect(InspectArgs),
+    #[command(aliases = ["inspect", "info", "show"])]
+    Get(GetArgs),
     /// Read images whole and compare them with what was sealed
     Verify(VerifyArgs),
     /// Remove images that no instance and no recent reference needs
     Gc(GcArgs),
     /// Remove one image
-    Rm(RmArgs),
+    #[command(visible_alias = "rm")]
+    Remove(RemoveArgs),
 }
 
 #[derive(Debug, Args)]
@@ -146,7 +149,7 @@ pub(crate) struct ListArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct InspectArgs {
+pub(crate) struct GetArgs {
     /// A digest, the beginning of one, or a reference
     #[arg(value_name = "IMAGE")]
     image: String,
@@ -182,7 +185,7 @@ pub(crate) struct GcArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct RmArgs {
+pub(crate) struct RemoveArgs {
     /// A digest, the beginning of one, or a reference
     #[arg(value_name = "IMAGE")]
     image: String,
@@ -212,7 +215,7 @@ pub(crate) fn run(global: &Global, command: ImageCommand) -> Run {
             )
         }
         ImageCommand::List(args) => list(global, &args.store),
-        ImageCommand::Inspect(args) => {
+        ImageCommand::Get(args) => {
             let store = args.store.open()?;
             let digest = find(&store, &args.image)?;
             let report = Details::of(&store, digest)?;
@@ -220,7 +223,7 @@ pub(crate) fn run(global: &Global, command: ImageCommand) -> Run {
         }
         ImageCommand::Verify(args) => verify(global, &args),
         ImageCommand::Gc(args) => collect(global, &args),
-        ImageCommand::Rm(args) => {
+        ImageCommand::Remove(args) => {
             let store = args.store.open()?;
             let digest = find(&store, &args.image)?;
             mvm_image::remove(&store, &digest, args.force).map_err(anyhow::Error::new)?;
@@ -268,8 +271,8 @@ fn list(global: &Global, store: &StoreArgs) -> Run {
             let digest = image.digest.to_string();
             table.add_row([
                 if wide { digest } else { digest.chars().take(SHORT_DIGEST).collect() },
-                format!("{} MB", image.size_bytes / 1_000_000),
-                image.made_at.map_or_else(|| "-".to_owned(), |at| at.to_string()),
+                output::bytes(image.size_bytes),
+                image.made_at.map_or_else(|| "-".to_owned(), |at| output::when(&at.to_string(), wide)),
                 if image.in_use { "yes" } else { "no" }.to_owned(),
                 output::or_dash(&image.named_by().join(", ")),
             ]);
@@ -331,16 +334,16 @@ fn collect(global: &Global, args: &GcArgs) -> Run {
         let mut table = output::table(["IMAGE", "RESULT"]);
         let verb = if args.dry_run { "would be removed" } else { "removed" };
         for (digest, size) in &collected.removed {
-            table.add_row([digest.to_string(), format!("{verb} ({} MB)", size / 1_000_000)]);
+            table.add_row([digest.to_string(), format!("{verb} ({})", output::bytes(*size))]);
         }
         for (digest, why) in &collected.kept {
             table.add_row([digest.to_string(), format!("kept: {}", why.as_str())]);
         }
         table
     })?;
-    let (count, freed) = (collected.removed.len(), collected.freed_bytes() / 1_000_000);
+    let (count, freed) = (collected.removed.len(), output::bytes(collected.freed_bytes()));
     let verb = if args.dry_run { "would free" } else { "freed" };
-    Progress::new(global.quiet).say(format!("{count} images, {verb} {freed} MB"));
+    Progress::new(global.quiet).say(format!("{count} images, {verb} {freed}"));
     Ok(())
 }
 
@@ -352,6 +355,7 @@ struct Details {
     digest: Digest,
     folder: PathBuf,
     size_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
     made_at: Option<Timestamp>,
     in_use: bool,
     /// None: the image is damaged.
@@ -387,7 +391,7 @@ impl Details {
         let mut rows = vec![
             ("digest", self.digest.to_string()),
             ("folder", self.folder.display().to_string()),
-            ("made", self.made_at.map_or_else(|| "-".to_owned(), |at| at.to_string())),
+            ("made", self.made_at.map_or_else(|| "-".to_owned(), |at| output::when_exactly(&at.to_string()))),
             ("in use", if self.in_use { "yes" } else { "no" }.to_owned()),
         ];
         match &self.manifest {

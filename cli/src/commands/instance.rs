@@ -13,14 +13,16 @@ use crate::exit::{Outcome, Run};
 use crate::global::Global;
 use crate::instances::InstanceName;
 use crate::instances::{Filter, Found, Instances};
-use crate::output::{self, or_dash};
+use crate::output::{self, or_dash, when, when_exactly};
 use crate::progress::Progress;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum InstanceCommand {
     /// All instances, a line each
+    #[command(visible_alias = "ls")]
     List(ListArgs),
     /// One instance in full
+    #[command(aliases = ["info", "show", "inspect"])]
     Get(OneArgs),
     /// The end of an instance's console
     Logs(LogsArgs),
@@ -35,6 +37,7 @@ pub(crate) enum InstanceCommand {
     /// Bring a warm or sleeping instance back to running
     Wake(ActArgs),
     /// Remove a stopped or failed instance with its disk
+    #[command(visible_alias = "rm")]
     Destroy(ActArgs),
     /// Run a command inside a running instance
     Exec(ExecArgs),
@@ -194,9 +197,9 @@ pub(crate) fn table(found: &[Found], wide: bool) -> output::Table {
             instance.tenant_id.clone(),
             instance.pool_id.clone(),
             phase_of(instance),
-            or_dash(&instance.since),
+            when(&instance.since, wide),
             or_dash(&instance.address),
-            or_dash(&instance.reason),
+            if wide { or_dash(&instance.reason) } else { or_dash(trouble(instance)) },
         ];
         if with_node {
             row.insert(0, node_id.clone());
@@ -211,7 +214,18 @@ pub(crate) fn table(found: &[Found], wide: bool) -> output::Table {
         }
         table.add_row(row);
     }
+    table.drop_empty(if wide { &[] } else { &["REASON"] });
     table
+}
+
+/// Why an instance is not as it should be; empty when it is: then the reason is only why it was started or stopped.
+fn trouble(instance: &InstanceStatus) -> &str {
+    let failed = instance.phase == Phase::Failed.as_str();
+    let down = matches!(instance.workload.as_str(), "failed" | "unhealthy");
+    match (failed || down, instance.persist_error.as_str()) {
+        (true, _) => &instance.reason,
+        (false, error) => error,
+    }
 }
 
 /// The phase, and how the program fares where that is not told by it.
@@ -225,7 +239,7 @@ fn phase_of(instance: &InstanceStatus) -> String {
 fn in_memory(bytes: u64) -> String {
     match bytes {
         0 => "-".to_owned(),
-        bytes => format!("{} MiB", bytes.div_ceil(1024 * 1024)),
+        bytes => output::bytes(bytes),
     }
 }
 
@@ -259,7 +273,7 @@ pub(crate) fn details(found: &Found) -> output::Table {
         ("tenant", tenant_id.clone()),
         ("pool", pool_id.clone()),
         ("phase", phase.clone()),
-        ("since", or_dash(since)),
+        ("since", when_exactly(since)),
         (
             "program",
             if workload.is_empty() {
@@ -271,16 +285,16 @@ pub(crate) fn details(found: &Found) -> output::Table {
         ("reason", or_dash(reason)),
         ("address", or_dash(address)),
         ("revision", or_dash(revision)),
-        ("last used", or_dash(last_used_at)),
-        ("override until", or_dash(override_until)),
+        ("last used", when_exactly(last_used_at)),
+        ("override until", when_exactly(override_until)),
         ("claimed", if *claimed { "yes" } else { "no" }.to_owned()),
-        ("on disk", format!("{} MiB", disk_used_bytes.div_ceil(1024 * 1024))),
+        ("on disk", output::bytes(*disk_used_bytes)),
         ("in memory", in_memory(*memory_used_bytes)),
     ]);
     if !session.is_empty() || !persist_error.is_empty() {
         rows.extend([
             ("session", or_dash(session)),
-            ("persisted at", or_dash(persisted_at)),
+            ("persisted at", when_exactly(persisted_at)),
             ("loss window", format!("{loss_window_seconds}s")),
         ]);
         if !persist_error.is_empty() {

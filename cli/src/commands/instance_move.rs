@@ -74,7 +74,7 @@ pub(crate) async fn export(global: &Global, args: ExportArgs) -> Run {
     }
     let bytes = write_whole(&mut archive, &args.file).await?;
     let shown = args.file.display();
-    progress.say(format!("{name} is in {shown} ({} MiB)", bytes.div_ceil(1024 * 1024)));
+    progress.say(format!("{name} is in {shown} ({})", output::bytes(bytes)));
     if args.remove {
         return remove(&agent, &found, &args.file, progress).await;
     }

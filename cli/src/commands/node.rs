@@ -10,18 +10,22 @@ use crate::client::{Operator, all_nodes, within};
 use crate::endpoint::{EndpointArgs, Session};
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
-use crate::output::{self, or_dash};
+use crate::commands::resources;
+use crate::output::{self, mib, or_dash, when, when_exactly};
 use crate::progress::Progress;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum NodeCommand {
     /// All nodes, a line each
+    #[command(visible_alias = "ls")]
     List(ListArgs),
     /// One node in full; without a name and a coordinator, this machine's
-    Info(InfoArgs),
+    #[command(aliases = ["info", "show", "inspect"])]
+    Get(GetArgs),
     /// How this machine's node fares, or the one that --endpoint names
     Stats(StatsArgs),
     /// Forget a node: its session is closed at once and its certificate refused from then on
+    #[command(visible_alias = "rm")]
     Remove(OneArgs),
 }
 
@@ -32,7 +36,7 @@ pub(crate) struct ListArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct InfoArgs {
+pub(crate) struct GetArgs {
     /// Absent: the node whose agent is asked
     name: Option<NodeId>,
     #[command(flatten)]
@@ -64,7 +68,7 @@ pub(crate) async fn run(global: &Global, command: NodeCommand) -> Run {
             }
             Ok(output::show(global.output, &list, |wide| nodes(&list, wide))?)
         }
-        NodeCommand::Info(args) => info(global, args).await,
+        NodeCommand::Get(args) => get(global, args).await,
         NodeCommand::Stats(args) => {
             let agent = args.endpoint.open_agent(global, "a node's own statistics").await?;
             let status: NodeStatus = agent.get("/v1/node/stats").await?;
@@ -96,12 +100,12 @@ fn incomplete(node: &Node, progress: Progress) {
 }
 
 /// A named node is asked of the coordinator, the one that is here of its own agent.
-async fn info(global: &Global, args: InfoArgs) -> Run {
+async fn get(global: &Global, args: GetArgs) -> Run {
     let session = match &args.name {
         Some(_) => args.endpoint.open_coordinator(global).await?,
         None => args.endpoint.open(global).await?,
     };
-    match (session, args.name) {
+    match (session, args.name.or(args.endpoint.node().cloned())) {
         (Session::Coordinator(mut client), Some(name)) => {
             let request = GetNodeRequest { node_id: name.to_string() };
             let node = within(global.timeout(), client.get_node(request)).await?;
@@ -135,24 +139,18 @@ fn capability_rows(capabilities: &[Capability]) -> Vec<(&'static str, String)> {
 }
 
 pub(crate) fn info_rows(info: &NodeInfo) -> Vec<(&'static str, String)> {
-    let capacity = info.capacity.unwrap_or_default();
     let mut rows = vec![
         ("node", info.node_id.clone()),
         ("cluster", or_dash(&info.cluster)),
         ("agent", format!("{} on {} {}", or_dash(&info.version), or_dash(&info.kernel), or_dash(&info.arch))),
-        ("started", or_dash(&info.started_at)),
+        ("started", when_exactly(&info.started_at)),
         ("desired state from", or_dash(&info.source)),
         ("driver", format!("{} ({})", or_dash(&info.driver), or_dash(&info.accelerator))),
-        (
-            "capacity",
-            format!(
-                "{} vCPUs, {} MiB memory, {} MiB disk",
-                capacity.vcpus, capacity.mem_mib, capacity.disk_mib
-            ),
-        ),
     ];
+    rows.extend(resources::of_node(info, None));
     rows.extend(capability_rows(&info.capabilities));
     rows.extend(info.passed_over.iter().map(|over| ("not used", format!("{}: {}", over.what, over.reason))));
+    rows.extend(info.roots.iter().map(|root| ("trusts root", root.clone())));
     rows.extend(conditions(&info.conditions));
     rows
 }
@@ -163,50 +161,54 @@ fn conditions(conditions: &[Condition]) -> Vec<(&'static str, String)> {
 }
 
 pub(crate) fn nodes(nodes: &[Node], wide: bool) -> output::Table {
-    let mut table = if wide {
-        output::table([
-            "NODE",
-            "CONNECTED",
-            "ASSIGNED",
-            "ACCEPTED",
-            "CONVERGED",
-            "RUNNING",
-            "WARM",
-            "SLEEPING",
+    let mut headings = vec![
+        "NODE",
+        "CONNECTED",
+        "LAST SEEN",
+        "ASSIGNED",
+        "ACCEPTED",
+        "CONVERGED",
+        "RUNNING",
+        "WARM",
+        "SLEEPING",
+        "VCPUS",
+        "MEMORY",
+    ];
+    if wide {
+        headings.extend([
+            "DISK",
+            "VCPUS PER PROCESSOR",
             "DRIVER",
             "VERSION",
             "ADDRESS",
             "CERTIFICATE UNTIL",
-        ])
-    } else {
-        output::table([
-            "NODE",
-            "CONNECTED",
-            "ASSIGNED",
-            "ACCEPTED",
-            "CONVERGED",
-            "RUNNING",
-            "WARM",
-            "SLEEPING",
-        ])
-    };
+        ]);
+    }
+    let mut table = output::plain();
+    table.set_header(headings);
     for node in nodes {
         let status = node.status.clone().unwrap_or_default();
+        let info = node.info.clone().unwrap_or_default();
         let (desired, actual) = (node.desired.unwrap_or_default(), node.actual.unwrap_or_default());
+        let (used, capacity) = (status.usage.unwrap_or_default(), info.capacity.unwrap_or_default());
         let connected = if node.connected { "yes" } else { "no" }.to_owned();
         let mut row = vec![
             node.node_id.clone(),
             connected,
+            when(&node.last_seen_at, wide),
             generation(node.assigned.as_ref()),
             generation(status.accepted.as_ref()),
             generation(status.converged.as_ref()),
             running(&actual, &desired),
             format!("{}/{}", actual.warm, desired.warm),
             format!("{}/{}", actual.sleeping, desired.sleeping),
+            format!("{}/{}", used.vcpus, capacity.vcpus),
+            format!("{}/{}", mib(used.mem_mib), mib(capacity.mem_mib)),
         ];
         if wide {
-            let info = node.info.clone().unwrap_or_default();
             row.extend([
+                format!("{}/{}", mib(used.disk_mib), mib(capacity.disk_mib)),
+                resources::per_processor(used.vcpus, info.processors),
                 or_dash(&info.driver),
                 or_dash(&info.version),
                 or_dash(&node.remote_address),
@@ -225,32 +227,24 @@ fn generation(mark: Option<&Mark>) -> String {
 pub(crate) fn details(node: &Node, wide: bool) -> output::Table {
     let info = node.info.clone().unwrap_or_default();
     let status = node.status.clone().unwrap_or_default();
-    let capacity = info.capacity.unwrap_or_default();
+    let since = format!("since {}", when_exactly(&node.connected_since));
     let mut rows = vec![
         ("node", node.node_id.clone()),
-        (
-            "connected",
-            if node.connected { format!("since {}", node.connected_since) } else { "no".to_owned() },
-        ),
-        ("last seen", or_dash(&node.last_seen_at)),
-        ("enrolled", or_dash(&node.enrolled_at)),
-        ("certificate until", or_dash(&node.certificate_not_after)),
+        ("connected", if node.connected { since } else { "no".to_owned() }),
+        ("last seen", when_exactly(&node.last_seen_at)),
+        ("enrolled", when_exactly(&node.enrolled_at)),
+        ("certificate until", when_exactly(&node.certificate_not_after)),
         ("document assigned", generation(node.assigned.as_ref())),
         ("document accepted", generation(status.accepted.as_ref())),
         ("document converged", generation(status.converged.as_ref())),
-        ("document expires", or_dash(&node.document_expires_at)),
+        ("document expires", when_exactly(&node.document_expires_at)),
         ("driver", format!("{} ({})", or_dash(&info.driver), or_dash(&info.accelerator))),
-        (
-            "capacity",
-            format!(
-                "{} vCPUs, {} MiB memory, {} MiB disk",
-                capacity.vcpus, capacity.mem_mib, capacity.disk_mib
-            ),
-        ),
         ("agent", format!("{} on {} {}", or_dash(&info.version), or_dash(&info.kernel), or_dash(&info.arch))),
     ];
+    rows.extend(resources::of_node(&info, Some(&status)));
     rows.extend(capability_rows(&info.capabilities));
     rows.extend(info.passed_over.iter().map(|over| ("not used", format!("{}: {}", over.what, over.reason))));
+    rows.extend(info.roots.iter().map(|root| ("trusts root", root.clone())));
     rows.extend(pool_rows(&status));
     rows.extend(conditions(&info.conditions));
     rows.extend(conditions(&status.conditions));
@@ -266,25 +260,22 @@ pub(crate) fn status_rows(node: &Node) -> Vec<(&'static str, String)> {
     let usage = status.usage.unwrap_or_default();
     let mut rows = vec![
         ("node", node.node_id.clone()),
-        ("observed", or_dash(&status.observed_at)),
+        ("observed", when_exactly(&status.observed_at)),
         ("document accepted", generation(status.accepted.as_ref())),
         ("document converged", generation(status.converged.as_ref())),
         ("instances", usage.instances.to_string()),
-        (
-            "in use",
-            format!("{} vCPUs, {} MiB memory, {} MiB disk", usage.vcpus, usage.mem_mib, usage.disk_mib),
-        ),
-        ("on disk", format!("{} MiB", usage.disk_used_mib)),
+        ("allocated", resources::amount(&usage)),
+        ("on disk", mib(usage.disk_used_mib)),
         (
             "in memory",
             format!(
-                "{} MiB: {} MiB by running instances, {} MiB by warm ones",
-                usage.running_memory_mib + usage.warm_memory_mib,
-                usage.running_memory_mib,
-                usage.warm_memory_mib
+                "{}: {} by running instances, {} by warm ones",
+                mib(usage.running_memory_mib.saturating_add(usage.warm_memory_mib)),
+                mib(usage.running_memory_mib),
+                mib(usage.warm_memory_mib)
             ),
         ),
-        ("next pass", or_dash(&status.next_reconcile_at)),
+        ("next pass", when_exactly(&status.next_reconcile_at)),
     ];
     rows.extend(pool_rows(&status));
     rows.extend(conditions(&status.conditions));

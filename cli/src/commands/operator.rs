@@ -11,7 +11,7 @@ use crate::client::{Operator, within};
 use crate::commands::block_on;
 use crate::exit::Run;
 use crate::global::Global;
-use crate::output::{self, or_dash};
+use crate::output::{self, or_dash, when};
 use crate::paths::default_data_dir;
 use crate::progress::Progress;
 
@@ -20,8 +20,10 @@ pub(crate) enum OperatorCommand {
     /// Make an operator's certificate; run it where the coordinator's data folder is
     Create(CreateArgs),
     /// Operators, and how long their certificates live
+    #[command(visible_alias = "ls")]
     List(ListArgs),
     /// Refuse an operator's certificates from now on, at the coordinator and on every agent
+    #[command(visible_alias = "rm")]
     Remove(RemoveArgs),
 }
 
@@ -95,7 +97,8 @@ pub(crate) fn table(operators: &[Listed], wide: bool) -> output::Table {
         output::table(["OPERATOR", "STATE", "UNTIL", "RENEWED"])
     };
     for operator in operators {
-        let mut row = vec![&operator.name, &operator.state, &operator.not_after, &operator.renewed_at];
+        let (until, renewed) = (when(&operator.not_after, wide), when(&operator.renewed_at, wide));
+        let mut row = vec![&operator.name, &operator.state, &until, &renewed];
         let serials: Vec<&str> = operator.certificates.iter().map(|it| it.serial.as_str()).collect();
         let serials = serials.join(" ");
         if wide {

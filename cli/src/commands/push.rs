@@ -165,7 +165,7 @@ fn conclude(global: &Global, seen: &[PushProgress], wait: Duration, no_wait: boo
         )),
         stage => Err(Outcome::TimedOut(anyhow!(
             "{} has not converged within {} (stage: {stage})\nthe document is stored and will be delivered; \
-             follow it with: mvm node info {}",
+             follow it with: mvm node get {}",
             last.node_id,
             humantime::format_duration(wait),
             last.node_id

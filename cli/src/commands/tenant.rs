@@ -1,31 +1,37 @@
 //! `mvm tenant` and `mvm pool`: who has instances here, and how each pool fares against its document.
 
 use clap::{Args, Subcommand};
-use mvm_proto::status::{InstanceStatus, PoolStatus};
-use mvm_proto::wire::control::v1::GetNodeRequest;
+use mvm_proto::status::{Capacity, InstanceStatus, NodeInfo, PoolStatus, Usage};
+use mvm_proto::wire::control::v1::{GetNodeRequest, Node};
 use mvm_proto::{PoolId, TenantId};
 use serde::{Deserialize, Serialize};
 
-use crate::client::{all_nodes, within};
+use crate::client::{self, all_nodes, within};
+use crate::commands::resources;
 use crate::endpoint::{EndpointArgs, Session};
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
-use crate::output;
+use crate::output::{self, mib, when};
+use crate::progress::Progress;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TenantCommand {
     /// All tenants, a line each
+    #[command(visible_alias = "ls")]
     List(ListArgs),
     /// One tenant with its pools
-    Info(TenantArgs),
+    #[command(aliases = ["info", "show", "inspect"])]
+    Get(TenantArgs),
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PoolCommand {
     /// All pools, a line each
+    #[command(visible_alias = "ls")]
     List(ListArgs),
     /// One pool with its instances
-    Info(PoolArgs),
+    #[command(aliases = ["info", "show", "inspect"])]
+    Get(PoolArgs),
 }
 
 #[derive(Debug, Args)]
@@ -58,13 +64,34 @@ fn parse_pool(text: &str) -> Result<(TenantId, PoolId), String> {
     parse().ok_or_else(|| "must be tenant/pool".to_owned())
 }
 
-/// A pool, and the node that has it; empty when an agent was asked directly.
+/// A pool, and the node that has it; none when an agent was asked directly.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Placed {
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) node_id: String,
+    #[serde(flatten)]
+    pub(crate) node: Option<On>,
     #[serde(flatten)]
     pub(crate) pool: PoolStatus,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) node_capacity: Option<Capacity>,
+}
+
+/// The node that reported a pool, and whether it still is connected.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct On {
+    pub(crate) node_id: String,
+    pub(crate) connected: bool,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) last_seen_at: String,
+}
+
+impl On {
+    /// Its name, marked where its report is old.
+    fn shown(&self) -> String {
+        match self.connected {
+            true => self.node_id.clone(),
+            false => format!("{} (last seen {})", self.node_id, when(&self.last_seen_at, false)),
+        }
+    }
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -76,15 +103,19 @@ pub(crate) struct TenantLine {
     sleeping: u32,
     stopped: u32,
     failed: u32,
+    /// Resources of its instances, by their phases.
+    allocated: Usage,
+    /// The same of those that the documents ask for.
+    requested: Usage,
 }
 
 pub(crate) async fn run(global: &Global, command: TenantCommand) -> Run {
     match command {
         TenantCommand::List(args) => {
             let tenants = by_tenant(&pools(global, &args.endpoint).await?);
-            Ok(output::show(global.output, &tenants, |_| tenant_table(&tenants))?)
+            Ok(output::show(global.output, &tenants, |wide| tenant_table(&tenants, wide))?)
         }
-        TenantCommand::Info(args) => match args.endpoint.open(global).await? {
+        TenantCommand::Get(args) => match args.endpoint.open(global).await? {
             Session::Agent(agent) => {
                 let found: serde_json::Value = agent.get(&format!("/v1/tenants/{}", args.tenant)).await?;
                 Ok(output::show(global.output, &found, |_| tenant_details(&found))?)
@@ -95,7 +126,7 @@ pub(crate) async fn run(global: &Global, command: TenantCommand) -> Run {
                 if found.is_empty() {
                     return Err(unknown(&format!("tenant {}", args.tenant)));
                 }
-                Ok(output::show(global.output, &found, |_| pool_table(&found))?)
+                Ok(output::show(global.output, &found, |wide| pool_table(&found, wide))?)
             }
         },
     }
@@ -105,9 +136,9 @@ pub(crate) async fn run_pool(global: &Global, command: PoolCommand) -> Run {
     match command {
         PoolCommand::List(args) => {
             let found = pools(global, &args.endpoint).await?;
-            Ok(output::show(global.output, &found, |_| pool_table(&found))?)
+            Ok(output::show(global.output, &found, |wide| pool_table(&found, wide))?)
         }
-        PoolCommand::Info(args) => {
+        PoolCommand::Get(args) => {
             let (tenant, pool) = &args.pool;
             match args.endpoint.open(global).await? {
                 Session::Agent(agent) => {
@@ -123,7 +154,7 @@ pub(crate) async fn run_pool(global: &Global, command: PoolCommand) -> Run {
                     if found.is_empty() {
                         return Err(unknown(&format!("pool {tenant}/{pool}")));
                     }
-                    Ok(output::show(global.output, &found, |_| pool_table(&found))?)
+                    Ok(output::show(global.output, &found, |wide| pool_table(&found, wide))?)
                 }
             }
         }
@@ -150,8 +181,9 @@ async fn pools(global: &Global, endpoint: &EndpointArgs) -> Result<Vec<Placed>, 
     match endpoint.open(global).await? {
         Session::Agent(agent) => {
             let listed: Tenants = agent.get("/v1/tenants").await?;
+            let info: NodeInfo = agent.get("/v1/node/info").await?;
             let pools = listed.tenants.into_iter().flat_map(|tenant| tenant.pools);
-            Ok(pools.map(|pool| Placed { node_id: String::new(), pool }).collect())
+            Ok(pools.map(|pool| Placed { node: None, pool, node_capacity: info.capacity }).collect())
         }
         Session::Coordinator(mut client) => {
             let nodes = match endpoint.node() {
@@ -161,12 +193,24 @@ async fn pools(global: &Global, endpoint: &EndpointArgs) -> Result<Vec<Placed>, 
                 }
                 None => all_nodes(&mut client, false, global.timeout()).await?,
             };
-            let placed = nodes.into_iter().flat_map(|node| {
-                let node_id = node.node_id;
-                let pools = node.status.unwrap_or_default().pools.into_iter();
-                pools.map(move |pool| Placed { node_id: node_id.clone(), pool })
-            });
-            Ok(placed.collect())
+            let mut placed = Vec::new();
+            for node in nodes {
+                let Node { node_id, connected, last_seen_at, info, status, .. } = node;
+                let pools = status.unwrap_or_default().pools;
+                if !connected && !pools.is_empty() {
+                    let warning =
+                        client::not_connected(&node_id, &last_seen_at, "its pools are shown as last reported");
+                    Progress::new(global.quiet).say(format!("warning: {warning}"));
+                }
+                let on = On { node_id, connected, last_seen_at };
+                let node_capacity = info.and_then(|info| info.capacity);
+                placed.extend(pools.into_iter().map(|pool| Placed {
+                    node: Some(on.clone()),
+                    pool,
+                    node_capacity,
+                }));
+            }
+            Ok(placed)
         }
     }
 }
@@ -190,40 +234,69 @@ pub(crate) fn by_tenant(pools: &[Placed]) -> Vec<TenantLine> {
         line.sleeping += actual.sleeping;
         line.stopped += pool.stopped;
         line.failed += pool.failed;
+        line.allocated = resources::plus(line.allocated, pool.allocated.unwrap_or_default());
+        line.requested = resources::plus(line.requested, pool.requested.unwrap_or_default());
     }
     tenants
 }
 
-pub(crate) fn tenant_table(tenants: &[TenantLine]) -> output::Table {
-    let mut table = output::table(["TENANT", "POOLS", "RUNNING", "WARM", "SLEEPING", "STOPPED", "FAILED"]);
+pub(crate) fn tenant_table(tenants: &[TenantLine], wide: bool) -> output::Table {
+    let mut headings =
+        vec!["TENANT", "POOLS", "RUNNING", "WARM", "SLEEPING", "STOPPED", "FAILED", "VCPUS", "MEMORY"];
+    headings.extend(wide.then_some("DISK"));
+    let mut table = output::plain();
+    table.set_header(headings);
     for line in tenants {
         let counts = [line.running, line.warm, line.sleeping, line.stopped, line.failed];
         let mut row = vec![line.tenant_id.clone(), line.pools.to_string()];
         row.extend(counts.map(|count| count.to_string()));
+        row.extend(amounts(&line.allocated, &line.requested, wide));
         table.add_row(row);
     }
     table
 }
 
-pub(crate) fn pool_table(pools: &[Placed]) -> output::Table {
-    let with_node = pools.iter().any(|placed| !placed.node_id.is_empty());
+pub(crate) fn pool_table(pools: &[Placed], wide: bool) -> output::Table {
+    let with_node = pools.iter().any(|placed| placed.node.is_some());
     let mut table = output::plain();
-    let mut headings =
-        vec!["TENANT", "POOL", "RUNNING", "WARM", "SLEEPING", "STOPPED", "FAILED", "MANAGED", "DEFERRED"];
+    let mut headings = vec![
+        "TENANT", "POOL", "RUNNING", "WARM", "SLEEPING", "STOPPED", "FAILED", "VCPUS", "MEMORY", "MANAGED",
+        "DEFERRED",
+    ];
+    if wide {
+        headings.splice(9..9, ["DISK", "OF THE NODE"]);
+    }
     if with_node {
         headings.insert(0, "NODE");
     }
     table.set_header(headings);
-    for Placed { node_id, pool } in pools {
+    for Placed { node, pool, node_capacity } in pools {
         let mut row = vec![pool.tenant_id.clone(), pool.pool_id.clone()];
         row.extend(counts(pool));
+        let allocated = pool.allocated.unwrap_or_default();
+        row.extend(amounts(&allocated, &pool.requested.unwrap_or_default(), wide));
+        if wide {
+            row.push(resources::share(&allocated, &node_capacity.unwrap_or_default()));
+        }
+        row.push(if pool.managed { "yes" } else { "no" }.to_owned());
         row.push(pool.deferred.first().cloned().unwrap_or_else(|| "-".to_owned()));
         if with_node {
-            row.insert(0, node_id.clone());
+            row.insert(0, node.as_ref().map_or_else(String::new, On::shown));
         }
         table.add_row(row);
     }
+    table.drop_empty(&["DEFERRED"]);
     table
+}
+
+/// Allocated of requested: vCPUs and memory, and with `wide` the disk.
+fn amounts(allocated: &Usage, requested: &Usage, wide: bool) -> Vec<String> {
+    let mut cells = vec![
+        format!("{}/{}", allocated.vcpus, requested.vcpus),
+        format!("{}/{}", mib(allocated.mem_mib), mib(requested.mem_mib)),
+    ];
+    cells.extend(wide.then(|| format!("{}/{}", mib(allocated.disk_mib), mib(requested.disk_mib))));
+    cells
 }
 
 /// Have and want of each count, then the rest.
@@ -235,7 +308,6 @@ fn counts(pool: &PoolStatus) -> Vec<String> {
         format!("{}/{}", have.sleeping, want.sleeping),
         pool.stopped.to_string(),
         pool.failed.to_string(),
-        if pool.managed { "yes" } else { "no" }.to_owned(),
     ]
 }
 
@@ -250,15 +322,18 @@ pub(crate) fn tenant_details(found: &serde_json::Value) -> output::Table {
         let quotas = desired["quotas"].as_object().into_iter().flatten();
         rows.extend(quotas.map(|(name, value)| ("quota", format!("{name} {value}"))));
     }
-    for pool in found["pools"].as_array().into_iter().flatten() {
-        if let Ok(pool) = serde_json::from_value::<PoolStatus>(pool.clone()) {
-            let counts = counts(&pool);
-            let text = format!(
-                "{}: running {}, warm {}, sleeping {}",
-                pool.pool_id, counts[0], counts[1], counts[2]
-            );
-            rows.push(("pool", text));
-        }
+    let pools = found["pools"].as_array().into_iter().flatten();
+    let pools: Vec<PoolStatus> = pools.filter_map(|pool| serde_json::from_value(pool.clone()).ok()).collect();
+    let sum = |of: fn(&PoolStatus) -> Option<Usage>| {
+        pools.iter().filter_map(of).fold(Usage::default(), resources::plus)
+    };
+    rows.push(("allocated", resources::amount(&sum(|pool| pool.allocated))));
+    rows.push(("requested", resources::amount(&sum(|pool| pool.requested))));
+    for pool in &pools {
+        let counts = counts(pool);
+        let text =
+            format!("{}: running {}, warm {}, sleeping {}", pool.pool_id, counts[0], counts[1], counts[2]);
+        rows.push(("pool", text));
     }
     output::properties(rows)
 }
@@ -285,13 +360,19 @@ pub(crate) fn pool_details(found: &OnePool) -> output::Table {
         rows.push(("running", counts[0].clone()));
         rows.push(("warm", counts[1].clone()));
         rows.push(("sleeping", counts[2].clone()));
+        rows.push(("allocated", resources::amount(&status.allocated.unwrap_or_default())));
+        rows.push(("requested", resources::amount(&status.requested.unwrap_or_default())));
         rows.push(("revision", output::or_dash(&status.revision)));
         rows.extend(status.deferred.iter().map(|why| ("deferred", why.clone())));
     }
     rows.push(("managed", if found.managed { "yes" } else { "no" }.to_owned()));
     if let Some(desired) = &found.desired {
         rows.push(("image", plain(&desired["flake_ref"])));
-        rows.push(("resources", desired["instance_resources"].to_string()));
+        let resources = &desired["instance_resources"];
+        let number = |name: &str| resources[name].as_u64().unwrap_or_default();
+        let (memory, disk) = (mib(number("mem_mib")), mib(number("data_disk_mib")));
+        let each = format!("{} vCPUs, {memory} memory, {disk} data disk", number("vcpus"));
+        rows.push(("each instance", each));
     }
     for one in &found.instances {
         rows.push(("instance", format!("{} {} {}", one.instance_id, one.phase, one.reason)));

@@ -12,7 +12,7 @@ use crate::client::{Operator, within};
 use crate::commands::trust::pin::check_token;
 use crate::exit::Run;
 use crate::global::Global;
-use crate::output::{self, or_dash};
+use crate::output::{self, or_dash, when};
 use crate::progress::Progress;
 
 #[derive(Debug, Subcommand)]
@@ -20,8 +20,10 @@ pub(crate) enum TokenCommand {
     /// Create a one-time join token for one node
     Create(CreateArgs),
     /// List tokens and their state
+    #[command(visible_alias = "ls")]
     List(ListArgs),
     /// Revoke a token
+    #[command(visible_alias = "rm")]
     Revoke(RevokeArgs),
 }
 
@@ -108,7 +110,8 @@ pub(crate) fn table(tokens: &[Token], wide: bool) -> output::Table {
         output::table(["TOKEN", "NODE", "STATE", "EXPIRES"])
     };
     for token in tokens {
-        let mut row = vec![&token.token_id, &token.node_id, &token.state, &token.expires_at];
+        let expires = when(&token.expires_at, wide);
+        let mut row = vec![&token.token_id, &token.node_id, &token.state, &expires];
         let names = token.names.join(" ");
         if wide {
             row.extend([&token.created_at, &token.created_by, &token.used_at, &names]);

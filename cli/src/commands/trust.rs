@@ -1,7 +1,7 @@
 //! `mvm trust`: who may sign documents and images.
 //!
 //! `vouch` and `next-root` sign with keys that are kept offline, on top of the trust that this operator has pinned: they
-//! follow what was signed since, from a coordinator or from a file that `mvm trust show --out` wrote, show what changes,
+//! follow what was signed since, from a coordinator or from a file that `mvm trust get --out` wrote, show what changes,
 //! and hand back what they signed or write it to a file to be carried over.
 
 mod difference;
@@ -33,7 +33,8 @@ use crate::progress::Progress;
 #[derive(Debug, Subcommand)]
 pub(crate) enum TrustCommand {
     /// The keys, their roles and expiry, and how many images are vouched for
-    Show(ShowArgs),
+    #[command(aliases = ["show", "info", "inspect"])]
+    Get(GetArgs),
     /// Pin the cluster's trust root by its digest: what offline keys will sign on top of
     Pin(pin::PinArgs),
     /// Make a signing key, for a role that the next root gives it
@@ -47,7 +48,7 @@ pub(crate) enum TrustCommand {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ShowArgs {
+pub(crate) struct GetArgs {
     /// Also write the signed statements to this file, for signing on a machine that is offline
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -72,7 +73,7 @@ pub(crate) struct UpdateArgs {
 
 pub(crate) async fn run(global: &Global, command: TrustCommand) -> Run {
     match command {
-        TrustCommand::Show(args) => {
+        TrustCommand::Get(args) => {
             let state = fetch(global, &args.operator).await?;
             if let Some(path) = &args.out {
                 write_bundle(path, &bundle_of(&state)?)?;

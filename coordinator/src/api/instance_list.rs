@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use mvm_proto::status::InstanceStatus;
+use mvm_proto::status::{Counts, InstanceStatus, PoolStatus};
 use mvm_proto::status::fit::shorten;
 use mvm_proto::wire::control::v1::{ListInstancesRequest, ListInstancesResponse, NodeInstance, SilentNode};
 use mvm_proto::wire::session::v1::{ListInstances, reply, request};
@@ -17,9 +17,11 @@ use prost::Message as _;
 use tokio::sync::mpsc;
 
 use super::instances::{TELL_WAIT, other_answer};
-use super::parse;
+use super::{nodes, parse};
 use crate::enrolment;
+use crate::records::{NODES, NodeRecord};
 use crate::state::State;
+use crate::stored::load_all;
 
 /// Instances asked of a node at once.
 const PAGE: usize = 512;
@@ -53,10 +55,14 @@ pub(super) async fn pages(
         vec![node]
     };
     let only = !asked.node_id.is_empty();
+    let away = if only { Vec::new() } else { away(state, &nodes, &filter).await? };
     let (pieces, receiver) = mpsc::channel(WAITING_PAGES);
     let state = Arc::clone(state);
     tokio::spawn(async move {
         let (state, filter, pieces) = (&state, &filter, &pieces);
+        for silent in away {
+            let _ = pieces.send(Ok(ListInstancesResponse { instances: Vec::new(), silent: vec![silent] })).await;
+        }
         futures::stream::iter(nodes)
             .for_each_concurrent(AT_ONCE, |node| async move {
                 let ended = tokio::time::timeout(LIST_WAIT, list_node(state, &node, filter, pieces)).await;
@@ -102,7 +108,11 @@ pub(super) async fn one_answer(
         format!("{count} of the node's instances do not fit one answer; use a newer `mvm` to list them all")
     };
     all.silent
-        .extend(left_out.into_iter().map(|(node_id, count)| SilentNode { node_id, reason: reason(count) }));
+        .extend(left_out.into_iter().map(|(node_id, count)| SilentNode {
+            node_id,
+            reason: reason(count),
+            ..SilentNode::default()
+        }));
     all.instances.sort_by(|a, b| order(a).cmp(&order(b)));
     Ok(all)
 }
@@ -111,6 +121,53 @@ fn order(one: &NodeInstance) -> (&str, Option<(&str, &str, &str)>) {
     let instance = one.instance.as_ref();
     let place = instance.map(|i| (i.tenant_id.as_str(), i.pool_id.as_str(), i.instance_id.as_str()));
     (one.node_id.as_str(), place)
+}
+
+/// The nodes that can't be asked, with what they last told: only how many instances they have of what is asked for.
+async fn away(
+    state: &State,
+    connected: &[NodeId],
+    filter: &ListInstances,
+) -> Result<Vec<SilentNode>, Problem> {
+    let mut records = load_all::<NodeRecord>(&state.store, NODES).await?;
+    records.retain(|(_, record)| {
+        record.value.removed_at.is_none() && connected.binary_search(&record.value.node_id).is_err()
+    });
+    let mut away = Vec::new();
+    for (_, record) in records {
+        let node = nodes::one(state, &record.value).await?;
+        let pools = node.status.iter().flat_map(|status| &status.pools);
+        let instances = pools
+            .filter(|pool| filter.tenant_id.is_empty() || filter.tenant_id == pool.tenant_id)
+            .filter(|pool| filter.pool_id.is_empty() || filter.pool_id == pool.pool_id)
+            .fold(0_u32, |sum, pool| sum.saturating_add(count(pool, &filter.phase)));
+        // One that never came has no instances that anyone could miss.
+        if node.last_seen_at.is_empty() {
+            continue;
+        }
+        let reason =
+            format!("it is not connected; it had {instances} instances when last seen at {}", node.last_seen_at);
+        away.push(SilentNode {
+            node_id: node.node_id,
+            reason,
+            last_seen_at: node.last_seen_at,
+            instances,
+        });
+    }
+    Ok(away)
+}
+
+/// How many instances a pool last had, in one phase or in all. What is neither at work nor failed is told as stopped.
+fn count(pool: &PoolStatus, phase: &str) -> u32 {
+    let Counts { running, warm, sleeping, .. } = pool.actual.unwrap_or_default();
+    match phase.parse() {
+        Ok(Phase::Running) => running,
+        Ok(Phase::Warm) => warm,
+        Ok(Phase::Sleeping) => sleeping,
+        Ok(Phase::Failed) => pool.failed,
+        Ok(_) => pool.stopped,
+        Err(_) => [running, warm, sleeping, pool.stopped, pool.failed].into_iter().fold(0, u32::saturating_add),
+    }
 }
 
 /// Checked here: were it left to the nodes, one that refuses everything would refuse it for all.
@@ -182,7 +239,7 @@ fn next_page(mut listed: Vec<InstanceStatus>, after: &str) -> Vec<InstanceStatus
 
 fn silent(node: &NodeId, mut reason: String) -> ListInstancesResponse {
     shorten(&mut reason, MAX_REASON_BYTES);
-    let silent = vec![SilentNode { node_id: node.to_string(), reason }];
+    let silent = vec![SilentNode { node_id: node.to_string(), reason, ..SilentNode::default() }];
     ListInstancesResponse { instances: Vec::new(), silent }
 }
 

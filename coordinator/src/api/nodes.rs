@@ -69,7 +69,7 @@ pub(super) async fn get(state: &State, node_id: &str) -> Result<Node, Problem> {
     one(state, &record.value).await
 }
 
-async fn one(state: &State, record: &NodeRecord) -> Result<Node, Problem> {
+pub(super) async fn one(state: &State, record: &NodeRecord) -> Result<Node, Problem> {
     let node = &record.node_id;
     let assigned = state.documents.assigned(node).await?;
     let status: Option<Versioned<StatusRecord>> = load(&state.store, &status_key(node)).await?;

@@ -8,10 +8,10 @@ use std::time::Instant;
 use mvm_proto::status::fit::shorten;
 use mvm_proto::status::{Event, Mark, NodeInfo, NodeStatus};
 use mvm_proto::wire::session::v1::reply;
-use mvm_proto::{Problem, Timestamp};
+use mvm_proto::{NodeId, Problem, Timestamp};
 use mvm_transport::SessionControl;
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{broadcast, oneshot, watch};
 
 use super::outbox::Outbox;
 use crate::records::{Numbers, StatusRecord};
@@ -23,6 +23,10 @@ const MAX_EVENT_TEXT: usize = 512;
 
 /// What a node said to a request. `Ok(None)`: it is done, and there is nothing to tell.
 pub(crate) type Answer = Result<Option<reply::Answer>, Problem>;
+
+/// Where events go as they come. Sent to while the node is locked: what is not in the node's own list by then is
+/// sent later.
+pub(crate) type Followers = broadcast::Sender<(NodeId, Event)>;
 
 /// A node's live session.
 #[derive(Debug, Clone)]
@@ -48,6 +52,7 @@ pub(crate) struct Live {
     pub(crate) info: Option<NodeInfo>,
     pub(crate) status: Option<NodeStatus>,
     pub(crate) events: VecDeque<Event>,
+    followers: Option<(NodeId, Followers)>,
     pub(crate) last_seen_at: Option<Timestamp>,
     pub(crate) sent: Option<Numbers>,
     pub(crate) accepted: Option<Mark>,
@@ -70,8 +75,9 @@ pub(crate) struct LiveNode {
 }
 
 impl LiveNode {
-    pub(crate) fn new() -> Self {
-        Self { live: Mutex::default(), changed: watch::Sender::new(()) }
+    pub(crate) fn new(node: &NodeId, followers: &Followers) -> Self {
+        let live = Live { followers: Some((node.clone(), followers.clone())), ..Live::default() };
+        Self { live: Mutex::new(live), changed: watch::Sender::new(()) }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Live> {
@@ -133,14 +139,22 @@ impl Live {
         Some(since.elapsed().as_secs_f64())
     }
 
+    /// Keeps what is news, and tells the followers: a node tells its newest events again with every session.
     pub(crate) fn add_events(&mut self, events: Vec<Event>) {
         let skipped = events.len().saturating_sub(MAX_EVENTS);
         for mut event in events.into_iter().skip(skipped) {
             for text in [&mut event.at, &mut event.kind, &mut event.subject, &mut event.message] {
                 shorten(text, MAX_EVENT_TEXT);
             }
+            if self.events.contains(&event) {
+                continue;
+            }
             if self.events.len() == MAX_EVENTS {
                 self.events.pop_front();
+            }
+            if let Some((node, followers)) = &self.followers {
+                // There may be none.
+                let _ = followers.send((node.clone(), event.clone()));
             }
             self.events.push_back(event);
         }
@@ -234,9 +248,16 @@ mod tests {
         let mut live = Live::default();
         let event =
             |n: usize| Event { kind: n.to_string(), message: "é".repeat(10_000), ..Event::default() };
+        let (followers, mut told) = broadcast::channel(300);
+        live.followers = Some(("node-a".parse().unwrap(), followers));
         live.add_events((0..200).map(event).collect());
+        assert_eq!(told.len(), MAX_EVENTS);
+        while told.try_recv().is_ok() {}
+        // What a node tells again is known.
+        live.add_events((198..201).map(event).collect());
+        assert_eq!((told.try_recv().unwrap().1.kind.as_str(), told.len()), ("200", 0));
         assert_eq!(live.events.len(), MAX_EVENTS);
-        assert_eq!(live.events.back().map(|last| last.kind.as_str()), Some("199"));
+        assert_eq!(live.events.back().map(|last| last.kind.as_str()), Some("200"));
         assert!(live.events.iter().all(|event| event.message.len() <= MAX_EVENT_TEXT));
     }
 

@@ -33,6 +33,7 @@ impl Talk<'_> {
                     check_info(&self.attached.node, Some(&info))?;
                     fit_info(&mut info, now());
                     self.attached.live.change(|live| live.info = Some(info));
+                    self.state.fleet.mark_dirty(&self.attached.node);
                 }
                 self.unanswered = Some(heartbeat.sequence);
             }

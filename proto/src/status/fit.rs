@@ -18,7 +18,8 @@ pub const MAX_DEFERRED: usize = 16;
 pub const MAX_TEXT_BYTES: usize = 1024;
 /// Bytes of an id, a digest, a version, a time.
 pub const MAX_WORD_BYTES: usize = 256;
-/// Bytes of a whole status: [`MAX_POOLS`] pools with the longest names fit, without deferred steps.
+/// Bytes of a whole status: [`MAX_POOLS`] pools with the longest names fit, without deferred steps and what their instances
+/// may use.
 pub const MAX_STATUS_BYTES: usize = 1024 * 1024;
 
 /// The condition that says that a status was cut.
@@ -44,6 +45,12 @@ pub fn fit_status(status: &mut NodeStatus, now: Timestamp) {
             pool.deferred = Vec::new();
             cuts.note("all deferred steps".to_owned());
         }
+    }
+    if status.encoded_len() > MAX_STATUS_BYTES {
+        for pool in &mut status.pools {
+            (pool.allocated, pool.requested) = (None, None);
+        }
+        cuts.note("what the instances of pools may use".to_owned());
     }
     let mut bytes = status.encoded_len();
     let all = status.pools.len();
@@ -81,6 +88,8 @@ pub fn fit_info(info: &mut NodeInfo, now: Timestamp) {
     cuts.texts(info.passed_over.iter_mut().flat_map(|over| [&mut over.what, &mut over.reason]));
     cuts.list("capabilities", &mut info.capabilities, MAX_CONDITIONS);
     cuts.texts(info.capabilities.iter_mut().flat_map(|it| [&mut it.name, &mut it.lacking]));
+    cuts.list("root certificates", &mut info.roots, MAX_CONDITIONS);
+    cuts.words(&mut info.roots);
     cuts.conditions(&mut info.conditions);
     cuts.tell(INFO_COMPLETE, &mut info.conditions, now);
 }
@@ -177,7 +186,7 @@ impl Cuts {
 mod tests {
     use super::*;
     use crate::Digest;
-    use crate::status::{Capability, Counts, Mark, PassedOver, PoolStatus};
+    use crate::status::{Capability, Counts, Mark, PassedOver, PoolStatus, Usage};
 
     fn now() -> Timestamp {
         Timestamp::from_unix_ms(0)
@@ -201,7 +210,22 @@ mod tests {
             managed: true,
             revision: Digest::of(b"").to_string(),
             deferred: Vec::new(),
+            allocated: None,
+            requested: None,
         }
+    }
+
+    #[test]
+    fn what_pools_may_use_gives_way_before_a_pool_does() {
+        let usage = Some(Usage { vcpus: 1000, mem_mib: 1 << 20, disk_mib: 1 << 20, ..Usage::default() });
+        let used = |at| PoolStatus { allocated: usage, requested: usage, ..pool(at) };
+        let mut status = NodeStatus { pools: (0..MAX_POOLS).map(used).collect(), ..NodeStatus::default() };
+        fit_status(&mut status, now());
+        assert_eq!(status.pools, (0..MAX_POOLS).map(pool).collect::<Vec<_>>());
+        assert!(told(&status.conditions, STATUS_COMPLETE).unwrap().contains("instances of pools"));
+        let mut few = NodeStatus { pools: (0..100).map(used).collect(), ..NodeStatus::default() };
+        fit_status(&mut few, now());
+        assert!(few.pools.iter().all(|pool| pool.allocated == usage));
     }
 
     #[test]

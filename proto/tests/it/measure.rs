@@ -1,7 +1,8 @@
 //! What a peer's bytes become in memory is known before they are decoded, and bounded.
 
 use bytes::Bytes;
-use mvm_proto::status::{Condition, Counts, Event, Mark, NodeInfo, NodeStatus, PoolStatus};
+use mvm_proto::status::fit::MAX_POOLS;
+use mvm_proto::status::{Condition, Counts, Event, Mark, NodeInfo, NodeStatus, PoolStatus, Usage};
 use mvm_proto::wire::control::v1::{ListNodesResponse, Node, UpdateTrustRequest};
 use mvm_proto::wire::frames::{Frame, decode_frame};
 use mvm_proto::wire::measure::{DecodeError, Kind, Shape, decode, decoded_size};
@@ -96,18 +97,21 @@ fn bytes_that_are_no_protobuf_are_refused() {
     }
 }
 
-/// The largest document that is sent down a session.
+/// Twice as many pools as an agent tells of: more than any document names.
 #[test]
 fn the_largest_honest_frames_pass() {
+    let usage = Some(Usage { vcpus: 1, mem_mib: 1, instances: 1, ..Usage::default() });
     let pool = |at: usize| PoolStatus {
         tenant_id: format!("{at:063}"),
         pool_id: format!("{at:063}"),
         desired: Some(Counts { running: 1, warm: 1, sleeping: 1, down: 1 }),
         revision: "x".repeat(71),
         deferred: vec!["waits for its image".to_owned(); 4],
+        allocated: usage,
+        requested: usage,
         ..PoolStatus::default()
     };
-    let status = NodeStatus { pools: (0..20_000).map(pool).collect(), ..NodeStatus::default() };
+    let status = NodeStatus { pools: (0..2 * MAX_POOLS).map(pool).collect(), ..NodeStatus::default() };
     let frame = AgentFrame { body: Some(agent_frame::Body::Status(status)) };
     assert_eq!(decode_frame::<AgentFrame>(frame.encode_to_vec().into()).unwrap(), frame);
 }

@@ -106,7 +106,7 @@ fn without_a_pin_or_a_confirmation_nothing_is_signed() {
     let told = cluster.mvm_fails(&vouch, 2);
     assert!(told.contains("--yes") && told.contains(&format!("+ image {digest}")), "{told}");
 
-    let first = cluster.mvm_json(&["trust", "show"]);
+    let first = cluster.mvm_json(&["trust", "get"]);
     assert_eq!((first["pinned"].as_str(), first["images_version"].as_u64()), (Some("yes"), Some(1)));
     for pin in pins(&cluster) {
         std::fs::remove_file(pin).unwrap();

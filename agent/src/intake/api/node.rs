@@ -36,7 +36,7 @@ pub(super) async fn verify_network(
             503,
             "network_unavailable",
             detail,
-            "Look at NetworkReady in `mvm node info`, and at the agent's log.",
+            "Look at NetworkReady in `mvm node get`, and at the agent's log.",
         )
     })?;
     Ok(Json(report).into_response())

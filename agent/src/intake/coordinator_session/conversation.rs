@@ -17,11 +17,10 @@ use mvm_proto::wire::session::v1::{
     Ack, AgentFrame, CoordinatorFrame, Document, Events, Heartbeat, Hello, RemovedOperators, Reply, Request,
     Trust, Welcome, agent_frame, coordinator_frame,
 };
-use mvm_proto::{Problem, Timestamp};
+use mvm_proto::{Digest, Problem, Timestamp};
 use mvm_transport::frame::encode_once;
 use mvm_transport::session::close_code;
 use mvm_transport::{AckBatcher, ClientSession, SessionControl, SessionError};
-use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -32,6 +31,7 @@ use super::acks::{self, Awaiting};
 use super::requests;
 use super::status_pacer::StatusPacer;
 use super::{Ending, SessionContext, SessionFailure, SessionState};
+use crate::node::event_log::EventLog;
 
 /// Conditions that speak of the session, or count it among their reasons.
 const SESSION_CONDITIONS: [&str; 2] = ["Ready", "SessionConnected"];
@@ -45,6 +45,9 @@ const MAX_HEARTBEAT: Duration = Duration::from_secs(60);
 const MISSED_HEARTBEATS: u32 = 3;
 /// Events in one frame.
 const EVENTS_PER_FRAME: usize = 64;
+/// So many of the newest events are told again at the beginning of a session: as many as a coordinator keeps. It may have
+/// started anew, and what happened without a session was never told.
+const EVENTS_TOLD_AGAIN: u64 = 50;
 /// Requests worked on at once; more are turned away, and the coordinator asks again.
 const MAX_REQUESTS: usize = 64;
 /// Acks and replies that may wait while a frame is being sent; the next frame is heard once it is. A coordinator that
@@ -151,6 +154,8 @@ struct Conversation<'a> {
     heartbeats: u64,
     /// What guests run on here was not known at the hello.
     still_finding_out: bool,
+    /// What the last description said of the roots that this node trusts.
+    told_roots: Vec<Digest>,
 }
 
 impl<'a> Conversation<'a> {
@@ -167,17 +172,24 @@ impl<'a> Conversation<'a> {
             requests: JoinSet::new(),
             heartbeats: 0,
             still_finding_out: true,
+            told_roots: Vec::new(),
         }
     }
 
-    /// What the node is, once all of it is known.
+    /// What the node is, once all of it is known and when it came to trust other roots.
     fn news_of_this_node(&mut self) -> Option<NodeInfo> {
-        if !self.still_finding_out {
+        let roots = self.context.anchors.current().fingerprints();
+        let same_roots = roots == self.told_roots;
+        if !self.still_finding_out && same_roots {
             return None;
         }
         let info = without_session((self.context.describe)());
         self.still_finding_out = info.accelerator.is_empty();
-        (!self.still_finding_out).then_some(info)
+        if self.still_finding_out && same_roots {
+            return None;
+        }
+        self.told_roots = roots;
+        Some(info)
     }
 
     async fn run(
@@ -187,7 +199,10 @@ impl<'a> Conversation<'a> {
         shutdown: &CancellationToken,
     ) -> Result<Ending, SessionError> {
         let mut status = self.context.node.status();
-        let mut events = self.context.node.events().subscribe();
+        let log = &self.context.events;
+        let mut newest_event = log.newest();
+        let mut told = newest_event.borrow().saturating_sub(EVENTS_TOLD_AGAIN);
+        newest_event.mark_changed();
         let mut ticks = interval(heartbeat);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut due = Instant::now();
@@ -217,8 +232,13 @@ impl<'a> Conversation<'a> {
                     due = self.pacer.sent(newest, now);
                     Some(frame)
                 }
-                event = events.recv() => {
-                    collect(event, &mut events).map(|batch| encode(agent_frame::Body::Events(batch)))
+                Ok(()) = newest_event.changed() => {
+                    let (events, last) = next_events(log, told);
+                    told = last;
+                    if told < *newest_event.borrow_and_update() {
+                        newest_event.mark_changed();
+                    }
+                    (!events.is_empty()).then(|| encode(agent_frame::Body::Events(Events { events })))
                 }
                 Some(done) = self.requests.join_next() => {
                     done.ok().map(|reply| encode(agent_frame::Body::Reply(reply)))
@@ -389,24 +409,22 @@ fn too_busy() -> Problem {
     Problem::new(503, "busy", detail, "Ask again in a moment.")
 }
 
-/// This event and those that already wait behind it.
-fn collect(first: Result<Event, RecvError>, more: &mut broadcast::Receiver<Event>) -> Option<Events> {
-    let first = match first {
-        Ok(event) => event,
-        Err(RecvError::Lagged(missed)) => {
+/// The events after number `told` that fit one frame, and the number of the last.
+fn next_events(log: &EventLog, told: u64) -> (Vec<Event>, u64) {
+    let mut next = log.after(told);
+    next.truncate(EVENTS_PER_FRAME);
+    let mut events = Vec::new();
+    let mut last = told;
+    for (number, event) in next {
+        let missed = number - last - 1;
+        if missed > 0 {
             let message = format!("{missed} events were lost because they could not be sent in time");
-            Event { kind: "EventsLost".to_owned(), message, ..Event::default() }
+            events.push(Event { kind: "EventsLost".to_owned(), message, ..Event::default() });
         }
-        Err(RecvError::Closed) => return None,
-    };
-    let mut events = vec![first];
-    while events.len() < EVENTS_PER_FRAME {
-        match more.try_recv() {
-            Ok(event) => events.push(event),
-            Err(_) => break,
-        }
+        events.push(event);
+        last = number;
     }
-    Some(Events { events })
+    (events, last)
 }
 
 #[cfg(test)]
@@ -422,14 +440,12 @@ mod tests {
 
     #[test]
     fn waiting_events_travel_in_one_frame_and_losses_are_told() {
-        let (sender, mut receiver) = broadcast::channel(2);
-        let event = |kind: &str| Event { kind: kind.to_owned(), ..Event::default() };
-        for kind in ["a", "b", "c"] {
-            sender.send(event(kind)).unwrap();
-        }
-        let lagged = receiver.try_recv().map_err(|_| RecvError::Lagged(1));
-        let kinds: Vec<_> =
-            collect(lagged, &mut receiver).unwrap().events.into_iter().map(|e| e.kind).collect();
-        assert_eq!(kinds, ["EventsLost", "b", "c"]);
+        let log = EventLog::default();
+        let event = |kind: u64| Event { kind: kind.to_string(), ..Event::default() };
+        (1..=1026).map(event).for_each(|event| log.push(event));
+        let (events, last) = next_events(&log, 1);
+        let kinds: Vec<_> = events.iter().map(|event| event.kind.as_str()).collect();
+        assert_eq!((&kinds[..2], kinds.len(), last), (&["EventsLost", "3"][..], 65, 66));
+        assert_eq!(next_events(&log, 1026), (Vec::new(), 1026));
     }
 }

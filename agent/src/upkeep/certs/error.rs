@@ -133,7 +133,7 @@ impl CertsError {
                     .to_owned()
             }
             Self::TrustRootNotThere { .. } => {
-                "Compare the digest with `mvm trust show` of an operator who has pinned the trust. If it is right, the \
+                "Compare the digest with `mvm trust get` of an operator who has pinned the trust. If it is right, the \
                  coordinator serves signing keys of someone else: treat this as an attack. Otherwise make a new token."
                     .to_owned()
             }

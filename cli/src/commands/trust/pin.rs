@@ -20,7 +20,7 @@ use crate::progress::Progress;
 
 #[derive(Debug, Args)]
 pub(crate) struct PinArgs {
-    /// The digest of one of the cluster's roots, from `mvm coordinator init` or from another operator's `mvm trust show`;
+    /// The digest of one of the cluster's roots, from `mvm coordinator init` or from another operator's `mvm trust get`;
     /// not from the coordinator itself
     #[arg(long, value_name = "SHA256")]
     digest: Digest,
@@ -117,7 +117,7 @@ impl Pins {
             let looked: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
             anyhow!(
                 "there is no pinned trust to sign on top of; looked for {}\n\
-                 pin it once, by a digest from `mvm coordinator init` or from another operator's `mvm trust show`: \
+                 pin it once, by a digest from `mvm coordinator init` or from another operator's `mvm trust get`: \
                  mvm trust pin --digest SHA256",
                 looked.join(", ")
             )
