@@ -190,7 +190,12 @@ impl Agent {
         tasks.spawn("sessions", sessions);
         tasks.spawn("reconcile", reconcile_task(node, current_document, stop.clone()));
 
-        let driver = DriverInUse { kind: driver, choice: settings.driver, vmm: settings.vmm.clone(), data_dir: data_dir.clone() };
+        let driver = DriverInUse {
+            kind: driver,
+            choice: settings.driver,
+            vmm: settings.vmm.clone(),
+            data_dir: data_dir.clone(),
+        };
         let describe = describe(
             info,
             driver,

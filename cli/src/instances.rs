@@ -288,7 +288,11 @@ fn told(node: SilentNode) -> String {
     match last_seen_at.as_str() {
         "" => format!("{node_id} is not told whole: {reason}"),
         at => {
-            let its = if instances == 1 { "its 1 instance is".into() } else { format!("its {instances} instances are") };
+            let its = if instances == 1 {
+                "its 1 instance is".into()
+            } else {
+                format!("its {instances} instances are")
+            };
             client::not_connected(&node_id, at, &format!("{its} not listed"))
         }
     }

@@ -54,7 +54,10 @@ impl Table {
             let is_empty = |row: &Vec<String>| row.get(column).is_none_or(|cell| cell == "-");
             if self.rows.iter().all(is_empty) {
                 all.remove(column);
-                self.rows.iter_mut().filter(|row| column < row.len()).for_each(|row| drop(row.remove(column)));
+                self.rows
+                    .iter_mut()
+                    .filter(|row| column < row.len())
+                    .for_each(|row| drop(row.remove(column)));
             }
         }
     }
@@ -89,14 +92,16 @@ impl Table {
     fn most(&self, width: Option<usize>) -> Vec<usize> {
         let rows = || self.headings.iter().chain(&self.rows);
         let columns = rows().map(Vec::len).max().unwrap_or_default();
-        let longest =
-            |column: usize| rows().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or(0);
+        let longest = |column: usize| {
+            rows().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or(0)
+        };
         let mut most: Vec<usize> = (0..columns).map(longest).collect();
         // Properties are read one by one, and nothing stands to the right of them.
         let Some(width) = width.filter(|_| self.headings.is_some()) else { return most };
         loop {
             let excess = (most.iter().sum::<usize>() + BETWEEN_COLUMNS * columns).saturating_sub(width);
-            let Some(widest) = most.iter_mut().max().filter(|widest| excess > 0 && **widest > MIN_CELL) else {
+            let Some(widest) = most.iter_mut().max().filter(|widest| excess > 0 && **widest > MIN_CELL)
+            else {
                 return most;
             };
             *widest = widest.saturating_sub(excess.min(CUT_AT_ONCE)).max(MIN_CELL);

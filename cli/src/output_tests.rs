@@ -230,7 +230,10 @@ fn times_are_ages_and_sizes_have_one_decimal_and_a_unit() {
         [seen(0), seen(-119_999), seen(-120_000), seen(7_200_000), seen(-48 * 3_600_000)],
         ["0s ago", "119s ago", "2m ago", "in 2h", "2d ago"]
     );
-    assert_eq!((when("", false), when("", true), when("soon", false)), ("-".into(), "-".into(), "soon".into()));
+    assert_eq!(
+        (when("", false), when("", true), when("soon", false)),
+        ("-".into(), "-".into(), "soon".into())
+    );
     assert_eq!(when("2026-01-31T09:30:00Z", true), "2026-01-31T09:30:00Z");
     assert_eq!(
         [bytes(0), bytes(512 * 1024), bytes(1024 * 1024 - 1), mib(64), mib(1024), mib(16 * 1024 * 1024)],

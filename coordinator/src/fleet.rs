@@ -74,7 +74,9 @@ impl Fleet {
             return found;
         }
         let mut nodes = self.nodes.write();
-        Arc::clone(nodes.entry(node.clone()).or_insert_with(|| Arc::new(LiveNode::new(node, &self.followers))))
+        Arc::clone(
+            nodes.entry(node.clone()).or_insert_with(|| Arc::new(LiveNode::new(node, &self.followers))),
+        )
     }
 
     /// What each connected node said last.

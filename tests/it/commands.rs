@@ -52,7 +52,8 @@ fn there_is_one_verb_for_each_act_and_the_old_ones_still_work() {
             assert!(text(&output.stdout).contains(&format!("{} get", group[0])), "{group:?} {verb}");
         }
         let shown = shown(group);
-        let listed = |verb: &str| shown.lines().any(|line| line.trim_start().starts_with(&format!("{verb} ")));
+        let listed =
+            |verb: &str| shown.lines().any(|line| line.trim_start().starts_with(&format!("{verb} ")));
         assert!(listed("get") && !listed("info") && !listed("show") && !listed("inspect"), "{shown}");
     }
     let lists = [&["node"][..], &["tenant"], &["pool"], &["instance"], &["image"]];

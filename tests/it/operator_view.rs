@@ -36,7 +36,10 @@ fn a_command_for_one_node_is_refused_by_the_agent_of_another() {
 
     for command in [&["instance", "stop", id][..], &["instance", "list"], &["pool", "list"], &["events"]] {
         let told = cluster.mvm_fails(&[command, &["--node", "node-b"], &here[..]].concat(), 1);
-        assert!(told.contains("node-b") && told.contains("node-a") && told.contains("--coordinator"), "{told}");
+        assert!(
+            told.contains("node-b") && told.contains("node-a") && told.contains("--coordinator"),
+            "{told}"
+        );
     }
     let phase = |requested: &str| {
         let found = cluster.mvm_json(&[&["instance", "get", id], &here[..]].concat());
@@ -141,10 +144,11 @@ fn events_of_all_nodes_outlive_the_coordinator_and_are_followed_through_it() {
 fn allocation_is_shown_beside_capacity() {
     let cluster = cluster_of(&["node-a"]);
     let node = cluster.node("node-a").expect("a node");
-    let usage = cluster.wait_node("node-a", "two instances allocated", |node| {
-        node["status"]["usage"]["instances"] == 2
-    })["status"]["usage"]
-        .clone();
+    let usage =
+        cluster
+            .wait_node("node-a", "two instances allocated", |node| node["status"]["usage"]["instances"] == 2)
+            ["status"]["usage"]
+            .clone();
     let pool = &list(&cluster, &["pool", "list"])[0];
     assert_eq!(pool["allocated"]["mem_mib"], usage["mem_mib"], "{pool}");
     assert_eq!(pool["allocated"], pool["requested"], "{pool}");

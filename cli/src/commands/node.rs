@@ -7,10 +7,10 @@ use mvm_proto::status::{Capability, Condition, Counts, Mark, NodeInfo, NodeStatu
 use mvm_proto::wire::control::v1::{GetNodeRequest, Node, RemoveNodeRequest};
 
 use crate::client::{Operator, all_nodes, within};
+use crate::commands::resources;
 use crate::endpoint::{EndpointArgs, Session};
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
-use crate::commands::resources;
 use crate::output::{self, mib, or_dash, when, when_exactly};
 use crate::progress::Progress;
 
@@ -175,14 +175,7 @@ pub(crate) fn nodes(nodes: &[Node], wide: bool) -> output::Table {
         "MEMORY",
     ];
     if wide {
-        headings.extend([
-            "DISK",
-            "VCPUS PER PROCESSOR",
-            "DRIVER",
-            "VERSION",
-            "ADDRESS",
-            "CERTIFICATE UNTIL",
-        ]);
+        headings.extend(["DISK", "VCPUS PER PROCESSOR", "DRIVER", "VERSION", "ADDRESS", "CERTIFICATE UNTIL"]);
     }
     let mut table = output::plain();
     table.set_header(headings);

@@ -22,7 +22,11 @@ pub(crate) fn of_node(info: &NodeInfo, status: Option<&NodeStatus>) -> Vec<(&'st
     };
     rows.push((
         "capacity",
-        format!("{vcpus} vCPUs{per}, {} memory, {} disk, {max_instances} instances", mib(mem_mib), mib(disk_mib)),
+        format!(
+            "{vcpus} vCPUs{per}, {} memory, {} disk, {max_instances} instances",
+            mib(mem_mib),
+            mib(disk_mib)
+        ),
     ));
     let Some(status) = status else { return rows };
     let used = status.usage.unwrap_or_default();
@@ -50,7 +54,10 @@ fn overcommit(used: &Usage, requested: &Usage, info: &NodeInfo) -> String {
     let mut parts = Vec::new();
     if info.processors > 0 {
         let now = per_processor(used.vcpus, info.processors);
-        parts.push(format!("{now} of {} vCPUs per processor allocated", per_processor(capacity.vcpus, info.processors)));
+        parts.push(format!(
+            "{now} of {} vCPUs per processor allocated",
+            per_processor(capacity.vcpus, info.processors)
+        ));
     }
     let beyond = [
         ("vCPUs", u64::from(requested.vcpus), u64::from(capacity.vcpus)),
@@ -61,7 +68,9 @@ fn overcommit(used: &Usage, requested: &Usage, info: &NodeInfo) -> String {
     let beyond: Vec<String> = beyond
         .into_iter()
         .filter(|(_, requested, there)| requested > there)
-        .map(|(what, requested, there)| format!("{} % of {what}", requested.saturating_mul(100) / there.max(1)))
+        .map(|(what, requested, there)| {
+            format!("{} % of {what}", requested.saturating_mul(100) / there.max(1))
+        })
         .collect();
     match beyond.is_empty() {
         true => parts.push("requests are within the capacity".to_owned()),
@@ -103,11 +112,15 @@ mod tests {
     #[test]
     fn a_node_tells_what_it_has_what_is_given_out_and_what_is_wanted_beyond_that() {
         let capacity = Capacity { vcpus: 8, mem_mib: 7_680, disk_mib: 10_240, max_instances: 1000 };
-        let info = NodeInfo { capacity: Some(capacity), processors: 2, memory_mib: 8_192, ..NodeInfo::default() };
+        let info =
+            NodeInfo { capacity: Some(capacity), processors: 2, memory_mib: 8_192, ..NodeInfo::default() };
         let usage = |vcpus, mem_mib| Usage { vcpus, mem_mib, instances: vcpus, ..Usage::default() };
         let pool = PoolStatus { requested: Some(usage(6, 6_144)), ..PoolStatus::default() };
-        let status =
-            NodeStatus { usage: Some(usage(5, 5_120)), pools: vec![pool.clone(), pool], ..NodeStatus::default() };
+        let status = NodeStatus {
+            usage: Some(usage(5, 5_120)),
+            pools: vec![pool.clone(), pool],
+            ..NodeStatus::default()
+        };
         let rows = of_node(&info, Some(&status));
         let rows: Vec<_> = rows.iter().map(|(name, text)| format!("{name}: {text}")).collect();
         assert_eq!(

@@ -189,8 +189,12 @@ fn without_root(nodes: &[Node], root: &Digest) -> Vec<String> {
         let why = match (node.last_seen_at.as_str(), roots) {
             ("", _) => "it never connected".to_owned(),
             (at, []) => format!("its agent does not report its roots (last seen {})", when(at, false)),
-            (_, _) if node.connected => "it has not renewed its certificate since the root was added".to_owned(),
-            (at, _) => format!("it is not connected, and did not trust the root when last seen {}", when(at, false)),
+            (_, _) if node.connected => {
+                "it has not renewed its certificate since the root was added".to_owned()
+            }
+            (at, _) => {
+                format!("it is not connected, and did not trust the root when last seen {}", when(at, false))
+            }
         };
         without.push(format!("{}: {why}", node.node_id));
     }
@@ -210,7 +214,10 @@ mod tests {
             node_id: name.to_owned(),
             connected,
             last_seen_at: seen.to_owned(),
-            info: Some(NodeInfo { roots: roots.iter().map(ToString::to_string).collect(), ..NodeInfo::default() }),
+            info: Some(NodeInfo {
+                roots: roots.iter().map(ToString::to_string).collect(),
+                ..NodeInfo::default()
+            }),
             ..Node::default()
         };
         let seen = "2026-01-31T09:30:00Z";

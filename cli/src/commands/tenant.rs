@@ -198,8 +198,11 @@ async fn pools(global: &Global, endpoint: &EndpointArgs) -> Result<Vec<Placed>, 
                 let Node { node_id, connected, last_seen_at, info, status, .. } = node;
                 let pools = status.unwrap_or_default().pools;
                 if !connected && !pools.is_empty() {
-                    let warning =
-                        client::not_connected(&node_id, &last_seen_at, "its pools are shown as last reported");
+                    let warning = client::not_connected(
+                        &node_id,
+                        &last_seen_at,
+                        "its pools are shown as last reported",
+                    );
                     Progress::new(global.quiet).say(format!("warning: {warning}"));
                 }
                 let on = On { node_id, connected, last_seen_at };

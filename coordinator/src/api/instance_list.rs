@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use mvm_proto::status::{Counts, InstanceStatus, PoolStatus};
 use mvm_proto::status::fit::shorten;
+use mvm_proto::status::{Counts, InstanceStatus, PoolStatus};
 use mvm_proto::wire::control::v1::{ListInstancesRequest, ListInstancesResponse, NodeInstance, SilentNode};
 use mvm_proto::wire::session::v1::{ListInstances, reply, request};
 use mvm_proto::{InstanceId, NodeId, Phase, PoolId, Problem, TenantId};
@@ -61,7 +61,8 @@ pub(super) async fn pages(
     tokio::spawn(async move {
         let (state, filter, pieces) = (&state, &filter, &pieces);
         for silent in away {
-            let _ = pieces.send(Ok(ListInstancesResponse { instances: Vec::new(), silent: vec![silent] })).await;
+            let _ =
+                pieces.send(Ok(ListInstancesResponse { instances: Vec::new(), silent: vec![silent] })).await;
         }
         futures::stream::iter(nodes)
             .for_each_concurrent(AT_ONCE, |node| async move {
@@ -107,12 +108,11 @@ pub(super) async fn one_answer(
     let reason = |count| {
         format!("{count} of the node's instances do not fit one answer; use a newer `mvm` to list them all")
     };
-    all.silent
-        .extend(left_out.into_iter().map(|(node_id, count)| SilentNode {
-            node_id,
-            reason: reason(count),
-            ..SilentNode::default()
-        }));
+    all.silent.extend(left_out.into_iter().map(|(node_id, count)| SilentNode {
+        node_id,
+        reason: reason(count),
+        ..SilentNode::default()
+    }));
     all.instances.sort_by(|a, b| order(a).cmp(&order(b)));
     Ok(all)
 }
@@ -145,14 +145,11 @@ async fn away(
         if node.last_seen_at.is_empty() {
             continue;
         }
-        let reason =
-            format!("it is not connected; it had {instances} instances when last seen at {}", node.last_seen_at);
-        away.push(SilentNode {
-            node_id: node.node_id,
-            reason,
-            last_seen_at: node.last_seen_at,
-            instances,
-        });
+        let reason = format!(
+            "it is not connected; it had {instances} instances when last seen at {}",
+            node.last_seen_at
+        );
+        away.push(SilentNode { node_id: node.node_id, reason, last_seen_at: node.last_seen_at, instances });
     }
     Ok(away)
 }
@@ -166,7 +163,9 @@ fn count(pool: &PoolStatus, phase: &str) -> u32 {
         Ok(Phase::Sleeping) => sleeping,
         Ok(Phase::Failed) => pool.failed,
         Ok(_) => pool.stopped,
-        Err(_) => [running, warm, sleeping, pool.stopped, pool.failed].into_iter().fold(0, u32::saturating_add),
+        Err(_) => {
+            [running, warm, sleeping, pool.stopped, pool.failed].into_iter().fold(0, u32::saturating_add)
+        }
     }
 }
 
