@@ -1,7 +1,7 @@
 //! What tells one state of a `path:` folder from another without reading its files.
 //!
-//! A folder is left alone until nothing in it changed for a while: whoever copies a kernel and then a disk into it wants
-//! one new image, not two.
+//! A folder is left alone until nothing in it changed for a while, so that a kernel and a disk that are copied into it one
+//! after the other make one new image, not two.
 
 use std::fmt::Write as _;
 use std::os::unix::fs::MetadataExt;

@@ -125,7 +125,7 @@ fn read_observation(path: &Path) -> Result<Vec<u8>, Outcome> {
 }
 
 impl PlanOutput {
-    /// Steps, then what was not done, then what nobody asked for, then when time alone changes the plan; wide, also the
+    /// Steps, then what was not done, then unmanaged instances, then when time alone changes the plan; wide, also the
     /// pools' revisions.
     pub(crate) fn table(&self, wide: bool) -> output::Table {
         let Self { plan, pools, .. } = self;

@@ -11,7 +11,7 @@ const DELIVERY: Duration = Duration::from_secs(30);
 const BOOT: Duration = Duration::from_secs(30);
 /// The first time, a node makes an image that no digest names: packages are downloaded, or a flake is built.
 const IMAGE: Duration = Duration::from_secs(300);
-/// Whoever waits longer says so.
+/// Longer waits are asked for by `--timeout`.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// The time of the slowest pool: pools are brought up beside each other.
