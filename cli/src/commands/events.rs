@@ -47,20 +47,21 @@ pub(crate) async fn run(global: &Global, args: EventsArgs) -> Run {
             Ok(output::show(global.output, &events, |wide| table(&events, wide))?)
         }
         Session::Coordinator(mut client) => {
-            let names = match args.endpoint.node() {
-                Some(node) => vec![node.to_string()],
-                None => {
-                    let nodes = all_nodes(&mut client, true, global.timeout()).await?;
-                    nodes.into_iter().map(|node| node.node_id).collect()
+            let node_id = args.endpoint.node().map(ToString::to_string).unwrap_or_default();
+            warn_of_missing(global, &mut client, &node_id).await?;
+            let request = StreamEventsRequest { node_id, follow: args.follow };
+            let mut stream = within(global.timeout(), client.stream_events(request)).await?;
+            if args.follow {
+                while let Some(event) = stream.message().await.map_err(|status| refused(&status))? {
+                    let event = Told::of(event);
+                    let Event { at, kind, subject, message } = &event.event;
+                    let parts = [at, &or_dash(&event.node_id), kind, &or_dash(subject), message];
+                    output::show_line(global.output, &event, parts.map(String::as_str))?;
                 }
-            };
-            // A list of nodes comes without their events.
-            let mut nodes = Vec::new();
-            for node_id in names {
-                nodes.push(within(global.timeout(), client.get_node(GetNodeRequest { node_id })).await?);
+                return Ok(());
             }
             let mut events = Vec::new();
-            while let Some(event) = next_within(global.timeout, &mut stream).await? {
+            while let Some(event) = next_within(global.timeout(), &mut stream).await? {
                 events.push(Told::of(event));
             }
             Ok(output::show(global.output, &events, |wide| table(&events, wide))?)
@@ -70,7 +71,7 @@ pub(crate) async fn run(global: &Global, args: EventsArgs) -> Run {
 
 /// Warns of nodes whose newer events are missing.
 async fn warn_of_missing(global: &Global, client: &mut ControlClient, node_id: &str) -> Result<(), Outcome> {
-    let nodes = all_nodes(client, true, global.timeout).await?;
+    let nodes = all_nodes(client, true, global.timeout()).await?;
     let asked = |node: &&Node| node_id.is_empty() || node_id == node.node_id;
     for node in nodes.iter().filter(asked).filter(|node| !node.connected && !node.last_seen_at.is_empty()) {
         let lacks = "its later events are missing";

@@ -145,7 +145,7 @@ async fn check_nodes(global: &Global, args: &SwitchArgs, now: Timestamp) -> Run 
     operator.operator_dir.get_or_insert_with(|| folder.join("operator"));
     let asked = async {
         let mut client = operator.connect(global).await?;
-        all_nodes(&mut client, true, global.timeout).await
+        all_nodes(&mut client, true, global.timeout()).await
     };
     let nodes = asked.await.map_err(|outcome| {
         let what = format!(
