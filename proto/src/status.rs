@@ -10,11 +10,12 @@ pub mod fit;
 use crate::{Digest, Timestamp};
 
 /// Every condition that a node has. A coordinator counts these alone, so that no node can add series to its metrics.
-pub const CONDITIONS: [&str; 17] = [
+pub const CONDITIONS: [&str; 18] = [
     "ArtifactsReady",
     "Converged",
     "DesiredStateCurrent",
     "DiskWritable",
+    "DnsReady",
     "DriverReady",
     "ImagesVouched",
     "InfoComplete",
