@@ -41,6 +41,11 @@ impl Bench {
         self.input(name, &[("kernel", &kernel_file()), ("initrd", name_as_cpio(name).as_slice())])
     }
 
+    /// Another initrd in a folder of before.
+    pub(super) fn change(&self, name: &str, content: &str) {
+        fs::write(self.folder.path().join(name).join("initrd"), name_as_cpio(content)).unwrap();
+    }
+
     pub(super) fn import(&self, folder: &Path) -> Result<Built, ImageError> {
         self.build(&of_folder(folder))
     }

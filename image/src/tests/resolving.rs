@@ -17,6 +17,19 @@ fn open(bench: &Bench) -> Images {
     Images::open(bench.store.root(), settings).unwrap()
 }
 
+/// The same, where a folder that changed is imported at the next look.
+fn open_quiet(bench: &Bench) -> Images {
+    let settings = ImageSettings { folder_quiet: Duration::ZERO, ..ImageSettings::default() };
+    Images::open(bench.store.root(), settings).unwrap()
+}
+
+/// Builds that end from here on.
+fn from_now(images: &Images) -> tokio::sync::watch::Receiver<u64> {
+    let mut changed = images.changed();
+    changed.mark_unchanged();
+    changed
+}
+
 /// Asks, and once more whenever a build has ended, until the answer is final.
 async fn settled(images: &Images, image: &ImageRef) -> Resolution {
     let mut changed = images.changed();
@@ -108,6 +121,81 @@ async fn what_can_not_be_had_says_why() {
         assert_eq!(reason, expected, "{text}");
         assert!(message.contains(advice), "{text}: {message}");
     }
+}
+
+#[tokio::test]
+async fn a_folder_that_changed_is_imported_again_and_its_older_image_serves_until_then() {
+    let bench = Bench::new();
+    let image = of_folder(&bench.good_input("a"));
+    let images = open_quiet(&bench);
+    let Resolution::Ready(first) = settled(&images, &image).await else { panic!("not built") };
+    assert_eq!(images.resolve(&image), Resolution::Ready(first), "nothing changed");
+    bench.change("a", "another initrd");
+    let mut changed = from_now(&images);
+    assert_eq!(images.resolve(&image), Resolution::Ready(first), "until the new one is there");
+    timeout(PATIENCE, changed.changed()).await.unwrap().unwrap();
+    let Resolution::Ready(second) = images.resolve(&image) else { panic!("not imported again") };
+    assert_ne!(second, first);
+    // Seen by an agent that was away meanwhile, too.
+    drop(images);
+    bench.change("a", "a third");
+    let images = open_quiet(&bench);
+    let mut changed = from_now(&images);
+    assert_eq!(images.resolve(&image), Resolution::Ready(second));
+    images.resolve(&image);
+    timeout(PATIENCE, changed.changed()).await.unwrap().unwrap();
+    assert!(!matches!(images.resolve(&image), Resolution::Ready(digest) if digest == second));
+}
+
+#[tokio::test]
+async fn a_folder_that_changed_to_what_is_no_image_says_so_until_it_is_mended() {
+    let bench = Bench::new();
+    let image = of_folder(&bench.good_input("a"));
+    let images = open_quiet(&bench);
+    let Resolution::Ready(first) = settled(&images, &image).await else { panic!("not built") };
+    bench.input("a", &[("initrd", b"no archive")]);
+    let mut changed = from_now(&images);
+    images.resolve(&image);
+    timeout(PATIENCE, changed.changed()).await.unwrap().unwrap();
+    for _ in 0..2 {
+        let Resolution::Outdated { digest, reason, message } = images.resolve(&image) else {
+            panic!("not told")
+        };
+        assert_eq!((digest, reason), (first, "InvalidImage"));
+        assert!(message.contains("not an initrd") && message.contains(&first.to_string()), "{message}");
+    }
+    bench.change("a", "mended");
+    images.resolve(&image);
+    timeout(PATIENCE, changed.changed()).await.unwrap().unwrap();
+    assert!(matches!(images.resolve(&image), Resolution::Ready(digest) if digest != first));
+}
+
+#[tokio::test]
+async fn a_folder_is_left_alone_while_it_is_being_filled_and_where_a_digest_pins_it() {
+    let bench = Bench::new();
+    let image = of_folder(&bench.good_input("a"));
+    let busy = Images::open(
+        bench.store.root(),
+        ImageSettings { folder_quiet: Duration::from_secs(3600), ..ImageSettings::default() },
+    )
+    .unwrap();
+    let Resolution::Ready(first) = settled(&busy, &image).await else { panic!("not built") };
+    let images = open_quiet(&bench);
+    let pinned = ImageRef { digest: Some(first), ..image.clone() };
+    bench.change("a", "another initrd");
+    for (images, image) in [(&busy, &image), (&images, &pinned)] {
+        let changed = from_now(images);
+        for _ in 0..3 {
+            assert_eq!(images.resolve(image), Resolution::Ready(first));
+        }
+        assert!(!changed.has_changed().unwrap());
+    }
+    // Whoever may import it does, so that the test could have failed.
+    assert!(matches!(images.resolve(&image), Resolution::Ready(digest) if digest == first));
+    let mut changed = from_now(&images);
+    images.resolve(&image);
+    timeout(PATIENCE, changed.changed()).await.unwrap().unwrap();
+    assert!(matches!(images.resolve(&image), Resolution::Ready(digest) if digest != first));
 }
 
 #[tokio::test]
