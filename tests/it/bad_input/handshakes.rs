@@ -78,7 +78,7 @@ fn a_client_whose_certificate_does_not_count_is_refused_and_told_why() {
             "another cluster's name, our authority",
             Some(of_another_cluster(&agent)),
             "wrong_cluster",
-            "of cluster other, not of test",
+            "for cluster other, not for test",
         ),
     ];
     for (name, credential, code, words) in cases {

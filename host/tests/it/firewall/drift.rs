@@ -36,7 +36,7 @@ const MEDDLING: [(&str, &str); 24] = [
     ("flush set bridge mvm ports", "ports lacks"),
     ("add set bridge mvm more { type ipv4_addr; }", "more"),
     ("add counter inet mvm extra", "extra"),
-    ("add table inet mvm { flags dormant; }", "sleep"),
+    ("add table inet mvm { flags dormant; }", "flags"),
     ("add element bridge mvm ports { \"tn1i3\" . 02:4d:00:01:00:03 . 10.77.1.1 }", "ports has"),
 ];
 
