@@ -123,7 +123,7 @@ pub(crate) async fn statuses(peer: Peer, stop: Stop) -> u64 {
     let status = NodeStatus {
         node_id: peer.name.clone(),
         conditions: vec![long; 50],
-        pools: vec![pool; 10_000],
+        pools: vec![pool; 8_000],
         ..NodeStatus::default()
     };
     repeat(&peer, &stop, frame(agent_frame::Body::Status(status))).await
