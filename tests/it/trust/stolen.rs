@@ -69,7 +69,7 @@ fn replace_coordinator(cluster: &mut Cluster, data_dir: &Path) {
 /// The thief pushes to every node; gives what each node said.
 fn thief_pushes(cluster: &Cluster, stolen: &Path, file: &Path) -> Vec<String> {
     let operator = stolen.join("operator");
-    let by_thief = ["--operator-dir", path_text(&operator)];
+    let by_thief = ["--operator-dir", path_text(&operator), "--yes"];
     NODES.map(|node| cluster.mvm_fails(&[&push(file, node)[..], &by_thief].concat(), 1)).to_vec()
 }
 
