@@ -152,7 +152,7 @@ fn what_is_not_asleep_is_not_exported_and_what_ran_since_is_not_removed() {
     assert!(said(&output).contains("--remove needs a file"), "{}", said(&output));
     let taken = pair.archive("sleeper");
     let output = pair.one.mvm(&["instance", "export", &id, path_text(&taken)]);
-    assert!(said(&output).contains("is there already"), "{}", said(&output));
+    assert!(said(&output).contains("already exists"), "{}", said(&output));
     let output = pair.one.mvm(&["instance", "export", "i-0badcafe", path_text(&path)]);
     assert!(said(&output).contains("there is no instance"), "{}", said(&output));
     assert_eq!(phase(&pair.one, &id).as_deref(), Some("running"));
@@ -179,11 +179,11 @@ fn an_archive_that_is_damaged_or_has_no_place_here_is_refused_and_leaves_nothing
         flipped[at] ^= 4;
         std::fs::write(&bad, flipped).expect("a file can be written");
         assert!(!pair.import(&bad).status.success(), "{what} was flipped");
-        pair.refused(&bad, "could not use the archive");
+        pair.refused(&bad, "bad_archive");
     }
     for length in [0, 10, 300, bytes.len() - 1] {
         std::fs::write(&bad, &bytes[..length]).expect("a file can be written");
-        pair.refused(&bad, "could not use the archive");
+        pair.refused(&bad, "bad_archive");
     }
     let forged = Forged::read(&path);
     let mut other_driver = forged.clone();
