@@ -6,7 +6,12 @@ use std::path::PathBuf;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut files = vec!["proto/guest.proto"];
     if std::env::var_os("CARGO_FEATURE_CONTROL").is_some() {
-        files.extend(["proto/node.proto", "proto/session.proto", "proto/control.proto"]);
+        files.extend([
+            "proto/node.proto",
+            "proto/session.proto",
+            "proto/control.proto",
+            "proto/objects.proto",
+        ]);
     }
     for file in &files {
         println!("cargo:rerun-if-changed={file}");

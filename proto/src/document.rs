@@ -3,9 +3,10 @@
 //! [`DesiredState`] is the user-visible part; [`Provenance`] is what a coordinator adds before it signs.
 //! Reading is in [`decode`]: strict, and with all errors at once. The JSON Schema is generated from these types.
 
-mod decode;
+pub(crate) mod decode;
 mod io_limits;
-mod rules;
+mod policies;
+pub(crate) mod rules;
 pub mod schema;
 mod source;
 mod subnet;
@@ -21,6 +22,7 @@ use crate::envelope::Payload;
 use crate::{ClusterId, Digest, FieldError, NodeId, PoolId, Problem, ProfileId, TenantId, Timestamp};
 
 pub use io_limits::{IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND, IoLimits};
+pub use policies::{POOL_POLICIES, PoolPolicies};
 pub use source::{ImageSource, SourceError};
 pub use subnet::{MAX_PREFIX, MIN_PREFIX, SubnetError};
 pub use workload::{ExecCheck, Health, HealthCheck, HttpCheck, Restart, TcpCheck};
@@ -131,7 +133,7 @@ pub struct Subnet {
 }
 
 /// Where the tenant's instances may connect to.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 pub struct Egress {
     #[schemars(default)]

@@ -15,11 +15,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::ser::{Serialize, SerializeMap as _, Serializer};
 
 use crate::FieldError;
 
 pub use escape::{MAX_SHOWN, quote, shorten};
-pub use fields::{Fields, Node};
+pub use fields::{Fields, Node, nearest};
 pub use report::{MAX_ERRORS, Path, Report};
 
 /// How deeply arrays and objects may nest. The document needs 7; a parser's stack should never be the limit.
@@ -115,6 +116,27 @@ impl<'a> Json<'a> {
         match self {
             Json::Object(members) => members.iter().find(|(name, _)| name == key).map(|(_, value)| value),
             _ => None,
+        }
+    }
+}
+
+impl Serialize for Json<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Json::Null => to.serialize_unit(),
+            Json::Bool(value) => to.serialize_bool(*value),
+            Json::Number(Number::Unsigned(value)) => to.serialize_u64(*value),
+            Json::Number(Number::Negative(value)) => to.serialize_i64(*value),
+            Json::Number(Number::Float(value)) => to.serialize_f64(*value),
+            Json::Str(text) => to.serialize_str(text),
+            Json::Array(items) => to.collect_seq(items),
+            Json::Object(members) => {
+                let mut map = to.serialize_map(Some(members.len()))?;
+                for (key, value) in members {
+                    map.serialize_entry(key, value)?;
+                }
+                map.end()
+            }
         }
     }
 }

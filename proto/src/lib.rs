@@ -16,6 +16,8 @@ pub mod instance;
 #[cfg(feature = "control")]
 pub mod json;
 #[cfg(feature = "control")]
+pub mod object;
+#[cfg(feature = "control")]
 pub mod placement;
 #[cfg(feature = "control")]
 pub mod problem;

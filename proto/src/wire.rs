@@ -41,6 +41,13 @@ pub mod control {
     }
 }
 
+#[cfg(feature = "control")]
+pub mod objects {
+    pub mod v1 {
+        include!(concat!(env!("OUT_DIR"), "/mvm.objects.v1.rs"));
+    }
+}
+
 /// Between an agent and the program inside a microVM; see [`crate::guest`].
 pub mod guest {
     pub mod v1 {

@@ -11,9 +11,9 @@ use super::workload::{
 use super::{
     DesiredCounts, DesiredState, DocumentErrors, Egress, EgressMode, IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND,
     IoLimits, MAX_DOCUMENT_BYTES, MAX_GUEST_PATH_BYTES, MAX_STORE_BYTES, MAX_TENANT_NET_ID,
-    MAX_WARMUP_SECONDS, Network, Persist, Pool, PoolRole, Provenance, Quotas, Resources, RuntimePolicy,
-    SCHEMA_VERSION, SeccompPolicy, SignedDocument, SleepPolicy, SnapshotCompression, Subnet, Tenant, Warmup,
-    default_stopped_retention, default_warmup_timeout,
+    MAX_WARMUP_SECONDS, Network, Persist, Pool, PoolPolicies, PoolRole, Provenance, Quotas, Resources,
+    RuntimePolicy, SCHEMA_VERSION, SeccompPolicy, SignedDocument, SleepPolicy, SnapshotCompression, Subnet,
+    Tenant, Warmup, default_stopped_retention, default_warmup_timeout,
 };
 use crate::json::{Fields, Json, MAX_INTEGER, Node, Number, Report};
 use crate::{PoolId, TenantId};
@@ -179,7 +179,10 @@ fn desired_state(fields: &Fields<'_, '_>, reference: ReadReference) -> Option<De
 }
 
 /// Reads every item, also after a bad one; the list only if all were good.
-fn all<'a, T>(node: &Node<'_, 'a>, mut read: impl FnMut(usize, Node<'_, 'a>) -> Option<T>) -> Option<Vec<T>> {
+pub(crate) fn all<'a, T>(
+    node: &Node<'_, 'a>,
+    mut read: impl FnMut(usize, Node<'_, 'a>) -> Option<T>,
+) -> Option<Vec<T>> {
     let items = node.items()?;
     let mut list = Some(Vec::with_capacity(items.len()));
     for (at, item) in items.enumerate() {
@@ -284,7 +287,7 @@ fn quotas(node: &Node<'_, '_>) -> Option<Quotas> {
     })
 }
 
-fn egress(node: &Node<'_, '_>) -> Option<Egress> {
+pub(crate) fn egress(node: &Node<'_, '_>) -> Option<Egress> {
     let modes = [("none", EgressMode::None), ("nat", EgressMode::Nat)];
     let mode = node.fields(EGRESS)?.or("mode", EgressMode::default(), |node| node.choice(&modes));
     Some(Egress { mode: mode? })
@@ -308,6 +311,67 @@ fn pools(
 }
 
 fn pool(node: &Node<'_, '_>, at: usize, across: &mut AcrossPools<'_>) -> Option<Pool> {
+    let fields = node.fields(POOL)?;
+    let pool_id = fields.get("pool_id", |node| {
+        let id = node.parse()?;
+        across.ids.check(&id, "pools", at, &node);
+        Some(id)
+    });
+    let flake_ref = fields.get("flake_ref", |node| (across.reference)(&node));
+    let profile = fields.get("profile", |node| node.parse());
+    let image_digest = fields.maybe("image_digest", |node| node.parse());
+    let resources = fields.get("instance_resources", |node| resources(&node));
+    let counts = fields.get("desired_counts", |node| {
+        let counts = counts(&node)?;
+        across.wanted += rules::total(&counts);
+        if let Some(quotas) = across.quotas {
+            rules::counts_within_quota(&node, &counts, quotas);
+        }
+        Some(counts)
+    });
+    let policies = policies(&fields);
+    let PoolPolicies {
+        role,
+        pinned,
+        critical,
+        runtime_policy,
+        sleep_policy,
+        seccomp_policy,
+        snapshot_compression,
+        snapshot_encryption,
+        stopped_retention_seconds,
+        persist,
+        warmup,
+        io_limits,
+        restart,
+        health,
+    } = policies?;
+    Some(Pool {
+        pool_id: pool_id?,
+        flake_ref: flake_ref?,
+        profile: profile?,
+        image_digest: image_digest?,
+        role,
+        instance_resources: resources?,
+        desired_counts: counts?,
+        pinned,
+        critical,
+        runtime_policy,
+        sleep_policy,
+        seccomp_policy,
+        snapshot_compression,
+        snapshot_encryption,
+        stopped_retention_seconds,
+        persist,
+        warmup,
+        io_limits,
+        restart,
+        health,
+    })
+}
+
+/// What a document's pool and a declared one say in the same words.
+pub(crate) fn policies(fields: &Fields<'_, '_>) -> Option<PoolPolicies> {
     const ROLES: [(&str, PoolRole); 3] =
         [("gateway", PoolRole::Gateway), ("builder", PoolRole::Builder), ("worker", PoolRole::Worker)];
     const SECCOMP: [(&str, SeccompPolicy); 2] =
@@ -320,25 +384,7 @@ fn pool(node: &Node<'_, '_>, at: usize, across: &mut AcrossPools<'_>) -> Option<
     const RESTART: [(&str, Restart); 3] =
         [("always", Restart::Always), ("on-failure", Restart::OnFailure), ("never", Restart::Never)];
 
-    let fields = node.fields(POOL)?;
-    let pool_id = fields.get("pool_id", |node| {
-        let id = node.parse()?;
-        across.ids.check(&id, "pools", at, &node);
-        Some(id)
-    });
-    let flake_ref = fields.get("flake_ref", |node| (across.reference)(&node));
-    let profile = fields.get("profile", |node| node.parse());
-    let image_digest = fields.maybe("image_digest", |node| node.parse());
     let role = fields.or("role", PoolRole::default(), |node| node.choice(&ROLES));
-    let resources = fields.get("instance_resources", |node| resources(&node));
-    let counts = fields.get("desired_counts", |node| {
-        let counts = counts(&node)?;
-        across.wanted += rules::total(&counts);
-        if let Some(quotas) = across.quotas {
-            rules::counts_within_quota(&node, &counts, quotas);
-        }
-        Some(counts)
-    });
     let pinned = fields.or("pinned", false, |node| node.boolean());
     let critical = fields.or("critical", false, |node| node.boolean());
     let runtime_policy = fields.or("runtime_policy", RuntimePolicy::default(), |node| runtime_policy(&node));
@@ -354,14 +400,8 @@ fn pool(node: &Node<'_, '_>, at: usize, across: &mut AcrossPools<'_>) -> Option<
     let io_limits = fields.maybe("io_limits", |node| io_limits(&node).map(Box::new));
     let restart = fields.or("restart", Restart::default(), |node| node.choice(&RESTART));
     let health = fields.maybe("health", |node| health(&node).map(Box::new));
-    Some(Pool {
-        pool_id: pool_id?,
-        flake_ref: flake_ref?,
-        profile: profile?,
-        image_digest: image_digest?,
+    Some(PoolPolicies {
         role: role?,
-        instance_resources: resources?,
-        desired_counts: counts?,
         pinned: pinned?,
         critical: critical?,
         runtime_policy: runtime_policy?,

@@ -73,7 +73,7 @@ pub(super) fn reference(node: &Node<'_, '_>) -> Option<String> {
 }
 
 /// A `flake_ref` that this version can make an image of.
-pub(super) fn image_reference(node: &Node<'_, '_>) -> Option<String> {
+pub(crate) fn image_reference(node: &Node<'_, '_>) -> Option<String> {
     let text = reference(node)?;
     match ImageSource::parse(&text) {
         Ok(_) => Some(text),

@@ -115,6 +115,24 @@ impl<'n, 'a> Node<'n, 'a> {
         }
     }
 
+    /// The members of an object whose keys are the user's own.
+    #[must_use]
+    pub fn entries(&self) -> Option<impl ExactSizeIterator<Item = (&'n str, Node<'_, 'a>)>> {
+        match self.value {
+            Json::Object(members) => Some(members.iter().enumerate().map(|(place, (key, value))| {
+                let path = self.path.field(key, place);
+                (key.as_ref(), Node { value, path, report: self.report })
+            })),
+            _ => self.refuse("must be an object"),
+        }
+    }
+
+    /// The value as it was written.
+    #[must_use]
+    pub fn value(&self) -> &'n Json<'a> {
+        self.value
+    }
+
     /// How many items or members the value has.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -136,8 +154,18 @@ impl<'n, 'a> Node<'n, 'a> {
         let Json::Object(members) = self.value else { return self.refuse("must be an object") };
         for (place, (key, _)) in members.iter().enumerate() {
             if !known.contains(&key.as_ref()) {
-                let expected = format_args!("must not be there: the fields here are {}", known.join(", "));
-                self.report.add(&self.path.field(key, place), &expected, &"an unknown field");
+                let path = self.path.field(key, place);
+                let fields = known.join(", ");
+                match nearest(key, known.iter().copied()) {
+                    Some(near) => {
+                        let expected = format_args!("did you mean `{near}`? The fields here are {fields}");
+                        self.report.add(&path, &expected, &"an unknown field");
+                    }
+                    None => {
+                        let expected = format_args!("must not be there: the fields here are {fields}");
+                        self.report.add(&path, &expected, &"an unknown field");
+                    }
+                }
             }
         }
         Some(Fields { members, path: self.path, report: self.report })
@@ -182,10 +210,62 @@ impl<'a> Fields<'_, 'a> {
     }
 }
 
+/// The name that someone who wrote `text` may have meant.
+#[must_use]
+pub fn nearest<'k>(text: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
+    // Longer ones are no typing mistakes, and comparing them would be at the expense of the reader.
+    const LONGEST: usize = 64;
+    if text.len() > LONGEST {
+        return None;
+    }
+    let plain = |text: &str| text.to_ascii_lowercase().replace('-', "_");
+    let text = plain(text);
+    let allowed = 1 + text.len() / 4;
+    let distance = |name: &str| distance(text.as_bytes(), plain(name).as_bytes());
+    let near = known.into_iter().map(|name| (distance(name), name)).min_by_key(|(distance, _)| *distance);
+    near.filter(|(distance, name)| *distance <= allowed && *distance < name.len()).map(|(_, name)| name)
+}
+
+/// How many letters have to be added, removed or changed to get from one to the other.
+fn distance(from: &[u8], to: &[u8]) -> usize {
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (at, letter) in from.iter().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
+        for (place, other) in to.iter().enumerate() {
+            let changed = diagonal + usize::from(letter != other);
+            diagonal = row[place + 1];
+            row[place + 1] = changed.min(diagonal + 1).min(row[place] + 1);
+        }
+    }
+    row[to.len()]
+}
+
 fn within(range: &RangeInclusive<u64>) -> String {
     if range.start() == range.end() {
         range.start().to_string()
     } else {
         format!("{}..={}", range.start(), range.end())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_typing_mistake_is_told_and_another_word_is_not() {
+        let known = ["vcpus", "mem_mib", "data_disk_mib", "counts"];
+        for (text, meant) in [
+            ("vcpu", Some("vcpus")),
+            ("memMib", Some("mem_mib")),
+            ("mem-mib", Some("mem_mib")),
+            ("data_disc_mib", Some("data_disk_mib")),
+            ("count", Some("counts")),
+            ("image", None),
+            ("x", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(text, known), meant, "{text}");
+        }
     }
 }

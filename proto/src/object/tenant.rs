@@ -1,0 +1,200 @@
+//! A tenant: the boundary for quota, network, secrets and audit, over the whole cluster.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Observed;
+use super::kind::{Column, Scope, Spec};
+use crate::FieldError;
+use crate::document::{Egress, Quotas, Subnet, decode};
+use crate::json::{MAX_INTEGER, Node};
+
+const TENANT: &[&str] = &["quotas", "pinned", "network", "egress", "on_delete"];
+const NETWORK: &[&str] = &["subnet"];
+const QUOTAS: &[&str] = &[
+    "max_vcpus",
+    "max_mem_mib",
+    "max_running",
+    "max_warm",
+    "max_pools",
+    "max_instances_per_pool",
+    "max_disk_gib",
+];
+
+/// What a tenant may use, and how it is kept apart.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(deny_unknown_fields)]
+pub struct TenantSpec {
+    pub quotas: TenantQuotas,
+    /// Instances are never stopped or put to sleep.
+    pub pinned: bool,
+    pub network: TenantNetwork,
+    pub egress: Egress,
+    pub on_delete: OnDelete,
+}
+
+/// The most that a tenant may use in the whole cluster. All are enforced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(deny_unknown_fields)]
+pub struct TenantQuotas {
+    /// Over all running instances.
+    #[schemars(range(max = 4_294_967_295u32))]
+    pub max_vcpus: u32,
+    /// Over all running and warm instances.
+    #[schemars(range(max = 9_007_199_254_740_991u64))]
+    pub max_mem_mib: u64,
+    #[schemars(range(max = 4_294_967_295u32))]
+    pub max_running: u32,
+    #[schemars(range(max = 4_294_967_295u32))]
+    pub max_warm: u32,
+    #[schemars(range(max = 4_294_967_295u32))]
+    pub max_pools: u32,
+    /// In any phase.
+    #[schemars(range(max = 4_294_967_295u32))]
+    pub max_instances_per_pool: u32,
+    #[schemars(range(max = 9_007_199_254_740_991u64))]
+    pub max_disk_gib: u64,
+}
+
+impl Default for TenantQuotas {
+    /// A team's first steps: one large machine.
+    fn default() -> Self {
+        Self {
+            max_vcpus: 64,
+            max_mem_mib: 131_072,
+            max_running: 200,
+            max_warm: 200,
+            max_pools: 50,
+            max_instances_per_pool: 1000,
+            max_disk_gib: 1024,
+        }
+    }
+}
+
+impl From<TenantQuotas> for Quotas {
+    fn from(quotas: TenantQuotas) -> Self {
+        let TenantQuotas {
+            max_vcpus,
+            max_mem_mib,
+            max_running,
+            max_warm,
+            max_pools,
+            max_instances_per_pool,
+            max_disk_gib,
+        } = quotas;
+        Self {
+            max_vcpus,
+            max_mem_mib,
+            max_running,
+            max_warm,
+            max_pools,
+            max_instances_per_pool,
+            max_disk_gib,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(deny_unknown_fields)]
+pub struct TenantNetwork {
+    /// The tenant's one subnet in the cluster. Absent: the coordinator takes a free /20 of 10.240.0.0/12.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subnet: Option<Subnet>,
+}
+
+/// What becomes of a deleted tenant's sessions, disks and secrets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnDelete {
+    #[default]
+    Keep,
+    Delete,
+}
+
+/// What the server says of a tenant.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct TenantObjectStatus {
+    #[serde(flatten)]
+    pub observed: Observed,
+    /// What the coordinator gave it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub net_id: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subnet: Option<Subnet>,
+}
+
+impl Spec for TenantSpec {
+    const NAME: &'static str = "Tenant";
+    const PLURAL: &'static str = "tenants";
+    const SHORT: &'static str = "tn";
+    const SCOPE: Scope = Scope::Cluster;
+    const ABOUT: &'static str = "Quotas for the whole cluster, a network, and defaults.";
+    const COLUMNS: &'static [Column] = &[
+        Column::new("VCPUS", "spec.quotas.max_vcpus"),
+        Column::new("MEM_MIB", "spec.quotas.max_mem_mib"),
+        Column::new("RUNNING", "spec.quotas.max_running"),
+        Column::new("SUBNET", "status.subnet"),
+        Column::wide("NET_ID", "status.net_id"),
+        Column::wide("EGRESS", "spec.egress.mode"),
+    ];
+    const FINALIZERS: &'static [&'static str] = &["instances"];
+    type Status = TenantObjectStatus;
+
+    fn read(node: &Node<'_, '_>) -> Option<Self> {
+        let fields = node.fields(TENANT)?;
+        let quotas = fields.or("quotas", TenantQuotas::default(), |node| quotas(&node));
+        let pinned = fields.or("pinned", false, |node| node.boolean());
+        let network = fields.or("network", TenantNetwork::default(), |node| {
+            let subnet = node.fields(NETWORK)?.maybe("subnet", |node| node.parse());
+            Some(TenantNetwork { subnet: subnet? })
+        });
+        let egress = fields.or("egress", Egress::default(), |node| decode::egress(&node));
+        let choices = [("keep", OnDelete::Keep), ("delete", OnDelete::Delete)];
+        let on_delete = fields.or("on_delete", OnDelete::default(), |node| node.choice(&choices));
+        Some(Self {
+            quotas: quotas?,
+            pinned: pinned?,
+            network: network?,
+            egress: egress?,
+            on_delete: on_delete?,
+        })
+    }
+
+    fn refused_changes(&self, next: &Self) -> Vec<FieldError> {
+        match (self.network.subnet, next.network.subnet) {
+            (Some(from), to) if to != Some(from) => vec![FieldError {
+                path: "spec.network.subnet".to_owned(),
+                expected: format!("must stay {from}: instances have addresses in it"),
+                found: to.map_or_else(|| "nothing".to_owned(), |to| to.to_string()),
+            }],
+            _ => Vec::new(),
+        }
+    }
+}
+
+fn quotas(node: &Node<'_, '_>) -> Option<TenantQuotas> {
+    let fields = node.fields(QUOTAS)?;
+    let default = TenantQuotas::default();
+    let small = |name, default| fields.or(name, default, |node| node.integer32(0..=u32::MAX));
+    let large = |name, default| fields.or(name, default, |node| node.integer(0..=MAX_INTEGER));
+    let max_vcpus = small("max_vcpus", default.max_vcpus);
+    let max_mem_mib = large("max_mem_mib", default.max_mem_mib);
+    let max_running = small("max_running", default.max_running);
+    let max_warm = small("max_warm", default.max_warm);
+    let max_pools = small("max_pools", default.max_pools);
+    let max_instances_per_pool = small("max_instances_per_pool", default.max_instances_per_pool);
+    let max_disk_gib = large("max_disk_gib", default.max_disk_gib);
+    Some(TenantQuotas {
+        max_vcpus: max_vcpus?,
+        max_mem_mib: max_mem_mib?,
+        max_running: max_running?,
+        max_warm: max_warm?,
+        max_pools: max_pools?,
+        max_instances_per_pool: max_instances_per_pool?,
+        max_disk_gib: max_disk_gib?,
+    })
+}
