@@ -11,9 +11,11 @@ mod explain;
 mod filter;
 mod grow;
 mod index;
+pub mod offers;
 mod placer;
 mod queue;
 mod score;
+pub mod shares;
 mod spread;
 mod state;
 

@@ -15,6 +15,7 @@ mod pressure;
 mod pressure_laws;
 mod quotas;
 mod rollouts;
+mod shares;
 mod sleep;
 mod steps;
 mod workloads;
