@@ -7,10 +7,12 @@
 //! A node is [`filter`]ed by what a pool demands, then ranked by a [`score`]; [`index`] keeps the nodes in that order.
 //! [`explain`] tells, for one pool, why each node was taken or not; it is computed only when it is asked for.
 
+pub mod blocks;
 mod explain;
 mod filter;
 mod grow;
 mod index;
+pub mod networks;
 pub mod offers;
 mod placer;
 mod queue;

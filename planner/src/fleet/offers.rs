@@ -4,7 +4,7 @@
 //! with the most of everything that it may follow. A coordinator stores this beside the node's document: a new leader
 //! must know what the old one offered.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mvm_proto::document::{DesiredCounts, Quotas};
 use serde::{Deserialize, Serialize};
@@ -42,6 +42,12 @@ impl Most for DesiredCounts {
             warm: self.warm.max(other.warm),
             sleeping: self.sleeping.max(other.sleeping),
         }
+    }
+}
+
+impl<T: Ord + Clone> Most for BTreeSet<T> {
+    fn most(&self, other: &Self) -> Self {
+        self | other
     }
 }
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails there")]
 
+mod blocks;
 mod contract;
 mod crowded;
 mod expired;

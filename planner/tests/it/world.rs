@@ -1,5 +1,6 @@
 //! The worlds that the laws and the examples are tried in.
 
+pub(crate) mod blocks;
 pub(crate) mod crowd;
 pub(crate) mod fleet;
 pub(crate) mod limits;

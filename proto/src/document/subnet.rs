@@ -40,7 +40,19 @@ pub enum SubnetError {
     HostBits(Subnet),
 }
 
+/// Where tenants get their subnets from unless they name one: 10.240.0.0/12, which has 256 networks of /20.
+const DEFAULT_RANGE: Ipv4Addr = Ipv4Addr::new(10, 240, 0, 0);
+const DEFAULT_PREFIX: u8 = 20;
+
 impl Subnet {
+    /// One of the 256 networks of /20 in 10.240.0.0/12, which are for tenants that name none.
+    #[must_use]
+    pub fn default_of(number: u8) -> Self {
+        let host_bits = 32 - DEFAULT_PREFIX;
+        let address = Ipv4Addr::from_bits(DEFAULT_RANGE.to_bits() | (u32::from(number) << host_bits));
+        Self { address, prefix: DEFAULT_PREFIX }
+    }
+
     /// The address that names the network: the first one.
     #[must_use]
     pub fn network(&self) -> Ipv4Addr {
@@ -215,6 +227,13 @@ mod tests {
         for (text, error) in cases {
             assert_eq!(text.parse::<Subnet>(), Err(error), "{text}");
         }
+    }
+
+    #[test]
+    fn default_subnets_fill_their_range() {
+        let ends = [0, 1, 255].map(|number| Subnet::default_of(number).to_string());
+        assert_eq!(ends, ["10.240.0.0/20", "10.240.16.0/20", "10.255.240.0/20"]);
+        assert!((0..=255).all(|number| Subnet::default_of(number).to_string().parse::<Subnet>().is_ok()));
     }
 
     #[test]
