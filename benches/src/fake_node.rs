@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures::stream::{StreamExt as _, TryStreamExt as _};
-use mvm_coordinator::client::ControlClient;
+use mvm_client::ControlClient;
 use mvm_pki::{Anchors, Credential, CsrNames, ExpectedPeer, LeafKey, LiveAnchors, LiveCredential, Role};
 use mvm_proto::wire::SESSION_PROTOCOL;
 use mvm_proto::wire::control::v1::CreateTokenRequest;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use mvm_coordinator::client::ControlClient;
+use mvm_client::ControlClient;
 use mvm_pki::{Anchors, Credential, LiveAnchors, LiveCredential};
 use mvm_proto::wire::control::v1::PushRequest;
 use mvm_tests::Cluster;
@@ -19,7 +19,7 @@ pub async fn connect(cluster: &Cluster) -> Result<ControlClient> {
     let name = credential.identity().cluster().clone();
     let target: Target = cluster.url().parse()?;
     let operator = LiveCredential::new(credential);
-    Ok(mvm_coordinator::client::connect(&target, &operator, &anchors, &name, LIMIT).await?)
+    Ok(mvm_client::connect(&target, &operator, &anchors, &name, LIMIT).await?)
 }
 
 /// When the operator heard of each stage, counted from the call.

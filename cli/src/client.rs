@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use mvm_coordinator::{ClientError, ControlClient};
+use mvm_client::{ClientError, ControlClient};
 use mvm_pki::{Anchors, Credential, CsrNames, LeafKey, LiveAnchors, LiveCredential, Refusal, Renewed};
 use mvm_proto::wire::control::v1::{Node, RenewCertificateRequest};
 use mvm_proto::{Problem, Timestamp};
@@ -72,7 +72,7 @@ impl Operator {
         let cluster = credential.identity().cluster().clone();
         let live = LiveCredential::new(credential);
         let anchors = LiveAnchors::new(anchors);
-        let mut client = mvm_coordinator::connect(&target, &live, &anchors, &cluster, global.timeout())
+        let mut client = mvm_client::connect(&target, &live, &anchors, &cluster, global.timeout())
             .await
             .map_err(|error| {
                 let hint = hint(&target, &error);
@@ -138,7 +138,7 @@ async fn renew(
 
 /// What a gRPC refusal says to a person: the coordinator's problem when it sent one.
 pub(crate) fn refused(status: &tonic::Status) -> Outcome {
-    if let Some(problem) = mvm_coordinator::problem_of(status) {
+    if let Some(problem) = mvm_client::problem_of(status) {
         return Outcome::from(anyhow::Error::new(problem));
     }
     match status.code() {
@@ -170,7 +170,7 @@ pub(crate) async fn all_nodes(
     summary: bool,
     limit: Duration,
 ) -> Result<Vec<Node>, Outcome> {
-    let listing = mvm_coordinator::list_all_nodes(client, summary);
+    let listing = mvm_client::list_all_nodes(client, summary);
     within(limit, async { listing.await.map(tonic::Response::new) }).await
 }
 

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use mvm_agent::serve::settings::default_socket;
-use mvm_coordinator::ControlClient;
+use mvm_client::ControlClient;
 use mvm_proto::NodeId;
 use mvm_proto::status::NodeInfo;
 use mvm_transport::Target;

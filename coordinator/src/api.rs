@@ -17,7 +17,6 @@ use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use mvm_pki::tls::PeerCertificate;
 use mvm_pki::{Identity, Role};
-use mvm_proto::wire::FILE_DESCRIPTORS;
 use mvm_proto::wire::control::v1::control_server::{Control, ControlServer};
 use mvm_proto::wire::control::v1::{
     ActOnInstanceRequest, ActOnInstanceResponse, CoordinatorInfo, CreateTokenRequest, CreateTokenResponse,
@@ -28,6 +27,7 @@ use mvm_proto::wire::control::v1::{
     RenewCertificateRequest, RenewCertificateResponse, RevokeTokenRequest, RevokeTokenResponse,
     StoredDocument, StreamEventsRequest, TrustState, UpdateTrustRequest,
 };
+use mvm_proto::wire::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES};
 use mvm_proto::{NodeId, Problem};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -44,8 +44,6 @@ use crate::stored::now;
 use crate::tokens::PinnedRoots;
 use crate::{enrolment, operators, refuse, tokens};
 
-/// The largest document with room for what gRPC puts around it.
-pub(crate) const MAX_MESSAGE_BYTES: usize = mvm_proto::envelope::MAX_ENVELOPE_BYTES + 64 * 1024;
 /// Calls at once on one connection.
 const MAX_STREAMS: u32 = 64;
 /// A connection whose other end is gone is noticed after this.

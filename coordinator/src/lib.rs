@@ -10,7 +10,6 @@
 
 mod api;
 mod cleanup_task;
-pub mod client;
 mod documents;
 mod enrolment;
 mod error;
@@ -38,7 +37,6 @@ mod stored;
 mod tokens;
 mod trust;
 
-pub use client::{ClientError, ControlClient, connect, list_all_nodes, problem_of};
 pub use error::{BoxError, CoordinatorError};
 pub use init::{
     ClusterFile, InitError, InitReport, InitSettings, OfflineKey, OperatorFiles, coordinator_credential,

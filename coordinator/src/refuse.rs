@@ -2,12 +2,10 @@
 //!
 //! Every refusal is one function with its stable code, so that the same cause reads the same over HTTP/3 and gRPC.
 
+use mvm_proto::problem::PROBLEM_METADATA;
 use mvm_proto::{NodeId, Problem};
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
-
-/// The gRPC trailer that carries the problem as JSON.
-pub(crate) const PROBLEM_METADATA: &str = "mvm-problem-bin";
 
 /// A problem's JSON longer than this does not fit into gRPC trailers; its list of errors is cut.
 const MAX_TRAILER_BYTES: usize = 6 * 1024;

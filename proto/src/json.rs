@@ -3,7 +3,8 @@
 //! serde_json does the lexing; this module keeps what its own tree forgets. Keys stay in the order of the text, a key
 //! that appears twice is an error instead of the last one winning, and depth, size and the number of values are
 //! capped before memory is spent on them. [`Fields`] and [`Node`] turn the tree into typed values and collect
-//! everything that is wrong on the way in a [`Report`].
+//! everything that is wrong on the way in a [`Report`]. [`Json::read_from`] makes the same tree of another format's
+//! values, of YAML's say.
 
 mod escape;
 mod fields;
@@ -14,7 +15,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, EnumAccess, MapAccess, SeqAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap as _, Serializer};
 
 use crate::FieldError;
@@ -89,25 +90,26 @@ impl<'a> Json<'a> {
                 return refuse(&"must be UTF-8", &found);
             }
         };
-        let reader = Reader::default();
+        let reader = Reader::of(max_bytes);
         let mut source = serde_json::Deserializer::from_str(text);
         let outcome = Seed { reader: &reader, depth: 0 }
             .deserialize(&mut source)
             .and_then(|value| source.end().map(|()| value));
-        match outcome {
-            Ok(value) => {
-                if reader.duplicates.get() {
-                    report_duplicates(&value, &Path::ROOT, report);
-                }
-                Some(value)
-            }
-            Err(cause) => match reader.limit.get() {
-                Some(limit) => {
-                    refuse(&limit, &format_args!("more at line {} column {}", cause.line(), cause.column()))
-                }
-                None => refuse(&"must be one JSON value", &shorten(&cause.to_string())),
-            },
-        }
+        reader.finish(outcome, "must be one JSON value", report)
+    }
+
+    /// The same from a deserializer that tells what each value is, as YAML's do. What JSON does not have is an error:
+    /// tags, NaN and infinities, keys that are no scalars. `max_bytes` bounds all text of the tree, since a short YAML
+    /// text can repeat a long one; `form` says what the source must be where it is something else.
+    pub fn read_from<D: Deserializer<'a>>(
+        source: D,
+        max_bytes: usize,
+        form: &'static str,
+        report: &Report,
+    ) -> Option<Self> {
+        let reader = Reader::of(max_bytes);
+        let outcome = Seed { reader: &reader, depth: 0 }.deserialize(source);
+        reader.finish(outcome, form, report)
     }
 
     /// The first value of this key, when this is an object that has it.
@@ -158,18 +160,62 @@ impl fmt::Display for Json<'_> {
 }
 
 /// What one reading keeps count of.
-#[derive(Default)]
 struct Reader {
     values: Cell<usize>,
+    /// How much text there may yet be.
+    bytes_left: Cell<usize>,
     duplicates: Cell<bool>,
-    /// The limit that ended the reading, in words.
-    limit: Cell<Option<&'static str>>,
+    /// The rule that ended the reading, and what broke it.
+    broken: Cell<Option<(&'static str, &'static str)>>,
 }
 
 impl Reader {
-    fn exceeded<E: serde::de::Error>(&self, limit: &'static str) -> E {
-        self.limit.set(Some(limit));
-        E::custom(limit)
+    fn of(max_bytes: usize) -> Self {
+        Self {
+            values: Cell::new(0),
+            bytes_left: Cell::new(max_bytes),
+            duplicates: Cell::new(false),
+            broken: Cell::new(None),
+        }
+    }
+
+    fn broken<E: serde::de::Error>(&self, rule: &'static str, by: &'static str) -> E {
+        self.broken.set(Some((rule, by)));
+        E::custom(rule)
+    }
+
+    fn count<E: serde::de::Error>(&self, text: &str) -> Result<(), E> {
+        let left = self.bytes_left.get().checked_sub(text.len());
+        self.bytes_left
+            .set(left.ok_or_else(|| self.broken("must not hold more text than its limit", "more"))?);
+        Ok(())
+    }
+
+    fn finish<'a, E: fmt::Display>(
+        &self,
+        outcome: Result<Json<'a>, E>,
+        form: &str,
+        report: &Report,
+    ) -> Option<Json<'a>> {
+        match outcome {
+            Ok(value) => {
+                if self.duplicates.get() {
+                    report_duplicates(&value, &Path::ROOT, report);
+                }
+                Some(value)
+            }
+            Err(cause) => {
+                let cause = cause.to_string();
+                match self.broken.get() {
+                    Some((rule, by)) => {
+                        let place = cause.rfind(" at line ").map_or("", |at| &cause[at..]);
+                        report.add(&Path::ROOT, &rule, &format_args!("{by}{place}"));
+                    }
+                    None => report.add(&Path::ROOT, &form, &shorten(&cause)),
+                }
+                None
+            }
+        }
     }
 }
 
@@ -183,7 +229,7 @@ struct Seed<'r> {
 impl Seed<'_> {
     fn inner<E: serde::de::Error>(self) -> Result<Self, E> {
         if self.depth == MAX_DEPTH {
-            return Err(self.reader.exceeded("must nest at most 32 levels deep"));
+            return Err(self.reader.broken("must nest at most 32 levels deep", "more"));
         }
         Ok(Self { depth: self.depth + 1, ..self })
     }
@@ -194,7 +240,7 @@ impl<'de> DeserializeSeed<'de> for Seed<'_> {
     fn deserialize<D: Deserializer<'de>>(self, source: D) -> Result<Json<'de>, D::Error> {
         let values = self.reader.values.get() + 1;
         if values > MAX_VALUES {
-            return Err(self.reader.exceeded("must hold at most 524288 values"));
+            return Err(self.reader.broken("must hold at most 524288 values", "more"));
         }
         self.reader.values.set(values);
         source.deserialize_any(self)
@@ -210,6 +256,10 @@ impl<'de> Visitor<'de> for Seed<'_> {
     fn visit_unit<E>(self) -> Result<Json<'de>, E> {
         Ok(Json::Null)
     }
+    /// YAML's null.
+    fn visit_none<E>(self) -> Result<Json<'de>, E> {
+        Ok(Json::Null)
+    }
     fn visit_bool<E>(self, value: bool) -> Result<Json<'de>, E> {
         Ok(Json::Bool(value))
     }
@@ -219,14 +269,23 @@ impl<'de> Visitor<'de> for Seed<'_> {
     fn visit_i64<E>(self, value: i64) -> Result<Json<'de>, E> {
         Ok(Json::Number(Number::Negative(value)))
     }
-    fn visit_f64<E>(self, value: f64) -> Result<Json<'de>, E> {
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Json<'de>, E> {
+        if !value.is_finite() {
+            return Err(self.reader.broken("must hold finite numbers only", "another"));
+        }
         Ok(Json::Number(Number::Float(value)))
     }
-    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Json<'de>, E> {
+    fn visit_borrowed_str<E: serde::de::Error>(self, text: &'de str) -> Result<Json<'de>, E> {
+        self.reader.count(text)?;
         Ok(Json::Str(Cow::Borrowed(text)))
     }
-    fn visit_str<E>(self, text: &str) -> Result<Json<'de>, E> {
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Json<'de>, E> {
+        self.reader.count(text)?;
         Ok(Json::Str(Cow::Owned(text.to_owned())))
+    }
+    /// YAML's tagged values.
+    fn visit_enum<A: EnumAccess<'de>>(self, _: A) -> Result<Json<'de>, A::Error> {
+        Err(self.reader.broken("must have no tags", "a tag"))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut source: A) -> Result<Json<'de>, A::Error> {
@@ -241,7 +300,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut source: A) -> Result<Json<'de>, A::Error> {
         let inner = self.inner()?;
         let mut members = Vec::new();
-        while let Some(key) = source.next_key_seed(KeySeed)? {
+        while let Some(key) = source.next_key_seed(KeySeed { reader: self.reader })? {
             members.push((key, source.next_value_seed(inner)?));
         }
         if has_duplicates(&members) {
@@ -251,24 +310,28 @@ impl<'de> Visitor<'de> for Seed<'_> {
     }
 }
 
-struct KeySeed;
+struct KeySeed<'r> {
+    reader: &'r Reader,
+}
 
-impl<'de> DeserializeSeed<'de> for KeySeed {
+impl<'de> DeserializeSeed<'de> for KeySeed<'_> {
     type Value = Cow<'de, str>;
     fn deserialize<D: Deserializer<'de>>(self, source: D) -> Result<Cow<'de, str>, D::Error> {
         source.deserialize_str(self)
     }
 }
 
-impl<'de> Visitor<'de> for KeySeed {
+impl<'de> Visitor<'de> for KeySeed<'_> {
     type Value = Cow<'de, str>;
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a key")
     }
-    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Cow<'de, str>, E> {
+    fn visit_borrowed_str<E: serde::de::Error>(self, text: &'de str) -> Result<Cow<'de, str>, E> {
+        self.reader.count(text)?;
         Ok(Cow::Borrowed(text))
     }
-    fn visit_str<E>(self, text: &str) -> Result<Cow<'de, str>, E> {
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Cow<'de, str>, E> {
+        self.reader.count(text)?;
         Ok(Cow::Owned(text.to_owned()))
     }
 }

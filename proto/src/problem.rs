@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 pub const PROBLEM_MEDIA_TYPE: &str = "application/problem+json";
 
+/// Where gRPC carries a problem beside its status.
+pub const PROBLEM_METADATA: &str = "mvm-problem-bin";
+
 /// One thing wrong with one field of an input.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FieldError {

@@ -16,6 +16,10 @@ pub mod measure;
 #[cfg(feature = "control")]
 pub const SESSION_PROTOCOL: u32 = 1;
 
+/// The largest message of the operators' services: the largest document with room for what gRPC puts around it.
+#[cfg(feature = "control")]
+pub const MAX_MESSAGE_BYTES: usize = crate::envelope::MAX_ENVELOPE_BYTES + 64 * 1024;
+
 /// The descriptors of all services, for gRPC reflection.
 #[cfg(feature = "control")]
 pub const FILE_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

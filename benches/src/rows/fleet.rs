@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use futures::stream::{StreamExt as _, TryStreamExt as _};
-use mvm_coordinator::client::ControlClient;
+use mvm_client::ControlClient;
 use mvm_tests::Cluster;
 
 use super::{as_shipped, runtime};

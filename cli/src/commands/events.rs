@@ -4,7 +4,7 @@ use anyhow::Context;
 use bytes::Bytes;
 use clap::Args;
 use http::Method;
-use mvm_coordinator::ControlClient;
+use mvm_client::ControlClient;
 use mvm_proto::status::Event;
 use mvm_proto::wire::control::v1::{Node, NodeEvent, StreamEventsRequest};
 use serde::Serialize;

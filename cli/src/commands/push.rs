@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use mvm_coordinator::ControlClient;
+use mvm_client::ControlClient;
 use mvm_proto::document::MAX_DOCUMENT_BYTES;
 use mvm_proto::status::NodeStatus;
 use mvm_proto::wire::control::v1::{GetNodeRequest, PushProgress, PushRequest};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use mvm_coordinator::connect;
+use mvm_client::connect;
 use mvm_pki::{Credential, LiveCredential};
 use mvm_proto::wire::control::v1::{GetInfoRequest, RemoveNodeRequest};
 use mvm_proto::wire::session::v1::{AgentFrame, agent_frame};

@@ -174,7 +174,7 @@ async fn a_removed_node_is_refused_until_a_token_made_after_its_removal() {
     let problem = post(&anonymous, "/v1/enrol", &enrol_body(&early, &csr, "n1")).await.unwrap_err();
     assert_eq!(problem.code, "node_removed");
     let missing = operator.get_node(GetNodeRequest { node_id: "n1".into() }).await.unwrap_err();
-    assert_eq!(mvm_coordinator::problem_of(&missing).unwrap().code, "node_removed");
+    assert_eq!(mvm_client::problem_of(&missing).unwrap().code, "node_removed");
 
     running.enrol("n1").await;
     assert!(operator.get_node(GetNodeRequest { node_id: "n1".into() }).await.is_ok());
@@ -271,7 +271,7 @@ async fn a_node_gets_the_names_in_its_token_and_where_it_came_from_and_not_what_
             ..CreateTokenRequest::default()
         };
         let refused = running.operator().await.create_token(request).await.unwrap_err();
-        assert_eq!(mvm_coordinator::problem_of(&refused).unwrap().code, "name_refused", "{bad:?}");
+        assert_eq!(mvm_client::problem_of(&refused).unwrap().code, "name_refused", "{bad:?}");
     }
 }
 

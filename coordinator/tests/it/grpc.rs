@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use mvm_coordinator::{ClientError, connect, create_operator, problem_of};
+use mvm_client::{ClientError, connect, problem_of};
+use mvm_coordinator::create_operator;
 use mvm_pki::{Anchors, Credential, LiveAnchors, LiveCredential};
 use mvm_proto::wire::control::v1::{
     ActOnInstanceRequest, GetDocumentRequest, GetInfoRequest, GetNodeRequest, ListNodesRequest,

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use mvm_coordinator::{ControlClient, InitReport, list_all_nodes, problem_of};
+use mvm_client::{ControlClient, list_all_nodes, problem_of};
+use mvm_coordinator::InitReport;
 use mvm_proto::status::{Counts, InstanceStatus, NodeStatus, PoolStatus};
 use mvm_proto::wire::control::v1::{ListInstancesRequest, ListInstancesResponse, ListNodesRequest};
 use mvm_proto::wire::session::v1::{

@@ -126,7 +126,7 @@ async fn a_node_that_claims_the_highest_numbers_harms_only_itself_and_until_it_i
             Err(status) => break status,
         }
     };
-    assert_eq!(mvm_coordinator::problem_of(&status).unwrap().code, "numbers_exhausted");
+    assert_eq!(mvm_client::problem_of(&status).unwrap().code, "numbers_exhausted");
     let other = running.push(&document("n2", 1), 0).await;
     let mark = other.last().unwrap().mark.clone().unwrap();
     assert_eq!((mark.epoch, mark.generation), (1, 1));

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use mvm_coordinator::{ControlClient, connect, create_operator, problem_of};
+use mvm_client::{ControlClient, connect, problem_of};
+use mvm_coordinator::create_operator;
 use mvm_pki::{Credential, LiveCredential, Role};
 use mvm_proto::wire::control::v1::{
     CreateTokenRequest, GetInfoRequest, ListOperatorsRequest, Operator, RemoveOperatorRequest,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mvm_coordinator::problem_of;
+use mvm_client::problem_of;
 use mvm_proto::Problem;
 use mvm_proto::wire::control::v1::{GetDocumentRequest, GetNodeRequest, PushRequest, RemoveNodeRequest};
 use mvm_proto::wire::session::v1::{Ack, Acks, Stage, agent_frame};

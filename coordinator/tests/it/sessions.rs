@@ -217,7 +217,7 @@ async fn a_wake_goes_down_the_session_and_its_answer_comes_back() {
             false => drop(result.unwrap()),
             true => {
                 let status = result.unwrap_err();
-                assert_eq!(mvm_coordinator::problem_of(&status), Some(problem.clone()));
+                assert_eq!(mvm_client::problem_of(&status), Some(problem.clone()));
             }
         }
     }
@@ -242,7 +242,7 @@ async fn a_wake_fails_at_once_when_the_session_ends() {
     assert!(matches!(session.next().await, Some(coordinator_frame::Body::Request(_))));
     session.session.control.close(0, "gone");
     let status = soon("the answer", asked).await.unwrap().unwrap_err();
-    assert_eq!(mvm_coordinator::problem_of(&status).unwrap().code, "node_not_connected");
+    assert_eq!(mvm_client::problem_of(&status).unwrap().code, "node_not_connected");
 }
 
 #[tokio::test]

@@ -9,9 +9,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::{Request, StatusCode};
+use mvm_client::{ControlClient, connect};
 use mvm_coordinator::{
-    Addresses, ControlClient, CoordinatorError, CoordinatorSettings, InitReport, InitSettings, connect, init,
-    serve,
+    Addresses, CoordinatorError, CoordinatorSettings, InitReport, InitSettings, init, serve,
 };
 use mvm_pki::{
     Anchors, Credential, CsrNames, ExpectedPeer, JoinToken, LeafKey, LiveAnchors, LiveCredential, Role,

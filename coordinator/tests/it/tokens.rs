@@ -1,6 +1,7 @@
 //! Join tokens: made, used once, raced for, expired, revoked.
 
-use mvm_coordinator::{CoordinatorError, problem_of};
+use mvm_client::problem_of;
+use mvm_coordinator::CoordinatorError;
 use mvm_proto::wire::control::v1::{CreateTokenRequest, ListTokensRequest, RevokeTokenRequest};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};

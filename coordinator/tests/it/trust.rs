@@ -1,6 +1,7 @@
 //! The trust root and the images statement, shown and updated by operators.
 
-use mvm_coordinator::{InitReport, problem_of};
+use mvm_client::problem_of;
+use mvm_coordinator::InitReport;
 use mvm_pki::trust::{RoleSpec, RootSpec};
 use mvm_pki::{ImagesMetadata, SigningKey, TrustStore};
 use mvm_proto::document::DOCUMENT_PAYLOAD_TYPE;

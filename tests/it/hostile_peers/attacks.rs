@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use mvm_coordinator::connect;
+use mvm_client::connect;
 use mvm_proto::Digest;
 use mvm_proto::status::{Condition, Mark, NodeStatus, PoolStatus};
 use mvm_proto::wire::session::v1::{Ack, Acks, AgentFrame, Heartbeat, Stage, agent_frame};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mvm_coordinator::{ControlClient, connect};
+use mvm_client::{ControlClient, connect};
 use mvm_pki::{Anchors, Credential, ExpectedPeer, LiveAnchors, LiveCredential, Role};
 use mvm_proto::ClusterId;
 use mvm_proto::status::NodeInfo;

@@ -1,22 +1,21 @@
-//! The operators' side of gRPC: connects the cli to a coordinator.
+//! The connection to a coordinator: TLS with an operator's certificate, and gRPC on it.
 
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use mvm_pki::{ExpectedPeer, LiveAnchors, LiveCredential, Refusal, Role, refusal_of};
-use mvm_proto::wire::control::v1::{ListNodesRequest, Node, control_client};
-use mvm_proto::{ClusterId, Problem};
+use mvm_proto::ClusterId;
+use mvm_proto::wire::MAX_MESSAGE_BYTES;
+use mvm_proto::wire::control::v1::control_client;
 use mvm_transport::{ResolveError, Target};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use crate::api::MAX_MESSAGE_BYTES;
-use crate::error::BoxError;
-use crate::refuse::PROBLEM_METADATA;
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The generated client on a connected channel.
+/// The generated client of the service `Control` on a connected channel.
 pub type ControlClient = control_client::ControlClient<Channel>;
 
 /// Keeps a long `push` alive through firewalls that forget silent connections.
@@ -60,7 +59,19 @@ pub enum ClientError {
 }
 
 /// Connects with an operator's certificate; the peer must be a coordinator of `cluster` with a certificate for the
-/// target's host.
+/// target's host. A connection that is lost is made again at the next call.
+pub async fn open(
+    target: &Target,
+    operator: &LiveCredential,
+    anchors: &LiveAnchors,
+    cluster: &ClusterId,
+    timeout: Duration,
+) -> Result<Channel, ClientError> {
+    let expired = |_| ClientError::Timeout { target: target.clone(), waited: timeout };
+    tokio::time::timeout(timeout, open_now(target, operator, anchors, cluster)).await.map_err(expired)?
+}
+
+/// The same, with the client of `Control` on it.
 pub async fn connect(
     target: &Target,
     operator: &LiveCredential,
@@ -68,8 +79,15 @@ pub async fn connect(
     cluster: &ClusterId,
     timeout: Duration,
 ) -> Result<ControlClient, ClientError> {
-    let expired = |_| ClientError::Timeout { target: target.clone(), waited: timeout };
-    tokio::time::timeout(timeout, connect_now(target, operator, anchors, cluster)).await.map_err(expired)?
+    open(target, operator, anchors, cluster, timeout).await.map(control)
+}
+
+/// The client of `Control` on a channel.
+#[must_use]
+pub fn control(channel: Channel) -> ControlClient {
+    ControlClient::new(channel)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
 
 /// How long a coordinator on this machine may take from its start until it listens; `serve &` and the next command are
@@ -99,12 +117,12 @@ where
     }
 }
 
-async fn connect_now(
+async fn open_now(
     target: &Target,
     operator: &LiveCredential,
     anchors: &LiveAnchors,
     cluster: &ClusterId,
-) -> Result<ControlClient, ClientError> {
+) -> Result<Channel, ClientError> {
     let tls_error = |cause: BoxError| ClientError::Tls { target: target.clone(), cause };
     let expected =
         ExpectedPeer { cluster: cluster.clone(), role: Role::Coordinator, name: None, check_host: true };
@@ -135,10 +153,7 @@ async fn connect_now(
         .map_err(grpc_error)?
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_while_idle(false);
-    let channel = endpoint.connect_with_connector(service).await.map_err(grpc_error)?;
-    Ok(control_client::ControlClient::new(channel)
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES))
+    endpoint.connect_with_connector(service).await.map_err(grpc_error)
 }
 
 async fn dial(target: &Target) -> Result<TcpStream, ClientError> {
@@ -157,29 +172,6 @@ fn told(target: &Target, cause: std::io::Error) -> ClientError {
         Some(cause) => ClientError::NotTheCoordinator { target: target.clone(), cause },
         None => ClientError::Tls { target: target.clone(), cause: cause.into() },
     }
-}
-
-/// Every node, page by page; `summary` as in the request.
-pub async fn list_all_nodes(client: &mut ControlClient, summary: bool) -> Result<Vec<Node>, tonic::Status> {
-    let mut nodes: Vec<Node> = Vec::new();
-    let mut page_token = String::new();
-    loop {
-        let request = ListNodesRequest { page_size: 0, page_token: page_token.clone(), summary };
-        let page = client.list_nodes(request).await?.into_inner();
-        nodes.extend(page.nodes);
-        // Tokens grow, so that the pages have an end whatever the coordinator says.
-        if page.next_page_token <= page_token {
-            return Ok(nodes);
-        }
-        page_token = page.next_page_token;
-    }
-}
-
-/// The problem that a coordinator attached to an error answer.
-#[must_use]
-pub fn problem_of(status: &tonic::Status) -> Option<Problem> {
-    let bytes = status.metadata().get_bin(PROBLEM_METADATA)?.to_bytes().ok()?;
-    serde_json::from_slice(&bytes).ok()
 }
 
 #[cfg(test)]

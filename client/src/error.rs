@@ -1,0 +1,83 @@
+//! What a call can come to instead of an answer.
+
+use mvm_proto::Problem;
+use mvm_proto::problem::PROBLEM_METADATA;
+
+/// The code of the problem that a watch gets which asks for changes that the server no longer has.
+pub const GONE: &str = "gone";
+
+/// Why a call to `Objects` has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The server refused, or was not reached; see [`problem_of`].
+    #[error("{}", told(.0))]
+    Refused(#[source] Box<tonic::Status>),
+    /// What the server said is not what it should be.
+    #[error("could not read {what} in the server's answer")]
+    Answer {
+        what: &'static str,
+        #[source]
+        cause: serde_json::Error,
+    },
+    /// The server's answer has a hole.
+    #[error("the server's answer lacks {0}")]
+    Lacks(&'static str),
+    /// What was to be sent is no JSON.
+    #[error("could not write the object as JSON")]
+    Request(#[source] serde_json::Error),
+}
+
+impl CallError {
+    /// The server's status, where it is one.
+    #[must_use]
+    pub fn status(&self) -> Option<&tonic::Status> {
+        match self {
+            Self::Refused(status) => Some(status),
+            _ => None,
+        }
+    }
+
+    /// What the server says against the call.
+    #[must_use]
+    pub fn problem(&self) -> Option<Problem> {
+        self.status().and_then(problem_of)
+    }
+
+    /// Whether there is no such object.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        self.status().is_some_and(|status| status.code() == tonic::Code::NotFound)
+    }
+
+    /// Whether the changes that were asked for are no longer kept.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.problem().is_some_and(|problem| problem.code == GONE)
+    }
+
+    /// Whether the connection was lost, so that the same call may succeed later.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        use tonic::Code::{Cancelled, Unavailable, Unknown};
+        // tonic tells a connection that broke inside an answer as `Unknown`, with what broke it as the source.
+        self.problem().is_none()
+            && self.status().is_some_and(|status| matches!(status.code(), Unavailable | Cancelled | Unknown))
+    }
+}
+
+impl From<tonic::Status> for CallError {
+    fn from(status: tonic::Status) -> Self {
+        Self::Refused(Box::new(status))
+    }
+}
+
+fn told(status: &tonic::Status) -> String {
+    problem_of(status).map_or_else(|| status.message().to_owned(), |problem| problem.to_string())
+}
+
+/// The problem that a coordinator attached to an error answer.
+#[must_use]
+pub fn problem_of(status: &tonic::Status) -> Option<Problem> {
+    let bytes = status.metadata().get_bin(PROBLEM_METADATA)?.to_bytes().ok()?;
+    serde_json::from_slice(&bytes).ok()
+}

@@ -1,0 +1,21 @@
+//! Calls a coordinator: what the command line and other programs share.
+//!
+//! [`open`] makes a connection with an operator's certificate. On it, [`control`] is the client of nodes, tokens and
+//! documents, and [`Objects`] the one of declared objects: typed, page by page, with watches that survive lost
+//! connections. [`files`] reads objects from YAML and JSON files, strictly.
+//!
+//! `examples/declare.rs` beside this crate declares a pool and waits until it runs.
+
+mod connect;
+mod error;
+pub mod files;
+mod nodes;
+mod objects;
+mod watch;
+pub mod yaml;
+
+pub use connect::{ClientError, ControlClient, connect, control, open};
+pub use error::{CallError, GONE, problem_of};
+pub use nodes::list_all_nodes;
+pub use objects::{Applied, ApplyOptions, DeleteOptions, Deleted, Listing, Name, Objects, Query};
+pub use watch::{Change, Watch};
