@@ -68,7 +68,8 @@ pub async fn open(
     timeout: Duration,
 ) -> Result<Channel, ClientError> {
     let expired = |_| ClientError::Timeout { target: target.clone(), waited: timeout };
-    tokio::time::timeout(timeout, open_now(target, operator, anchors, cluster)).await.map_err(expired)?
+    let opening = Box::pin(open_now(target, operator, anchors, cluster));
+    tokio::time::timeout(timeout, opening).await.map_err(expired)?
 }
 
 /// The same, with the client of `Control` on it.

@@ -174,10 +174,10 @@ mod tests {
         assert!(told.contains("repetition limit") || told.contains("at most 524288 values"), "{told}");
         // Few values, each of much text.
         let long = "x".repeat(1024 * 1024);
-        let text = format!("a: &a {long}\nb: [{}]\n", vec!["*a"; 64].join(", "));
+        let text = format!("a: &a {long}\nb: [{}]\n", ["*a"; 64].join(", "));
         assert!(refused(&text).contains("must not hold more text"), "{}", refused(&text));
         // Over all documents of a text, too.
-        let each = format!("a: &a {long}\nb: [{}]\n---\n", vec!["*a"; 6].join(", "));
+        let each = format!("a: &a {long}\nb: [{}]\n---\n", ["*a"; 6].join(", "));
         assert!(refused(&each.repeat(2)).is_empty());
         assert!(refused(&each.repeat(3)).starts_with("3: document: must not hold more text"));
     }
