@@ -7,7 +7,10 @@
 //! A node is [`filter`]ed by what a pool demands, then ranked by a [`score`]; [`index`] keeps the nodes in that order.
 //! [`explain`] tells, for one pool, why each node was taken or not; it is computed only when it is asked for.
 
+mod beyond;
 pub mod blocks;
+mod demand;
+pub mod diff;
 mod explain;
 mod filter;
 mod grow;
@@ -30,6 +33,7 @@ use mvm_proto::{Digest, NodeId, PoolId, TenantId, Timestamp};
 
 use crate::observation::Capacity;
 
+pub use demand::{Demand, EmptyNode};
 pub use explain::{Explanation, NodeVerdict, Verdict};
 pub use filter::Obstacle;
 pub use placer::Placer;
@@ -88,6 +92,19 @@ pub struct FleetNode {
     pub capacity: Capacity,
     pub overcommit: Overcommit,
     pub images: BTreeSet<Digest>,
+    /// What it has that is not placed on it.
+    pub beyond: BTreeMap<PoolKey, Beyond>,
+}
+
+/// What a node has of a pool beyond what is placed on it. It counts against capacity, quotas and `max_per_node`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Beyond {
+    pub resources: Resources,
+    /// The most that any document says that the node may still follow, see [`offers::Offers::most`]: the larger of this
+    /// and of what is placed counts, so that nothing is counted twice, and nothing that may still run is forgotten.
+    pub still_there: DesiredCounts,
+    /// Claimed instances, which are in no count.
+    pub claimed: DesiredCounts,
 }
 
 /// How many instances of a pool each node has.
@@ -101,6 +118,20 @@ pub struct Fleet {
     pub pools: BTreeMap<PoolKey, FleetPool>,
     /// Where instances were placed before.
     pub placed: BTreeMap<PoolKey, Placed>,
+    /// When this coordinator became the leader: it heard of no node before, so no grace ends earlier than one after it.
+    pub elected_at: Option<Timestamp>,
+}
+
+impl Fleet {
+    /// Whether what is placed on a node that is away since then is placed elsewhere.
+    #[must_use]
+    pub fn is_lost(&self, away_since: Timestamp, now: Timestamp) -> bool {
+        is_lost(away_since, self.elected_at, now)
+    }
+}
+
+fn is_lost(away_since: Timestamp, elected_at: Option<Timestamp>, now: Timestamp) -> bool {
+    now.since(elected_at.map_or(away_since, |elected_at| away_since.max(elected_at))) >= AWAY_GRACE
 }
 
 /// What could not be placed, and why.

@@ -97,6 +97,7 @@ fn fleet(pools: usize) -> Result<Fleet> {
             capacity: Capacity { vcpus: 64, mem_mib: 262_144, disk_mib: 4_000_000, max_instances: 500 },
             overcommit: Overcommit::default(),
             images: [image(number)].into(),
+            beyond: [].into(),
         };
         fleet.nodes.insert(format!("node-{number:05}").parse()?, node);
     }

@@ -57,7 +57,7 @@ impl Placer {
             Verdict::Suits(score) => (false, u64::MAX - score.total()),
             Verdict::Refused(_) => (true, 0),
         });
-        let quota = state.quota_allows(key, &need).err();
+        let quota = state.quota_allows(key, &Usage::default(), 0, &need).err();
         Some(Explanation { placed: pool.placed.clone(), unplaced: pool.unplaced.clone(), quota, nodes })
     }
 }

@@ -30,10 +30,13 @@ impl Placer {
         }
         let (need, spec) = (pool.need(phase), pool.spec.clone());
         self.remember(settling, key);
+        let mut placed = self.state.take_back(key, phase, lacking);
+        if placed == lacking {
+            return placed;
+        }
         let lost = settling.lost.get(key);
         let mut search = Search::new(&self.state, key, &spec, need, lost);
-        let mut placed = 0;
-        while placed < lacking && self.state.quota_allows(key, &need).is_ok() {
+        while placed < lacking && self.state.quota_allows(key, &Usage::default(), 0, &need).is_ok() {
             let Some(id) = search.next(&self.state) else { break };
             self.state.add(key, &id, phase, 1);
             search.took(&self.state, &id);
@@ -46,7 +49,7 @@ impl Placer {
     pub(super) fn obstacle(&self, key: &PoolKey, phase: Phase) -> Option<String> {
         let pool = self.state.pool(key)?;
         let need = pool.need(phase);
-        if let Err(reason) = self.state.quota_allows(key, &need) {
+        if let Err(reason) = self.state.quota_allows(key, &Usage::default(), 0, &need) {
             return Some(reason);
         }
         let mut search = Search::new(&self.state, key, &pool.spec, need, None);
@@ -146,6 +149,11 @@ impl<'p> Search<'p> {
 }
 
 impl State {
+    /// Whether a pool's instances have to be on the node where its group is already.
+    pub(super) fn is_bound(&self, key: &PoolKey, spec: &FleetPool) -> bool {
+        self.group(key, spec).is_some_and(|group| group.home.is_some())
+    }
+
     /// The pools that have to be on one node with this one.
     fn group(&self, key: &PoolKey, spec: &FleetPool) -> Option<Group> {
         let name = spec.placement.colocate.as_ref()?;

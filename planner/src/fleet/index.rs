@@ -88,7 +88,7 @@ impl Index {
         if !node.accepts() {
             return;
         }
-        let [vcpus, mem, ..] = node_limits(&node.room, &node.used, &Usage::default());
+        let [vcpus, mem, ..] = node_limits(&node.room, &node.in_use(), &Usage::default());
         let free = |(_, allowed, used, _): (&str, u64, u64, u64)| allowed.saturating_sub(used);
         let indexed = Indexed {
             class: Arc::clone(&node.class),

@@ -11,15 +11,16 @@ use mvm_proto::{NodeId, Phase, TenantId, Timestamp};
 
 use super::filter::drives_out;
 use super::spread::Domains;
-use super::state::{NodeState, PHASES, PoolState, State, TenantState, count, count_mut};
-use super::{AWAY_GRACE, Fleet, FleetNode, FleetPlan, FleetPool, FleetTenant, Placed, PoolKey, Unplaced};
+use super::state::{NodeState, PHASES, PoolState, State, count, count_mut};
+use super::{Fleet, FleetNode, FleetPlan, FleetPool, FleetTenant, Placed, PoolKey, Unplaced, is_lost};
 
 /// Holds a fleet and the placement of its pools.
 #[derive(Debug, Clone, Default)]
 pub struct Placer {
     pub(super) state: State,
-    /// Nodes that are away, the longest first.
+    /// Nodes that are away and not lost yet, the longest first.
     away: BTreeSet<(Timestamp, NodeId)>,
+    elected_at: Option<Timestamp>,
     /// Nodes that may have to give something up.
     touched: BTreeSet<NodeId>,
     /// Pools that may have too many or too few; those that lack something stay here.
@@ -39,7 +40,7 @@ impl Placer {
     /// Holds this fleet; nothing is decided yet.
     #[must_use]
     pub fn of(fleet: &Fleet) -> Self {
-        let mut placer = Self::default();
+        let mut placer = Self { elected_at: fleet.elected_at, ..Self::default() };
         for (id, node) in &fleet.nodes {
             placer.set_node(id, Some(node.clone()));
         }
@@ -66,6 +67,10 @@ impl Placer {
                 self.open.insert(key);
             }
         }
+        let had = self.state.nodes.get(id).map(|node| node.spec.beyond.clone()).unwrap_or_default();
+        for key in had.keys() {
+            self.state.set_beyond(id, key, None);
+        }
         let mut before = self.state.nodes.remove(id);
         if let Some(before) = &mut before {
             self.state.index.remove(id, before);
@@ -73,7 +78,8 @@ impl Placer {
                 self.away.remove(&(since, id.clone()));
             }
         }
-        let Some(spec) = node else { return };
+        let Some(mut spec) = node else { return };
+        let has = std::mem::take(&mut spec.beyond);
         if let Some(since) = spec.away_since {
             self.away.insert((since, id.clone()));
         }
@@ -83,14 +89,22 @@ impl Placer {
         }
         self.state.index.update(id, &mut now);
         self.state.nodes.insert(id.clone(), now);
+        for (key, beyond) in has {
+            self.state.set_beyond(id, &key, Some(beyond));
+        }
         self.touched.insert(id.clone());
+    }
+
+    /// This coordinator became the leader: the grace of nodes that are away starts again.
+    pub fn set_elected_at(&mut self, elected_at: Timestamp) {
+        self.elected_at = Some(elected_at);
     }
 
     /// A tenant is as told, or there no more: nothing new of its pools is placed then.
     pub fn set_tenant(&mut self, id: &TenantId, tenant: Option<FleetTenant>) {
         let state = self.state.tenants.entry(id.clone()).or_default();
         state.quotas = tenant.map(|tenant| tenant.quotas);
-        if tenant.is_none() && state.pools.is_empty() {
+        if state.is_nothing() {
             self.state.tenants.remove(id);
         }
     }
@@ -116,7 +130,7 @@ impl Placer {
         let tenant = self.state.tenants.entry(key.tenant.clone()).or_default();
         let Some(spec) = pool else {
             tenant.pools.remove(&key.pool);
-            if *tenant == TenantState::default() {
+            if tenant.is_nothing() {
                 self.state.tenants.remove(&key.tenant);
             }
             self.open.remove(key);
@@ -180,16 +194,24 @@ impl Placer {
         changed.map(|(key, _)| key).collect()
     }
 
+    /// Pools that may have too many or too few.
+    pub(super) fn open(&self) -> impl Iterator<Item = &PoolKey> {
+        self.open.iter()
+    }
+
     /// In this order pools are placed, and in the reverse order they give way.
-    fn rank(&self, key: &PoolKey) -> Option<(PoolRole, bool)> {
+    pub(super) fn rank(&self, key: &PoolKey) -> Option<(PoolRole, bool)> {
         self.state.pool(key).map(|pool| (pool.spec.role, !pool.spec.critical))
     }
 
     /// Takes off what can't stay on its node.
     fn leave_nodes(&mut self, settling: &mut Settling, now: Timestamp) {
-        let is_lost = |since: &Timestamp| now.since(*since) >= AWAY_GRACE;
-        let lost: Vec<_> = self.away.iter().take_while(|(since, _)| is_lost(since)).cloned().collect();
-        for (_, id) in lost {
+        while let Some((since, id)) = self.away.first().cloned() {
+            if !is_lost(since, self.elected_at, now) {
+                break;
+            }
+            // It takes nothing new while it is away, so it need not be looked at again.
+            self.away.pop_first();
             let pools = self.state.nodes.get(&id).map(|node| node.pools.clone()).unwrap_or_default();
             for key in pools {
                 self.leave(settling, &key, &id);

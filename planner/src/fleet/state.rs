@@ -25,6 +25,8 @@ pub(super) struct State {
     pub(super) tenants: BTreeMap<TenantId, TenantState>,
     pub(super) pools: BTreeMap<PoolKey, PoolState>,
     pub(super) index: Index,
+    /// On which nodes there is something of a pool beyond what is placed.
+    pub(super) beyond: BTreeMap<PoolKey, BTreeSet<NodeId>>,
 }
 
 #[derive(Debug, Clone)]
@@ -32,7 +34,10 @@ pub(super) struct NodeState {
     pub(super) spec: FleetNode,
     /// What may be promised: its capacity with its overcommit.
     pub(super) room: Capacity,
+    /// By what is placed.
     pub(super) used: Usage,
+    /// By what is there beyond that.
+    pub(super) beyond: Usage,
     pub(super) pools: BTreeSet<PoolKey>,
     pub(super) class: Arc<ClassKey>,
     pub(super) indexed: Option<Indexed>,
@@ -42,7 +47,10 @@ pub(super) struct NodeState {
 pub(super) struct TenantState {
     /// None: pools name a tenant that is not declared.
     pub(super) quotas: Option<Quotas>,
+    /// By what is placed.
     pub(super) used: Usage,
+    /// By what nodes have beyond that.
+    pub(super) beyond: Usage,
     pub(super) pools: BTreeSet<PoolId>,
 }
 
@@ -68,6 +76,7 @@ impl NodeState {
         Self {
             room,
             used: Usage::default(),
+            beyond: Usage::default(),
             pools: BTreeSet::new(),
             class: Arc::new(class),
             indexed: None,
@@ -81,11 +90,16 @@ impl NodeState {
     }
 
     pub(super) fn score(&self) -> Score {
-        Score::of_room(&self.room, &self.used)
+        Score::of_room(&self.room, &self.in_use())
+    }
+
+    /// By all that is there, or may be.
+    pub(super) fn in_use(&self) -> Usage {
+        self.used.plus(self.beyond)
     }
 
     pub(super) fn fits(&self, need: &Usage) -> Result<(), Shortage> {
-        first_passed(&node_limits(&self.room, &self.used, need))
+        first_passed(&node_limits(&self.room, &self.in_use(), need))
     }
 
     /// Whether it has less than what is placed on it needs.
@@ -100,6 +114,13 @@ impl NodeState {
         node_limits(&self.room, &self.used, need)
             .iter()
             .any(|(_, allowed, used, need)| used > allowed && *need > 0)
+    }
+}
+
+impl TenantState {
+    /// Whether nothing is known of it any more.
+    pub(super) fn is_nothing(&self) -> bool {
+        *self == Self::default()
     }
 }
 
@@ -125,21 +146,27 @@ impl State {
     /// Places `number` instances of a pool on a node.
     pub(super) fn add(&mut self, key: &PoolKey, id: &NodeId, phase: Phase, number: u32) {
         let (Some(pool), Some(node)) = (self.pools.get_mut(key), self.nodes.get_mut(id)) else { return };
-        let used = pool.need(phase).times(number);
+        if number == 0 {
+            return;
+        }
+        let (used, before) = (pool.need(phase).times(number), node.beyond_of(key, Some(pool), id));
         *count_mut(pool.placed.entry(id.clone()).or_default(), phase) += number;
         *count_mut(&mut pool.total, phase) += number;
         node.pools.insert(key.clone());
         node.used = node.used.plus(used);
+        let after = node.beyond_of(key, Some(pool), id);
+        node.beyond = node.beyond.plus(after).beyond(before);
         self.index.update(id, node);
         let tenant = self.tenants.entry(key.tenant.clone()).or_default();
         tenant.used = tenant.used.plus(used);
+        tenant.beyond = tenant.beyond.plus(after).beyond(before);
     }
 
     /// Takes `number` instances of a pool off a node.
     pub(super) fn remove(&mut self, key: &PoolKey, id: &NodeId, phase: Phase, number: u32) {
         let (Some(pool), Some(node)) = (self.pools.get_mut(key), self.nodes.get_mut(id)) else { return };
-        let used = pool.need(phase).times(number);
-        let Some(counts) = pool.placed.get_mut(id) else { return };
+        let (used, before) = (pool.need(phase).times(number), node.beyond_of(key, Some(pool), id));
+        let Some(counts) = pool.placed.get_mut(id).filter(|_| number > 0) else { return };
         *count_mut(counts, phase) -= number;
         *count_mut(&mut pool.total, phase) -= number;
         if *counts == DesiredCounts::default() {
@@ -147,9 +174,12 @@ impl State {
             node.pools.remove(key);
         }
         node.used = node.used.beyond(used);
+        let after = node.beyond_of(key, Some(pool), id);
+        node.beyond = node.beyond.plus(after).beyond(before);
         self.index.update(id, node);
         if let Some(tenant) = self.tenants.get_mut(&key.tenant) {
             tenant.used = tenant.used.beyond(used);
+            tenant.beyond = tenant.beyond.plus(after).beyond(before);
         }
     }
 
@@ -172,11 +202,23 @@ impl State {
         let FleetNode { labels, taints, .. } = &node.spec;
         against_class(&spec.placement, labels, taints)?;
         node.fits(need)?;
-        let has = self.pool(key).and_then(|pool| pool.placed.get(id)).map_or(0, instances);
+        let pool = self.pool(key);
+        let placed = pool.and_then(|pool| pool.placed.get(id)).map_or(0, instances);
+        let has = placed + node.beyond_of(key, pool, id).instances;
         if let Some(max) = spec.placement.max_per_node.filter(|max| has >= u64::from(*max)) {
             return Err(Obstacle::MaxPerNode(max));
         }
-        // Both ways: whichever of the two was placed first.
+        self.keeps_away(key, spec, node)?;
+        domains.map_or(Ok(()), |domains| domains.allows(id, labels))
+    }
+
+    /// Whether a pool on this node and this one avoid each other: both ways, whichever of the two was placed first.
+    pub(super) fn keeps_away(
+        &self,
+        key: &PoolKey,
+        spec: &FleetPool,
+        node: &NodeState,
+    ) -> Result<(), Obstacle> {
         let avoids = |pool: &FleetPool, other: &PoolId| pool.placement.anti_affinity.contains(other);
         let others = node.pools.iter().filter(|other| other.tenant == key.tenant && *other != key);
         for other in others {
@@ -185,29 +227,44 @@ impl State {
                 return Err(Obstacle::AntiAffinity(other.pool.clone()));
             }
         }
-        domains.map_or(Ok(()), |domains| domains.allows(id, labels))
+        Ok(())
     }
 
-    /// Whether the tenant's quotas allow one more.
-    pub(super) fn quota_allows(&self, key: &PoolKey, need: &Usage) -> Result<(), String> {
+    /// Whether the tenant's quotas allow one more, beside so much more and so many more instances of the pool.
+    pub(super) fn quota_allows(
+        &self,
+        key: &PoolKey,
+        more: &Usage,
+        more_instances: u64,
+        need: &Usage,
+    ) -> Result<(), String> {
         let tenant = self.tenants.get(&key.tenant);
-        let Some(TenantState { quotas: Some(quotas), used, pools }) = tenant else {
+        let Some(TenantState { quotas: Some(quotas), used, beyond, pools }) = tenant else {
             return Err(format!("the tenant {} does not exist", key.tenant));
         };
+        let of = |told: &dyn std::fmt::Display| format!("quota of tenant {}: {told}", key.tenant);
         let max_pools = usize::try_from(quotas.max_pools).unwrap_or(usize::MAX);
         if pools.len() > max_pools {
             let position = pools.iter().take_while(|pool| **pool < key.pool).count();
             if position >= max_pools {
-                return Err(format!(
-                    "max_pools is {max_pools}, this is the tenant's pool number {}",
-                    position + 1
-                ));
+                let told =
+                    format!("max_pools is {max_pools}, this is the tenant's pool number {}", position + 1);
+                return Err(of(&told));
             }
         }
         let has = self.pools.get(key).map_or(0, |pool| instances(&pool.total));
+        let has = has + self.beyond_instances(key) + more_instances;
         let per_pool = (PER_POOL, u64::from(quotas.max_instances_per_pool), has, need.instances);
-        let [a, b, c, d, e] = quota_limits(quotas, used, need);
-        first_passed(&[per_pool, a, b, c, d, e]).map_err(|shortage| shortage.to_string())
+        let [a, b, c, d, e] = quota_limits(quotas, &used.plus(*beyond).plus(*more), need);
+        first_passed(&[per_pool, a, b, c, d, e]).map_err(|shortage| match beyond.instances {
+            0 => of(&shortage),
+            more => {
+                format!(
+                    "{}; this counts {more} that are claimed or not yet confirmed to be gone",
+                    of(&shortage)
+                )
+            }
+        })
     }
 }
 

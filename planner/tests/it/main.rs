@@ -5,6 +5,7 @@
 mod blocks;
 mod contract;
 mod crowded;
+mod diff;
 mod expired;
 mod faults;
 mod guards;
@@ -15,6 +16,7 @@ mod placement;
 mod pressure;
 mod pressure_laws;
 mod quotas;
+mod returning;
 mod rollouts;
 mod shares;
 mod sleep;

@@ -8,5 +8,6 @@ pub(crate) mod model;
 pub(crate) mod one_pool;
 pub(crate) mod placement;
 pub(crate) mod rest;
+pub(crate) mod returning;
 pub(crate) mod shares;
 pub(crate) mod slow;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mvm_planner::Capacity;
 use mvm_planner::fleet::{
-    AWAY_GRACE, Fleet, FleetNode, FleetPool, FleetTenant, Overcommit, Placed, Placer, PoolKey,
+    AWAY_GRACE, Beyond, Fleet, FleetNode, FleetPool, FleetTenant, Overcommit, Placed, Placer, PoolKey,
 };
 use mvm_proto::document::{DesiredCounts, PoolRole, Quotas, Resources};
 use mvm_proto::placement::{Placement, Spread, Taint, TaintEffect, Toleration};
@@ -52,9 +52,10 @@ pub(crate) fn node() -> impl Strategy<Value = FleetNode> {
         proptest::option::weighted(0.1, 0u64..600),
         proptest::collection::btree_set(image(), 0..3),
         prop_oneof![Just(1000u32), Just(4000u32)],
+        prop_oneof![3 => Just(BTreeMap::new()), 1 => proptest::collection::btree_map(any_key(), beyond(), 1..3)],
     )
-        .prop_map(|((vcpus, mem, disk, slots), zone, taint, cordoned, away, images, vcpus_permille)| {
-            FleetNode {
+        .prop_map(
+            |((vcpus, mem, disk, slots), zone, taint, cordoned, away, images, vcpus_permille, beyond)| FleetNode {
                 labels: zone.into_iter().map(|zone| ("zone".to_owned(), zone)).collect(),
                 taints: taint.into_iter().collect(),
                 cordoned,
@@ -64,8 +65,21 @@ pub(crate) fn node() -> impl Strategy<Value = FleetNode> {
                 capacity: Capacity { vcpus, mem_mib: mem * 256, disk_mib: disk * 256, max_instances: slots },
                 overcommit: Overcommit { vcpus_permille, mem_permille: 1000 },
                 images,
-            }
-        })
+                beyond,
+            },
+        )
+}
+
+fn any_key() -> impl Strategy<Value = PoolKey> {
+    (0..TENANTS, 0..POOLS).prop_map(|(tenant, pool)| key(tenant, pool))
+}
+
+fn beyond() -> impl Strategy<Value = Beyond> {
+    (1u32..4, 1u64..4, counts(), 0u32..2).prop_map(|(vcpus, mem, still_there, running)| Beyond {
+        resources: Resources { vcpus, mem_mib: mem * 256, data_disk_mib: 0 },
+        still_there,
+        claimed: DesiredCounts { running, ..DesiredCounts::default() },
+    })
 }
 
 fn placement() -> impl Strategy<Value = Placement> {
@@ -140,12 +154,14 @@ pub(crate) fn fleet() -> impl Strategy<Value = Fleet> {
         proptest::collection::vec(node(), 0..=NODES),
         proptest::collection::vec(tenant(), 1..=TENANTS),
         proptest::collection::btree_map((0..TENANTS, 0..POOLS), pool(), 0..=TENANTS * POOLS),
+        proptest::option::weighted(0.2, 0u64..600),
     )
-        .prop_map(|(nodes, tenants, pools)| Fleet {
+        .prop_map(|(nodes, tenants, pools, elected)| Fleet {
             nodes: nodes.into_iter().enumerate().map(|(at, node)| (node_id(at), node)).collect(),
             tenants: tenants.into_iter().enumerate().map(|(at, tenant)| (tenant_id(at), tenant)).collect(),
             pools: pools.into_iter().map(|((tenant, pool), spec)| (key(tenant, pool), spec)).collect(),
             placed: BTreeMap::new(),
+            elected_at: elected.map(|seconds| now() - Duration::from_secs(seconds)),
         })
 }
 
@@ -157,6 +173,7 @@ pub(crate) enum Change {
     Tenant(usize, Option<FleetTenant>),
     Pool(usize, usize, Option<FleetPool>),
     Counts(usize, usize, DesiredCounts),
+    Beyond(usize, PoolKey, Option<Beyond>),
     Time(u64),
 }
 
@@ -167,13 +184,14 @@ pub(crate) fn change() -> impl Strategy<Value = Change> {
         1 => (0..TENANTS, proptest::option::weighted(0.8, tenant())).prop_map(|(at, tenant)| Change::Tenant(at, tenant)),
         2 => (0..TENANTS, 0..POOLS, proptest::option::weighted(0.7, pool())).prop_map(|(t, p, pool)| Change::Pool(t, p, pool)),
         3 => (0..TENANTS, 0..POOLS, counts()).prop_map(|(t, p, counts)| Change::Counts(t, p, counts)),
+        2 => (0..NODES, any_key(), proptest::option::weighted(0.6, beyond())).prop_map(|(at, key, b)| Change::Beyond(at, key, b)),
         1 => (0u64..2 * AWAY_GRACE.as_secs()).prop_map(Change::Time),
     ]
 }
 
 impl Change {
     /// How many kinds change what is declared: all but the time.
-    pub(crate) const KINDS: usize = 5;
+    pub(crate) const KINDS: usize = 6;
 
     pub(crate) fn kind(&self) -> &'static str {
         match self {
@@ -182,6 +200,7 @@ impl Change {
             Self::Tenant(..) => "tenant",
             Self::Pool(..) => "pool",
             Self::Counts(..) => "counts",
+            Self::Beyond(..) => "beyond",
             Self::Time(..) => "time",
         }
     }
@@ -209,6 +228,14 @@ impl Change {
                 node.away_since = if node.away_since.is_some() { None } else { Some(at) };
                 if let Some(placer) = &mut placer {
                     placer.set_node(&id, Some(node.clone()));
+                }
+            }
+            Self::Beyond(which, key, beyond) => {
+                let id = node_id(*which);
+                let Some(node) = declared.nodes.get_mut(&id) else { return };
+                set(&mut node.beyond, key, *beyond);
+                if let Some(placer) = &mut placer {
+                    placer.set_beyond(&id, key, *beyond);
                 }
             }
             Self::Tenant(which, tenant) => {
