@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use mvm_host::network::{Dropped, NetworkFound, Traffic};
-use mvm_proto::status::{Condition, InstanceStatus, NodeStatus, PoolStatus};
+use mvm_proto::status::{Condition, ConditionKind, InstanceStatus, NodeStatus, PoolStatus};
 use mvm_proto::{Phase, Timestamp};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
@@ -240,7 +240,8 @@ pub fn example() -> String {
     });
     let pool =
         PoolStatus { tenant_id: "acme".to_owned(), pool_id: "web".to_owned(), ..PoolStatus::default() };
-    let converged = Condition::new("Converged", true, "Converged", "", Timestamp::from_unix_ms(0));
+    let converged =
+        Condition::new(ConditionKind::Converged, true, "Converged", "", Timestamp::from_unix_ms(0));
     let status = NodeStatus { pools: vec![pool], conditions: vec![converged], ..NodeStatus::default() };
     let expiries = vec![("certificate", Timestamp::from_unix_ms(99_000))];
     let warm = InstanceStatus { phase: "warm".to_owned(), ..InstanceStatus::default() };

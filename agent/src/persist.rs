@@ -29,7 +29,7 @@ use std::time::Duration;
 use mvm_host::QuotaExceeded;
 use mvm_planner::Action;
 use mvm_proto::document::{Persist, RuntimePolicy};
-use mvm_proto::status::{Condition, InstanceStatus};
+use mvm_proto::status::{Condition, ConditionKind, InstanceStatus};
 use mvm_proto::text::chain;
 use mvm_proto::text::one_line;
 use mvm_proto::{DesiredState, InstanceId, NodeId, Phase, PoolId, TenantId, Timestamp};
@@ -557,7 +557,7 @@ impl Sessions {
             })
             .collect();
         let new = |holds, reason, message: String| {
-            Condition::new("SessionsPersisted", holds, reason, message, self.clock.now())
+            Condition::new(ConditionKind::SessionsPersisted, holds, reason, message, self.clock.now())
         };
         match failing.first() {
             None => new(true, "Copied", String::new()),

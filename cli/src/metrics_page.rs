@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use mvm_proto::status::ConditionKind;
+
 const HEAD: &str = "\
 # Metrics
 
@@ -164,6 +166,19 @@ fn every_alert_asks_for_metrics_that_there_are() {
             "{}: {asked:?}",
             alert.name
         );
+    }
+}
+
+#[test]
+fn every_alert_asks_for_conditions_that_there_are() {
+    let of_types = |alert: &Alert| alert.expression.split_once("{type=").map(|(_, rest)| rest);
+    let asked: Vec<&str> = ALERTS.iter().filter_map(of_types).collect();
+    assert_eq!(asked.len(), 2);
+    for types in asked {
+        let names = types.trim_start_matches('~').trim_start_matches('"').split('"').next().unwrap();
+        for name in names.split('|') {
+            assert!(name.parse::<ConditionKind>().is_ok(), "{name} is no condition");
+        }
     }
 }
 

@@ -15,6 +15,7 @@ pub mod id;
 pub mod instance;
 #[cfg(feature = "control")]
 pub mod json;
+pub mod named;
 #[cfg(feature = "control")]
 pub mod object;
 #[cfg(feature = "control")]

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_pki::{LiveAnchors, LiveCredential};
-use mvm_proto::status::{Condition, NodeInfo};
+use mvm_proto::status::{Condition, ConditionKind, NodeInfo};
 use mvm_proto::text::chain;
 use mvm_proto::{Problem, Timestamp};
 use mvm_transport::session::close_code;
@@ -55,7 +55,7 @@ impl SessionState {
             Self::Connected { coordinator } => (true, "Welcomed", coordinator.as_str()),
             Self::Disconnected { reason } => (false, "Disconnected", reason.as_str()),
         };
-        Condition::new("SessionConnected", holds, reason, message, now)
+        Condition::new(ConditionKind::SessionConnected, holds, reason, message, now)
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use mvm_host::cgroup::{Group, InstanceGroup, Limit, LimitEvent, TenantLimits, Usages, changes};
 use mvm_host::{GroupsFound, Host as _, HostError, Operation, Outcome};
 use mvm_proto::document::IoLimits;
-use mvm_proto::status::Condition;
+use mvm_proto::status::{Condition, ConditionKind};
 use mvm_proto::text::chain;
 use mvm_proto::{DesiredState, TenantId, Timestamp};
 use tokio::time::Instant;
@@ -196,7 +196,9 @@ impl CgroupCheck {
     }
 
     pub(crate) fn condition(&self, now: Timestamp) -> Condition {
-        let new = |holds, reason, message: String| Condition::new("LimitsHeld", holds, reason, message, now);
+        let new = |holds, reason, message: String| {
+            Condition::new(ConditionKind::LimitsHeld, holds, reason, message, now)
+        };
         match (&self.error, self.isolation.settings.cgroups, self.missing.as_slice()) {
             (_, Effort::None, _) => new(false, "Disabled", "--cgroups none".to_owned()),
             (Some(error), ..) => new(false, "Failed", error.clone()),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use mvm_host::network::{NetworkFound, NetworkWanted, OrphanLink, TenantNet};
 use mvm_host::{Host as _, HostError, Operation, Outcome};
 use mvm_planner::Blocked;
-use mvm_proto::status::Condition;
+use mvm_proto::status::{Condition, ConditionKind};
 use mvm_proto::text::chain;
 use mvm_proto::{DesiredState, InstanceId, Timestamp};
 use tokio::sync::watch;
@@ -86,7 +86,7 @@ impl NetworkCheck {
         let blocked = wanted.conflicts.into_iter().map(|(tenant, why)| Blocked {
             tenant,
             pool: None,
-            reason: format!("NetworkReady=False: {why}"),
+            reason: ConditionKind::NetworkReady.blocks(why),
         });
         blocked.collect()
     }
@@ -194,8 +194,9 @@ impl NetworkCheck {
     }
 
     pub(crate) fn condition(&self, now: Timestamp) -> Condition {
-        let new =
-            |holds, reason, message: String| Condition::new("NetworkReady", holds, reason, message, now);
+        let new = |holds, reason, message: String| {
+            Condition::new(ConditionKind::NetworkReady, holds, reason, message, now)
+        };
         if self.isolation.settings.network == NetworkMode::None {
             return new(true, "Disabled", "instances have no network card (--network none)".to_owned());
         }

@@ -26,7 +26,7 @@ pub struct NodeState {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TypeLabel {
-    r#type: String,
+    r#type: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -61,9 +61,8 @@ pub(super) fn registry(state: &NodeState) -> Registry {
 
 fn conditions<'a>(registry: &mut Registry, conditions: impl Iterator<Item = &'a Condition>) {
     let family = Family::<TypeLabel, Gauge>::default();
-    for condition in conditions {
-        let holds = i64::from(condition.status == "True");
-        family.get_or_create(&TypeLabel { r#type: condition.r#type.clone() }).set(holds);
+    for (kind, condition) in conditions.filter_map(|condition| Some((condition.kind()?, condition))) {
+        family.get_or_create(&TypeLabel { r#type: kind.as_str() }).set(i64::from(condition.holds()));
     }
     registry.register("mvm_agent_condition", "1 where a condition of mvm node info is True, else 0", family);
 }

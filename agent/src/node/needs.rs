@@ -7,7 +7,7 @@ use std::time::Duration;
 use mvm_image::{Images, Resolution};
 use mvm_planner::Blocked;
 use mvm_proto::document::{ImageSource, Pool};
-use mvm_proto::status::{Condition, Event};
+use mvm_proto::status::{Condition, ConditionKind, Event};
 use mvm_proto::text::chain;
 use mvm_proto::{DesiredState, Digest, PoolId, TenantId, Timestamp};
 use tokio::sync::watch;
@@ -75,7 +75,7 @@ impl Needs {
                 let why = chain(&why);
                 let message = format!("{}: {why}", tenant.tenant_id);
                 self.bundles.push(Missing { reason: "SecretsMissing", message });
-                let reason = format!("SecretsReady=False: {why}");
+                let reason = ConditionKind::SecretsReady.blocks(why);
                 blocked.push(Blocked { tenant: tenant.tenant_id.clone(), pool: None, reason });
             }
             for pool in &tenant.pools {
@@ -111,7 +111,7 @@ impl Needs {
                     continue;
                 }
                 let pool = Some(pool.pool_id.clone());
-                let reason = format!("ArtifactsReady=False: {why}");
+                let reason = ConditionKind::ArtifactsReady.blocks(why);
                 blocked.push(Blocked { tenant: tenant.tenant_id.clone(), pool, reason });
             }
         }
@@ -147,7 +147,10 @@ impl Needs {
     }
 
     pub(crate) fn conditions(&self, now: Timestamp) -> [Condition; 2] {
-        [condition("ArtifactsReady", &self.artifacts, now), condition("SecretsReady", &self.bundles, now)]
+        [
+            condition(ConditionKind::ArtifactsReady, &self.artifacts, now),
+            condition(ConditionKind::SecretsReady, &self.bundles, now),
+        ]
     }
 }
 
@@ -155,7 +158,7 @@ fn is_folder(pool: &Pool) -> bool {
     matches!(ImageSource::parse(&pool.flake_ref), Ok(ImageSource::Folder(_)))
 }
 
-fn condition(kind: &str, missing: &[Missing], now: Timestamp) -> Condition {
+fn condition(kind: ConditionKind, missing: &[Missing], now: Timestamp) -> Condition {
     // One that will not come by itself says more than one that is on its way.
     let worst = missing.iter().find(|missing| missing.reason != BUILDING).or(missing.first());
     let Some(worst) = worst else { return Condition::new(kind, true, "Ready", "", now) };

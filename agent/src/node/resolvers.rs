@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use mvm_proto::document::EgressMode;
-use mvm_proto::status::{Condition, Event};
+use mvm_proto::status::{Condition, ConditionKind, Event};
 use mvm_proto::{DesiredState, TenantId, Timestamp};
 
 /// How many tenants the condition names.
@@ -37,12 +37,18 @@ impl Resolvers {
 
     pub(crate) fn condition(&self, now: Timestamp) -> Condition {
         if self.without.is_empty() {
-            return Condition::new("DnsReady", true, "Ready", "", now);
+            return Condition::new(ConditionKind::DnsReady, true, "Ready", "", now);
         }
         let named: Vec<_> = self.without.iter().take(NAMED).map(TenantId::as_str).collect();
         let more = self.without.len().saturating_sub(NAMED);
         let rest = if more > 0 { format!(" (and {more} more)") } else { String::new() };
-        Condition::new("DnsReady", false, "NoResolver", format!("{}{rest}: {ADVICE}", named.join(", ")), now)
+        Condition::new(
+            ConditionKind::DnsReady,
+            false,
+            "NoResolver",
+            format!("{}{rest}: {ADVICE}", named.join(", ")),
+            now,
+        )
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mvm_image::Images;
-use mvm_proto::status::Condition;
+use mvm_proto::status::{Condition, ConditionKind};
 use mvm_proto::{Digest, Timestamp};
 
 use crate::events::Events;
@@ -46,7 +46,7 @@ impl Revoked {
 
     pub(crate) fn condition(&self, now: Timestamp) -> Condition {
         if self.found.is_empty() {
-            return Condition::new("ImagesVouched", true, "Vouched", "", now);
+            return Condition::new(ConditionKind::ImagesVouched, true, "Vouched", "", now);
         }
         let named: Vec<_> =
             self.found.iter().take(NAMED).map(|(digest, count)| format!("{digest} ({count})")).collect();
@@ -57,6 +57,6 @@ impl Revoked {
              {}{rest}",
             named.join(", ")
         );
-        Condition::new("ImagesVouched", false, "Revoked", message, now)
+        Condition::new(ConditionKind::ImagesVouched, false, "Revoked", message, now)
     }
 }

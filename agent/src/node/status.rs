@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use mvm_planner::{NodePlan, WorkloadState, revision_of};
 use mvm_proto::document::{Pool, Resources};
-use mvm_proto::status::{Condition, Counts, NodeStatus, PoolStatus, Usage, set_condition};
+use mvm_proto::status::{Condition, ConditionKind, Counts, NodeStatus, PoolStatus, Usage, set_condition};
 use mvm_proto::{InstanceId, Phase, Timestamp};
 
 use crate::instance::record::Record;
@@ -64,7 +64,8 @@ pub(crate) fn update(status: &mut NodeStatus, facts: &Facts<'_>) {
 }
 
 fn converged(facts: &Facts<'_>) -> Condition {
-    let new = |holds, reason, message| Condition::new("Converged", holds, reason, message, facts.now);
+    let new =
+        |holds, reason, message| Condition::new(ConditionKind::Converged, holds, reason, message, facts.now);
     let Some(plan) = facts.plan.filter(|_| facts.current_document.is_some()) else {
         return new(false, "NoDocument", "no document was accepted yet".to_owned());
     };
@@ -83,7 +84,7 @@ fn converged(facts: &Facts<'_>) -> Condition {
 
 fn current(facts: &Facts<'_>) -> Condition {
     let new = |holds, reason, message: String| {
-        Condition::new("DesiredStateCurrent", holds, reason, message, facts.now)
+        Condition::new(ConditionKind::DesiredStateCurrent, holds, reason, message, facts.now)
     };
     match facts.current_document {
         None => new(false, "NoDocument", "no document was accepted yet".to_owned()),
@@ -102,21 +103,24 @@ fn current(facts: &Facts<'_>) -> Condition {
 
 fn disk(facts: &Facts<'_>) -> Condition {
     match &facts.write_error {
-        None => Condition::new("DiskWritable", true, "Written", "", facts.now),
-        Some(error) => Condition::new("DiskWritable", false, "WriteFailed", error.clone(), facts.now),
+        None => Condition::new(ConditionKind::DiskWritable, true, "Written", "", facts.now),
+        Some(error) => {
+            Condition::new(ConditionKind::DiskWritable, false, "WriteFailed", error.clone(), facts.now)
+        }
     }
 }
 
 fn driver(facts: &Facts<'_>) -> Condition {
     match &facts.driver_error {
-        None => Condition::new("DriverReady", true, "Answers", "", facts.now),
-        Some(error) => Condition::new("DriverReady", false, "Failed", error.clone(), facts.now),
+        None => Condition::new(ConditionKind::DriverReady, true, "Answers", "", facts.now),
+        Some(error) => Condition::new(ConditionKind::DriverReady, false, "Failed", error.clone(), facts.now),
     }
 }
 
 fn accounted(facts: &Facts<'_>) -> Condition {
-    let new =
-        |holds, reason, message: String| Condition::new("VmsAccountedFor", holds, reason, message, facts.now);
+    let new = |holds, reason, message: String| {
+        Condition::new(ConditionKind::VmsAccountedFor, holds, reason, message, facts.now)
+    };
     match facts.orphans {
         [] => new(true, "AllKnown", String::new()),
         orphans => {
@@ -155,12 +159,18 @@ fn workloads(facts: &Facts<'_>) -> Condition {
     }
     found.sort();
     let Some((reason, _)) = found.first() else {
-        return Condition::new("WorkloadsRunning", true, "AllRunning", "", facts.now);
+        return Condition::new(ConditionKind::WorkloadsRunning, true, "AllRunning", "", facts.now);
     };
     let more = found.len().saturating_sub(DEFERRED_SHOWN);
     let rest = if more > 0 { format!(" (and {more} more)") } else { String::new() };
     let shown: Vec<_> = found.iter().take(DEFERRED_SHOWN).map(|(_, text)| text.as_str()).collect();
-    Condition::new("WorkloadsRunning", false, reason, format!("{}{rest}", shown.join("; ")), facts.now)
+    Condition::new(
+        ConditionKind::WorkloadsRunning,
+        false,
+        reason,
+        format!("{}{rest}", shown.join("; ")),
+        facts.now,
+    )
 }
 
 fn usage(records: &[Record]) -> Usage {

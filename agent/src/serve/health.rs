@@ -14,7 +14,7 @@ use axum::{Json, Router};
 use http::{StatusCode, header};
 use mvm_pki::LiveCredential;
 use mvm_proto::Problem;
-use mvm_proto::status::Condition;
+use mvm_proto::status::{Condition, ConditionKind};
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -132,7 +132,7 @@ impl Health {
         let reasons = self.reasons();
         let message = reasons.iter().map(|reason| reason.detail.as_str()).collect::<Vec<_>>().join("; ");
         let reason = if reasons.is_empty() { "AllWell" } else { "SeeMessage" };
-        Condition::new("Ready", reasons.is_empty(), reason, message, self.clock.now())
+        Condition::new(ConditionKind::Ready, reasons.is_empty(), reason, message, self.clock.now())
     }
 }
 

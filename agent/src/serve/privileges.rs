@@ -18,7 +18,7 @@ use mvm_host::privileges::{Account, drop_to};
 use mvm_host::sandbox::Demand;
 use mvm_host::{AnyHost, Handover, HostError, Policy, RemoteHost, VmmProgram, hand_over, start_helper};
 use mvm_proto::Timestamp;
-use mvm_proto::status::Condition;
+use mvm_proto::status::{Condition, ConditionKind};
 use tracing::{info, warn};
 
 use crate::isolation::{Effort, Machine};
@@ -51,7 +51,7 @@ impl Privileges {
     #[must_use]
     pub fn condition(&self, now: Timestamp) -> Option<Condition> {
         let condition = |dropped, reason: &str, message| {
-            Some(Condition::new("PrivilegesDropped", dropped, reason, message, now))
+            Some(Condition::new(ConditionKind::PrivilegesDropped, dropped, reason, message, now))
         };
         match self {
             Self::None => None,

@@ -12,7 +12,7 @@ use mvm_agent::node::handle::NodeHandle;
 use mvm_agent::node::reconcile_task::reconcile_task;
 use mvm_agent::persist::SessionLimits;
 use mvm_proto::DesiredState;
-use mvm_proto::status::Capacity;
+use mvm_proto::status::{Capacity, ConditionKind};
 use mvm_vmm::DriverKind;
 use mvm_vmm::VmmSettings;
 use tokio::sync::watch;
@@ -71,7 +71,7 @@ pub(super) fn measure() -> Result<Row> {
 async fn quiet_plans(handle: &NodeHandle) -> Result<u64> {
     let mut status = handle.status();
     let converged = |status: &mvm_proto::status::NodeStatus| {
-        status.conditions.iter().any(|c| c.r#type == "Converged" && c.status == "True")
+        status.conditions.iter().any(|c| c.is(ConditionKind::Converged) && c.holds())
     };
     status.wait_for(|status| converged(status)).await?;
     let mut passes = handle.passes();

@@ -2,8 +2,7 @@
 
 use clap::{Args, Subcommand};
 use mvm_proto::NodeId;
-use mvm_proto::status::fit::STATUS_COMPLETE;
-use mvm_proto::status::{Capability, Condition, Counts, Mark, NodeInfo, NodeStatus};
+use mvm_proto::status::{Capability, Condition, ConditionKind, Counts, Mark, NodeInfo, NodeStatus};
 use mvm_proto::wire::control::v1::{GetNodeRequest, Node, RemoveNodeRequest};
 
 use crate::client::{Operator, all_nodes, within};
@@ -94,7 +93,7 @@ pub(crate) async fn run(global: &Global, command: NodeCommand) -> Run {
 /// Says of a node that more was left out of its row than a summary leaves out.
 fn incomplete(node: &Node, progress: Progress) {
     let conditions = node.status.iter().flat_map(|status| &status.conditions);
-    for cut in conditions.filter(|condition| condition.r#type == STATUS_COMPLETE) {
+    for cut in conditions.filter(|condition| condition.is(ConditionKind::StatusComplete)) {
         progress.say(format!("warning: {} is not told whole: {}", node.node_id, cut.message));
     }
 }

@@ -1,7 +1,7 @@
 //! Nodes as operators see them: the record, the stored document's numbers, and the newest word from memory or store.
 
-use mvm_proto::status::Counts;
-use mvm_proto::status::fit::{STATUS_COMPLETE, fit_status};
+use mvm_proto::status::fit::fit_status;
+use mvm_proto::status::{ConditionKind, Counts};
 use mvm_proto::wire::control::v1::{ListNodesRequest, ListNodesResponse, Node};
 use mvm_proto::{NodeId, Problem, Timestamp};
 use prost::Message as _;
@@ -54,7 +54,7 @@ pub(super) async fn list(state: &State, asked: &ListNodesRequest) -> Result<List
 fn summarise(node: &mut Node) {
     if let Some(status) = &mut node.status {
         status.pools = Vec::new();
-        status.conditions.retain(|condition| condition.r#type == STATUS_COMPLETE);
+        status.conditions.retain(|condition| condition.is(ConditionKind::StatusComplete));
     }
     if let Some(info) = &mut node.info {
         info.conditions = Vec::new();

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use mvm_proto::Timestamp;
-use mvm_proto::status::{CONDITIONS, Capacity, Counts, NodeInfo, NodeStatus};
+use mvm_proto::status::{Capacity, Condition, ConditionKind, Counts, NodeInfo, NodeStatus};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -16,7 +16,7 @@ const MIB: u64 = 1024 * 1024;
 #[derive(Debug, Default)]
 pub(crate) struct FleetState {
     /// How many nodes say that a condition does not hold.
-    failing: BTreeMap<&'static str, u64>,
+    failing: BTreeMap<ConditionKind, u64>,
     desired: Sums,
     actual: Sums,
     failed: u64,
@@ -71,10 +71,9 @@ impl FleetState {
     pub(crate) fn add(&mut self, info: Option<&NodeInfo>, status: Option<&NodeStatus>) {
         let of_info = info.into_iter().flat_map(|info| &info.conditions);
         let of_status = status.into_iter().flat_map(|status| &status.conditions);
-        for condition in of_info.chain(of_status).filter(|condition| condition.status == "False") {
-            if let Some(kind) = CONDITIONS.into_iter().find(|kind| *kind == condition.r#type) {
-                *self.failing.entry(kind).or_default() += 1;
-            }
+        for kind in of_info.chain(of_status).filter(|condition| condition.fails()).filter_map(Condition::kind)
+        {
+            *self.failing.entry(kind).or_default() += 1;
         }
         if let Some(Capacity { vcpus, mem_mib, disk_mib, max_instances }) =
             info.and_then(|info| info.capacity)
@@ -96,9 +95,9 @@ impl FleetState {
     pub(super) fn registry(&self) -> Registry {
         let mut registry = Registry::with_prefix("mvm_coordinator");
         let failing = Family::<TypeLabel, Gauge>::default();
-        for kind in CONDITIONS {
-            let nodes = self.failing.get(kind).copied().unwrap_or_default();
-            failing.get_or_create(&TypeLabel { r#type: kind }).set(gauge(nodes));
+        for kind in ConditionKind::ALL {
+            let nodes = self.failing.get(&kind).copied().unwrap_or_default();
+            failing.get_or_create(&TypeLabel { r#type: kind.as_str() }).set(gauge(nodes));
         }
         registry.register("nodes_failing", "Connected nodes on which a condition does not hold", failing);
         let (desired, actual) =
@@ -167,7 +166,7 @@ struct OfLabel {
 
 #[cfg(test)]
 mod tests {
-    use mvm_proto::status::{Condition, PoolStatus};
+    use mvm_proto::status::PoolStatus;
     use prometheus_client::encoding::text::encode;
 
     use super::*;
@@ -175,9 +174,9 @@ mod tests {
     #[test]
     fn nodes_are_summed_and_can_make_no_series_of_their_own() {
         let now = Timestamp::from_unix_ms(0);
-        let mut invented = Condition::new("Converged", false, "Working", "", now);
+        let mut invented = Condition::new(ConditionKind::Converged, false, "Working", "", now);
         invented.r#type = "Invented".to_owned();
-        let conditions = vec![Condition::new("Converged", false, "Working", "", now), invented];
+        let conditions = vec![Condition::new(ConditionKind::Converged, false, "Working", "", now), invented];
         let counts = |running| Some(Counts { running, ..Counts::default() });
         let pool = PoolStatus { desired: counts(3), actual: counts(2), ..PoolStatus::default() };
         let status = NodeStatus { conditions, pools: vec![pool], ..NodeStatus::default() };

@@ -5,7 +5,7 @@
 
 use prost::Message as _;
 
-use super::{Condition, InstanceStatus, NodeInfo, NodeStatus, set_condition};
+use super::{Condition, ConditionKind, InstanceStatus, NodeInfo, NodeStatus, set_condition};
 use crate::Timestamp;
 
 /// Pools of one node. A document of the largest size names fewer.
@@ -21,11 +21,6 @@ pub const MAX_WORD_BYTES: usize = 256;
 /// Bytes of a whole status: [`MAX_POOLS`] pools with the longest names fit, without deferred steps and what their instances
 /// may use.
 pub const MAX_STATUS_BYTES: usize = 1024 * 1024;
-
-/// The condition that says that a status was cut.
-pub const STATUS_COMPLETE: &str = "StatusComplete";
-/// The same of a description.
-pub const INFO_COMPLETE: &str = "InfoComplete";
 
 /// Cuts a status to what is kept of it.
 pub fn fit_status(status: &mut NodeStatus, now: Timestamp) {
@@ -64,7 +59,7 @@ pub fn fit_status(status: &mut NodeStatus, now: Timestamp) {
         status.pools.shrink_to_fit();
         cuts.note(format!("{} of {all} pools", all - status.pools.len()));
     }
-    cuts.tell(STATUS_COMPLETE, &mut status.conditions, now);
+    cuts.tell(ConditionKind::StatusComplete, &mut status.conditions, now);
 }
 
 /// Cuts a description to what is kept of it.
@@ -91,7 +86,7 @@ pub fn fit_info(info: &mut NodeInfo, now: Timestamp) {
     cuts.list("root certificates", &mut info.roots, MAX_CONDITIONS);
     cuts.words(&mut info.roots);
     cuts.conditions(&mut info.conditions);
-    cuts.tell(INFO_COMPLETE, &mut info.conditions, now);
+    cuts.tell(ConditionKind::InfoComplete, &mut info.conditions, now);
 }
 
 /// Cuts an instance's texts; `true` when one was cut.
@@ -171,7 +166,7 @@ impl Cuts {
         }
     }
 
-    fn tell(mut self, kind: &str, conditions: &mut Vec<Condition>, now: Timestamp) {
+    fn tell(mut self, kind: ConditionKind, conditions: &mut Vec<Condition>, now: Timestamp) {
         if self.shortened > 0 {
             self.lists.push(format!("the end of {} texts", self.shortened));
         }
@@ -192,11 +187,8 @@ mod tests {
         Timestamp::from_unix_ms(0)
     }
 
-    fn told<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a str> {
-        conditions
-            .iter()
-            .find(|condition| condition.r#type == kind)
-            .map(|condition| condition.message.as_str())
+    fn told(conditions: &[Condition], kind: ConditionKind) -> Option<&str> {
+        conditions.iter().find(|condition| condition.is(kind)).map(|condition| condition.message.as_str())
     }
 
     fn pool(at: usize) -> PoolStatus {
@@ -222,7 +214,9 @@ mod tests {
         let mut status = NodeStatus { pools: (0..MAX_POOLS).map(used).collect(), ..NodeStatus::default() };
         fit_status(&mut status, now());
         assert_eq!(status.pools, (0..MAX_POOLS).map(pool).collect::<Vec<_>>());
-        assert!(told(&status.conditions, STATUS_COMPLETE).unwrap().contains("instances of pools"));
+        assert!(
+            told(&status.conditions, ConditionKind::StatusComplete).unwrap().contains("instances of pools")
+        );
         let mut few = NodeStatus { pools: (0..100).map(used).collect(), ..NodeStatus::default() };
         fit_status(&mut few, now());
         assert!(few.pools.iter().all(|pool| pool.allocated == usage));
@@ -233,7 +227,7 @@ mod tests {
         let mut status = NodeStatus {
             pools: (0..MAX_POOLS).map(pool).collect(),
             accepted: Some(Mark::new(1, 1, Digest::of(b""))),
-            conditions: vec![Condition::new("Converged", true, "Converged", "", now())],
+            conditions: vec![Condition::new(ConditionKind::Converged, true, "Converged", "", now())],
             ..NodeStatus::default()
         };
         let before = status.clone();
@@ -246,7 +240,7 @@ mod tests {
         let mut status = NodeStatus { pools: vec![PoolStatus::default(); 100_000], ..NodeStatus::default() };
         fit_status(&mut status, now());
         assert_eq!((status.pools.len(), status.pools.capacity()), (MAX_POOLS, MAX_POOLS));
-        let message = told(&status.conditions, STATUS_COMPLETE).unwrap();
+        let message = told(&status.conditions, ConditionKind::StatusComplete).unwrap();
         assert!(message.contains("95904 of 100000 pools"), "{message}");
     }
 
@@ -265,7 +259,7 @@ mod tests {
         // The condition that tells of it is on top.
         assert!(status.encoded_len() <= MAX_STATUS_BYTES + MAX_TEXT_BYTES, "{}", status.encoded_len());
         assert!(status.conditions.len() <= MAX_CONDITIONS + 1);
-        assert!(told(&status.conditions, STATUS_COMPLETE).unwrap().contains("deferred"));
+        assert!(told(&status.conditions, ConditionKind::StatusComplete).unwrap().contains("deferred"));
         let once = status.clone();
         fit_status(&mut status, now());
         assert_eq!(status.pools, once.pools, "what was cut once is not cut again");
@@ -283,7 +277,7 @@ mod tests {
         fit_info(&mut info, now());
         assert_eq!((info.passed_over.len(), info.driver.len()), (MAX_CONDITIONS, MAX_WORD_BYTES));
         assert_eq!(info.capabilities.len(), MAX_CONDITIONS);
-        assert!(told(&info.conditions, INFO_COMPLETE).is_some());
+        assert!(told(&info.conditions, ConditionKind::InfoComplete).is_some());
         let mut instance = InstanceStatus { reason: "x".repeat(5000), ..InstanceStatus::default() };
         assert!(fit_instance(&mut instance) && instance.reason.len() == MAX_TEXT_BYTES);
         assert!(!fit_instance(&mut instance));

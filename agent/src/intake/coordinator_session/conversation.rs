@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use mvm_proto::status::fit::fit_status;
-use mvm_proto::status::{Event, NodeInfo, NodeStatus};
+use mvm_proto::status::{ConditionKind, Event, NodeInfo, NodeStatus};
 use mvm_proto::wire::SESSION_PROTOCOL;
 use mvm_proto::wire::session::v1::{
     Ack, AgentFrame, CoordinatorFrame, Document, Events, Heartbeat, Hello, RemovedOperators, Reply, Request,
@@ -34,7 +34,7 @@ use super::{Ending, SessionContext, SessionFailure, SessionState};
 use crate::node::event_log::EventLog;
 
 /// Conditions that speak of the session, or count it among their reasons.
-const SESSION_CONDITIONS: [&str; 2] = ["Ready", "SessionConnected"];
+const SESSION_CONDITIONS: [ConditionKind; 2] = [ConditionKind::Ready, ConditionKind::SessionConnected];
 /// From hello to welcome: a coordinator that takes longer is not well.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
 /// When the coordinator names no interval.
@@ -129,7 +129,7 @@ async fn greet(context: &SessionContext, session: &mut ClientSession) -> Result<
 /// What the node is, without the conditions that the session itself decides: as long as this hello is the newest word,
 /// there is a session, and before it there is none.
 fn without_session(mut info: NodeInfo) -> NodeInfo {
-    info.conditions.retain(|condition| !SESSION_CONDITIONS.contains(&condition.r#type.as_str()));
+    info.conditions.retain(|condition| !SESSION_CONDITIONS.iter().any(|kind| condition.is(*kind)));
     info
 }
 

@@ -12,7 +12,7 @@ use mvm_agent::node::handle::NodeHandle;
 use mvm_agent::node::reconcile_task::reconcile_task;
 use mvm_agent::persist::SessionLimits;
 use mvm_proto::DesiredState;
-use mvm_proto::status::Capacity;
+use mvm_proto::status::{Capacity, ConditionKind};
 use mvm_vmm::DriverKind;
 use mvm_vmm::VmmSettings;
 use serde_json::json;
@@ -83,7 +83,7 @@ async fn settled(handle: &NodeHandle, tenants: u32) {
     let mut status = handle.status();
     let instances = if tenants == 0 { 0 } else { tenants as usize + 1 };
     let wanted = status.wait_for(|status| {
-        let converged = status.conditions.iter().any(|c| c.r#type == "Converged" && c.status == "True");
+        let converged = status.conditions.iter().any(|c| c.is(ConditionKind::Converged) && c.holds());
         converged && status.pools.len() == tenants as usize && handle.instances(None).len() == instances
     });
     let waited = tokio::time::timeout(PATIENCE, wanted).await;

@@ -1,6 +1,6 @@
 //! Why a node has not converged, from its own status: each cause once.
 
-use mvm_proto::status::NodeStatus;
+use mvm_proto::status::{ConditionKind, NodeStatus, cause_of};
 
 /// As many as fit a screen; `mvm node info` has them all.
 const MAX_REASONS: usize = 20;
@@ -8,13 +8,13 @@ const MAX_REASONS: usize = 20;
 /// A condition that does not hold because its operator left it out: no cause of anything.
 const LEFT_OUT: &str = "Disabled";
 /// Sums up the others, and is told where there are none.
-const SUM: &str = "Converged";
+const SUM: ConditionKind = ConditionKind::Converged;
 
 /// Conditions that do not hold, then steps that were not taken for another reason.
 pub(super) fn reasons(status: &NodeStatus) -> Vec<String> {
     let (mut told, mut causes) = (Vec::new(), Vec::new());
-    let failing = status.conditions.iter().filter(|c| c.status != "True" && c.reason != LEFT_OUT);
-    let (sum, failing): (Vec<_>, Vec<_>) = failing.partition(|condition| condition.r#type == SUM);
+    let failing = status.conditions.iter().filter(|c| !c.holds() && c.reason != LEFT_OUT);
+    let (sum, failing): (Vec<_>, Vec<_>) = failing.partition(|condition| condition.is(SUM));
     for condition in failing {
         told.push(format!(
             "{}={}: {} {}",
@@ -25,7 +25,7 @@ pub(super) fn reasons(status: &NodeStatus) -> Vec<String> {
     for pool in &status.pools {
         for why in &pool.deferred {
             // A step that waits for a condition says so, and repeats what that says.
-            let cause = why.rsplit_once("=False: ").map_or(why.as_str(), |(_, cause)| cause);
+            let cause = cause_of(why);
             if !causes.iter().any(|known| known.contains(cause)) {
                 told.push(format!("{}/{}: {why}", pool.tenant_id, pool.pool_id));
                 causes.push(cause.to_owned());
@@ -45,7 +45,7 @@ mod tests {
 
     use super::*;
 
-    fn condition(kind: &str, reason: &str, message: &str) -> Condition {
+    fn condition(kind: ConditionKind, reason: &str, message: &str) -> Condition {
         Condition::new(kind, false, reason, message, mvm_proto::Timestamp::from_unix_ms(0))
     }
 
@@ -63,12 +63,12 @@ mod tests {
         let status = NodeStatus {
             conditions: vec![
                 condition(
-                    "Converged",
+                    ConditionKind::Converged,
                     "Deferred",
                     "acme/web create x2: ArtifactsReady=False: no file `kernel`",
                 ),
-                condition("ArtifactsReady", "InvalidImage", "acme/web: no file `kernel`"),
-                condition("LimitsHeld", "Disabled", "--cgroups none"),
+                condition(ConditionKind::ArtifactsReady, "InvalidImage", "acme/web: no file `kernel`"),
+                condition(ConditionKind::LimitsHeld, "Disabled", "--cgroups none"),
             ],
             pools: vec![
                 pool(
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_node_that_only_works_says_that() {
-        let conditions = vec![condition("Converged", "Working", "2 step(s) planned")];
+        let conditions = vec![condition(ConditionKind::Converged, "Working", "2 step(s) planned")];
         let status = NodeStatus { conditions, ..NodeStatus::default() };
         assert_eq!(reasons(&status), ["Converged=False: Working 2 step(s) planned"]);
     }
