@@ -30,17 +30,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_host::HostError;
-use mvm_planner::{Action, Workload, WorkloadState};
+use mvm_planner::{Action, Workload};
 use mvm_proto::document::RuntimePolicy;
 use mvm_proto::instance::IllegalTransition;
 use mvm_proto::text::one_line;
-use mvm_proto::{InstanceId, Phase};
+use mvm_proto::{InstanceId, Phase, WorkloadState};
 use tokio::sync::{Semaphore, broadcast};
 
 use crate::instance::PoolSpec;
 
 pub use disk::{NoRoom, Writing};
-pub use timing::{Stopwatch, Wake, WakeKind};
+pub use timing::{Stopwatch, Wake};
 
 use crate::audit::AuditLog;
 use crate::clock::Clock;

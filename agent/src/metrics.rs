@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mvm_host::network::{Dropped, NetworkFound, Traffic};
 use mvm_proto::status::{Condition, ConditionKind, InstanceStatus, NodeStatus, PoolStatus};
-use mvm_proto::{Phase, Timestamp};
+use mvm_proto::{Phase, Timestamp, WakeKind};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
@@ -21,7 +21,7 @@ use prometheus_client::registry::Registry;
 use network::NetworkCounters;
 pub use state::NodeState;
 
-use crate::execute::{Wake, WakeKind};
+use crate::execute::Wake;
 
 /// The media type of the text that [`Metrics::render`] gives.
 pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -31,7 +31,7 @@ use mvm_host::AnyHost;
 use mvm_image::Vouched;
 use mvm_pki::status::expiries;
 use mvm_pki::{LiveAnchors, files};
-use mvm_proto::status::{Capacity, NodeInfo, PassedOver};
+use mvm_proto::status::{Capacity, DesiredSource, NodeInfo, PassedOver};
 use mvm_proto::{NodeId, Timestamp};
 use mvm_vmm::DriverKind;
 use mvm_vmm::choice;
@@ -111,7 +111,8 @@ impl Agent {
         let node_id = choose_node_id(&settings, member.as_ref(), &info)?;
         info.node_id = node_id.to_string();
         info.cluster = member.as_ref().map_or_else(String::new, |member| member.cluster.to_string());
-        info.source = if settings.desired_file.is_some() { "file" } else { "session" }.to_owned();
+        let from_file = settings.desired_file.is_some();
+        info.source = if from_file { DesiredSource::File } else { DesiredSource::Session }.to_string();
 
         // The listeners first: two agents on one data directory must not both open its state.
         let listeners = Listeners::bind(&settings, member.as_ref()).await?;

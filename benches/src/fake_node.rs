@@ -10,6 +10,7 @@ use bytes::Bytes;
 use futures::stream::{StreamExt as _, TryStreamExt as _};
 use mvm_client::ControlClient;
 use mvm_pki::{Anchors, Credential, CsrNames, ExpectedPeer, LeafKey, LiveAnchors, LiveCredential, Role};
+use mvm_proto::status::DesiredSource;
 use mvm_proto::wire::SESSION_PROTOCOL;
 use mvm_proto::wire::control::v1::CreateTokenRequest;
 use mvm_proto::wire::node::v1::{Capacity, Mark, NodeInfo};
@@ -191,7 +192,7 @@ fn hello(node: &FakeNode, cluster: &ClusterId) -> Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         capacity: Some(capacity),
         driver: "fake".to_owned(),
-        source: "session".to_owned(),
+        source: DesiredSource::Session.to_string(),
         schema_versions: vec![mvm_proto::document::SCHEMA_VERSION],
         trust_root_version: 1,
         ..NodeInfo::default()

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use mvm_client::ControlClient;
 use mvm_pki::{Anchors, Credential, LiveAnchors, LiveCredential};
+use mvm_proto::control::PushStage;
 use mvm_proto::wire::control::v1::PushRequest;
 use mvm_tests::Cluster;
 use mvm_transport::Target;
@@ -40,13 +41,15 @@ pub async fn push(client: &mut ControlClient, node: &str, document: Vec<u8>) -> 
     let accepted = async {
         let mut stages = client.push(request).await?.into_inner();
         while let Some(progress) = stages.message().await? {
-            match progress.stage.as_str() {
-                "stored" => stored = Some(begun.elapsed()),
-                "accepted" | "converged" => {
+            match progress.known_stage() {
+                Some(PushStage::Stored) => stored = Some(begun.elapsed()),
+                Some(PushStage::Accepted | PushStage::Converged) => {
                     let accepted = begun.elapsed();
                     return Ok(Pushed { stored: stored.unwrap_or(accepted), accepted });
                 }
-                "refused" => bail!("{node} refused: {}", String::from_utf8_lossy(&progress.problem)),
+                Some(PushStage::Refused) => {
+                    bail!("{node} refused: {}", String::from_utf8_lossy(&progress.problem))
+                }
                 _ => {}
             }
         }

@@ -283,7 +283,7 @@ fn message(record: &OperatorRecord, now: Timestamp) -> Operator {
     };
     Operator {
         name: record.name.clone(),
-        state: record.state(now).to_owned(),
+        state: record.state(now).to_string(),
         since: record.since.to_string(),
         not_after: text(record.certificates.iter().map(|certificate| certificate.not_after).max()),
         renewed_at: text(record.renewed_at),

@@ -15,6 +15,7 @@ mod membership;
 mod node;
 mod operator;
 
+use mvm_proto::control::TokenState;
 use mvm_proto::status::{Mark, NodeInfo, NodeStatus};
 use mvm_proto::{Digest, NodeId, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -63,25 +64,6 @@ pub(crate) struct TokenRecord {
     /// Names that the node's certificate may carry besides those that every node's may.
     #[serde(default)]
     pub(crate) names: FixedNames,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TokenState {
-    Live,
-    Used,
-    Expired,
-    Revoked,
-}
-
-impl TokenState {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Live => "live",
-            Self::Used => "used",
-            Self::Expired => "expired",
-            Self::Revoked => "revoked",
-        }
-    }
 }
 
 impl TokenRecord {

@@ -7,12 +7,13 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use mvm_pki::{Anchors, JoinToken};
+use mvm_proto::control::TokenState;
 use mvm_proto::wire::control::v1::Token;
 use mvm_proto::{Digest, NodeId, Problem, Timestamp};
 use mvm_store::{Guard, Store, StoreError, Transaction};
 use zeroize::Zeroizing;
 
-use crate::records::{FixedNames, TOKENS, TokenRecord, TokenState, token_key};
+use crate::records::{FixedNames, TOKENS, TokenRecord, token_key};
 use crate::refuse;
 use crate::stored::{Backend, MAX_TRIES, StateError, Versioned, encode, load, load_all};
 

@@ -3,7 +3,7 @@
 mod run;
 
 use crate::limits;
-use crate::protocol::{self};
+use crate::protocol::{self, FailureCode};
 use crate::refusal::Refusal;
 use crate::state::Guest;
 use crate::state::Request;
@@ -29,7 +29,9 @@ impl Guest {
                     Known::Yes
                 }
                 Some(_) => Known::Refused(Refusal::invalid("this number belongs to another request")),
-                None if state.going => Known::Refused(Refusal::new("busy", "this guest is shutting down")),
+                None if state.going => {
+                    Known::Refused(Refusal::new(FailureCode::Busy, "this guest is shutting down"))
+                }
                 None if open >= limits::MAX_EXECS => Known::Refused(Refusal::busy("execs")),
                 None => Known::No,
             }

@@ -3,7 +3,7 @@
 use crate::limits;
 use crate::protocol::guest_frame::Body;
 use crate::protocol::host_frame::Body as Asked;
-use crate::protocol::{self, Accepted, Done, GuestHello, HostFrame, HostHello};
+use crate::protocol::{self, Accepted, Done, FailureCode, GuestHello, HostFrame, HostHello};
 use crate::refusal::Refusal;
 use crate::state::Request;
 use crate::state::{Guest, State};
@@ -30,7 +30,7 @@ impl Guest {
         if version < since(&body) {
             self.refuse(
                 number,
-                Refusal::new("unsupported", format!("not in version {version} of the protocol")),
+                Refusal::new(FailureCode::Unsupported, format!("not in version {version} of the protocol")),
             );
             return;
         }
@@ -338,7 +338,7 @@ mod tests {
             ask(number + 1, Asked::CancelSleep(CancelSleep {}));
             assert_eq!(guest.lock().preparing, None);
             assert!(!folder.path().join("run/prepare-sleep").exists());
-            assert_eq!(answer_to(&guest, number), Refusal::new("busy", "called off").into_body());
+            assert_eq!(answer_to(&guest, number), Refusal::new(FailureCode::Busy, "called off").into_body());
         }
     }
 }

@@ -2,46 +2,46 @@
 
 use std::io;
 
-use crate::protocol::Failure;
 use crate::protocol::guest_frame::Body;
+use crate::protocol::{Failure, FailureCode};
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {message}")]
 pub(crate) struct Refusal {
-    code: &'static str,
+    code: FailureCode,
     message: String,
 }
 
 impl Refusal {
-    pub(crate) fn new(code: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn new(code: FailureCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
-        Self::new("invalid", message)
+        Self::new(FailureCode::Invalid, message)
     }
 
     /// Too much is under way. Not an answer for good: the same request may be sent again.
     pub(crate) fn busy(what: &str) -> Self {
-        Self::new("busy", format!("too many {what} at once"))
+        Self::new(FailureCode::Busy, format!("too many {what} at once"))
     }
 
     pub(crate) fn io(what: &str, error: &io::Error) -> Self {
         let code = match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => "not_found",
-            io::ErrorKind::AlreadyExists => "exists",
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "denied",
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => FailureCode::NotFound,
+            io::ErrorKind::AlreadyExists => FailureCode::Exists,
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => FailureCode::Denied,
             io::ErrorKind::InvalidInput | io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
-                "invalid"
+                FailureCode::Invalid
             }
-            io::ErrorKind::TimedOut => "timed_out",
-            io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy => "busy",
-            _ => "io",
+            io::ErrorKind::TimedOut => FailureCode::TimedOut,
+            io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy => FailureCode::Busy,
+            _ => FailureCode::Io,
         };
         Self::new(code, format!("{what}: {error}"))
     }
 
     pub(crate) fn into_body(self) -> Body {
-        Body::Failure(Failure { code: self.code.to_owned(), message: self.message })
+        Body::Failure(Failure::new(self.code, self.message))
     }
 }

@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::limits;
-use crate::protocol::{CHUNK_BYTES, RelayOpen, WINDOW_BYTES};
+use crate::protocol::{CHUNK_BYTES, FailureCode, RelayOpen, WINDOW_BYTES};
 use crate::refusal::Refusal;
 use crate::state::Request;
 use crate::state::{Guest, spawn};
@@ -36,7 +36,9 @@ pub(crate) fn open(guest: &Guest, number: u64, request: &RelayOpen) {
     let refused = guest.update(|state| {
         let open = state.requests.count(|request| matches!(request, Request::Relay(_)));
         match state.requests.all.entry(number) {
-            Entry::Occupied(_) => Some(Refusal::new("exists", "this number names a request already")),
+            Entry::Occupied(_) => {
+                Some(Refusal::new(FailureCode::Exists, "this number names a request already"))
+            }
             Entry::Vacant(_) if open >= limits::MAX_RELAYS => Some(Refusal::busy("relays")),
             Entry::Vacant(place) => {
                 place.insert(Request::Relay(relay));

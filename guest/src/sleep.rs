@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::protocol::{PrepareSleep, Readiness};
+use crate::protocol::{FailureCode, PrepareSleep, Readiness};
 use crate::refusal::Refusal;
 use crate::settings::Machine;
 use crate::state::Guest;
@@ -72,7 +72,7 @@ pub(crate) fn prepare(guest: &Guest, number: u64, request: &PrepareSleep) -> Res
             state.readiness == Readiness::Busy || state.requests.execs().any(|exec| exec.exit.is_none());
         let now = Instant::now();
         if state.preparing != Some(number) {
-            return Err(Refusal::new("busy", "called off"));
+            return Err(Refusal::new(FailureCode::Busy, "called off"));
         }
         if !busy || now >= deadline {
             break !busy;
@@ -88,7 +88,7 @@ pub(crate) fn prepare(guest: &Guest, number: u64, request: &PrepareSleep) -> Res
             drop_caches(caches);
         }
     }
-    if in_time { Ok(()) } else { Err(Refusal::new("timed_out", "work is still in progress")) }
+    if in_time { Ok(()) } else { Err(Refusal::new(FailureCode::TimedOut, "work is still in progress")) }
 }
 
 fn drop_caches(caches: &File) {
@@ -145,11 +145,15 @@ mod tests {
         let request = PrepareSleep { timeout_seconds: 0 };
         announce(&guest, 7).unwrap();
         cancel(&guest);
-        assert_eq!(prepare(&guest, 7, &request), Err(Refusal::new("busy", "called off")));
+        assert_eq!(prepare(&guest, 7, &request), Err(Refusal::new(FailureCode::Busy, "called off")));
         assert!(!folder.path().join("run").join(MARKER).exists());
         announce(&guest, 8).unwrap();
         announce(&guest, 9).unwrap();
-        assert_eq!(prepare(&guest, 8, &request), Err(Refusal::new("busy", "called off")), "9 is newer");
+        assert_eq!(
+            prepare(&guest, 8, &request),
+            Err(Refusal::new(FailureCode::Busy, "called off")),
+            "9 is newer"
+        );
         assert_eq!(prepare(&guest, 9, &request), Ok(()));
     }
 

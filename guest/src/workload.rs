@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use crate::protocol::workload::State as Fares;
-use crate::protocol::{Readiness, RestartWorkload};
+use crate::protocol::{FailureCode, Readiness, RestartWorkload};
 use crate::refusal::Refusal;
 use crate::settings::{ImageConfig, Machine, ReadyWhen};
 use crate::state::{Guest, spawn};
@@ -54,7 +54,7 @@ pub(crate) fn restart(guest: &Guest, request: &RestartWorkload) -> Result<(), Re
     let config = {
         let mut state = guest.lock();
         if state.going {
-            return Err(Refusal::new("busy", "it is shutting down"));
+            return Err(Refusal::new(FailureCode::Busy, "it is shutting down"));
         }
         if state.workload.run > request.run {
             return Ok(());
@@ -70,11 +70,11 @@ pub(crate) fn restart(guest: &Guest, request: &RestartWorkload) -> Result<(), Re
     guest.update(|state| {
         state.workload.restarting = false;
         if state.workload.fares == Fares::Running {
-            return Err(Refusal::new("timed_out", "the workload does not end"));
+            return Err(Refusal::new(FailureCode::TimedOut, "the workload does not end"));
         }
         if state.going {
             state.readiness = Readiness::Failed;
-            return Err(Refusal::new("busy", "it is shutting down"));
+            return Err(Refusal::new(FailureCode::Busy, "it is shutting down"));
         }
         Ok(())
     })?;

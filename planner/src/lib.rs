@@ -24,4 +24,4 @@ pub use node::{MAX_OVERRIDE, check_arrival, check_move, plan_expired, plan_node}
 pub use observation::{Blocked, Capacity, Observation, ObservationErrors, ObservedInstance};
 pub use plan::{Action, Deferred, NodePlan, OverLimit, Step, Unmanaged};
 pub use revision::revision_of;
-pub use workload::{RESTARTS_IN_PLACE, Workload, WorkloadState};
+pub use workload::{RESTARTS_IN_PLACE, Workload};

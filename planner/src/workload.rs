@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use mvm_proto::Timestamp;
-use mvm_proto::document::Restart;
+use mvm_proto::{Timestamp, WorkloadState};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -19,42 +18,6 @@ pub const RESTARTS_IN_PLACE: u32 = 3;
 
 /// From so many restarts in a row on a program is in a crash loop.
 const CRASH_LOOP: u32 = 3;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum WorkloadState {
-    Running,
-    /// It ended with exit code 0.
-    Completed,
-    /// It ended in any other way, or could not be started.
-    Failed,
-    /// It runs, and fails its health check.
-    Unhealthy,
-}
-
-impl WorkloadState {
-    pub const ALL: [Self; 4] = [Self::Running, Self::Completed, Self::Failed, Self::Unhealthy];
-
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Completed => "completed",
-            Self::Failed => "failed",
-            Self::Unhealthy => "unhealthy",
-        }
-    }
-
-    /// Whether a pool with this policy has it started again.
-    #[must_use]
-    pub fn is_restarted(self, policy: Restart) -> bool {
-        match policy {
-            Restart::Always => self != Self::Running,
-            Restart::OnFailure => matches!(self, Self::Failed | Self::Unhealthy),
-            Restart::Never => false,
-        }
-    }
-}
 
 /// The program of one instance's guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

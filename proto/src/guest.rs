@@ -10,8 +10,11 @@
 //! Secrets pass through here on their way into a guest. No buffer of this module leaves a copy of them behind: not when
 //! it grows, nor when it is read, nor when it is dropped.
 
+mod failure;
+
 use std::fmt;
 
+pub use failure::FailureCode;
 pub use prost::Message;
 use zeroize::{Zeroize as _, Zeroizing};
 

@@ -8,28 +8,31 @@
 //! any of them but destroyed -> failed -> stopped | destroyed
 //! ```
 
-use std::fmt;
-use std::str::FromStr;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Phase {
-    /// Has an id, an address and directories; nothing of it runs.
-    Created,
-    /// Its artifacts and drives are in place.
-    Ready,
-    Running,
-    /// Paused and resident; resumes in milliseconds.
-    Warm,
-    /// Snapshotted to disk; costs no memory.
-    Sleeping,
-    Stopped,
-    /// Something went wrong; the record says what.
-    Failed,
-    Destroyed,
+use crate::document::Restart;
+use crate::named::named;
+
+named! {
+    /// Where an instance is in its life.
+    #[derive(Serialize, Deserialize, JsonSchema)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Phase {
+        /// Has an id, an address and directories; nothing of it runs.
+        Created = "created",
+        /// Its artifacts and drives are in place.
+        Ready = "ready",
+        Running = "running",
+        /// Paused and resident; resumes in milliseconds.
+        Warm = "warm",
+        /// Snapshotted to disk; costs no memory.
+        Sleeping = "sleeping",
+        Stopped = "stopped",
+        /// Something went wrong; the record says what.
+        Failed = "failed",
+        Destroyed = "destroyed",
+    }
 }
 
 /// A move that the life of an instance does not have.
@@ -41,17 +44,6 @@ pub struct IllegalTransition {
 }
 
 impl Phase {
-    pub const ALL: [Phase; 8] = [
-        Phase::Created,
-        Phase::Ready,
-        Phase::Running,
-        Phase::Warm,
-        Phase::Sleeping,
-        Phase::Stopped,
-        Phase::Failed,
-        Phase::Destroyed,
-    ];
-
     /// `to`, if an instance in this phase may go there. Staying is not a move.
     pub fn advance(self, to: Phase) -> Result<Phase, IllegalTransition> {
         use Phase::{Created, Destroyed, Failed, Ready, Running, Sleeping, Stopped, Warm};
@@ -67,65 +59,21 @@ impl Phase {
         };
         if legal { Ok(to) } else { Err(IllegalTransition { from: self, to }) }
     }
-
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Phase::Created => "created",
-            Phase::Ready => "ready",
-            Phase::Running => "running",
-            Phase::Warm => "warm",
-            Phase::Sleeping => "sleeping",
-            Phase::Stopped => "stopped",
-            Phase::Failed => "failed",
-            Phase::Destroyed => "destroyed",
-        }
-    }
 }
 
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
+named! {
+    /// What a person may do to one instance.
+    pub enum ManualAction {
+        Start = "start",
+        Stop = "stop",
+        Warm = "warm",
+        Sleep = "sleep",
+        Wake = "wake",
+        Destroy = "destroy",
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not a phase of an instance")]
-pub struct UnknownPhase;
-
-impl FromStr for Phase {
-    type Err = UnknownPhase;
-    fn from_str(text: &str) -> Result<Self, UnknownPhase> {
-        Self::ALL.into_iter().find(|phase| phase.as_str() == text).ok_or(UnknownPhase)
-    }
-}
-
-/// What a person may do to one instance.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ManualAction {
-    Start,
-    Stop,
-    Warm,
-    Sleep,
-    Wake,
-    Destroy,
 }
 
 impl ManualAction {
-    pub const ALL: [Self; 6] = [Self::Start, Self::Stop, Self::Warm, Self::Sleep, Self::Wake, Self::Destroy];
-
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Start => "start",
-            Self::Stop => "stop",
-            Self::Warm => "warm",
-            Self::Sleep => "sleep",
-            Self::Wake => "wake",
-            Self::Destroy => "destroy",
-        }
-    }
-
     /// The phase that an instance is in once this is done.
     #[must_use]
     pub fn leads_to(self) -> Phase {
@@ -139,20 +87,46 @@ impl ManualAction {
     }
 }
 
-impl fmt::Display for ManualAction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
+named! {
+    /// How the program of an instance fares.
+    #[derive(Serialize, Deserialize, JsonSchema)]
+    #[serde(rename_all = "lowercase")]
+    pub enum WorkloadState {
+        Running = "running",
+        /// It ended with exit code 0.
+        Completed = "completed",
+        /// It ended in any other way, or could not be started.
+        Failed = "failed",
+        /// It runs, and fails its health check.
+        Unhealthy = "unhealthy",
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("must be one of start, stop, warm, sleep, wake, destroy")]
-pub struct UnknownAction;
+impl WorkloadState {
+    /// Whether a pool with this policy has it started again.
+    #[must_use]
+    pub fn is_restarted(self, policy: Restart) -> bool {
+        match policy {
+            Restart::Always => self != Self::Running,
+            Restart::OnFailure => matches!(self, Self::Failed | Self::Unhealthy),
+            Restart::Never => false,
+        }
+    }
+}
 
-impl FromStr for ManualAction {
-    type Err = UnknownAction;
-    fn from_str(text: &str) -> Result<Self, UnknownAction> {
-        Self::ALL.into_iter().find(|action| action.as_str() == text).ok_or(UnknownAction)
+named! {
+    /// How an instance came to run when a request woke it.
+    pub enum WakeKind {
+        /// It ran already.
+        Running = "running",
+        /// It was about to rest, which was called off.
+        Kept = "kept",
+        /// From warm: its processors were let go.
+        Resumed = "resumed",
+        /// From its snapshot.
+        Woken = "woken",
+        /// From the beginning, for its snapshot was of no use.
+        Started = "started",
     }
 }
 
@@ -186,9 +160,15 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_reads_back_from_its_own_text() {
+    fn a_name_is_the_same_in_messages_and_in_json() {
+        let json = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
         for phase in Phase::ALL {
-            assert_eq!(phase.to_string().parse(), Ok(phase));
+            assert_eq!(phase.as_str().parse(), Ok(phase));
+            assert_eq!(json(&serde_json::to_value(phase).unwrap()), phase.as_str());
+        }
+        for state in WorkloadState::ALL {
+            assert_eq!(state.as_str().parse(), Ok(state));
+            assert_eq!(json(&serde_json::to_value(state).unwrap()), state.as_str());
         }
     }
 }

@@ -3,6 +3,8 @@
 //! Nothing here does I/O, reads a clock or draws a random number. Every other crate builds on this one.
 
 #[cfg(feature = "control")]
+pub mod control;
+#[cfg(feature = "control")]
 pub mod digest;
 #[cfg(feature = "control")]
 pub mod document;
@@ -39,7 +41,7 @@ pub use envelope::{Envelope, Unverified, Verified};
 #[cfg(feature = "control")]
 pub use id::{ClusterId, IdError, InstanceId, NodeId, PoolId, ProfileId, TenantId};
 #[cfg(feature = "control")]
-pub use instance::{ManualAction, Phase, UnknownAction};
+pub use instance::{ManualAction, Phase, WakeKind, WorkloadState};
 #[cfg(feature = "control")]
 pub use problem::{FieldError, Problem};
 #[cfg(feature = "control")]

@@ -11,6 +11,16 @@ pub mod fit;
 pub use condition::{ConditionKind, ConditionStatus, cause_of, set_condition};
 
 use crate::Digest;
+use crate::named::named;
+
+named! {
+    /// Where a node's desired state comes from.
+    pub enum DesiredSource {
+        /// Its coordinator.
+        Session = "session",
+        File = "file",
+    }
+}
 
 impl Mark {
     #[must_use]

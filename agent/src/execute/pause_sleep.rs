@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use mvm_planner::Action;
-use mvm_proto::Phase;
 use mvm_proto::text::chain;
+use mvm_proto::{Phase, WakeKind};
 use mvm_vmm::{Driver, DriverError};
 
 use super::guest::{Drain, Life};
-use super::timing::{Stage, Stopwatch, WakeKind};
+use super::timing::{Stage, Stopwatch};
 use super::{Executor, Order, StepError};
 use crate::crash;
 use crate::instance::PoolSpec;

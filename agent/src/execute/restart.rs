@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use mvm_planner::{Action, RESTARTS_IN_PLACE, Workload, WorkloadState};
-use mvm_proto::Phase;
+use mvm_planner::{Action, RESTARTS_IN_PLACE, Workload};
+use mvm_proto::{Phase, WorkloadState};
 use tokio::time::Instant;
 
 use super::guest::health_of;

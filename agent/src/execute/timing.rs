@@ -2,37 +2,10 @@
 
 use std::time::Duration;
 
+use mvm_proto::WakeKind;
 use mvm_proto::status::WakeTiming;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-
-/// How an instance came to run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum WakeKind {
-    /// It ran already.
-    Running,
-    /// It was about to rest, which was called off.
-    Kept,
-    /// From warm: its processors were let go.
-    Resumed,
-    /// From its snapshot.
-    Woken,
-    /// From the beginning, for its snapshot was of no use.
-    Started,
-}
-
-impl WakeKind {
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Kept => "kept",
-            Self::Resumed => "resumed",
-            Self::Woken => "woken",
-            Self::Started => "started",
-        }
-    }
-}
 
 /// The parts of a wake. One that comes twice counts for both times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

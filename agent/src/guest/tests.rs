@@ -7,8 +7,8 @@ use std::time::Duration;
 use mvm_image::BootImage;
 use mvm_proto::document::Resources;
 use mvm_proto::guest::{
-    Deframer, Found, GuestFrame, GuestHello, HostFrame, OPENING, Output, Readiness, guest_frame, host_frame,
-    put_frame,
+    Deframer, FailureCode, Found, GuestFrame, GuestHello, HostFrame, OPENING, Output, Readiness, guest_frame,
+    host_frame, put_frame,
 };
 use mvm_proto::{Digest, InstanceId};
 use mvm_vmm::VmSpec;
@@ -82,7 +82,7 @@ async fn a_guest_is_told_who_it_is_gets_ready_and_runs_programs() {
     assert!(String::from_utf8(said).unwrap().starts_with("Linux web-1 "));
     assert_eq!(exit, ExecEvent::Exit { code: 0, signal: 0, timed_out: false, cancelled: false });
     let error = links.exec(&guest, run(&["nonsense"])).await.unwrap().next().await.unwrap_err();
-    assert!(matches!(error, LinkError::Refused { code, .. } if code == "not_found"));
+    assert!(matches!(error, LinkError::Refused { code, .. } if code == FailureCode::NotFound.as_str()));
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use mvm_planner::WorkloadState;
-use mvm_proto::Timestamp;
 use mvm_proto::guest::workload::State as Fares;
 use mvm_proto::guest::{FEATURE_HEALTH, FEATURE_RESTART, GuestHello, Heartbeat, Readiness, State, Workload};
 use mvm_proto::text::one_line;
+use mvm_proto::{Timestamp, WorkloadState};
 use tokio::time::Instant;
 
 use super::idle::Signs;

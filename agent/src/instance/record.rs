@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use mvm_image::BootImage;
 use mvm_planner::MAX_OVERRIDE;
-use mvm_planner::{Action, ObservedInstance, Workload, WorkloadState};
+use mvm_planner::{Action, ObservedInstance, Workload};
 use mvm_proto::document::{Health, IoLimits, Persist, Resources, Restart, SeccompPolicy, Subnet, Warmup};
 use mvm_proto::instance::IllegalTransition;
 use mvm_proto::status::InstanceStatus;
-use mvm_proto::{Digest, InstanceId, NodeId, Phase, PoolId, TenantId, Timestamp};
+use mvm_proto::{Digest, InstanceId, NodeId, Phase, PoolId, TenantId, Timestamp, WorkloadState};
 use mvm_vmm::{Bounds, Purpose, SnapshotPolicy, SnapshotRef, VmSpec};
 use serde::{Deserialize, Serialize};
 

@@ -10,10 +10,10 @@ use std::time::Duration;
 use mvm_planner::{Action, MAX_OVERRIDE};
 use mvm_proto::status::WakeTiming;
 use mvm_proto::text::chain;
-use mvm_proto::{InstanceId, ManualAction, Phase, PoolId, TenantId};
+use mvm_proto::{InstanceId, ManualAction, Phase, PoolId, TenantId, WakeKind};
 
 use crate::execute::timing::Stage;
-use crate::execute::{Order, Stopwatch, WakeKind};
+use crate::execute::{Order, Stopwatch};
 use crate::instance::record::Record;
 use crate::node::actor::{Actor, Place};
 use crate::node::error::ActionError;

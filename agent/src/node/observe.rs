@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_planner::{Capacity, Observation, WorkloadState};
-use mvm_proto::{InstanceId, Phase, Timestamp};
+use mvm_planner::{Capacity, Observation};
+use mvm_proto::{InstanceId, Phase, Timestamp, WorkloadState};
 use mvm_vmm::{AnyDriver, Driver, DriverError, Vm, VmExit, VmState};
 use tokio::sync::broadcast;
 

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use mvm_planner::{NodePlan, WorkloadState, revision_of};
+use mvm_planner::{NodePlan, revision_of};
 use mvm_proto::document::{Pool, Resources};
 use mvm_proto::status::{Condition, ConditionKind, Counts, NodeStatus, PoolStatus, Usage, set_condition};
-use mvm_proto::{InstanceId, Phase, Timestamp};
+use mvm_proto::{InstanceId, Phase, Timestamp, WorkloadState};
 
 use crate::instance::record::Record;
 use crate::node::CurrentDocument;

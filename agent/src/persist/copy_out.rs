@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mvm_proto::guest::Entry as Listed;
+use mvm_proto::guest::{Entry as Listed, FailureCode};
 use mvm_proto::{Digest, Timestamp};
 
 use super::PersistError;
@@ -334,7 +334,7 @@ fn shortened(path: &str) -> String {
 fn gone<T>(found: Result<T, LinkError>) -> Result<Option<T>, PersistError> {
     match found {
         Ok(found) => Ok(Some(found)),
-        Err(LinkError::Refused { code, .. }) if code == "not_found" => Ok(None),
+        Err(LinkError::Refused { code, .. }) if code == FailureCode::NotFound.as_str() => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

@@ -4,7 +4,7 @@ use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use mvm_proto::ManualAction;
 use mvm_proto::status::{InstanceStatus, WakeTiming};
-use mvm_proto::{Phase, PoolId, TenantId};
+use mvm_proto::{Phase, PoolId, TenantId, WorkloadState};
 
 use crate::commands::exec::{self, ExecArgs};
 use crate::commands::instance_move::{self, ExportArgs, ImportArgs};
@@ -221,7 +221,7 @@ pub(crate) fn table(found: &[Found], wide: bool) -> output::Table {
 /// Why an instance is not as it should be; empty when it is: then the reason is only why it was started or stopped.
 fn trouble(instance: &InstanceStatus) -> &str {
     let failed = instance.phase == Phase::Failed.as_str();
-    let down = matches!(instance.workload.as_str(), "failed" | "unhealthy");
+    let down = matches!(instance.workload.parse(), Ok(WorkloadState::Failed | WorkloadState::Unhealthy));
     match (failed || down, instance.persist_error.as_str()) {
         (true, _) => &instance.reason,
         (false, error) => error,
@@ -230,9 +230,11 @@ fn trouble(instance: &InstanceStatus) -> &str {
 
 /// The phase, and how the program fares where that is not told by it.
 fn phase_of(instance: &InstanceStatus) -> String {
-    match (instance.phase.as_str(), instance.workload.as_str()) {
-        (phase, "" | "running") => phase.to_owned(),
-        (phase, workload) => format!("{phase} ({workload})"),
+    match instance.workload.as_str() {
+        workload if workload.is_empty() || workload == WorkloadState::Running.as_str() => {
+            instance.phase.clone()
+        }
+        workload => format!("{} ({workload})", instance.phase),
     }
 }
 

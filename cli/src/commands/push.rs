@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use mvm_client::ControlClient;
+use mvm_proto::control::PushStage;
 use mvm_proto::document::MAX_DOCUMENT_BYTES;
 use mvm_proto::status::NodeStatus;
 use mvm_proto::wire::control::v1::{GetNodeRequest, PushProgress, PushRequest};
@@ -104,9 +105,14 @@ pub(crate) async fn run(global: &Global, args: PushArgs) -> Run {
 
 /// A refusal, and the end of the wait, are the command's error: told once.
 fn is_told_at_the_end(step: &PushProgress, seen: &[PushProgress]) -> bool {
+    use PushStage::{Accepted, Refused, Sent, Waiting};
     let is_late =
-        || seen.iter().any(|before| matches!(before.stage.as_str(), "waiting" | "sent" | "accepted"));
-    step.stage == "refused" || (step.stage == "waiting" && is_late())
+        || seen.iter().any(|before| matches!(before.known_stage(), Some(Waiting | Sent | Accepted)));
+    match step.known_stage() {
+        Some(Refused) => true,
+        Some(Waiting) => is_late(),
+        _ => false,
+    }
 }
 
 /// Asks before a document that takes everything away, unless `yes`. The coordinator knows what a node has, connected or not.
@@ -125,7 +131,7 @@ pub(super) fn confirm_losses(desired: &DesiredState, status: &NodeStatus, yes: b
 
 /// What the node's planner answered.
 fn preview(global: &Global, desired: &DesiredState, last: Option<&PushProgress>) -> Run {
-    let Some(planned) = last.filter(|step| step.stage == "planned") else {
+    let Some(planned) = last.filter(|step| step.known_stage() == Some(PushStage::Planned)) else {
         return Err(anyhow!("the coordinator is too old to tell a plan; the document is valid").into());
     };
     let plan = serde_json::from_slice(&planned.plan).context("could not read the node's plan")?;
@@ -157,17 +163,20 @@ fn conclude(global: &Global, seen: &[PushProgress], wait: Duration, no_wait: boo
     if global.output != output::Format::Table && global.output != output::Format::Wide {
         output::show(global.output, &last, |_| output::table([""]))?;
     }
-    match last.stage.as_str() {
-        "converged" => Ok(()),
-        "stored" | "sent" | "waiting" | "accepted" if no_wait => Ok(()),
-        "refused" => Err(Outcome::Failed(
+    match last.known_stage() {
+        Some(PushStage::Converged) => Ok(()),
+        Some(PushStage::Stored | PushStage::Sent | PushStage::Waiting | PushStage::Accepted) if no_wait => {
+            Ok(())
+        }
+        Some(PushStage::Refused) => Err(Outcome::Failed(
             problem_from_json(&last.problem).context(format!("{} refused the document", last.node_id)),
         )),
-        stage => Err(Outcome::TimedOut(anyhow!(
-            "{} has not converged within {} (stage: {stage})\nthe document is stored and will be delivered; \
+        _ => Err(Outcome::TimedOut(anyhow!(
+            "{} has not converged within {} (stage: {})\nthe document is stored and will be delivered; \
              follow it with: mvm node get {}",
             last.node_id,
             humantime::format_duration(wait),
+            last.stage,
             last.node_id
         ))),
     }

@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mvm_proto::control::PushStage;
 use mvm_proto::status::Mark;
 use mvm_proto::wire::control::v1::{PushProgress, PushRequest};
 use mvm_proto::wire::session::v1::{PlanDocument, reply, request};
@@ -49,7 +50,7 @@ pub(super) async fn push(
 
     let (progress, stages) = mpsc::channel(STAGES);
     let progress_sender = ProgressSender { node: desired.node_id.clone(), progress };
-    progress_sender.tell("validated", None, "the document is valid").await;
+    progress_sender.tell(PushStage::Validated, None, "the document is valid").await;
     if request.dry_run {
         tokio::spawn(plan(Arc::clone(state), desired, progress_sender));
     } else {
@@ -96,12 +97,14 @@ async fn store_and_follow(
     let mark = stored.assigned.mark();
     tracing::info!(node = %progress_sender.node, generation = mark.generation, "stored a document");
     let offered = state.fleet.offer(&progress_sender.node, &stored, Some(begun));
-    progress_sender.tell("stored", Some(&mark), "the document is stored and will be delivered").await;
+    progress_sender
+        .tell(PushStage::Stored, Some(&mark), "the document is stored and will be delivered")
+        .await;
     if wait.is_zero() {
         return;
     }
     if offered == Offered::NotConnected {
-        progress_sender.tell("waiting", Some(&mark), "the node is not connected").await;
+        progress_sender.tell(PushStage::Waiting, Some(&mark), "the node is not connected").await;
     }
     let ProgressSender { progress, .. } = &progress_sender;
     tokio::select! {
@@ -111,18 +114,9 @@ async fn store_and_follow(
         () = state.shutdown.cancelled() => progress_sender.fail(&refuse::stopping()).await,
         () = tokio::time::sleep(wait) => {
             let message = format!("not converged within {} s; the document stays in force", wait.as_secs());
-            progress_sender.tell("waiting", Some(&mark), &message).await;
+            progress_sender.tell(PushStage::Waiting, Some(&mark), &message).await;
         }
     }
-}
-
-/// What of a push can be told, in the order in which it is told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Reached {
-    Stored,
-    Sent,
-    Accepted,
-    Converged,
 }
 
 /// Tells every stage once, until the node converged on this document or refused it.
@@ -130,7 +124,7 @@ async fn follow(state: &State, stored: &Stored, progress_sender: &ProgressSender
     let (numbers, mark) = (stored.assigned.numbers, stored.assigned.mark());
     let live = state.fleet.get_or_insert(&progress_sender.node);
     let mut changes = live.watch();
-    let mut told = Reached::Stored;
+    let mut told = PushStage::Stored;
     loop {
         changes.mark_unchanged();
         // A mark above everything that was issued is no answer to this push: it is from before a reset, or made up.
@@ -145,19 +139,17 @@ async fn follow(state: &State, stored: &Stored, progress_sender: &ProgressSender
             let newest = live.converged.clone().max_by_numbers(live.accepted.clone());
             (reached(&live, &(numbers..=issued)), newest, refused.map(|refused| refused.problem.clone()))
         };
-        let stages =
-            [(Reached::Sent, "sent"), (Reached::Accepted, "accepted"), (Reached::Converged, "converged")];
-        for (stage, name) in stages {
+        for stage in [PushStage::Sent, PushStage::Accepted, PushStage::Converged] {
             if stage <= told || reached < stage {
                 continue;
             }
-            progress_sender.tell(name, Some(&mark), &message(stage, numbers, newest.as_ref())).await;
+            progress_sender.tell(stage, Some(&mark), &message(stage, numbers, newest.as_ref())).await;
             told = stage;
         }
-        if reached == Reached::Converged {
+        if reached == PushStage::Converged {
             return;
         }
-        if let Some(problem) = refused.filter(|_| reached < Reached::Accepted) {
+        if let Some(problem) = refused.filter(|_| reached < PushStage::Accepted) {
             return progress_sender.refused(&mark, problem).await;
         }
         if changes.changed().await.is_err() {
@@ -168,27 +160,27 @@ async fn follow(state: &State, stored: &Stored, progress_sender: &ProgressSender
 }
 
 /// How far the node is with one of these documents: the one pushed, or those issued since.
-fn reached(live: &crate::fleet::Live, numbers: &RangeInclusive<Numbers>) -> Reached {
+fn reached(live: &crate::fleet::Live, numbers: &RangeInclusive<Numbers>) -> PushStage {
     let has = |mark: &Option<Mark>| mark.as_ref().is_some_and(|mark| numbers.contains(&Numbers::from(mark)));
     if has(&live.converged) {
-        Reached::Converged
+        PushStage::Converged
     } else if has(&live.accepted) {
-        Reached::Accepted
+        PushStage::Accepted
     } else if live.sent >= Some(*numbers.start()) {
-        Reached::Sent
+        PushStage::Sent
     } else {
-        Reached::Stored
+        PushStage::Stored
     }
 }
 
-fn message(stage: Reached, numbers: Numbers, newest: Option<&Mark>) -> String {
+fn message(stage: PushStage, numbers: Numbers, newest: Option<&Mark>) -> String {
     if let Some(newer) = newest.filter(|newest| Numbers::from(*newest) > numbers) {
         return format!("the node is at generation {}, which replaced this one", newer.generation);
     }
     match stage {
-        Reached::Stored | Reached::Sent => "the document was sent to the node".to_owned(),
-        Reached::Accepted => "the document is durable on the node".to_owned(),
-        Reached::Converged => "the node runs what the document says".to_owned(),
+        PushStage::Converged => "the node runs what the document says".to_owned(),
+        PushStage::Accepted => "the document is durable on the node".to_owned(),
+        _ => "the document was sent to the node".to_owned(),
     }
 }
 
@@ -210,29 +202,36 @@ struct ProgressSender {
 }
 
 impl ProgressSender {
-    async fn tell(&self, stage: &str, mark: Option<&Mark>, message: &str) {
+    async fn tell(&self, stage: PushStage, mark: Option<&Mark>, message: &str) {
         self.send(Ok(self.stage(stage, mark, message.to_owned(), Vec::new()))).await;
     }
 
     async fn planned(&self, plan: Vec<u8>) {
         let message = "the node's planner says what it would do".to_owned();
-        self.send(Ok(PushProgress { plan, ..self.stage("planned", None, message, Vec::new()) })).await;
+        self.send(Ok(PushProgress { plan, ..self.stage(PushStage::Planned, None, message, Vec::new()) }))
+            .await;
     }
 
     async fn refused(&self, mark: &Mark, problem: Vec<u8>) {
         let told: Option<Problem> = serde_json::from_slice(&problem).ok();
         let message = told.map_or_else(|| "the node refused it".to_owned(), |problem| problem.detail);
-        self.send(Ok(self.stage("refused", Some(mark), message, problem))).await;
+        self.send(Ok(self.stage(PushStage::Refused, Some(mark), message, problem))).await;
     }
 
     async fn fail(&self, problem: &Problem) {
         self.send(Err(refuse::status(problem))).await;
     }
 
-    fn stage(&self, stage: &str, mark: Option<&Mark>, message: String, problem: Vec<u8>) -> PushProgress {
+    fn stage(
+        &self,
+        stage: PushStage,
+        mark: Option<&Mark>,
+        message: String,
+        problem: Vec<u8>,
+    ) -> PushProgress {
         PushProgress {
             node_id: self.node.to_string(),
-            stage: stage.to_owned(),
+            stage: stage.to_string(),
             mark: mark.cloned(),
             message,
             problem,

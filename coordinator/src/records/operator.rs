@@ -1,5 +1,6 @@
 //! An operator: what was issued under its name, and whether it still may operate the cluster.
 
+use mvm_proto::control::OperatorState;
 use mvm_proto::{Digest, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -71,11 +72,11 @@ impl OperatorRecord {
         self.certificates.iter().any(in_date)
     }
 
-    pub(crate) fn state(&self, now: Timestamp) -> &'static str {
+    pub(crate) fn state(&self, now: Timestamp) -> OperatorState {
         match (self.membership.removed_at, self.is_usable(now)) {
-            (Some(_), _) => "removed",
-            (None, true) => "active",
-            (None, false) => "expired",
+            (Some(_), _) => OperatorState::Removed,
+            (None, true) => OperatorState::Active,
+            (None, false) => OperatorState::Expired,
         }
     }
 }
@@ -106,12 +107,12 @@ mod tests {
         let mut record = OperatorRecord::new("alice", at(0));
         record.issued(certificate("lost", 0, 1000), at(0));
         record.membership.removed_at = Some(at(10));
-        assert_eq!((record.state(at(11)), accepts(&record, "lost", 11)), ("removed", false));
+        assert_eq!((record.state(at(11)), accepts(&record, "lost", 11)), (OperatorState::Removed, false));
         // What was made before the removal and is heard of only now changes nothing.
         record.made(certificate("late", 5, 1000), at(12));
         assert!(!accepts(&record, "late", 12));
         record.made(certificate("new", 20, 1000), at(20));
-        assert_eq!(record.state(at(21)), "active");
+        assert_eq!(record.state(at(21)), OperatorState::Active);
         let good: Vec<_> =
             ["lost", "late", "new"].into_iter().filter(|it| accepts(&record, it, 21)).collect();
         assert_eq!(good, ["new"]);
@@ -129,7 +130,10 @@ mod tests {
         }
         assert_eq!(record.certificates.len(), MAX_LISTED);
         assert!(record.knows(&Digest::of(b"39")) && !record.knows(&Digest::of(b"old")));
-        assert_eq!((record.state(at(100)), record.state(at(1100))), ("active", "expired"));
+        assert_eq!(
+            (record.state(at(100)), record.state(at(1100))),
+            (OperatorState::Active, OperatorState::Expired)
+        );
         let text = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<OperatorRecord>(&text).unwrap(), record);
     }

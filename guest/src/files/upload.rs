@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::absolute;
 use crate::limits;
-use crate::protocol::WriteFile;
+use crate::protocol::{FailureCode, WriteFile};
 use crate::refusal::Refusal;
 
 #[derive(Debug, Default)]
@@ -41,8 +41,9 @@ impl Uploads {
             self.begin(path, &piece.path)?;
         }
         let at = self.open.iter().position(|upload| upload.path == path);
-        let at =
-            at.ok_or_else(|| Refusal::new("not_found", format!("{}: begin at its first byte", piece.path)))?;
+        let at = at.ok_or_else(|| {
+            Refusal::new(FailureCode::NotFound, format!("{}: begin at its first byte", piece.path))
+        })?;
         let outcome = self.open[at].add(piece);
         if outcome.is_err() || piece.last {
             self.open.remove(at);

@@ -10,7 +10,7 @@ use rustix::mount::{MountFlags, mount};
 
 use crate::boot;
 use crate::limits;
-use crate::protocol::Mount;
+use crate::protocol::{FailureCode, Mount};
 use crate::refusal::Refusal;
 
 pub(super) fn mount_all(mounts: &[Mount]) -> Result<(), Refusal> {
@@ -31,7 +31,7 @@ fn mount_one(wanted: &Mount) -> Result<(), Refusal> {
     };
     let device = boot::wait_for(limits::DISK, found).ok_or_else(|| {
         let why = choose(wanted, &disks()).map_or_else(|why| why, |disk| format!("/dev/{disk} is not there"));
-        Refusal::new("not_found", why)
+        Refusal::new(FailureCode::NotFound, why)
     })?;
     let failed = |error| Refusal::io(&wanted.path, &error);
     fs::create_dir_all(path).map_err(failed)?;

@@ -169,7 +169,10 @@ pub(crate) fn frame(nonce: u64, request: u64, body: Body) -> Vec<u8> {
     let mut bytes = Vec::new();
     let frame = GuestFrame { nonce, request, body: Some(body) };
     if protocol::put_frame(&mut bytes, &frame).is_err() {
-        let refusal = crate::refusal::Refusal::new("io", "the answer exceeds the size of a message");
+        let refusal = crate::refusal::Refusal::new(
+            protocol::FailureCode::Io,
+            "the answer exceeds the size of a message",
+        );
         let frame = GuestFrame { nonce, request, body: Some(refusal.into_body()) };
         let _ = protocol::put_frame(&mut bytes, &frame);
     }

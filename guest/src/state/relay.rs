@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::limits;
 use crate::protocol::guest_frame::Body;
-use crate::protocol::{Accepted, CHUNK_BYTES, Chunk, WINDOW_BYTES, Window};
+use crate::protocol::{Accepted, CHUNK_BYTES, Chunk, FailureCode, WINDOW_BYTES, Window};
 use crate::refusal::Refusal;
 use crate::wake::Wake;
 
@@ -56,7 +56,7 @@ impl Relay {
             return;
         }
         if self.to_port.buffer.len() + chunk.data.len() > limits::INBOUND_BYTES {
-            self.failure = Some(Refusal::new("busy", "the sender exceeded its window"));
+            self.failure = Some(Refusal::new(FailureCode::Busy, "the sender exceeded its window"));
         } else {
             self.to_port.buffer.extend(&chunk.data);
             self.to_port.last = chunk.last || chunk.data.is_empty();

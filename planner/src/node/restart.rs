@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use mvm_proto::Timestamp;
+use mvm_proto::{Timestamp, WorkloadState};
 
 use super::clock::Clock;
 use super::draft::{Draft, Freshness};
@@ -16,7 +16,7 @@ use super::replace::more_for;
 use super::view::PoolView;
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
-use crate::workload::{RESTARTS_IN_PLACE, Workload, WorkloadState};
+use crate::workload::{RESTARTS_IN_PLACE, Workload};
 
 /// No wait is longer: a time further ahead was written before the clock was set back.
 const MAX_WAIT: Duration = Duration::from_secs(3600);

@@ -4,13 +4,13 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use mvm_proto::document::Pool;
-use mvm_proto::{Digest, InstanceId, Phase, Timestamp};
+use mvm_proto::{Digest, InstanceId, Phase, Timestamp, WorkloadState};
 
 use super::clock::Clock;
 use super::draft::PoolRef;
 use super::members::Members;
 use crate::observation::ObservedInstance;
-use crate::workload::{Workload, WorkloadState};
+use crate::workload::Workload;
 
 /// How many instances hold a place in each count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

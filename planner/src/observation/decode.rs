@@ -4,9 +4,9 @@ use std::fmt;
 
 use mvm_proto::document::Resources;
 use mvm_proto::json::{Fields, Json, MAX_INTEGER, Node, Report};
-use mvm_proto::{FieldError, Phase};
+use mvm_proto::{FieldError, Phase, WorkloadState};
 
-use crate::workload::{Workload, WorkloadState};
+use crate::workload::Workload;
 
 use super::{Blocked, Capacity, Observation, ObservedInstance};
 

@@ -3,9 +3,9 @@
 use crate::world::fleet::{Kinds, cases, fleet, is_brought_back};
 use crate::world::model::World;
 use crate::world::rest::{now, run_to_rest};
-use mvm_planner::{Action, Observation, ObservedInstance, Step, Workload, WorkloadState, plan_node};
+use mvm_planner::{Action, Observation, ObservedInstance, Step, Workload, plan_node};
 use mvm_proto::document::Pool;
-use mvm_proto::{DesiredState, Phase, Timestamp};
+use mvm_proto::{DesiredState, Phase, Timestamp, WorkloadState};
 use proptest::prelude::*;
 
 const FREE: Kinds = Kinds { tight: false, guards: false, pressure: false };

@@ -4,9 +4,9 @@ use crate::world::fleet::{Kinds, cases, is_brought_back};
 use crate::world::model::World;
 use crate::world::one_pool::{self, desired, id, observed, steps};
 use crate::world::rest::{now, run_to_rest};
-use mvm_planner::{Action, Observation, RESTARTS_IN_PLACE, Workload, WorkloadState, plan_expired, plan_node};
+use mvm_planner::{Action, Observation, RESTARTS_IN_PLACE, Workload, plan_expired, plan_node};
 use mvm_proto::document::Restart;
-use mvm_proto::{DesiredState, Digest, Phase};
+use mvm_proto::{DesiredState, Digest, Phase, WorkloadState};
 use proptest::prelude::*;
 
 use crate::world::crowd::{one_pool as random_pool, secs};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use mvm_proto::InstanceId;
 use mvm_proto::guest::{
     Accepted, Chunk, Deframer, Directory, Done, Entry, Exec, Exit, FEATURE_HEALTH, FEATURE_RESTART, Failure,
-    Found, GuestFrame, GuestHello, HostFrame, HostHello, MAX_VERSION, MIN_VERSION, OPENING, Output,
-    Readiness, Reborn, State, Window, Workload, guest_frame, host_frame, negotiate, put_frame,
+    FailureCode, Found, GuestFrame, GuestHello, HostFrame, HostHello, MAX_VERSION, MIN_VERSION, OPENING,
+    Output, Readiness, Reborn, State, Window, Workload, guest_frame, host_frame, negotiate, put_frame,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
@@ -202,7 +202,9 @@ impl Guest {
             Body::Ping(_) | Body::CancelSleep(_) | Body::EndWork(_) | Body::SetEntry(_) => done(),
             Body::PrepareSleep(_) if manner == Manner::IgnoresSleep => Vec::new(),
             Body::PrepareSleep(_) => done(),
-            Body::Reborn(_) if manner == Manner::RefusesIdentity => refusal("denied", "was told to refuse"),
+            Body::Reborn(_) if manner == Manner::RefusesIdentity => {
+                refusal(FailureCode::Denied, "was told to refuse")
+            }
             Body::Reborn(reborn) => self.take_identity(&reborn),
             Body::RestartWorkload(asked) => {
                 if self.memory().restarts < asked.run {
@@ -236,7 +238,7 @@ impl Guest {
                     let data = data[from..].iter().take(usize::try_from(read.limit).unwrap_or(0)).copied();
                     vec![Answer::Chunk(Chunk { data: data.collect(), last: true })]
                 }
-                None => refusal("not_found", &read.path),
+                None => refusal(FailureCode::NotFound, &read.path),
             },
             Body::WriteFile(write) => {
                 self.memory().files.entry(write.path).or_default().extend(write.data);
@@ -251,7 +253,9 @@ impl Guest {
                 kept.extend_from_slice(&piece.data);
                 done()
             }
-            Body::WipeSecrets(_) if manner == Manner::KeepsSecrets => refusal("io", "was told to keep them"),
+            Body::WipeSecrets(_) if manner == Manner::KeepsSecrets => {
+                refusal(FailureCode::Io, "was told to keep them")
+            }
             Body::WipeSecrets(_) => {
                 self.memory().files.remove(SECRETS);
                 done()
@@ -298,7 +302,7 @@ impl Guest {
                 }
                 vec![Answer::Done(Done {})]
             }
-            Err(error) => refusal("io", &error.to_string()),
+            Err(error) => refusal(FailureCode::Io, &error.to_string()),
         }
     }
 
@@ -318,7 +322,7 @@ impl Guest {
             }
             // They go on until input or a signal ends them.
             Some("cat" | "sleep") => vec![accepted],
-            other => refusal("not_found", other.unwrap_or("no program was named")),
+            other => refusal(FailureCode::NotFound, other.unwrap_or("no program was named")),
         }
     }
 }
@@ -341,6 +345,6 @@ fn exit(code: i32, signal: u32) -> Answer {
     Answer::Exit(Exit { code, signal, timed_out: false, cancelled: false })
 }
 
-fn refusal(code: &str, message: &str) -> Vec<Answer> {
-    vec![Answer::Failure(Failure { code: code.to_owned(), message: message.to_owned() })]
+fn refusal(code: FailureCode, message: &str) -> Vec<Answer> {
+    vec![Answer::Failure(Failure::new(code, message))]
 }

@@ -6,7 +6,7 @@
 use std::str::FromStr;
 
 use mvm_proto::ManualAction;
-use mvm_proto::UnknownAction;
+use mvm_proto::named::UnknownName;
 use mvm_proto::status::{InstanceStatus, WakeTiming};
 use mvm_proto::wire::session::v1::{
     ActOnInstance, GetLogs, Instances, ListInstances, PlanDocument, reply, request,
@@ -67,7 +67,7 @@ fn list(node: &NodeHandle, asked: &ListInstances) -> Result<Vec<InstanceStatus>,
 
 async fn act(node: &NodeHandle, asked: &ActOnInstance) -> Result<reply::Answer, Problem> {
     let (tenant, pool, instance) = place(&asked.tenant_id, &asked.pool_id, &asked.instance_id)?;
-    let action: ManualAction = asked.action.parse().map_err(|rule: UnknownAction| bad("action", &rule))?;
+    let action: ManualAction = asked.action.parse().map_err(|rule: UnknownName| bad("action", &rule))?;
     let override_for = override_for(asked.override_seconds)?;
     let by = asked.by.clone();
     let (t, p, i) = (tenant.clone(), pool.clone(), instance.clone());

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use mvm_proto::guest::{Entry, SetEntry};
+use mvm_proto::guest::{Entry, FailureCode, SetEntry};
 use parking_lot::Mutex;
 use tempfile::TempDir;
 
@@ -81,8 +81,9 @@ pub(super) fn looks(folder: &Folder) -> BTreeMap<String, String> {
 }
 
 fn refused(error: &std::io::Error) -> LinkError {
-    let code = if error.kind() == std::io::ErrorKind::NotFound { "not_found" } else { "io" };
-    LinkError::Refused { code: code.to_owned(), message: error.to_string() }
+    let code =
+        if error.kind() == std::io::ErrorKind::NotFound { FailureCode::NotFound } else { FailureCode::Io };
+    LinkError::Refused { code: code.to_string(), message: error.to_string() }
 }
 
 impl GuestFiles for Folder {

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use mvm_agent::execute::{Wake, WakeKind};
+use mvm_agent::execute::Wake;
 use mvm_proto::InstanceId;
+use mvm_proto::WakeKind;
 use mvm_proto::status::WakeTiming;
 use mvm_vmm::Driver as _;
 

@@ -1,11 +1,11 @@
 //! Random documents and random worlds.
 
-use mvm_planner::{Capacity, Observation, ObservedInstance, Workload, WorkloadState, revision_of};
+use mvm_planner::{Capacity, Observation, ObservedInstance, Workload, revision_of};
 use mvm_proto::document::{
     DesiredCounts, Egress, Network, Pool, PoolRole, Quotas, Resources, Restart, RuntimePolicy, SleepPolicy,
     Tenant,
 };
-use mvm_proto::{DesiredState, Digest, InstanceId, Phase, Timestamp};
+use mvm_proto::{DesiredState, Digest, InstanceId, Phase, Timestamp, WorkloadState};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
