@@ -25,7 +25,6 @@ use std::path::Path;
 use rustix::io::Errno;
 
 pub(super) use clone::copy;
-pub use clone::{CloneKind, clone_file};
 pub use dir::{Dir, OpenHow, Owner};
 pub(super) use dir::{give, reopen};
 pub(super) use name::temporary;

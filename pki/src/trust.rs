@@ -33,8 +33,6 @@ pub use store::{Followed, RootChange, TrustStore};
 /// How long root metadata is valid unless its maker says otherwise. A reminder to rotate, not an emergency: agents keep what
 /// they run past it.
 pub const ROOT_METADATA_LIFE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// How long a statement of images is valid unless its maker says otherwise.
-pub const IMAGES_LIFE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 /// How far ahead of our clock something may say that it was made.
 pub const MAX_SKEW: Duration = Duration::from_secs(5 * 60);
 /// The longest chain of roots that is followed: centuries of yearly replacements, and a bound on a stranger's bundle.

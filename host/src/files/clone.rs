@@ -1,19 +1,14 @@
 //! A second file with the same content: without copying where the file system can share blocks, else with its holes.
 
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
 
 use rustix::fs::{SeekFrom, copy_file_range, ioctl_ficlone, seek};
 use rustix::io::Errno;
 
-use super::dir::{Dir, OpenHow};
-use super::{FILE_MODE, failed};
-use crate::HostError;
-
 /// How a copy came about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CloneKind {
+pub(crate) enum CloneKind {
     /// The blocks are shared until one of the two is written to.
     Reflinked,
     Copied,
@@ -21,28 +16,6 @@ pub enum CloneKind {
 
 /// At once, where the kernel does not copy between two files itself.
 const COPY_BYTES: usize = 1 << 20;
-
-/// Puts a copy of a file under a name, whole and on the disk, or not at all. Holes stay holes. The source must not be
-/// written to meanwhile.
-pub fn clone_file(
-    from: &Dir,
-    from_name: impl AsRef<OsStr>,
-    to: &Dir,
-    to_name: impl AsRef<OsStr>,
-) -> Result<CloneKind, HostError> {
-    let (from_name, to_name) = (from_name.as_ref(), to_name.as_ref());
-    let source = from.open_file(from_name, OpenHow::ReadShared)?;
-    let path = from.path().join(from_name);
-    let length = source.metadata().map_err(failed("look at", &path))?.len();
-    let mut kind = CloneKind::Copied;
-    to.put(to_name, FILE_MODE, length, |target| {
-        let copied = copy(&source, target, length).and_then(|kind| target.sync_all().map(|()| kind));
-        kind = copied.map_err(failed("copy", &path))?;
-        Ok(())
-    })?;
-    to.sync()?;
-    Ok(kind)
-}
 
 /// Fills an empty file.
 pub(crate) fn copy(source: &File, target: &File, length: u64) -> io::Result<CloneKind> {
@@ -97,4 +70,45 @@ fn copy_range(mut source: &File, mut target: &File, begin: u64, end: u64) -> io:
         at += read as u64;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+    use std::path::Path;
+
+    use super::*;
+
+    const LENGTH: u64 = (1 << 30) + 7;
+    const PIECES: [(u64, usize, u8); 3] = [(0, 100_000, 1), (1 << 29, 5_000_000, 2), ((1 << 30) - 3, 10, 3)];
+
+    fn copied(from: &File, to: &Path) -> (File, CloneKind) {
+        let target = File::create_new(to).unwrap();
+        let kind = copy(from, &target, LENGTH).unwrap();
+        (File::open(to).unwrap(), kind)
+    }
+
+    #[test]
+    fn a_copy_has_the_same_bytes_and_holes_also_on_another_file_system() {
+        let disk = tempfile::tempdir().unwrap();
+        let memory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let source = File::create_new(disk.path().join("from")).unwrap();
+        source.set_len(LENGTH).unwrap();
+        for (at, length, byte) in PIECES {
+            source.write_all_at(&vec![byte; length], at).unwrap();
+        }
+        source.sync_all().unwrap();
+        let source = File::open(disk.path().join("from")).unwrap();
+        for place in [disk.path(), memory.path()] {
+            let (copy, kind) = copied(&source, &place.join("to"));
+            assert_eq!(copy.metadata().unwrap().len(), LENGTH);
+            let blocks = [&source, &copy].map(|file| file.metadata().unwrap().blocks());
+            assert!(kind == CloneKind::Reflinked || blocks[1] <= blocks[0] + 64, "{kind:?} {blocks:?}");
+            for (at, length, byte) in PIECES {
+                let mut read = vec![0; length];
+                copy.read_exact_at(&mut read, at).unwrap();
+                assert!(read.iter().all(|found| *found == byte), "{at}");
+            }
+        }
+    }
 }

@@ -100,18 +100,6 @@ impl Dir {
         Ok(dir)
     }
 
-    /// A directory in one that is trusted: `<data>/vms/<instance>`. Who owns it makes no difference, for it may be a
-    /// VMM's.
-    pub fn open_run(path: &Path) -> Result<Self, HostError> {
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(refused(path, "is no directory in another"));
-        };
-        let parent = Self::named(parent)?;
-        // In a directory like /tmp no user can replace another user's files.
-        parent.check_trusted(true)?;
-        parent.sub(name)
-    }
-
     fn named(path: &Path) -> Result<Self, HostError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = fs::open(path, flags, Mode::empty()).map_err(|cause| failed("open", path)(cause.into()))?;
@@ -135,13 +123,6 @@ impl Dir {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// What this directory is called for programs that this process starts or asks the kernel about: no name on the
-    /// way to it can be changed. It holds in this process, and in a child until it runs another program.
-    #[must_use]
-    pub fn pinned_path(&self) -> PathBuf {
-        pin_path(self)
     }
 
     pub(super) fn stat(&self) -> Result<Stat, HostError> {

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rtnetlink::{LinkBridgePort, LinkUnspec};
 
-use super::observed::{Kind, Link};
+use super::observed::Kind;
 use super::repair::wanted_port;
 use super::{
     LinkError, Links, ObservedTap, ROUNDS, Repair, Stray, pause, settings, tap_mac, tap_repairs, tun,
@@ -60,17 +60,6 @@ impl Links {
             return Ok(());
         }
         self.change(&format!("open {name}"), LinkUnspec::new_with_index(tap.index).up().build()).await
-    }
-
-    /// Sets a TAP down: nothing passes. One that is down or gone is done.
-    pub async fn close_tap(&self, name: &str) -> Result<(), LinkError> {
-        match self.find(name).await?.filter(Link::is_ours).and_then(Link::into_tap) {
-            Some(tap) if tap.up => {
-                self.change(&format!("close {name}"), LinkUnspec::new_with_index(tap.index).down().build())
-                    .await
-            }
-            _ => Ok(()),
-        }
     }
 
     /// The VMM's end of a TAP, not blocking and closed on exec unless the caller arranges otherwise. There is one at a

@@ -1,11 +1,11 @@
 //! Pinned trust: which root a party starts from, and what it makes of a bundle from someone who may lie.
 
-use mvm_pki::trust::{IMAGES_LIFE, ROOT_METADATA_LIFE, RoleSpec, RootSpec, root_digest};
+use mvm_pki::trust::{ROOT_METADATA_LIFE, RoleSpec, RootSpec, root_digest};
 use mvm_pki::{RootMetadata, TrustBundle, TrustError, TrustStore};
 use mvm_proto::Digest;
 
 use crate::support::now;
-use crate::trust::{Keys, code, desired_with, statement};
+use crate::trust::{IMAGES_VALID_FOR, Keys, code, desired_with, statement};
 
 /// A store at root version `version`, every root naming the same keys.
 fn at_version(keys: &Keys, version: u64) -> TrustStore {
@@ -107,7 +107,7 @@ fn an_images_statement_that_expired_is_still_numbered_above() {
     let mut pin = keys.store();
     let mut bundle = pin.bundle();
     bundle.images = Some(keys.images(6, &[Digest::of(b"i")]));
-    let late = now() + IMAGES_LIFE;
+    let late = now() + IMAGES_VALID_FOR;
     assert!(late < now() + ROOT_METADATA_LIFE);
     assert!(pin.follow_supplied(&bundle, late).unwrap().images_refused.is_none());
     assert_eq!(pin.images_version(), 6);

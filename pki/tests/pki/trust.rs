@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use mvm_pki::trust::{
-    IMAGES_LIFE, ImageSource, ROOT_METADATA_LIFE, RoleSpec, RootSpec, TrustRole, root_digest,
-};
+use mvm_pki::trust::{ImageSource, ROOT_METADATA_LIFE, RoleSpec, RootSpec, TrustRole, root_digest};
 use mvm_pki::{ImagesMetadata, RootMetadata, SigningKey, TrustBundle, TrustError, TrustStore, seal};
 use mvm_proto::document::{DOCUMENT_PAYLOAD_TYPE, SCHEMA_VERSION};
 use mvm_proto::{DesiredState, Digest, Envelope, Provenance, SignedDocument, Timestamp, Unverified};
@@ -57,8 +55,11 @@ impl Keys {
     }
 }
 
+/// How long [`statement`] holds.
+pub(crate) const IMAGES_VALID_FOR: Duration = Duration::from_secs(90 * 24 * 60 * 60);
+
 pub(crate) fn statement(version: u64, digests: &[Digest]) -> ImagesMetadata {
-    ImagesMetadata::new(cluster(), version, digests.iter().copied(), now(), IMAGES_LIFE).unwrap()
+    ImagesMetadata::new(cluster(), version, digests.iter().copied(), now(), IMAGES_VALID_FOR).unwrap()
 }
 
 fn document() -> SignedDocument {
@@ -315,12 +316,15 @@ fn images_count_only_when_an_image_key_vouches_for_them() {
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(code(check(&store, &[Some(known)], now() + IMAGES_LIFE)), "images_expired");
+    assert_eq!(code(check(&store, &[Some(known)], now() + IMAGES_VALID_FOR)), "images_expired");
 
     assert!(!store.advance_images(keys.images(3, &[known]), now()).unwrap());
     assert_eq!(code(store.advance_images(keys.images(2, &[unknown]), now())), "trust_rollback");
     assert_eq!(code(store.advance_images(keys.images(3, &[unknown]), now())), "trust_conflict");
-    assert_eq!(code(store.advance_images(keys.images(4, &[unknown]), now() + IMAGES_LIFE)), "images_expired");
+    assert_eq!(
+        code(store.advance_images(keys.images(4, &[unknown]), now() + IMAGES_VALID_FOR)),
+        "images_expired"
+    );
     let mut foreign = statement(9, &[unknown]);
     foreign.cluster = "other".parse().unwrap();
     assert_eq!(code(store.advance_images(foreign.seal(&[&keys.image]), now())), "trust_wrong_cluster");

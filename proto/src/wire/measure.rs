@@ -77,14 +77,6 @@ pub fn decode<M: Shaped>(bytes: Bytes, limit: usize) -> Result<M, DecodeError> {
     M::decode(bytes).map_err(DecodeError::Invalid)
 }
 
-/// The most memory that decoding `bytes` leaves allocated, or `None` when they are not protobuf.
-#[must_use]
-pub fn decoded_size<M: Shaped>(bytes: &[u8]) -> Option<usize> {
-    let mut meter = Meter::new(usize::MAX);
-    meter.take(M::SHAPE.size).and_then(|()| meter.walk(M::SHAPE, bytes)).ok()?;
-    Some(usize::MAX - meter.left)
-}
-
 /// A vector that grows one by one has room for four elements at first, and then for less than twice what it holds.
 const FIRST_ELEMENT: usize = 4;
 const NEXT_ELEMENT: usize = 2;

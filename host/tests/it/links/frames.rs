@@ -6,7 +6,7 @@ use mvm_host::links::{LinkError, Links};
 use mvm_host::network::{Mac, TenantNet};
 use rustix::io::Errno;
 
-use crate::links::{OWNER, net, tenant};
+use crate::links::{OWNER, net, port, tenant};
 use crate::support::netns::{in_own_network, json, wait_until};
 
 /// The virtio header that the kernel puts before each frame unless it is told of a longer one.
@@ -102,7 +102,7 @@ fn isolated_ports_do_not_reach_each_other_until_isolation_ends() {
         send(&a, mac_a, mac_b, "apart");
         send(&a, mac_a, Mac([0xff; 6]), "apart, to all");
         for offset in [3, 4] {
-            links.ensure_tap(&crate::links::port(&net(7), offset), &net(7)).await.unwrap();
+            links.ensure_tap(&port(&net(7), offset), &net(7)).await.unwrap();
         }
         send(&a, mac_a, mac_b, "together");
         let mut texts = Vec::new();
@@ -116,17 +116,28 @@ fn isolated_ports_do_not_reach_each_other_until_isolation_ends() {
 }
 
 #[test]
-fn closed_tap_passes_nothing() {
+fn tap_passes_nothing_until_it_is_opened() {
     in_own_network(|| async {
         let links = Links::connect().unwrap();
-        let [(a, mac_a), (b, mac_b)] = ends(&links, &net(7)).await;
-        links.close_tap("tn7i3").await.unwrap();
+        let net = net(7);
+        links.ensure_bridge(&net).await.unwrap();
+        let ports = [3, 4].map(|offset| port(&net, offset));
+        let mut ends = Vec::new();
+        for port in &ports {
+            links.ensure_tap(port, &net).await.unwrap();
+            ends.push(links.attach_tap(&port.tap()).await.unwrap());
+        }
         let frame = [0; HEADER + 60];
-        assert!(rustix::io::write(&a, &frame).is_err(), "the kernel takes no frames from a closed TAP");
-        links.open_tap("tn7i3").await.unwrap();
+        assert!(
+            rustix::io::write(&ends[0], &frame).is_err(),
+            "the kernel takes no frames from a TAP that is down"
+        );
+        for port in &ports {
+            links.open_tap(&port.tap()).await.unwrap();
+        }
         wait_until("the frame arrives", || {
-            send(&a, mac_a, mac_b, "open");
-            arrived(&b).contains(&"open".to_owned())
+            send(&ends[0], ports[0].mac(), ports[1].mac(), "open");
+            arrived(&ends[1]).contains(&"open".to_owned())
         })
         .await;
     });
