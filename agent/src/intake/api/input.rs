@@ -12,6 +12,7 @@ use mvm_proto::json::Json;
 use mvm_proto::text::is_caused_by;
 use mvm_proto::{IdError, InstanceId, Phase, PoolId, TenantId};
 
+use super::SMALL_BODY_BYTES;
 use super::problem::{self, Refused};
 
 pub(super) const JSON: &str = "application/json";
@@ -32,6 +33,17 @@ impl InstancePath {
             instance: id("instance", &instance)?,
         })
     }
+}
+
+/// What a call that changes one instance says: which one, and an object in its body. There are no parameters.
+pub(super) async fn instance_and_body<T: serde::de::DeserializeOwned + Default>(
+    path: Result<Path<(String, String, String)>, PathRejection>,
+    query: Option<&str>,
+    body: Body,
+) -> Result<(InstancePath, T), Refused> {
+    no_query(query)?;
+    let path = InstancePath::read(path)?;
+    Ok((path, object(&read_body(body, SMALL_BODY_BYTES).await?)?))
 }
 
 pub(super) fn id<T: FromStr<Err = IdError>>(field: &str, text: &str) -> Result<T, Refused> {

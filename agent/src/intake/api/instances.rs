@@ -11,9 +11,9 @@ use mvm_proto::status::{InstanceStatus, WakeTiming};
 use mvm_proto::{InstanceId, PoolId, Problem, TenantId};
 use serde::{Deserialize, Serialize};
 
-use super::input::{InstancePath, id, no_query, object, phase, read_body, unreadable_path};
+use super::Api;
+use super::input::{InstancePath, id, instance_and_body, no_query, phase, unreadable_path};
 use super::problem::{self, Refused};
-use super::{Api, SMALL_BODY_BYTES};
 use crate::intake::authz::Caller;
 use crate::node::actions::{Manual, override_for};
 use crate::node::handle::{DEFAULT_LOG_BYTES, MAX_LOG_BYTES};
@@ -109,10 +109,7 @@ pub(super) async fn act(
     RawQuery(query): RawQuery,
     body: Body,
 ) -> Result<Response, Refused> {
-    no_query(query.as_deref())?;
-    let body = read_body(body, SMALL_BODY_BYTES).await?;
-    let asked: ActBody = object(&body)?;
-    let path = InstancePath::read(path)?;
+    let (path, asked) = instance_and_body::<ActBody>(path, query.as_deref(), body).await?;
     let override_for = override_for(asked.override_seconds)?;
     if action == ManualAction::Wake && asked.override_seconds.is_none() {
         // A request's wake: the sleep policy puts the instance back once it is idle, no window is needed.

@@ -17,9 +17,9 @@ use mvm_proto::Digest;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, ReadBuf};
 
-use super::input::{InstancePath, media_type, no_query, object, read_body};
+use super::Api;
+use super::input::{InstancePath, instance_and_body, media_type, no_query};
 use super::problem::{self, Refused};
-use super::{Api, SMALL_BODY_BYTES};
 use crate::intake::authz::Caller;
 use crate::node::Place;
 use crate::node::actions::override_for;
@@ -60,9 +60,7 @@ pub(super) async fn release(
     RawQuery(query): RawQuery,
     body: Body,
 ) -> Result<Response, Refused> {
-    no_query(query.as_deref())?;
-    let path = InstancePath::read(path)?;
-    let body: ReleaseBody = object(&read_body(body, SMALL_BODY_BYTES).await?)?;
+    let (path, body) = instance_and_body::<ReleaseBody>(path, query.as_deref(), body).await?;
     let Some(snapshot) = body.snapshot else {
         return Err(problem::bad_body("`snapshot` must be the digest of the exported snapshot"));
     };
