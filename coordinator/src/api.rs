@@ -98,7 +98,8 @@ pub(crate) async fn serve(
 /// Brings an operator's record up to date before its first request.
 async fn note_operator(state: &State, peer: &GrpcPeer) {
     let PeerCertificate { fingerprint, serial_hex, not_before, not_after } = peer.certificate.clone();
-    let presented = IssuedRecord { serial: serial_hex, fingerprint, issued_at: not_before, not_after };
+    let presented =
+        IssuedRecord { serial: serial_hex, fingerprint, issued_at: not_before, not_after, root: None };
     if let Err(problem) = operators::note_use(state, &peer.identity, &presented, now()).await {
         // Whether it may go on does not depend on this.
         tracing::warn!(%problem, "could not record an operator's certificate");

@@ -64,7 +64,7 @@ pub(crate) async fn enrol(
         used.used_at = Some(now);
         let guard = unchanged(node.as_ref());
         let before = node.map(|node| node.value);
-        let record = NodeRecord::enrolled(before, node_id, issued_record(&issued, now), now);
+        let record = NodeRecord::enrolled(before, node_id, issued_record(state, &issued, now), now);
         let record = NodeRecord { names: Some(names), ..record };
         let (token_key, node_key) = (token_key(&used.token_id), node_key(node_id));
         let txn = Transaction::new()
@@ -85,12 +85,13 @@ pub(crate) async fn enrol(
     Err(refuse::too_busy("the node"))
 }
 
-pub(crate) fn issued_record(issued: &Issued, now: Timestamp) -> IssuedRecord {
+pub(crate) fn issued_record(state: &State, issued: &Issued, now: Timestamp) -> IssuedRecord {
     IssuedRecord {
         serial: issued.serial_hex.clone(),
         fingerprint: issued.chain.first().map_or(Digest::of(b""), |leaf| Digest::of(leaf)),
         issued_at: now,
         not_after: issued.not_after,
+        root: state.issuing_root,
     }
 }
 
@@ -156,7 +157,7 @@ async fn renew_node(
         // What a record of an older version did not fix is fixed now.
         let fixed = found.value.names.clone().unwrap_or_else(|| asked.clone());
         let issued = issue_to_node(state, node_id, &names::within(asked, &fixed), csr_der, now)?;
-        let record = found.value.issued(issued_record(&issued, now), now);
+        let record = found.value.issued(issued_record(state, &issued, now), now);
         let record = NodeRecord { names: Some(fixed), ..record };
         let txn = Transaction::new().guard(key.as_str(), Guard::Version(found.version));
         match state.store.commit(txn.put(key.as_str(), encode(&record))).await {

@@ -218,7 +218,7 @@ pub(crate) async fn renew(
     change(state, identity.name(), now, now, |record| {
         record.check(presented, now)?;
         let issued = issue(state, csr_der, &profile, now)?;
-        record.issued(issued_record(&issued, now), now);
+        record.issued(issued_record(state, &issued, now), now);
         record.renewed_at = Some(now);
         renewed = Some(issued);
         Ok(())

@@ -35,12 +35,25 @@ pub fn trusted_roots(data_dir: &Path, now: Timestamp) -> Result<Vec<TrustedRoot>
     let data = DataDir::new(data_dir);
     let anchors = load_anchors(&data)?;
     let issuing = Authority::load(&data.issuing_ca_dir()).map_err(InitError::make("the list of roots"))?;
-    let of = |root| {
-        let alone = Anchors::new(vec![root]).map_err(InitError::make("the list of roots"))?;
-        let issuing = issues_under(&data, &issuing, &alone, now)?;
-        Ok(TrustedRoot { fingerprint: alone.fingerprints()[0], issuing })
-    };
-    anchors.certificates().iter().cloned().map(of).collect()
+    let issuing = issuing_root(&data, &issuing, &anchors, now)?;
+    let of = |fingerprint| TrustedRoot { fingerprint, issuing: issuing == Some(fingerprint) };
+    Ok(anchors.fingerprints().into_iter().map(of).collect())
+}
+
+/// The one of these roots that certificates of `issuing` lead to.
+pub(crate) fn issuing_root(
+    data: &DataDir,
+    issuing: &Authority,
+    anchors: &Anchors,
+    now: Timestamp,
+) -> Result<Option<Digest>, InitError> {
+    for root in anchors.certificates() {
+        let alone = Anchors::new(vec![root.clone()]).map_err(InitError::make("the list of roots"))?;
+        if issues_under(data, issuing, &alone, now)? {
+            return Ok(alone.fingerprints().first().copied());
+        }
+    }
+    Ok(None)
 }
 
 /// Makes a new root in `key_dir` and trusts it beside those there are. The root whose key is in `signed_by` (absent: in

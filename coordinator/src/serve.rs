@@ -31,6 +31,7 @@ use crate::metrics::{self, FleetOf, FleetState, Metrics};
 use crate::operators::{Operators, take_notes};
 use crate::paths::DataDir;
 use crate::reissue_task::reissue_task;
+use crate::roots::issuing_root;
 use crate::session::Sessions;
 use crate::settings::{Addresses, CoordinatorSettings};
 use crate::state::State;
@@ -79,6 +80,11 @@ pub async fn serve(
     let store = Backend::new(store);
     let epoch = take_epoch(&store).await.map_err(|cause| store_error(cause.into()))?;
 
+    let issuing_root = issuing_root(&data, &authority, &anchors, now()).unwrap_or_else(|error| {
+        // An authority that has expired issues nothing of which the root could be asked.
+        tracing::warn!(error = %mvm_proto::text::chain(&error), "could not find the root of the issuing authority");
+        None
+    });
     let authority = Arc::new(authority);
     let anchors = LiveAnchors::new(anchors);
     let trust = Arc::new(trust);
@@ -105,6 +111,7 @@ pub async fn serve(
         cluster,
         store,
         authority,
+        issuing_root,
         anchors,
         endorsements_pem: endorsements.to_pem(),
         trust,

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use mvm_pki::{Authority, LiveAnchors};
-use mvm_proto::Timestamp;
+use mvm_proto::{Digest, Timestamp};
 use mvm_transport::RateLimit;
 use tokio_util::sync::CancellationToken;
 
@@ -23,6 +23,8 @@ pub(crate) struct State {
     pub(crate) cluster: ClusterFile,
     pub(crate) store: Backend,
     pub(crate) authority: Arc<Authority>,
+    /// The root that what the authority issues leads to.
+    pub(crate) issuing_root: Option<Digest>,
     pub(crate) anchors: LiveAnchors,
     /// Which of the roots vouches for which, for those that trust only some of them.
     pub(crate) endorsements_pem: String,

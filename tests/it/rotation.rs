@@ -214,6 +214,14 @@ fn the_root_is_replaced_while_an_agent_stays_connected_and_served() {
             .status
             .success()
     );
+    // The coordinator issues under the old root until it is started again.
+    let told =
+        cluster.mvm_fails(&["coordinator", "root", "retire", &old[0], "--data-dir", path_text(&data)], 1);
+    assert!(
+        told.contains("1 of 1 nodes") && told.contains("node-a: its certificate was issued under it"),
+        "{told}"
+    );
+    assert!(told.contains("mvm agent certs rotate") && told.contains("--force"), "{told}");
     restart(&mut cluster);
     let before = serial(&cluster);
     wait_until("the agent to be renewed under the new root", PATIENCE, || serial(&cluster) != before);
@@ -296,4 +304,12 @@ fn a_switch_that_would_cut_nodes_off_is_refused_and_a_forced_one_can_be_taken_ba
     ok(&cluster, &step(&["switch"], &new_dir));
     restart(&mut cluster);
     cluster.wait_connected("node-b");
+
+    // Only what was issued since the switch is under the new root.
+    rotate(&cluster, "node-a");
+    let retire = ["coordinator", "root", "retire", &old[0], "--data-dir", path_text(&data)];
+    let told = cluster.mvm_fails(&retire, 1);
+    assert!(told.contains("1 of 2 nodes") && !told.contains("node-a:") && told.contains("node-b:"), "{told}");
+    cluster.mvm_ok(&[&retire[..], &["--force"]].concat());
+    assert!(!roots_of(&cluster).contains(&old[0]));
 }

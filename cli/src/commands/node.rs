@@ -226,6 +226,7 @@ pub(crate) fn details(node: &Node, wide: bool) -> output::Table {
         ("last seen", when_exactly(&node.last_seen_at)),
         ("enrolled", when_exactly(&node.enrolled_at)),
         ("certificate until", when_exactly(&node.certificate_not_after)),
+        ("certificate under root", or_dash(&node.certificate_root)),
         ("document assigned", generation(node.assigned.as_ref())),
         ("document accepted", generation(status.accepted.as_ref())),
         ("document converged", generation(status.converged.as_ref())),

@@ -1,6 +1,6 @@
 //! `mvm coordinator root`: replacing the root certificate without anyone noticing.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::anyhow;
@@ -75,8 +75,14 @@ pub(crate) struct SwitchArgs {
 pub(crate) struct RetireArgs {
     /// The root's fingerprint, as `list` shows it
     fingerprint: Digest,
+    /// Although certificates of nodes may lead to the root yet: those nodes can't connect until they have others
+    #[arg(long, visible_alias = "yes")]
+    force: bool,
     #[command(flatten)]
     folder: Folder,
+    /// Who asks the coordinator which root the nodes' certificates lead to: by default the operator in the data folder
+    #[command(flatten)]
+    operator: Operator,
 }
 
 const AFTER_ADD: &str = "restart the coordinator. Nodes take the root with their next renewal (after half of a certificate's life, \
@@ -117,13 +123,16 @@ pub(crate) fn run(global: &Global, command: RootCommand) -> Run {
         }
         RootCommand::Switch(args) => {
             if !args.force {
-                block_on(check_nodes(global, &args, now))?;
+                block_on(check_switch(global, &args, now))?;
             }
             let root = mvm_coordinator::switch_issuing(&args.folder.data_dir, &args.root_key_dir, now)
                 .map_err(anyhow::Error::new)?;
             progress.say(format!("certificates are issued under {root}; {AFTER_SWITCH}"));
         }
         RootCommand::Retire(args) => {
+            if !args.force {
+                block_on(check_retire(global, &args, now))?;
+            }
             mvm_coordinator::retire_root(&args.folder.data_dir, &args.fingerprint, now)
                 .map_err(anyhow::Error::new)?;
             progress.say(format!("{} is trusted no longer; restart the coordinator", args.fingerprint));
@@ -133,7 +142,7 @@ pub(crate) fn run(global: &Global, command: RootCommand) -> Run {
 }
 
 /// Refuses while a node would reject certificates issued under the root.
-async fn check_nodes(global: &Global, args: &SwitchArgs, now: Timestamp) -> Run {
+async fn check_switch(global: &Global, args: &SwitchArgs, now: Timestamp) -> Run {
     let folder = &args.folder.data_dir;
     let root = RootAuthority::load(&args.root_key_dir).map_err(anyhow::Error::new)?.fingerprint();
     let roots = mvm_coordinator::trusted_roots(folder, now).map_err(anyhow::Error::new)?;
@@ -141,30 +150,11 @@ async fn check_nodes(global: &Global, args: &SwitchArgs, now: Timestamp) -> Run 
     if roots.iter().all(|listed| listed.fingerprint != root || listed.issuing) {
         return Ok(());
     }
-    let mut operator = args.operator.clone();
-    operator.operator_dir.get_or_insert_with(|| folder.join("operator"));
-    let asked = async {
-        let mut client = operator.connect(global).await?;
-        all_nodes(&mut client, true, global.timeout()).await
-    };
-    let nodes = asked.await.map_err(|outcome| {
-        let what = format!(
-            "could not ask the coordinator which nodes trust the root {root}\nstart it or name it with --coordinator; or use --force \
-             if you know that all do"
-        );
-        match outcome {
-            Outcome::Unreachable(error) => Outcome::Unreachable(error.context(what)),
-            Outcome::Failed(error) => Outcome::Failed(error.context(what)),
-            other => other,
-        }
-    })?;
+    let what = format!("which nodes trust the root {root}");
+    let nodes = ask_nodes(global, &args.operator, folder, &what, "all do").await?;
     let without = without_root(&nodes, &root);
     if without.is_empty() {
         return Ok(());
-    }
-    let mut lines: Vec<_> = without.iter().take(NAMED).map(|line| format!("  {line}")).collect();
-    if without.len() > NAMED {
-        lines.push(format!("  and {} more", without.len() - NAMED));
     }
     Err(Outcome::Failed(anyhow!(
         "{} of {} nodes have not reported that they trust the root {root}, and could not connect after the switch:\n{}\n\
@@ -173,8 +163,69 @@ async fn check_nodes(global: &Global, args: &SwitchArgs, now: Timestamp) -> Run 
          --force switches all the same; `mvm coordinator root switch` with the old root's folder is the way back",
         without.len(),
         nodes.len(),
-        lines.join("\n")
+        named(&without)
     )))
+}
+
+/// Refuses while the coordinator would reject nodes for the certificates that they have.
+async fn check_retire(global: &Global, args: &RetireArgs, now: Timestamp) -> Run {
+    let folder = &args.folder.data_dir;
+    let root = args.fingerprint;
+    let roots = mvm_coordinator::trusted_roots(folder, now).map_err(anyhow::Error::new)?;
+    // One that is not listed, issues, or is the last is refused by its own name.
+    if roots.iter().all(|listed| listed.fingerprint != root || listed.issuing) {
+        return Ok(());
+    }
+    let what = format!("which nodes' certificates lead to the root {root}");
+    let nodes = ask_nodes(global, &args.operator, folder, &what, "none does").await?;
+    let under = under_root(&nodes, &root, now);
+    if under.is_empty() {
+        return Ok(());
+    }
+    Err(Outcome::Failed(anyhow!(
+        "{} of {} nodes may have a certificate that leads to the root {root}, and could not connect once it is retired:\n{}\n\
+         a node gets another with its next renewal after `root switch` and a restart of the coordinator: run \
+         `mvm agent certs rotate` on each of these nodes, or wait; remove nodes that are gone with `mvm node remove`\n\
+         --force retires it all the same: these nodes then need a new join token",
+        under.len(),
+        nodes.len(),
+        named(&under)
+    )))
+}
+
+/// Every node as the coordinator knows it. `what` is asked, and `certain` is what its asker may know instead.
+async fn ask_nodes(
+    global: &Global,
+    operator: &Operator,
+    folder: &Path,
+    what: &str,
+    certain: &str,
+) -> Result<Vec<Node>, Outcome> {
+    let mut operator = operator.clone();
+    operator.operator_dir.get_or_insert_with(|| folder.join("operator"));
+    let asked = async {
+        let mut client = operator.connect(global).await?;
+        all_nodes(&mut client, true, global.timeout()).await
+    };
+    asked.await.map_err(|outcome| {
+        let what = format!(
+            "could not ask the coordinator {what}\nstart it or name it with --coordinator; or use --force if you know that {certain}"
+        );
+        match outcome {
+            Outcome::Unreachable(error) => Outcome::Unreachable(error.context(what)),
+            Outcome::Failed(error) => Outcome::Failed(error.context(what)),
+            other => other,
+        }
+    })
+}
+
+/// A line for each of the first few.
+fn named(lines: &[String]) -> String {
+    let mut named: Vec<_> = lines.iter().take(NAMED).map(|line| format!("  {line}")).collect();
+    if lines.len() > NAMED {
+        named.push(format!("  and {} more", lines.len() - NAMED));
+    }
+    named.join("\n")
 }
 
 /// The nodes that have not reported that they trust this root, each with the reason.
@@ -199,6 +250,26 @@ fn without_root(nodes: &[Node], root: &Digest) -> Vec<String> {
         without.push(format!("{}: {why}", node.node_id));
     }
     without
+}
+
+/// The nodes whose newest certificate is in date and leads to this root as far as is known, each with the reason.
+fn under_root(nodes: &[Node], root: &Digest, now: Timestamp) -> Vec<String> {
+    let root = root.to_string();
+    let mut under = Vec::new();
+    for node in nodes {
+        let until = node.certificate_not_after.as_str();
+        // A certificate that has expired opens no session whichever roots there are.
+        if until.parse::<Timestamp>().is_ok_and(|until| until <= now) {
+            continue;
+        }
+        let why = match node.certificate_root.as_str() {
+            found if found == root => "its certificate was issued under it",
+            "" => "its certificate was issued by an older version, which did not record the root",
+            _ => continue,
+        };
+        under.push(format!("{}: {why}, and is good until {}", node.node_id, when(until, false)));
+    }
+    under
 }
 
 #[cfg(test)]
@@ -235,5 +306,30 @@ mod tests {
         };
         assert_eq!(named(&new), ["behind", "away", "older", "never"]);
         assert_eq!(named(&old), ["away-with-it", "older", "never"]);
+    }
+
+    #[test]
+    fn a_node_is_under_a_root_while_its_newest_certificate_may_lead_to_it() {
+        let (old, new) = (Digest::of(b"old"), Digest::of(b"new"));
+        let now: Timestamp = "2026-01-31T09:30:00Z".parse().unwrap();
+        let node = |name: &str, root: Option<Digest>, until: &str| Node {
+            node_id: name.to_owned(),
+            certificate_root: root.map(|root| root.to_string()).unwrap_or_default(),
+            certificate_not_after: until.to_owned(),
+            ..Node::default()
+        };
+        let (past, later) = ("2026-01-31T09:30:00Z", "2026-01-31T09:30:01Z");
+        let nodes = [
+            node("behind", Some(old), later),
+            node("renewed", Some(new), later),
+            node("expired", Some(old), past),
+            node("unknown", None, later),
+        ];
+        let named = |root| -> Vec<String> {
+            let lines = under_root(&nodes, root, now).into_iter();
+            lines.map(|line| line.split(':').next().unwrap_or_default().to_owned()).collect()
+        };
+        assert_eq!(named(&old), ["behind", "unknown"]);
+        assert_eq!(named(&new), ["renewed", "unknown"]);
     }
 }

@@ -91,6 +91,7 @@ fn message(
         assigned: assigned.map(Assigned::mark),
         document_expires_at: text(assigned.map(|assigned| assigned.expires_at)),
         certificate_not_after: record.certificate.not_after.to_string(),
+        certificate_root: record.certificate.root.map(|root| root.to_string()).unwrap_or_default(),
         ..Node::default()
     };
     if let Some(live) = live {

@@ -12,6 +12,7 @@ use super::{InitError, issue_local, read_cluster_file};
 use crate::offline_notes::note_issued;
 use crate::paths::DataDir;
 use crate::records::{IssuedOffline, IssuedRecord};
+use crate::roots::issuing_root;
 
 /// One command's worth, with room for a slow node.
 const BY_HAND_LIFE: Duration = Duration::from_secs(15 * 60);
@@ -92,6 +93,7 @@ pub(super) fn issue(
             fingerprint: credential.fingerprint(),
             issued_at: now,
             not_after: credential.not_after(),
+            root: issuing_root(data, &authority, &anchors, now)?,
         },
     };
     let notes = data.operator_notes();

@@ -23,6 +23,10 @@ pub(crate) struct IssuedRecord {
     pub(crate) fingerprint: Digest,
     pub(crate) issued_at: Timestamp,
     pub(crate) not_after: Timestamp,
+    /// The root that its chain leads to. Absent: it was issued by a version that did not note it, or is known only from
+    /// having been presented.
+    #[serde(default)]
+    pub(crate) root: Option<Digest>,
 }
 
 /// Part of the records of nodes and operators.

@@ -108,6 +108,7 @@ mod tests {
             fingerprint: print(name),
             issued_at: at(issued),
             not_after: at(issued + life),
+            root: None,
         }
     }
 

@@ -95,6 +95,7 @@ mod tests {
             fingerprint: Digest::of(name.as_bytes()),
             issued_at: at(issued),
             not_after: at(issued + life),
+            root: None,
         }
     }
 
