@@ -23,7 +23,7 @@ struct Alert {
     summary: &'static str,
 }
 
-const ALERTS: [Alert; 9] = [
+const ALERTS: [Alert; 10] = [
     Alert {
         name: "MvmExpiresSoon",
         expression: "mvm_agent_expiry_timestamp_seconds{of=~\"certificate|document\"} - time() < 4 * 3600",
@@ -35,6 +35,12 @@ const ALERTS: [Alert; 9] = [
         expression: "mvm_coordinator_expiry_timestamp_seconds{of!=\"certificate\"} - time() < 30 * 86400",
         wait: "1h",
         summary: "{{ $labels.of }} ends within 30 days and is replaced by hand (docs/operations.md)",
+    },
+    Alert {
+        name: "MvmOperatorsExpire",
+        expression: "max(mvm_coordinator_operator_expiry_timestamp_seconds) - time() < 86400",
+        wait: "15m",
+        summary: "within a day no operator can operate the cluster: mvm renews the certificate of one that is used, and mvm coordinator operator create makes another",
     },
     Alert {
         name: "MvmNodeDisconnected",

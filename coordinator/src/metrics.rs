@@ -159,7 +159,8 @@ pub(crate) fn example() -> String {
     metrics.enrolments.get_or_create(&Outcome::from(true)).inc();
     metrics.renewals.get_or_create(&Outcome::from(true)).inc();
     metrics.push_to_accepted.observe(0.004);
-    let fleet = FleetState::new(vec![("root_ca", mvm_proto::Timestamp::from_unix_ms(99_000))]);
+    let at = mvm_proto::Timestamp::from_unix_ms(99_000);
+    let fleet = FleetState::new(vec![("root_ca", at)], vec![("alice".to_owned(), at)]);
     // Writing to a string can't fail.
     metrics.text(&fleet).unwrap_or_default()
 }

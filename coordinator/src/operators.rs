@@ -88,6 +88,13 @@ impl Operators {
         self.get(name).and_then(|record| record.membership.removed_at).is_some_and(|removed| removed >= at)
     }
 
+    /// When the last certificate of each operator ends that was not removed, by name.
+    pub(crate) fn expiries(&self) -> Vec<(String, Timestamp)> {
+        let known = self.known.read();
+        let kept = known.values().filter(|record| record.membership.removed_at.is_none());
+        kept.filter_map(|record| Some((record.name.clone(), record.not_after()?))).collect()
+    }
+
     /// What agents have to refuse.
     pub(crate) fn refused(&self, now: Timestamp) -> RemovedOperators {
         let known = self.known.read();
@@ -285,7 +292,7 @@ fn message(record: &OperatorRecord, now: Timestamp) -> Operator {
         name: record.name.clone(),
         state: record.state(now).to_string(),
         since: record.since.to_string(),
-        not_after: text(record.certificates.iter().map(|certificate| certificate.not_after).max()),
+        not_after: text(record.not_after()),
         renewed_at: text(record.renewed_at),
         removed_at: text(record.membership.removed_at),
         certificates: record.certificates.iter().map(certificate).collect(),

@@ -302,7 +302,8 @@ fn fleet_of(state: &Arc<State>, live: &LiveCredential) -> FleetOf {
     let (state, live) = (Arc::clone(state), live.clone());
     Arc::new(move || {
         let (credential, anchors, trust) = (live.current(), state.anchors.current(), state.trust.current());
-        let mut fleet = FleetState::new(expiries(Some(&credential), Some(&anchors), Some(&trust)));
+        let own = expiries(Some(&credential), Some(&anchors), Some(&trust));
+        let mut fleet = FleetState::new(own, state.operators.expiries());
         state.fleet.for_each_connected(|node| fleet.add(node.info.as_ref(), node.status.as_ref()));
         fleet
     })

@@ -12,6 +12,9 @@ use prometheus_client::registry::Registry;
 
 const MIB: u64 = 1024 * 1024;
 
+/// So many operators have a series of their own.
+const MAX_OPERATORS: usize = 256;
+
 /// Sums over the connected nodes, and what of this coordinator's ends when.
 #[derive(Debug, Default)]
 pub(crate) struct FleetState {
@@ -24,6 +27,8 @@ pub(crate) struct FleetState {
     capacity: Resources,
     allocated: Resources,
     expiries: Vec<(&'static str, Timestamp)>,
+    /// When the last certificate of each operator ends, by name.
+    operators: Vec<(String, Timestamp)>,
 }
 
 #[derive(Debug, Default)]
@@ -63,8 +68,8 @@ impl Resources {
 }
 
 impl FleetState {
-    pub(crate) fn new(expiries: Vec<(&'static str, Timestamp)>) -> Self {
-        Self { expiries, ..Self::default() }
+    pub(crate) fn new(expiries: Vec<(&'static str, Timestamp)>, operators: Vec<(String, Timestamp)>) -> Self {
+        Self { expiries, operators, ..Self::default() }
     }
 
     /// A connected node's word. Conditions that are not on our list are not counted: no node makes new series.
@@ -141,6 +146,13 @@ impl FleetState {
         }
         let help = "When a certificate or a signed statement expires, in seconds since 1970";
         registry.register("expiry_timestamp_seconds", help, expiries);
+        let operators = Family::<OperatorLabel, Gauge>::default();
+        for (operator, at) in self.operators.iter().take(MAX_OPERATORS) {
+            operators.get_or_create(&OperatorLabel { operator: operator.clone() }).set(at.unix_secs());
+        }
+        let help = "When the last certificate of an operator that was not removed expires, in seconds since 1970; of the first 256 \
+                    operators by name";
+        registry.register("operator_expiry_timestamp_seconds", help, operators);
         registry
     }
 }
@@ -164,6 +176,11 @@ struct OfLabel {
     of: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OperatorLabel {
+    operator: String,
+}
+
 #[cfg(test)]
 mod tests {
     use mvm_proto::status::PoolStatus;
@@ -180,7 +197,8 @@ mod tests {
         let counts = |running| Some(Counts { running, ..Counts::default() });
         let pool = PoolStatus { desired: counts(3), actual: counts(2), ..PoolStatus::default() };
         let status = NodeStatus { conditions, pools: vec![pool], ..NodeStatus::default() };
-        let mut fleet = FleetState::new(vec![("root_ca", Timestamp::from_unix_ms(5_000))]);
+        let operators = (0..=MAX_OPERATORS).map(|n| (format!("operator-{n:03}"), now)).collect();
+        let mut fleet = FleetState::new(vec![("root_ca", Timestamp::from_unix_ms(5_000))], operators);
         fleet.add(None, Some(&status));
         fleet.add(None, Some(&status));
         let mut text = String::new();
@@ -191,9 +209,10 @@ mod tests {
             "mvm_coordinator_desired_instances{state=\"running\"} 6",
             "mvm_coordinator_instances{state=\"running\"} 4",
             "mvm_coordinator_expiry_timestamp_seconds{of=\"root_ca\"} 5",
+            "mvm_coordinator_operator_expiry_timestamp_seconds{operator=\"operator-255\"} 0",
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");
         }
-        assert!(!text.contains("Invented"));
+        assert!(!text.contains("Invented") && !text.contains("operator-256"));
     }
 }

@@ -64,6 +64,11 @@ impl OperatorRecord {
         self.certificates.drain(..surplus);
     }
 
+    /// When the last of its certificates ends; absent: none is known.
+    pub(crate) fn not_after(&self) -> Option<Timestamp> {
+        self.certificates.iter().map(|certificate| certificate.not_after).max()
+    }
+
     /// Whether it can be used to operate the cluster now, as far as is known.
     pub(crate) fn is_usable(&self, now: Timestamp) -> bool {
         let in_date = |certificate: &IssuedRecord| {

@@ -205,6 +205,7 @@ async fn metrics_health_and_readiness_are_served_on_loopback() {
         ("/readyz", "ready"),
         ("/metrics", "mvm_coordinator_sessions 0"),
         ("/metrics", "mvm_coordinator_expiry_timestamp_seconds{of=\"certificate\"}"),
+        ("/metrics", "mvm_coordinator_operator_expiry_timestamp_seconds{operator=\"admin\"}"),
     ] {
         let mut tcp = tokio::net::TcpStream::connect(running.addresses.metrics.unwrap()).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
