@@ -50,10 +50,16 @@ fn follow(watched: &OwnedFd, guest: &Weak<Shared>) {
         }
         let name = event.file_name().and_then(|name| name.to_str().ok()).unwrap_or_default();
         let Some((_, said)) = FILES.iter().find(|(file, _)| *file == name) else { continue };
-        // Heard of late, it may be gone again.
-        if guest.0.settings.run_dir.join(name).exists() {
-            guest.update(|state| state.hear(*said));
-        } else {
+        let path = guest.0.settings.run_dir.join(name);
+        let is_there = guest.update(|state| {
+            // Heard of late, it may be gone again. Looked at under the lock: a workload that starts looks, too.
+            let is_there = path.exists();
+            if is_there {
+                state.hear(*said);
+            }
+            is_there
+        });
+        if !is_there {
             take_back(&guest);
         }
     }
@@ -75,15 +81,19 @@ pub(crate) fn forget(folder: &Path) {
     }
 }
 
-/// What the files say that are there: the one touched last.
+/// Hears what the files say that are there.
 pub(crate) fn look(guest: &Guest) {
-    let folder = &guest.0.settings.run_dir;
+    if let Some(said) = last_said(&guest.0.settings.run_dir) {
+        guest.update(|state| state.hear(said));
+    }
+}
+
+/// What the files say that are there: the one touched last.
+pub(crate) fn last_said(folder: &Path) -> Option<Readiness> {
     let touched = |(file, said): (&str, Readiness)| {
         let modified = fs::metadata(folder.join(file)).and_then(|metadata| metadata.modified()).ok()?;
         Some((modified, said))
     };
     let last = FILES.into_iter().filter_map(touched).max_by_key(|(modified, _)| *modified);
-    if let Some((_, said)) = last {
-        guest.update(|state| state.hear(said));
-    }
+    last.map(|(_, said)| said)
 }

@@ -36,6 +36,8 @@ pub(crate) fn start(guest: &Guest) {
         if state.going || std::mem::replace(&mut state.workload.started, true) {
             return;
         }
+        // That a file is gone may not have been heard yet.
+        state.workload.said = readiness::last_said(&guest.0.settings.run_dir);
         if state.config.as_ref().is_ok_and(|config| config.workload.is_empty()) {
             // The writer gets this together with the answer to the request, and writes both at once.
             return state.hear_workload(true);
@@ -172,5 +174,21 @@ pub(crate) fn signal(guest: &Guest, signal: Signal) {
     let state = guest.lock();
     if let Some(group) = state.workload.group {
         let _ = kill_process_group(group, signal);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Settings;
+
+    #[test]
+    fn what_a_file_said_that_is_gone_when_the_workload_starts_does_not_count_though_it_was_not_heard_to_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let guest = Guest::new(Settings::borrowed(folder.path())).unwrap();
+        guest.update(|state| state.hear(Readiness::Idle));
+        assert_eq!(guest.lock().workload.said, Some(Readiness::Idle));
+        start(&guest);
+        assert_eq!(guest.lock().readiness, Readiness::Ready);
     }
 }
