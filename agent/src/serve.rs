@@ -107,6 +107,9 @@ impl Agent {
         check_bounds(&isolation, driver, &host, settings.privileges.looked())
             .await
             .map_err(|cause| AgentError::Node(Box::new(cause)))?;
+        choice::check(driver, &settings.vmm)
+            .await
+            .map_err(|cause| AgentError::Node(Box::new(cause.into())))?;
         let mut info = info::measure(data_dir, driver, &settings.capacity, started_at);
         let node_id = choose_node_id(&settings, member.as_ref(), &info)?;
         info.node_id = node_id.to_string();

@@ -8,6 +8,7 @@
 
 mod frame;
 mod probes;
+mod trial;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -29,6 +30,8 @@ use super::network::{
     owner_of, place_of_tap,
 };
 use super::{HostError, Operation, Outcome};
+
+pub use trial::try_network;
 
 /// An abstract name, of which each network namespace has its own.
 const CLAIM: &[u8] = b"mvm-networks";

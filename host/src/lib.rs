@@ -46,6 +46,8 @@ use serde::{Deserialize, Serialize};
 pub use access::{Access, JAIL};
 pub use any::AnyHost;
 use cgroup::{InstanceGroup, InstanceLimits, TenantLimits};
+#[cfg(feature = "network")]
+pub use fabric::try_network;
 pub use files::{Dir, OpenHow, Owner, QuotaExceeded, fits, free_space};
 pub use groups::GroupsFound;
 pub use jail::{Jail, JailFile};
@@ -250,6 +252,8 @@ pub enum Operation {
     },
     /// What all groups have used, and which are there.
     LookAtGroups,
+    /// Fails where the kernel can't make a tenant's network. Tried in a network namespace that is thrown away.
+    TryNetwork,
     /// A tenant's bridge, and the firewall's knowledge of it.
     EnsureNet {
         net: TenantNet,

@@ -412,6 +412,8 @@ impl Host for LocalHost {
                 return self.blocking(move |inner| inner.groups.perform(&operation)).await;
             }
             #[cfg(feature = "network")]
+            Operation::TryNetwork => self.blocking(|_| crate::try_network()).await?,
+            #[cfg(feature = "network")]
             network => return self.fabric.perform(network).await,
             #[cfg(not(feature = "network"))]
             _ => return Err(HostError::Refused("this program was built without networks".to_owned())),

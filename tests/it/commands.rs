@@ -206,6 +206,24 @@ fn an_agent_does_not_start_where_a_bound_that_it_requires_cannot_be_had_and_doct
 }
 
 #[test]
+fn an_agent_does_not_start_without_a_qemu_that_it_can_use() {
+    if !mvm_needs::can_run(&[Need::Root]) {
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    let (data, document) = (dir.path().join("data"), dir.path().join("none.json"));
+    for (qemu, why) in [("/no/qemu", "is not a program"), ("/bin/true", "does not say that it is QEMU")] {
+        let mut args = vec!["agent", "serve", "--user", "root", "--driver", "qemu", "--qemu", qemu];
+        args.extend(["--data-dir", path_text(&data), "--desired", path_text(&document)]);
+        args.extend(["--metrics-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"]);
+        let output = mvm(&[&args[..], &NO_BOUNDS].concat(), &[]);
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains(why) && told.contains("qemu-system-x86"), "{told}");
+    }
+}
+
+#[test]
 fn doctor_judges_by_the_modes_that_flags_environment_and_settings_name() {
     let dir = TempDir::new().unwrap();
     let config = dir.path().join("config.toml");

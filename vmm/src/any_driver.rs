@@ -9,7 +9,7 @@ use mvm_proto::InstanceId;
 use tokio::sync::broadcast;
 
 use crate::firecracker::{FirecrackerDriver, FirecrackerSettings, FirecrackerUnavailable};
-use crate::qemu::{QemuDriver, QemuSettings};
+use crate::qemu::{BinaryError, QemuDriver, QemuSettings};
 use crate::{
     Balloon, Compression, Driver, DriverError, DriverKind, FakeDriver, Forks, GuestStream, Lacking,
     Migration, SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec, VmmSettings,
@@ -20,6 +20,10 @@ use crate::{
 pub enum DriverUnavailable {
     #[error(transparent)]
     Firecracker(#[from] FirecrackerUnavailable),
+    #[error("this node runs microVMs by QEMU, and {0}")]
+    NoQemu(String),
+    #[error(transparent)]
+    Qemu(#[from] BinaryError),
     #[error(
         "could not open the driver's state {path}; if the file is damaged, move it away to start without VMs"
     )]

@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 use parking_lot::Mutex;
 
 use crate::DriverKind;
+use crate::any_driver::DriverUnavailable;
 use crate::firecracker::{self, FirecrackerSettings, FirecrackerUnavailable};
 use crate::probe::{self, Probe};
 use crate::programs::find_program;
+use crate::qemu::Binary;
 use crate::settings::{DriverChoice, VmmSettings};
 
 pub const QEMU: &str = "qemu-system-x86_64";
@@ -141,6 +143,16 @@ pub async fn decide(choice: DriverChoice, vmm: &VmmSettings, data_dir: &Path) ->
     choose(choice, &found)
 }
 
+/// Refuses a driver whose program can't run here, which would else show at the first boot. Firecracker is examined when its
+/// driver is opened.
+pub async fn check(kind: DriverKind, vmm: &VmmSettings) -> Result<(), DriverUnavailable> {
+    if kind != DriverKind::Qemu {
+        return Ok(());
+    }
+    let program = qemu_program(vmm).map_err(DriverUnavailable::NoQemu)?;
+    Ok(Binary::check(&program).await?)
+}
+
 /// The driver to look at a stopped node with: the one it was last run with.
 #[must_use]
 pub fn look_with(choice: DriverChoice, vmm: &VmmSettings, data_dir: &Path) -> DriverKind {
@@ -248,6 +260,21 @@ mod tests {
         assert_eq!(decide(DriverChoice::Auto, &vmm, dir.path()).await, DriverKind::Qemu);
         let over = passed_over(DriverKind::Qemu, DriverChoice::Auto, &find(&vmm, dir.path()));
         assert!(over[0].reason.contains("jailer"), "{over:?}");
+    }
+
+    #[tokio::test]
+    async fn a_qemu_that_is_missing_or_none_is_refused_before_anything_boots() {
+        let named = |qemu: &str| VmmSettings { qemu: Some(qemu.into()), ..VmmSettings::default() };
+        for (qemu, why) in
+            [("/no/qemu", "/no/qemu is not a program"), ("/bin/true", "does not say that it is QEMU")]
+        {
+            let refused = check(DriverKind::Qemu, &named(qemu)).await.unwrap_err();
+            assert!(refused.to_string().contains("QEMU") && refused.to_string().contains(why), "{refused}");
+            check(DriverKind::Fake, &named(qemu)).await.unwrap();
+        }
+        if mvm_needs::can_run(&[mvm_needs::Need::Program(QEMU)]) {
+            check(DriverKind::Qemu, &VmmSettings::default()).await.unwrap();
+        }
     }
 
     #[test]

@@ -43,7 +43,7 @@ use crate::{
     SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec, VmState, run_files,
 };
 pub use args::Accelerator;
-pub use binary::Binary;
+pub use binary::{Binary, BinaryError};
 use live::{Live, Record, Short};
 use mvm_host::{EndSignal, Host, LocalHost, Operation, Outcome, VmmProcess};
 pub use settings::{AcceleratorChoice, QemuSettings};

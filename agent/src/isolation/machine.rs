@@ -93,6 +93,30 @@ impl Machine {
     }
 }
 
+/// Has the host try a tenant's network, where there are to be some.
+pub(crate) async fn check_networks(settings: &IsolationSettings, host: &AnyHost) -> Result<(), Unavailable> {
+    if settings.network == NetworkMode::None {
+        return Ok(());
+    }
+    host.perform(&Operation::TryNetwork).await.map(drop).map_err(|error| networks_lack(&chain(&error)))
+}
+
+/// The same by this process itself.
+pub(crate) fn try_network() -> Result<(), Unavailable> {
+    mvm_host::try_network().map_err(|error| networks_lack(&chain(&error)))
+}
+
+fn networks_lack(found: &str) -> Unavailable {
+    Unavailable {
+        setting: "--network bridges",
+        found: format!("a tenant's network could not be made in a trial: {found}"),
+        remedy: "Load what is missing (modprobe bridge tun nf_tables), or use a kernel with CONFIG_BRIDGE, CONFIG_NF_TABLES_INET, \
+                 CONFIG_NF_TABLES_BRIDGE, CONFIG_NFT_CT, CONFIG_NFT_NAT and CONFIG_NFT_MASQ. Or start with --network none: \
+                 instances then have no network card."
+            .to_owned(),
+    }
+}
+
 /// Has the host hand down the control group controllers that `--cgroups required` needs.
 pub(crate) async fn check_groups(settings: &IsolationSettings, host: &AnyHost) -> Result<(), Unavailable> {
     if settings.cgroups != Effort::Required {

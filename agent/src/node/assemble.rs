@@ -107,6 +107,11 @@ impl NodeError {
     pub fn remediation(&self) -> Option<String> {
         match self {
             Self::Unavailable(lack) => Some(lack.remedy.clone()),
+            Self::Driver(DriverUnavailable::NoQemu(_) | DriverUnavailable::Qemu(_)) => Some(
+                "Install it (apt-get install --no-install-recommends qemu-system-x86), name another by --qemu, or leave \
+                 --driver out where there is a Firecracker. `mvm doctor` says what there is."
+                    .to_owned(),
+            ),
             _ => None,
         }
     }
@@ -239,6 +244,7 @@ pub(crate) async fn check_bounds(
         Some(machine) => machine.check(isolation, driver)?,
         None => Machine::look().check(isolation, driver)?,
     }
+    machine::check_networks(isolation, host).await?;
     Ok(machine::check_groups(isolation, host).await?)
 }
 

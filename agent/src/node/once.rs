@@ -10,7 +10,7 @@ use mvm_image::Vouched;
 use mvm_planner::{Deferred, Observation, Step};
 use mvm_proto::text::chain;
 use mvm_proto::{DesiredState, NodeId, Timestamp};
-use mvm_vmm::{AnyDriver, DriverKind, VmmSettings};
+use mvm_vmm::{AnyDriver, DriverKind, VmmSettings, choice};
 use serde::Serialize;
 
 use super::assemble::{
@@ -87,6 +87,7 @@ pub async fn reconcile_once(
     }
     let host = AnyHost::local_with_groups(&settings.data_dir, settings.groups.clone());
     check_bounds(&settings.isolation, settings.driver, &host, None).await?;
+    choice::check(settings.driver, &settings.vmm).await?;
     let settings = NodeSettings {
         node_id: desired.node_id.clone(),
         host: Some(host),

@@ -225,7 +225,8 @@ impl Policy {
             | Operation::RemoveGroup { .. }
             // Where a process is, anyone on this machine may read.
             | Operation::ConfirmGroup { .. }
-            | Operation::LookAtGroups => Ok(()),
+            | Operation::LookAtGroups
+            | Operation::TryNetwork => Ok(()),
             // What is whose in it is checked where it is put into the firewall.
             Operation::EnsureNet { net } | Operation::RemoveNet { net } => net_id(net.net_id),
             Operation::EnsurePort { net, port } => {

@@ -66,6 +66,7 @@ parts! {
         ConfirmGroup { group, process }
         RemoveGroup { group }
         LookAtGroups { }
+        TryNetwork { }
         EnsureNet { net }
         RemoveNet { net }
         EnsurePort { net, port }

@@ -118,6 +118,7 @@ fn changed(operation: &Operation) -> Vec<&InstanceId> {
         | Operation::RemoveTenantGroup { .. }
         | Operation::ConfirmGroup { .. }
         | Operation::LookAtGroups
+        | Operation::TryNetwork
         | Operation::EnsureNet { .. }
         | Operation::RemoveNet { .. }
         | Operation::EnsurePort { .. }
@@ -151,7 +152,8 @@ pub(super) fn is_slow(call: &Call) -> bool {
         | Operation::RemoveGroup { .. }
         | Operation::ShareMemory { .. }
         | Operation::TrimLog { .. }
-        | Operation::PunchLog { .. } => true,
+        | Operation::PunchLog { .. }
+        | Operation::TryNetwork => true,
         Operation::MakeRunDir { .. }
         | Operation::WriteFile { .. }
         | Operation::LinkFile { .. }

@@ -7,5 +7,6 @@ mod frames;
 mod made;
 mod scale;
 mod tenants;
+mod trial;
 
 use tenants::{OWNER, net, port, tenant};

@@ -44,6 +44,11 @@ pub enum BinaryError {
 }
 
 impl Binary {
+    /// Whether it is a QEMU that can be used.
+    pub async fn check(program: &Path) -> Result<(), BinaryError> {
+        version_of(program).await.map(drop)
+    }
+
     pub async fn examine(program: &Path) -> Result<Self, BinaryError> {
         let version = version_of(program).await?;
         let sandbox = sandbox_works(program).await;

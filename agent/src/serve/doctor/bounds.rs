@@ -7,7 +7,7 @@ use mvm_vmm::DriverKind;
 use nix::unistd::geteuid;
 
 use super::Check;
-use crate::isolation::machine::look_at_groups;
+use crate::isolation::machine::{look_at_groups, try_network};
 use crate::isolation::{Effort, IsolationSettings, Machine, NetworkMode, Unavailable};
 use crate::node::assemble::NodeError;
 use crate::serve::privileges::{DEFAULT_USER, ROOT};
@@ -24,7 +24,11 @@ pub(super) fn examine(settings: &AgentSettings, driver: DriverKind, user: Option
         return checks;
     }
     let machine = Machine::look();
-    checks.push(network(isolation.network, machine.check_network()));
+    let networks = match isolation.network {
+        NetworkMode::None => Ok(()),
+        NetworkMode::Bridges => machine.check_network().and_then(|()| try_network()),
+    };
+    checks.push(network(isolation.network, networks));
     checks.push(groups(isolation.cgroups, look_at_groups(&settings.isolation.groups())));
     checks.push(jail(isolation.jail, driver, machine.check_jail()));
     checks
@@ -95,7 +99,7 @@ fn network(mode: NetworkMode, held: Result<(), Unavailable>) -> Check {
             Check::warning(NAME, "--network none: instances have no network card", SWITCH_ON)
         }
         (NetworkMode::Bridges, Ok(())) => {
-            Check::ok(NAME, "/dev/net/tun opens, and the kernel answers for nf_tables")
+            Check::ok(NAME, "/dev/net/tun opens, and the kernel makes bridges and rules")
         }
         (NetworkMode::Bridges, Err(lack)) => Check::failed(NAME, lack.found, lack.remedy),
     }
