@@ -11,7 +11,7 @@ file (--config, else $XDG_CONFIG_HOME/mvm/config.toml, else /etc/mvm/config.toml
 docs/settings.md lists every setting with its key in the file, environment name and default.
 
 Exit codes: 0 done, 1 failed or refused, 2 usage or unreadable input, 3 gave up waiting, 4 unreachable,
-5 push --dry-run has found changes, 130 and 143 interrupted.
+5 push --dry-run has found changes, 130 and 143 interrupted. `diff` exits 1 and `plan -f` 2 when something would change.
 
 First steps:
   mvm coordinator init --dev          make a cluster's keys and certificates
@@ -19,7 +19,9 @@ First steps:
   mvm coordinator token create --node node-a
   mvm agent certs request --coordinator https://HOST:4433 --token-file FILE
   mvm agent serve --coordinator https://HOST:4433
-  mvm push -f examples/minimal.json   declare what node-a runs";
+  mvm apply -f examples/objects.yaml  declare tenants and pools; nodes are found for them
+  mvm get pools -A                    see how they fare
+  mvm push -f examples/minimal.json   or declare what one node runs";
 
 /// Runs other people's AI agents and sandboxes in microVMs, on plain Linux machines.
 #[derive(Debug, Parser)]
@@ -36,9 +38,35 @@ pub(crate) enum Command {
     /// The node daemon and its certificates
     #[command(subcommand)]
     Agent(commands::agent::AgentCommand),
+    /// Make declared objects as files say
+    Apply(commands::apply::ApplyArgs),
     /// Audit logs of tenants' instances: show them, and verify that they are complete
     #[command(subcommand)]
     Audit(commands::audit::AuditCommand),
+    /// The clusters that you work with: list, choose, set
+    #[command(subcommand)]
+    Context(commands::context::ContextCommand),
+    /// Let nodes take nothing new
+    Cordon(commands::cordon::CordonArgs),
+    /// Let nodes take new instances again
+    Uncordon(commands::cordon::CordonArgs),
+    /// Delete declared objects
+    Delete(commands::delete::DeleteArgs),
+    /// Everything about declared objects, for people
+    Describe(commands::describe::DescribeArgs),
+    /// What applying files would change in the objects
+    Diff(commands::diff::DiffArgs),
+    /// Change an object in your editor
+    Edit(commands::edit::EditArgs),
+    /// Why a pool is where it is
+    Explain(commands::explain::ExplainArgs),
+    /// Declared objects: tables, JSON or YAML, once or as they change
+    Get(commands::get::GetArgs),
+    /// What nodes and pools have of what there is
+    #[command(subcommand)]
+    Top(commands::top::TopCommand),
+    /// Wait until a condition holds, a field has a value, or an object is gone
+    Wait(commands::wait::WaitArgs),
     /// The control plane, its keys and join tokens
     #[command(subcommand)]
     Coordinator(commands::coordinator::CoordinatorCommand),
@@ -62,8 +90,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Node(commands::node::NodeCommand),
     /// Show planned steps and their reasons, without changing anything
-    #[command(subcommand)]
-    Plan(commands::plan::PlanCommand),
+    Plan(commands::plan::PlanArgs),
     /// Declare what a node runs
     Push(commands::push::PushArgs),
     /// Images that guests boot from: build, import, list, verify, remove

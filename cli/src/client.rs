@@ -10,6 +10,7 @@ use mvm_pki::{Anchors, Credential, CsrNames, LeafKey, LiveAnchors, LiveCredentia
 use mvm_proto::wire::control::v1::{Node, RenewCertificateRequest};
 use mvm_proto::{Problem, Timestamp};
 use mvm_transport::Target;
+use tonic::transport::Channel;
 
 use crate::exit::Outcome;
 use crate::global::Global;
@@ -53,8 +54,12 @@ impl Operator {
         self.operator_dir.clone().unwrap_or_else(|| self.coordinator_dir.join("operator"))
     }
 
-    /// Connects with the operator's certificate, renewing it on the way once half of its life is over.
     pub(crate) async fn connect(&self, global: &Global) -> Result<ControlClient, Outcome> {
+        self.channel(global).await.map(mvm_client::control)
+    }
+
+    /// Connects with the operator's certificate, renewing it on the way once half of its life is over.
+    pub(crate) async fn channel(&self, global: &Global) -> Result<Channel, Outcome> {
         let dir = self.dir();
         let target = self.target()?;
         let (credential, anchors) = load(&dir)?;
@@ -72,21 +77,21 @@ impl Operator {
         let cluster = credential.identity().cluster().clone();
         let live = LiveCredential::new(credential);
         let anchors = LiveAnchors::new(anchors);
-        let mut client = mvm_client::connect(&target, &live, &anchors, &cluster, global.timeout())
-            .await
-            .map_err(|error| {
+        let channel = mvm_client::open(&target, &live, &anchors, &cluster, global.timeout()).await.map_err(
+            |error| {
                 let hint = hint(&target, &error);
                 let error = anyhow::Error::new(error);
                 Outcome::Unreachable(
                     error.context(format!("could not reach the coordinator at {target}\n{hint}")),
                 )
-            })?;
+            },
+        )?;
         if renew_at <= now
-            && let Err(error) = renew(&mut client, &dir, &live, &anchors).await
+            && let Err(error) = renew(&mut mvm_client::control(channel.clone()), &dir, &live, &anchors).await
         {
             tracing::warn!(error = format!("{error:#}"), "could not renew the operator certificate");
         }
-        Ok(client)
+        Ok(channel)
     }
 }
 

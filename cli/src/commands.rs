@@ -1,13 +1,22 @@
 //! The commands, one file each group. They read input, call the crate that does the work, and show the result.
 
 pub(crate) mod agent;
+pub(crate) mod apply;
 pub(crate) mod audit;
 pub(crate) mod certs;
+pub(crate) mod context;
 pub(crate) mod coordinator;
+pub(crate) mod cordon;
+pub(crate) mod delete;
+pub(crate) mod describe;
+pub(crate) mod diff;
 pub(crate) mod direct;
 pub(crate) mod doctor;
+pub(crate) mod edit;
 pub(crate) mod events;
 pub(crate) mod exec;
+pub(crate) mod explain;
+pub(crate) mod get;
 pub(crate) mod image;
 pub(crate) mod instance;
 pub(crate) mod instance_move;
@@ -15,6 +24,7 @@ pub(crate) mod net;
 pub(crate) mod node;
 pub(crate) mod operator;
 pub(crate) mod plan;
+pub(crate) mod plan_objects;
 pub(crate) mod push;
 pub(crate) mod reference;
 pub(crate) mod resources;
@@ -22,7 +32,9 @@ pub(crate) mod root;
 pub(crate) mod schema;
 pub(crate) mod tenant;
 pub(crate) mod token;
+pub(crate) mod top;
 pub(crate) mod trust;
+pub(crate) mod wait;
 
 use std::future::Future;
 use std::time::Duration;
@@ -40,16 +52,28 @@ pub(crate) fn run(cli: Cli) -> Outcome {
     let global = cli.global;
     let done = match cli.command {
         Command::Agent(command) => agent::run(&global, command),
+        Command::Apply(args) => block_on(apply::run(&global, args)),
         Command::Audit(command) => audit::run(&global, command),
+        Command::Context(command) => context::run(&global, &command),
+        Command::Cordon(args) => block_on(cordon::run(&global, args, true)),
+        Command::Uncordon(args) => block_on(cordon::run(&global, args, false)),
         Command::Coordinator(command) => coordinator::run(&global, command),
+        Command::Delete(args) => block_on(delete::run(&global, args)),
+        Command::Describe(args) => block_on(describe::run(&global, args)),
+        Command::Diff(args) => block_on(diff::run(&global, args)),
         Command::Doctor(args) => block_on(doctor::run(&global, *args)),
         Command::Events(args) => block_on(events::run(&global, args)),
+        Command::Edit(args) => block_on(edit::run(&global, args)),
+        Command::Explain(args) => block_on(explain::run(&global, args)),
+        Command::Get(args) => block_on(get::run(&global, args)),
+        Command::Top(command) => block_on(top::run(&global, command)),
+        Command::Wait(args) => block_on(wait::run(&global, args)),
         Command::Tenant(command) => block_on(tenant::run(&global, command)),
         Command::Pool(command) => block_on(tenant::run_pool(&global, command)),
         Command::Instance(command) => block_on(instance::run(&global, command)),
         Command::Net(command) => block_on(net::run(&global, command)),
         Command::Node(command) => block_on(node::run(&global, command)),
-        Command::Plan(command) => plan::run(&global, command),
+        Command::Plan(args) => plan::run(&global, args),
         Command::Push(args) => block_on(push::run(&global, args)),
         Command::Image(command) => image::run(&global, command),
         Command::Trust(command) => block_on(trust::run(&global, command)),

@@ -8,6 +8,7 @@
 //! | 3 | gave up waiting: what was asked is stored and still goes on |
 //! | 4 | could not reach the coordinator, the agent or its socket; or the node has no session to its coordinator |
 //! | 5 | `push --dry-run`: the node would change something |
+//! | 1, 2 | `diff`: something differs (1, and a failure is 2); `plan -f`: something would change (2) |
 //! | 130, 143 | ended by Ctrl-C or SIGTERM |
 //!
 //! `mvm instance exec` ends with the exit code of the command that it ran, or 128 and the signal that ended it.
@@ -29,6 +30,8 @@ pub(crate) enum Outcome {
     Unreachable(anyhow::Error),
     /// A dry run found something to do, and has told it.
     Changes,
+    /// A comparison found something, and has told it; its own code for that.
+    Found(u8),
     /// A command inside an instance ended with this code, and has said why itself.
     Command(u8),
     /// A signal ended the command; the shell's code for it.
@@ -62,7 +65,7 @@ pub(crate) fn report(outcome: &Outcome) -> ExitCode {
         Outcome::TimedOut(error) => (3, Some(error)),
         Outcome::Unreachable(error) => (4, Some(error)),
         Outcome::Changes => (5, None),
-        Outcome::Command(code) | Outcome::Interrupted(code) => (*code, None),
+        Outcome::Found(code) | Outcome::Command(code) | Outcome::Interrupted(code) => (*code, None),
     };
     if let Some(error) = error {
         crate::output::error(&causes(error));

@@ -12,6 +12,9 @@ pub(crate) struct Global {
     /// Settings file
     #[arg(long, global = true, value_name = "FILE", env = "MVM_CONFIG", help_heading = "Global options")]
     pub(crate) config: Option<PathBuf>,
+    /// The context to use, of those that `mvm context list` shows [default: the current one]
+    #[arg(long, global = true, value_name = "CONTEXT", env = "MVM_CONTEXT", help_heading = "Global options")]
+    pub(crate) context: Option<String>,
     /// How results are printed
     #[arg(short, long, global = true, value_enum, default_value = "table", help_heading = "Global options")]
     pub(crate) output: Format,

@@ -7,7 +7,7 @@ mod agent_client;
 mod args;
 mod client;
 mod commands;
-
+mod contexts;
 mod endpoint;
 mod exit;
 mod global;
@@ -15,6 +15,7 @@ mod instances;
 mod logging;
 #[cfg(test)]
 mod metrics_page;
+mod objects;
 mod output;
 mod paths;
 mod progress;

@@ -28,6 +28,13 @@ pub(crate) enum Format {
     Wide,
     Json,
     Yaml,
+    /// The names of objects, a line each
+    Name,
+}
+
+/// Whether a person reads what is printed in this format.
+pub(crate) fn is_for_people(format: Format) -> bool {
+    matches!(format, Format::Table | Format::Wide)
 }
 
 /// Columns. Each cell is one line, whatever it was made of.
@@ -44,6 +51,11 @@ impl Table {
 
     pub(crate) fn add_row<T: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = T>) {
         self.rows.push(cells.into_iter().map(cell).collect());
+    }
+
+    /// The cells of its rows.
+    pub(crate) fn rows(&self) -> &[Vec<String>] {
+        &self.rows
     }
 
     /// Takes the columns away in which no row has anything.
@@ -142,6 +154,71 @@ pub(crate) fn show<T: Serialize>(
     write(rendered(format, value, table)?.as_bytes())
 }
 
+/// Prints `value` for programs, or tables for people, each after a blank line, without those that have no rows.
+pub(crate) fn show_all<T: Serialize>(
+    format: Format,
+    value: &T,
+    tables: impl FnOnce(bool) -> Vec<Table>,
+) -> anyhow::Result<()> {
+    let text = match format {
+        Format::Table => joined(&tables(false), terminal_width()),
+        Format::Wide => joined(&tables(true), None),
+        format => rendered(format, value, |_| plain())?,
+    };
+    write(text.as_bytes())
+}
+
+fn joined(tables: &[Table], width: Option<usize>) -> String {
+    let shown = tables.iter().filter(|table| !table.rows.is_empty()).map(|table| table.rendered(width));
+    shown.collect::<Vec<_>>().join("\n")
+}
+
+/// A value as YAML that a terminal only shows: to read, to edit, to compare.
+pub(crate) fn yaml<T: Serialize>(value: &T) -> anyhow::Result<String> {
+    rendered(Format::Yaml, value, |_| plain())
+}
+
+/// Tables that are drawn again over what they were, where standard output is a terminal.
+#[derive(Debug)]
+pub(crate) struct Screen {
+    /// Of what is drawn now.
+    lines: usize,
+}
+
+impl Screen {
+    /// None where standard output is a file or a program.
+    pub(crate) fn of_terminal() -> Option<Self> {
+        std::io::stdout().is_terminal().then_some(Self { lines: 0 })
+    }
+
+    pub(crate) fn draw(&mut self, tables: &[Table]) -> anyhow::Result<()> {
+        let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
+        let rows = size.map(|size| usize::from(size.ws_row)).filter(|rows| *rows > 1);
+        let text = fitting(&joined(tables, terminal_width()), rows);
+        let back = redraw(self.lines);
+        self.lines = text.lines().count();
+        write(format!("{back}{text}").as_bytes())
+    }
+}
+
+/// Back to the first of the lines, and nothing below.
+fn redraw(lines: usize) -> String {
+    match lines {
+        0 => String::new(),
+        lines => format!("\x1b[{lines}A\r\x1b[J"),
+    }
+}
+
+/// The first lines that a terminal of so many rows shows together with its cursor; then how many there are more.
+fn fitting(text: &str, rows: Option<usize>) -> String {
+    let (all, most) = (text.lines().count(), rows.unwrap_or(usize::MAX) - 1);
+    if all <= most {
+        return text.to_owned();
+    }
+    let shown = text.lines().take(most - 1).map(|line| format!("{line}\n")).collect::<String>();
+    format!("{shown}... {} more\n", all - (most - 1))
+}
+
 fn rendered<T: Serialize>(
     format: Format,
     value: &T,
@@ -150,6 +227,7 @@ fn rendered<T: Serialize>(
     match format {
         Format::Table => Ok(table(false).rendered(terminal_width())),
         Format::Wide => Ok(table(true).rendered(None)),
+        Format::Name => Err(anyhow::anyhow!("-o name is for declared objects: get, apply, delete")),
         Format::Json => Ok(text::json(&json(value)?)),
         Format::Yaml => {
             let written = serde_yaml_ng::to_string(value).context("could not write the result as YAML")?;
@@ -165,24 +243,24 @@ fn json<T: Serialize>(value: &T) -> anyhow::Result<String> {
 }
 
 /// One line of a stream: `value` for programs, or `parts` for people.
-pub(crate) fn show_line<T: Serialize, const N: usize>(
+pub(crate) fn show_line<T: Serialize>(
     format: Format,
     value: &T,
-    parts: [&str; N],
+    parts: impl IntoIterator<Item: AsRef<str>>,
 ) -> anyhow::Result<()> {
     write(rendered_line(format, value, parts)?.as_bytes())
 }
 
-fn rendered_line<T: Serialize, const N: usize>(
+fn rendered_line<T: Serialize>(
     format: Format,
     value: &T,
-    parts: [&str; N],
+    parts: impl IntoIterator<Item: AsRef<str>>,
 ) -> anyhow::Result<String> {
     if format == Format::Json {
         let written = serde_json::to_string(value).context("could not write a line as JSON")?;
         return Ok(text::json(&written) + "\n");
     }
-    Ok(parts.map(cell).join("  ") + "\n")
+    Ok(parts.into_iter().map(cell).collect::<Vec<_>>().join("  ") + "\n")
 }
 
 /// What this program made of itself alone, on any number of lines: a schema, a script.
@@ -314,7 +392,7 @@ fn distance(now: Timestamp, at: Timestamp) -> String {
 }
 
 /// In the largest unit of which there are at least two, rounded down.
-fn span(span: Duration) -> String {
+pub(crate) fn span(span: Duration) -> String {
     const MINUTE: u64 = 60;
     const HOUR: u64 = 60 * MINUTE;
     const DAY: u64 = 24 * HOUR;

@@ -1,6 +1,7 @@
 //! What a hostile node, guest or coordinator can make appear: every renderer, with control sequences in every string.
 
 use mvm_agent::isolation::NetworkReport;
+use mvm_proto::object::{FleetChange, Object, PoolExplanation, kind_named};
 use mvm_proto::status::{
     Capability, Capacity, Condition, Event, InstanceStatus, NodeInfo, NodeStatus, PassedOver, PoolStatus,
 };
@@ -9,8 +10,11 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::commands::{audit, events, instance, net, node, operator, tenant, token, trust};
+use crate::commands::{
+    audit, describe, events, explain, instance, net, node, operator, plan_objects, tenant, token, trust,
+};
 use crate::instances::Found;
+use crate::objects::table;
 
 /// Each moves the cursor, hides, reorders, sets a title, rings, or begins a line.
 const SEQUENCES: [&str; 20] = [
@@ -114,6 +118,39 @@ fn renderers(text: &str) -> Vec<(&'static str, String)> {
         "instances": [status], "desired": { "flake_ref": text, "instance_resources": { text: text } } });
     let one_tenant = json!({ "tenant_id": text, "managed": text, "instances": text, "pools": [pool],
         "desired": { "network": { "ipv4_subnet": text }, "quotas": { text: text } } });
+    let condition = json!({ "type": text, "status": text, "reason": text, "message": text, "since": text });
+    let object: Object = serde_json::from_value(json!({
+        "api_version": text, "kind": "Pool",
+        "metadata": { "name": text, "tenant": "acme", "labels": { text: text }, "finalizers": [text],
+            "deleting_since": "2026-01-01T00:00:00Z" },
+        "spec": { "image": { "ref": text }, "more": [{ "x": text }] },
+        "status": { "ready": text, "conditions": [condition] },
+    }))
+    .unwrap();
+    let counts = json!({ "running": 1, "warm": 0, "sleeping": 0 });
+    let why: PoolExplanation = serde_json::from_value(json!({
+        "pool": text, "wanted": counts, "quota": text, "deferred": [text],
+        "unplaced": { "counts": counts, "reason": text },
+        "nodes": [{ "node": "n1", "has": 1, "obstacle": text }],
+    }))
+    .unwrap();
+    let change: FleetChange = serde_json::from_value(json!({
+        "objects": [{ "object": text, "outcome": "configured",
+            "fields": [{ "path": text, "from": text, "to": [text] }] }],
+        "nodes": [{ "node": "n1", "steps": [{ "pool": text, "action": text, "phase": text, "count": 1,
+            "reason": text }] }],
+        "unplaced": [{ "pool": text, "counts": counts, "reason": text }],
+    }))
+    .unwrap();
+    let now = "2026-01-01T00:00:00Z".parse().unwrap();
+    let pools = kind_named("pools").unwrap();
+    let several = [
+        ("describe", describe::tables(&object, Some(&why))),
+        ("explain", explain::tables(&why)),
+        ("plan -f", plan_objects::tables(&change, true)),
+        ("get pools", vec![table::table(pools, &[&object], true, true, now)]),
+    ];
+    let several = several.into_iter().map(|(command, tables)| (command, joined(&tables, None)));
     let shown = trust::TrustOutput { state: &trusted, root_digest: text.to_owned(), pinned: "no" };
     let tables = [
         ("instance list", instance::table(std::slice::from_ref(&found), false)),
@@ -136,7 +173,7 @@ fn renderers(text: &str) -> Vec<(&'static str, String)> {
         ("net verify", net::table(&report)),
         ("audit get", audit::lines_table(&[line.unwrap()])),
     ];
-    tables.into_iter().map(|(command, table)| (command, table.render())).collect()
+    tables.into_iter().map(|(command, table)| (command, table.render())).chain(several).collect()
 }
 
 #[test]
@@ -171,6 +208,16 @@ fn json_and_yaml_hold_a_peers_text_whole_and_do_nothing_to_a_terminal() {
     }
     let plain_value = json!({ "name": "zażółć", "lines": "a\nb" });
     assert!(rendered(Format::Yaml, &plain_value, |_| plain()).unwrap().contains("name: zażółć\n"));
+}
+
+#[test]
+fn a_table_that_is_drawn_again_never_leaves_its_terminal() {
+    let text = "NAME\na\nb\nc\n";
+    assert_eq!(fitting(text, None), text);
+    assert_eq!(fitting(text, Some(5)), text);
+    assert_eq!(fitting(text, Some(4)), "NAME\na\n... 2 more\n");
+    assert_eq!(fitting(text, Some(2)), "... 4 more\n");
+    assert_eq!((redraw(0).as_str(), redraw(3).as_str()), ("", "\x1b[3A\r\x1b[J"));
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Settings from the environment and from a file, under the flags: a flag beats the environment, which beats the file.
+//! Settings from the environment, a context and a file, under the flags: a flag beats the environment, which beats the
+//! context, which beats the file.
 //!
 //! Every flag is a setting with one [`Place`]: a table of the file and a key in it, which also make its environment name
 //! (`[agent] data-dir`, `MVM_AGENT_DATA_DIR`). Flags of several commands that mean the same have the same place. It is
@@ -10,10 +11,12 @@ mod file;
 mod page;
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 
 use clap::{Arg, ArgAction, Command, CommandFactory};
 
 use crate::args::Cli;
+use crate::contexts::{self, Context, Contexts};
 
 /// Settings of this machine's agent: its own, and of all commands that look at its folder.
 const AGENT: &str = "agent";
@@ -25,16 +28,39 @@ const CLIENT: &str = "client";
 const SHARED: [&str; 3] = [AGENT, COORDINATOR, CLIENT];
 
 /// What `[client]` holds, with the names that it has in the environment.
-const CLIENT_NAMES: [(&str, &str); 3] =
-    [("MVM_COORDINATOR", "coordinator"), ("MVM_ENDPOINT", "endpoint"), ("MVM_OPERATOR_DIR", "operator-dir")];
+const CLIENT_NAMES: [(&str, &str); 4] = [
+    ("MVM_COORDINATOR", "coordinator"),
+    ("MVM_ENDPOINT", "endpoint"),
+    ("MVM_OPERATOR_DIR", "operator-dir"),
+    ("MVM_TENANT", "tenant"),
+];
 
 /// The command line's grammar with environment names and the file's values laid under it.
 pub(crate) fn layered_command() -> anyhow::Result<Command> {
     let command = with_environment(Cli::command());
-    match file::chosen() {
-        Some(path) => file::lay(command, &path),
-        None => Ok(command),
-    }
+    let command = match file::chosen() {
+        Some(path) => file::lay(command, &path)?,
+        None => command,
+    };
+    let chosen = file::named_early("--context", "MVM_CONTEXT");
+    let contexts = contexts::file().map(|file| Contexts::load(&file)).transpose()?.unwrap_or_default();
+    let context = contexts.in_force(chosen.as_deref().and_then(OsStr::to_str))?;
+    Ok(lay_context(command, context))
+}
+
+/// Makes what a context says the defaults of the flags that it is for. An agent serves one cluster, whatever its user
+/// works with.
+fn lay_context(command: Command, context: Option<&Context>) -> Command {
+    let Some(context) = context else { return command };
+    let values = context.values();
+    change_args(command, &[], &mut |path, arg| {
+        let name = arg.get_env().and_then(OsStr::to_str);
+        let value = values.iter().find(|(known, _)| name == Some(known)).map(|(_, value)| value.clone());
+        match value.filter(|_| path.first().is_none_or(|first| first != AGENT)) {
+            Some(value) => arg.default_value(value).required(false),
+            None => arg,
+        }
+    })
 }
 
 /// Where a setting is: `[table] key`. What every command takes has no table.
@@ -113,7 +139,7 @@ fn as_served(command: &[String]) -> Vec<String> {
 }
 
 fn is_builtin(arg: &Arg) -> bool {
-    matches!(arg.get_id().as_str(), "help" | "version" | "config")
+    matches!(arg.get_id().as_str(), "help" | "version" | "config" | "context")
 }
 
 fn is_switch(arg: &Arg) -> bool {
@@ -224,6 +250,37 @@ mod tests {
             let (a, b) = (other.arg.get_default_values(), setting.arg.get_default_values());
             assert!(a == b || a.is_empty() || b.is_empty(), "{name} of {command:?}: {a:?} and {b:?}");
         }
+    }
+
+    #[test]
+    fn a_flag_beats_a_context_and_a_context_beats_the_file() {
+        let context = Context {
+            coordinator: Some("https://context:4433".to_owned()),
+            tenant: Some("acme".parse().unwrap()),
+            ..Context::default()
+        };
+        let parse = |args: &[&str]| {
+            let command = file::lay_text(
+                with_environment(Cli::command()),
+                "[client]\ncoordinator = \"https://file:4433\"\noperator-dir = \"/of/file\"\n",
+            );
+            let command = lay_context(command.unwrap(), Some(&context));
+            let mut matches = command.try_get_matches_from(args).unwrap();
+            while let Some((_, below)) = matches.remove_subcommand() {
+                matches = below;
+            }
+            matches
+        };
+        let coordinator =
+            |args: &[&str]| parse(args).get_one::<mvm_transport::Target>("coordinator").unwrap().to_string();
+        assert_eq!(coordinator(&["mvm", "node", "list"]), "https://context:4433");
+        let said = ["mvm", "node", "list", "--coordinator", "https://flag:4433"];
+        assert_eq!(coordinator(&said), "https://flag:4433");
+        assert_eq!(coordinator(&["mvm", "agent", "serve"]), "https://file:4433");
+        let get = parse(&["mvm", "get", "pools"]);
+        assert_eq!(get.get_one::<mvm_proto::TenantId>("tenant").unwrap().as_str(), "acme");
+        let dir = get.get_one::<std::path::PathBuf>("operator_dir");
+        assert_eq!(dir.unwrap().to_str(), Some("/of/file"), "the context says nothing of it");
     }
 
     #[test]

@@ -13,11 +13,30 @@ use mvm_proto::document::{Pool, Tenant};
 use mvm_proto::{DesiredState, Digest, InstanceId, PoolId, TenantId, Timestamp};
 use serde::Serialize;
 
+use crate::commands::block_on;
+use crate::commands::plan_objects::{self, PlanObjectsArgs};
 use crate::commands::push::read_document;
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
 use crate::output;
 use crate::progress::Progress;
+
+const EXAMPLES: &str = "\
+Examples:
+  mvm plan -f acme.yaml
+  mvm plan --delete pool/acme/workers
+  mvm plan node --desired node-a.json --observed seen.json
+
+Exit codes of `mvm plan -f`: 0 nothing would change, 2 something would, 1 it failed.";
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
+pub(crate) struct PlanArgs {
+    #[command(subcommand)]
+    command: Option<PlanCommand>,
+    #[command(flatten)]
+    objects: PlanObjectsArgs,
+}
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PlanCommand {
@@ -42,8 +61,18 @@ fn parse_time(text: &str) -> Result<Timestamp, String> {
     text.parse::<Timestamp>().map_err(|error| error.to_string())
 }
 
-pub(crate) fn run(global: &Global, command: PlanCommand) -> Run {
-    let PlanCommand::Node(args) = command;
+pub(crate) fn run(global: &Global, args: PlanArgs) -> Run {
+    match args.command {
+        Some(PlanCommand::Node(args)) => node(global, &args),
+        // 2 says that something would change, and nothing else.
+        None => block_on(plan_objects::run(global, args.objects)).map_err(|outcome| match outcome {
+            Outcome::Usage(error) => Outcome::Failed(error),
+            other => other,
+        }),
+    }
+}
+
+fn node(global: &Global, args: &PlanNodeArgs) -> Run {
     let dash = Path::new("-");
     if args.desired == dash && args.observed == dash {
         let text = "only one of --desired and --observed can be read from standard input";

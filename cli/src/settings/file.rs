@@ -1,6 +1,7 @@
 //! The settings file: TOML, with a table for what many commands share and one for each command.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
@@ -17,20 +18,7 @@ const TYPING_ERRORS: usize = 3;
 
 /// `--config FILE`, else `MVM_CONFIG`, else the user's, else the system's. Read before clap runs, since it feeds clap.
 pub(super) fn chosen() -> Option<PathBuf> {
-    let mut args = std::env::args_os().skip(1);
-    while let Some(arg) = args.next() {
-        let Some(text) = arg.to_str() else { continue };
-        if text == "--" {
-            break;
-        }
-        if text == "--config" {
-            return args.next().map(PathBuf::from);
-        }
-        if let Some(path) = text.strip_prefix("--config=") {
-            return Some(path.into());
-        }
-    }
-    if let Some(path) = std::env::var_os("MVM_CONFIG").filter(|path| !path.is_empty()) {
+    if let Some(path) = named_early("--config", "MVM_CONFIG") {
         return Some(path.into());
     }
     let home = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
@@ -38,6 +26,24 @@ pub(super) fn chosen() -> Option<PathBuf> {
     let candidates =
         home.map(|dir| dir.join("mvm/config.toml")).into_iter().chain([PathBuf::from(SYSTEM_FILE)]);
     candidates.into_iter().find(|path| path.is_file())
+}
+
+/// What a flag that feeds clap is given, else its environment variable.
+pub(super) fn named_early(flag: &str, variable: &str) -> Option<OsString> {
+    let mut args = std::env::args_os().skip(1);
+    while let Some(arg) = args.next() {
+        let Some(text) = arg.to_str() else { continue };
+        if text == "--" {
+            break;
+        }
+        if text == flag {
+            return args.next();
+        }
+        if let Some(value) = text.strip_prefix(flag).and_then(|rest| rest.strip_prefix('=')) {
+            return Some(value.into());
+        }
+    }
+    std::env::var_os(variable).filter(|value| !value.is_empty())
 }
 
 /// Makes the file's values the defaults of the flags that they are for.
@@ -49,7 +55,7 @@ pub(super) fn lay(command: Command, path: &Path) -> anyhow::Result<Command> {
 
 type Values = BTreeMap<Place, Vec<String>>;
 
-fn lay_text(command: Command, text: &str) -> anyhow::Result<Command> {
+pub(super) fn lay_text(command: Command, text: &str) -> anyhow::Result<Command> {
     let table: toml::Table = text.parse().context("it is not TOML")?;
     // Of the flags as they are written: names for the environment are made of places, not the other way round.
     let settings = all(&Cli::command());

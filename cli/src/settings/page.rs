@@ -13,7 +13,9 @@ const HEAD: &str = r#"# Settings
 
 Generated from the commands' flags in `cli/src`; a test fails when the two differ.
 
-Every flag can also come from the environment or from a settings file: **flag beats environment beats file**. The file is the first of
+Every flag can also come from the environment or from a settings file: **flag beats environment beats context beats file**. A
+context (`mvm context`) says `coordinator`, `operator-dir` and `tenant` of `[client]`, for every command but `mvm agent`; contexts are in
+`MVM_CONTEXTS`, else `$XDG_CONFIG_HOME/mvm/contexts.toml`, and `--context` or `MVM_CONTEXT` chooses one. The settings file is the first of
 `--config FILE`, `MVM_CONFIG`, `$XDG_CONFIG_HOME/mvm/config.toml` (`~/.config/mvm/config.toml`) and `/etc/mvm/config.toml`; only one is
 read. It has one form for all commands:
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use memory::Server;
-use mvm_client::{ApplyOptions, Change, DeleteOptions, Name, Objects, Query, Watch};
-use mvm_proto::object::{Kind, Object, Outcome, kind_named};
+use mvm_client::{ApplyOptions, Change, DeleteOptions, Name, Objects, Query, Watch, files};
+use mvm_proto::object::{Kind, Object, Outcome, kind_named, read};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -43,6 +43,19 @@ async fn next(watch: &mut Watch) -> Change {
 
 fn names(objects: &[Object]) -> Vec<&str> {
     objects.iter().map(|object| object.metadata.name.as_str()).collect()
+}
+
+#[test]
+fn every_example_is_what_the_server_takes() {
+    let folder = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples"));
+    let names = |file: &str| {
+        let entries = files::read(&[folder.join(file)], files::Tenant::default()).unwrap();
+        let declared = entries.iter().map(|entry| read(entry.json.to_string().as_bytes()).unwrap());
+        declared.map(|it| format!("{} {}", it.kind.name, it.metadata.name)).collect::<Vec<_>>()
+    };
+    let objects = ["Tenant acme", "Tenant globex", "Pool workers", "Pool gateway", "Pool web"];
+    assert_eq!(names("objects.yaml"), objects);
+    assert_eq!(names("placement.yaml"), ["Tenant acme", "Node node-a", "Pool trainers"]);
 }
 
 #[tokio::test]

@@ -1,0 +1,71 @@
+//! `mvm cordon` and `mvm uncordon`: whether nodes take something new.
+
+use clap::Args;
+use mvm_client::{ApplyOptions, CallError, Name, Objects};
+use mvm_proto::object::kind_named;
+use serde_json::json;
+
+use crate::exit::{Outcome, Run};
+use crate::global::Global;
+use crate::objects::names::of_kind;
+use crate::objects::{Failures, ObjectArgs, editable, failed, tell, within};
+
+const EXAMPLES: &str = "\
+Examples:
+  mvm cordon n1 n2      what runs there stays, nothing new comes
+  mvm uncordon n1";
+
+/// How often a write is tried that another one was faster than.
+const ATTEMPTS: u32 = 5;
+/// What the server answers to a write of an object that has changed since.
+const STALE: &str = "stale";
+
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct CordonArgs {
+    /// Nodes by their names
+    #[arg(required = true, value_name = "NODE")]
+    nodes: Vec<String>,
+    #[command(flatten)]
+    object: ObjectArgs,
+}
+
+pub(crate) async fn run(global: &Global, args: CordonArgs, cordoned: bool) -> Run {
+    let usage = |error: String| Outcome::Usage(anyhow::anyhow!(error));
+    let kind = kind_named("nodes").map_err(usage)?;
+    let names = args.nodes.iter().map(|node| of_kind(kind, node.strip_prefix("node/").unwrap_or(node), None));
+    let names = names.collect::<Result<Vec<_>, _>>().map_err(usage)?;
+    let mut objects = args.object.open(global).await?;
+    let (mut failures, done) = (Failures::default(), if cordoned { "cordoned" } else { "uncordoned" });
+    for name in &names {
+        let setting = async { Ok(set(&mut objects, name, cordoned).await) };
+        match within(global.timeout(), setting).await? {
+            Ok(true) => tell(global.output, name, done)?,
+            Ok(false) => tell(global.output, name, &format!("already {done}"))?,
+            Err(error) => failures.note(name, failed(error))?,
+        }
+    }
+    failures.conclude()
+}
+
+/// Whether it had to be changed. What others write to the node meanwhile is kept.
+async fn set(objects: &mut Objects, name: &Name, cordoned: bool) -> Result<bool, CallError> {
+    let mut attempt = 1;
+    loop {
+        let node = objects.get(name).await?;
+        if node.spec.get("cordoned").and_then(serde_json::Value::as_bool).unwrap_or(false) == cordoned {
+            return Ok(false);
+        }
+        let mut next = editable(&node, true);
+        next["spec"]["cordoned"] = json!(cordoned);
+        match objects.apply(&next, ApplyOptions::default()).await {
+            Ok(_) => return Ok(true),
+            Err(error)
+                if attempt < ATTEMPTS && error.problem().is_some_and(|problem| problem.code == STALE) =>
+            {
+                attempt += 1;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
