@@ -1,12 +1,15 @@
-//! What operators ask over gRPC: the `Control` service, with health and reflection beside it.
+//! What people and programs ask over TCP: the `Control` service for operators, declared objects over gRPC and REST, with
+//! health and reflection beside them.
 //!
-//! Every request on this listener carries a verified certificate; the role is checked once, for all services, before
-//! any of them sees the request. Errors carry a problem (see `refuse`).
+//! Who makes a request is found out once, for all services, before any of them sees it (`identify`). Errors carry a
+//! problem (see `refuse`).
 
 mod events;
+pub(crate) mod identify;
 mod instance_list;
 mod instances;
 mod nodes;
+mod objects;
 mod push;
 mod trust;
 
@@ -15,8 +18,8 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
+use mvm_pki::Identity;
 use mvm_pki::tls::PeerCertificate;
-use mvm_pki::{Identity, Role};
 use mvm_proto::wire::control::v1::control_server::{Control, ControlServer};
 use mvm_proto::wire::control::v1::{
     ActOnInstanceRequest, ActOnInstanceResponse, CoordinatorInfo, CreateTokenRequest, CreateTokenResponse,
@@ -27,13 +30,17 @@ use mvm_proto::wire::control::v1::{
     RenewCertificateRequest, RenewCertificateResponse, RevokeTokenRequest, RevokeTokenResponse,
     StoredDocument, StreamEventsRequest, TrustState, UpdateTrustRequest,
 };
+use mvm_proto::wire::objects::v1::objects_server::ObjectsServer;
 use mvm_proto::wire::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES};
 use mvm_proto::{NodeId, Problem};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::Routes;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::server::Connected as _;
 use tonic::{Request, Response, Status};
 
+use self::identify::Identified;
 use crate::enrolment::NotRenewed;
 use crate::error::BoxError;
 use crate::grpc_listener::calls::CountCalls;
@@ -42,7 +49,7 @@ use crate::records::IssuedRecord;
 use crate::state::State;
 use crate::stored::now;
 use crate::tokens::PinnedRoots;
-use crate::{enrolment, operators, refuse, tokens};
+use crate::{enrolment, operators, refuse, rest, tokens};
 
 /// Calls at once on one connection.
 const MAX_STREAMS: u32 = 64;
@@ -66,7 +73,6 @@ pub(crate) async fn serve(
         .register_encoded_file_descriptor_set(FILE_DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()?;
-    let judge = Arc::clone(&state);
     let noting = Arc::clone(&state);
     let connections = ReceiverStream::new(connections).then(move |connection| {
         let state = Arc::clone(&noting);
@@ -77,16 +83,24 @@ pub(crate) async fn serve(
             connection
         }
     });
+    let objects = ObjectsServer::new(objects::ObjectService(Arc::clone(&state)))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let services = Routes::from(rest::router(Arc::clone(&state)))
+        .add_service(InterceptedService::new(control, operators_only))
+        .add_service(InterceptedService::new(health_service, known_callers_only))
+        .add_service(InterceptedService::new(reflection, known_callers_only))
+        .add_service(objects);
+    let identifying = Arc::clone(&state);
     let serving = tonic::transport::Server::builder()
+        .accept_http1(true)
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_WAIT))
         .max_concurrent_streams(MAX_STREAMS)
         .http2_max_header_list_size(MAX_HEADER_BYTES)
         .layer(tower::layer::layer_fn(CountCalls::new))
-        .layer(tonic::service::InterceptorLayer::new(move |request| authorise(&judge, request)))
-        .add_service(control)
-        .add_service(health_service)
-        .add_service(reflection)
+        .layer(tower::layer::layer_fn(move |inner| identify::Identify::new(inner, Arc::clone(&identifying))))
+        .add_routes(services)
         .serve_with_incoming_shutdown(connections, async move {
             state.shutdown.cancelled().await;
             health.set_not_serving::<ControlServer<Service>>().await;
@@ -97,38 +111,34 @@ pub(crate) async fn serve(
 
 /// Brings an operator's record up to date before its first request.
 async fn note_operator(state: &State, peer: &GrpcPeer) {
-    let PeerCertificate { fingerprint, serial_hex, not_before, not_after } = peer.certificate.clone();
+    let Some((identity, certificate)) = &peer.proven else { return };
+    let PeerCertificate { fingerprint, serial_hex, not_before, not_after } = certificate.clone();
     let presented =
         IssuedRecord { serial: serial_hex, fingerprint, issued_at: not_before, not_after, root: None };
-    if let Err(problem) = operators::note_use(state, &peer.identity, &presented, now()).await {
+    if let Err(problem) = operators::note_use(state, identity, &presented, now()).await {
         // Whether it may go on does not depend on this.
         tracing::warn!(%problem, "could not record an operator's certificate");
     }
 }
 
-/// The role that may call anything on this listener. Asked for every request, so that an operator's removal ends what
-/// its connections can do.
-fn authorise(state: &State, request: Request<()>) -> Result<Request<()>, Status> {
-    let peer = request.extensions().get::<GrpcPeer>();
-    let GrpcPeer { identity, certificate, .. } =
-        peer.ok_or_else(|| refuse::status(&refuse::no_certificate()))?;
-    match identity.role() {
-        Role::Operator => {
-            let checked = state.operators.check(identity, Some(&certificate.fingerprint), now());
-            checked.map_err(|problem| refuse::status(&problem))?;
-            Ok(request)
-        }
-        // A coordinator calls no other one here: its stolen certificate must not do what an operator's can.
-        Role::Coordinator | Role::Node => {
-            tracing::warn!(peer = %identity, "no operator called the operators' API");
-            Err(refuse::status(&refuse::wrong_role(&identity.to_string(), "operator")))
-        }
+/// Lets requests through that come with an operator's certificate: an API key gives access to objects alone.
+fn operators_only(request: Request<()>) -> Result<Request<()>, Status> {
+    let is_operator = request.extensions().get::<GrpcPeer>().is_some_and(|peer| peer.proven.is_some());
+    let request = known_callers_only(request)?;
+    if is_operator { Ok(request) } else { Err(refuse::status(&refuse::no_certificate())) }
+}
+
+fn known_callers_only(request: Request<()>) -> Result<Request<()>, Status> {
+    match request.extensions().get::<Identified>() {
+        Some(Identified(Ok(_))) => Ok(request),
+        Some(Identified(Err(problem))) => Err(refuse::status(problem)),
+        None => Err(refuse::status(&refuse::no_credential())),
     }
 }
 
 fn caller<T>(request: &Request<T>) -> Result<Identity, Status> {
-    let peer = request.extensions().get::<GrpcPeer>();
-    peer.map(|peer| peer.identity.clone()).ok_or_else(|| refuse::status(&refuse::no_certificate()))
+    let proven = request.extensions().get::<GrpcPeer>().and_then(|peer| peer.proven.as_ref());
+    proven.map(|(identity, _)| identity.clone()).ok_or_else(|| refuse::status(&refuse::no_certificate()))
 }
 
 struct Service(Arc<State>);
@@ -265,7 +275,8 @@ impl Control for Service {
         request: Request<RenewCertificateRequest>,
     ) -> Answer<RenewCertificateResponse> {
         let identity = caller(&request)?;
-        let presented = request.extensions().get::<GrpcPeer>().map(|peer| peer.certificate.fingerprint);
+        let proven = request.extensions().get::<GrpcPeer>().and_then(|peer| peer.proven.as_ref());
+        let presented = proven.map(|(_, certificate)| certificate.fingerprint);
         let csr_der = &request.get_ref().csr_der;
         let renewed = enrolment::renew(&self.0, &identity, presented.as_ref(), csr_der, now()).await;
         let renewed = renewed.map_err(NotRenewed::into_problem);

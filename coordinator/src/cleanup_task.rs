@@ -9,7 +9,7 @@ use crate::fleet::LiveNode;
 use crate::records::{StatusRecord, status_key};
 use crate::state::State;
 use crate::stored::{StateError, encode, now};
-use crate::tokens;
+use crate::{objects, tokens};
 
 /// How long news of a node may wait to be written. It is for people looking at a node that is away; nothing that
 /// must not be lost is in it.
@@ -36,6 +36,8 @@ pub(crate) async fn cleanup_task(state: Arc<State>) {
             }
             _ = old_tokens.tick() => {
                 log(tokens::remove_old(&state.store, now()).await.map(drop), "could not remove expired join tokens");
+                log(objects::forget_old(&state.store, now()).await, "could not remove old idempotency keys");
+                log(objects::trim_audit(&state.store).await, "could not trim the audit log");
             }
         }
     }

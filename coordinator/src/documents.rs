@@ -353,7 +353,14 @@ impl Documents {
         }
     }
 
+    /// The digest of what a document says, without what is added to it here.
+    pub(crate) fn content_of(&self, desired: &DesiredState) -> Digest {
+        let desired = DesiredState { cluster: Some(self.cluster.clone()), ..desired.clone() };
+        Digest::of(&serde_json::to_vec(&desired).unwrap_or_default())
+    }
+
     fn sign(&self, desired: DesiredState, numbers: Numbers, now: Timestamp) -> Result<Stored, Problem> {
+        let content = Some(self.content_of(&desired));
         let document = SignedDocument { provenance: self.provenance(numbers, now), desired };
         let payload = document.to_payload();
         check::size(payload.len())?;
@@ -369,6 +376,7 @@ impl Documents {
             digest: verified.digest(),
             issued_at: now,
             expires_at: verified.get().provenance.expires_at,
+            content,
         };
         Ok(Stored { assigned, envelope: verified.envelope().to_json().into() })
     }

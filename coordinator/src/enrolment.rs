@@ -25,7 +25,7 @@ use crate::records::{
 };
 use crate::state::State;
 use crate::stored::{MAX_TRIES, StateError, Versioned, encode, load, now, unchanged};
-use crate::{operators, own_leaf, refuse, tokens};
+use crate::{objects, operators, own_leaf, refuse, tokens};
 
 /// Renewals per second of one identity in the long run. Each is a signature and, for nodes, a write to the disk;
 /// honest holders renew at half of a certificate's life, which is seconds only in tests.
@@ -75,6 +75,10 @@ pub(crate) async fn enrol(
         match state.store.commit(txn).await {
             Ok(_) => {
                 tracing::info!(node = %node_id, token = %used.token_id, serial = %issued.serial_hex, "enrolled");
+                // The next start makes it where this fails.
+                if let Err(problem) = objects::ensure_node(&state.objects, node_id).await {
+                    tracing::warn!(%problem, node = %node_id, "could not make the node's object");
+                }
                 return Ok((node_id.clone(), issued));
             }
             // Someone else used the token, or the node was just renewed or removed: look again.
@@ -234,6 +238,7 @@ pub(crate) async fn remove(state: &State, node_id: &NodeId, now: Timestamp) -> R
         match state.store.commit(txn).await {
             Ok(_) => {
                 tracing::info!(node = %node_id, "removed");
+                objects::remove_node(&state.objects, node_id).await?;
                 // After the commit: a session that comes up meanwhile finds the node removed when it looks.
                 return Ok(state.fleet.forget(node_id));
             }

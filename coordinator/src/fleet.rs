@@ -18,7 +18,7 @@ use mvm_proto::{NodeId, Problem, Timestamp};
 use mvm_transport::SessionControl;
 use mvm_transport::session::close_code;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{broadcast, oneshot, watch};
+use tokio::sync::{Notify, broadcast, oneshot, watch};
 
 use crate::documents::Stored;
 use crate::metrics::Metrics;
@@ -38,6 +38,9 @@ pub(crate) struct Fleet {
     followers: Followers,
     /// Nodes whose status is to be written to the store.
     dirty: Mutex<HashSet<NodeId>>,
+    /// Nodes of which placement has not heard the newest.
+    news: Mutex<HashSet<NodeId>>,
+    news_came: Notify,
     metrics: Arc<Metrics>,
 }
 
@@ -56,6 +59,8 @@ impl Fleet {
             sessions: watch::Sender::new(0),
             followers: broadcast::Sender::new(EVENTS_BEHIND),
             dirty: Mutex::default(),
+            news: Mutex::default(),
+            news_came: Notify::new(),
             metrics,
         }
     }
@@ -260,6 +265,23 @@ impl Fleet {
 
     pub(crate) fn mark_dirty(&self, node: &NodeId) {
         self.dirty.lock().insert(node.clone());
+        self.tell_news(node);
+    }
+
+    /// There is news of a node that placement is to hear.
+    pub(crate) fn tell_news(&self, node: &NodeId) {
+        self.news.lock().insert(node.clone());
+        self.news_came.notify_one();
+    }
+
+    /// Waits until there is news of a node. One task waits.
+    pub(crate) async fn news(&self) {
+        self.news_came.notified().await;
+    }
+
+    /// The nodes with news since the last call.
+    pub(crate) fn take_news(&self) -> HashSet<NodeId> {
+        std::mem::take(&mut *self.news.lock())
     }
 
     /// The nodes to write since the last call.

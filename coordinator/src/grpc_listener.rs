@@ -6,7 +6,8 @@
 //! connections only ever push each other out.
 //!
 //! A slot among the connections is taken by the certificate of an operator alone: the connection of a node or a
-//! coordinator is closed right after its handshake. One identity has few slots, and its newest connection takes the slot of its
+//! coordinator is closed right after its handshake. Connections without a certificate, for callers with API keys, have few
+//! slots of their own, by their sites. One identity has few slots, and its newest connection takes the slot of its
 //! longest idle one (see [`mvm_transport::slots`]); `calls` says which are idle. Certificates that are not good any more are
 //! counted apart: they take no slot of who has the name now.
 
@@ -43,19 +44,28 @@ const MAX_HANDSHAKES_PER_SITE: usize = 16;
 const MAX_CONNECTIONS_PER_IDENTITY: usize = 32;
 /// After accept failed (no file descriptors left), wait for some to be freed.
 const ACCEPT_RETRY: Duration = Duration::from_millis(200);
+/// Connections without a certificate, all together and from one site. They take nothing from operators.
+const MAX_ANONYMOUS: usize = 256;
+const MAX_ANONYMOUS_PER_SITE: usize = 64;
 /// Refused connections that the log tells of per second in the long run, and at once; the metrics count all.
 const TOLD_PER_SECOND: f64 = 1.0;
 const TOLD_BURST: f64 = 60.0;
 
-/// An operator, and whether its certificate is good.
-type Holder = (Identity, bool);
+/// Whose slot it is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Holder {
+    /// An operator, and whether its certificate is good.
+    Operator(Identity, bool),
+    Site(IpAddr),
+}
 
 /// Who is at the other end, in every request's extensions.
 #[derive(Debug, Clone)]
 pub(crate) struct GrpcPeer {
-    pub(crate) identity: Identity,
+    /// What the connection's certificate proves; none: the client has none.
+    pub(crate) proven: Option<(Identity, PeerCertificate)>,
+    pub(crate) address: SocketAddr,
     activity: Activity<Holder>,
-    pub(crate) certificate: PeerCertificate,
 }
 
 /// A connection whose client proved who it is.
@@ -86,8 +96,10 @@ pub(crate) fn accept(
         most_per_key: MAX_CONNECTIONS_PER_IDENTITY,
         evict: Evict::Idle,
     });
+    let anonymous =
+        Slots::new(Rules { most: MAX_ANONYMOUS, most_per_key: MAX_ANONYMOUS_PER_SITE, evict: Evict::Idle });
     let told = RateLimit::new(TOLD_PER_SECOND, TOLD_BURST);
-    let shared = Arc::new(Shared { acceptor, slots, told, state });
+    let shared = Arc::new(Shared { acceptor, slots, anonymous, told, state });
     tokio::spawn(async move {
         let shutdown = shared.state.shutdown.clone();
         tokio::select! {
@@ -102,6 +114,8 @@ pub(crate) fn accept(
 struct Shared {
     acceptor: TlsAcceptor,
     slots: Slots<Holder>,
+    /// Of connections without a certificate.
+    anonymous: Slots<Holder>,
     told: RateLimit<()>,
     state: Arc<State>,
 }
@@ -138,7 +152,7 @@ async fn accept_task(
             let shaken = async {
                 tcp.peek(&mut [0]).await.map_err(|error| error.to_string())?;
                 let _said_something = activity.begin();
-                shared.handshake(tcp).await
+                shared.handshake(tcp, address).await
             };
             let shaken = tokio::select! {
                 shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, shaken) => shaken,
@@ -162,21 +176,27 @@ impl Shared {
         }
     }
 
-    async fn handshake(&self, tcp: TcpStream) -> Result<GrpcStream, String> {
+    async fn handshake(&self, tcp: TcpStream, address: SocketAddr) -> Result<GrpcStream, String> {
         tcp.set_nodelay(true).map_err(|error| error.to_string())?;
         let stream = self.acceptor.accept(tcp).await.map_err(|error| error.to_string())?;
         let (_, connection) = stream.get_ref();
+        let Some(certificates) = connection.peer_certificates() else {
+            let slot = self.anonymous.take(Holder::Site(site_of(address.ip())));
+            let slot = slot.map_err(|full| format!("without a certificate: {full}"))?;
+            let peer = GrpcPeer { proven: None, address, activity: slot.activity() };
+            return Ok(GrpcStream { stream, peer, slot });
+        };
         let (identity, certificate) =
-            mvm_pki::tls::peer(connection.peer_certificates()).map_err(|refusal| refusal.to_string())?;
+            mvm_pki::tls::peer(Some(certificates)).map_err(|refusal| refusal.to_string())?;
         match identity.role() {
             Role::Operator => {}
             Role::Coordinator | Role::Node => return Err(format!("{identity} is not an operator")),
         }
         // What it calls is judged again, and refused with the reason.
         let is_good = self.state.operators.check(&identity, Some(&certificate.fingerprint), now()).is_ok();
-        let slot = self.slots.take((identity.clone(), is_good));
+        let slot = self.slots.take(Holder::Operator(identity.clone(), is_good));
         let slot = slot.map_err(|full| format!("{identity}: {full}"))?;
-        let peer = GrpcPeer { identity, certificate, activity: slot.activity() };
+        let peer = GrpcPeer { proven: Some((identity, certificate)), address, activity: slot.activity() };
         Ok(GrpcStream { stream, peer, slot })
     }
 }

@@ -19,15 +19,19 @@ mod http;
 mod init;
 mod metrics;
 mod numbering;
+mod objects;
 mod offline_notes;
 mod operators;
 mod own_leaf;
 mod paths;
+mod placement;
 mod rate_limit;
 mod records;
 mod refuse;
 mod reissue_task;
+mod render;
 mod reset_key;
+mod rest;
 mod roots;
 mod serve;
 mod session;
@@ -36,6 +40,7 @@ mod state;
 mod stored;
 mod tokens;
 mod trust;
+mod world;
 
 pub use error::{BoxError, CoordinatorError};
 pub use init::{

@@ -80,6 +80,7 @@ mod tests {
             digest: Digest::of(b"x"),
             issued_at: at,
             expires_at: at,
+            content: None,
         }
     }
 

@@ -5,6 +5,8 @@
 //! meta/numbers_reset      the newest trust root whose reset of numbers was carried out
 //! tokens/<token id>       join tokens: the hash of the secret, never the secret
 //! nodes/<node id>         enrolled nodes, removed ones included
+//! objects/<plural>/...    declared objects; see `objects`
+//! placed/<tenant>/...      where instances are placed; see `placement`
 //! operators/<name>        operators and their certificates, removed ones included
 //! assigned/<node id>      numbers of the newest document; the guard of every document transaction
 //! envelopes/<node id>     that document, signed, exactly as it is sent
@@ -106,6 +108,9 @@ pub(crate) struct Assigned {
     pub(crate) digest: Digest,
     pub(crate) issued_at: Timestamp,
     pub(crate) expires_at: Timestamp,
+    /// Of what it says, without what the coordinator adds: what says the same is not issued again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) content: Option<Digest>,
 }
 
 impl Assigned {
@@ -175,6 +180,7 @@ mod tests {
             digest: Digest::of(b""),
             issued_at: at(100),
             expires_at: at(100) + Duration::from_secs(60),
+            content: None,
         };
         assert_eq!(assigned.reissue_at(), at(130));
         let text = serde_json::to_vec(&assigned).unwrap();

@@ -2,8 +2,9 @@
 //!
 //! Every refusal is one function with its stable code, so that the same cause reads the same over HTTP/3 and gRPC.
 
+use mvm_proto::object::Kind;
 use mvm_proto::problem::PROBLEM_METADATA;
-use mvm_proto::{NodeId, Problem};
+use mvm_proto::{NodeId, Problem, TenantId};
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 
@@ -22,6 +23,51 @@ pub(crate) fn internal(error: &(dyn std::error::Error + 'static)) -> Problem {
 
 pub(crate) fn bad_request(detail: impl Into<String>) -> Problem {
     Problem::new(400, "bad_request", detail, "Correct the request.")
+}
+
+/// Said alike of what is not there and of what the caller may not see.
+pub(crate) fn no_object(kind: &Kind, tenant: Option<&TenantId>, name: &str) -> Problem {
+    let of = tenant.map(|tenant| format!(" of tenant {tenant}")).unwrap_or_default();
+    let (lower, short) = (kind.name.to_lowercase(), kind.short);
+    let detail = match name {
+        "" => format!("there are no {}{of} that you may see", kind.plural),
+        name => format!("there is no {lower} {}{of}", mvm_proto::json::quote(name)),
+    };
+    Problem::new(404, "not_found", detail, format!("List what there is: `mvm get {short}`."))
+}
+
+pub(crate) fn already_exists(object: &str) -> Problem {
+    let advice = "Change it with `mvm apply`, or choose another name.";
+    Problem::new(409, "already_exists", format!("{object} is there already"), advice)
+}
+
+pub(crate) fn being_deleted(object: &str) -> Problem {
+    let detail = format!("{object} is being deleted");
+    Problem::new(
+        409,
+        "being_deleted",
+        detail,
+        "Wait until it is gone (`mvm wait OBJECT --for=delete`), then declare it again.",
+    )
+}
+
+pub(crate) fn stale(object: &str, seen: &str, newest: &str) -> Problem {
+    let detail = format!("{object} was changed since: it is at version {newest}, not {seen}");
+    Problem::new(
+        412,
+        "stale",
+        detail,
+        "Get it again, make the change again, and send it with the new version.",
+    )
+}
+
+pub(crate) fn invalid(object: &str) -> Problem {
+    Problem::new(
+        422,
+        "invalid",
+        format!("{object} can't be stored as it is declared"),
+        "Correct the fields that are named.",
+    )
 }
 
 pub(crate) fn unknown_node(node: &NodeId) -> Problem {
@@ -124,6 +170,15 @@ pub(crate) fn no_certificate() -> Problem {
         "certificate_required",
         "the request came without a client certificate",
         "Connect with the certificate that enrolment gave.",
+    )
+}
+
+pub(crate) fn no_credential() -> Problem {
+    Problem::new(
+        401,
+        "credential_required",
+        "the request came without a client certificate and without an API key",
+        "Connect with an operator's certificate, or send `Authorization: Bearer mvm_...`.",
     )
 }
 

@@ -15,7 +15,7 @@ use mvm_pki::endorsement::Endorsements;
 use mvm_pki::status::expiries;
 use mvm_pki::tls::server_config;
 use mvm_pki::{Anchors, Authority, ClientAuth, LeafProfile, LiveAnchors, LiveCredential, SigningKey};
-use mvm_store::{Settings as StoreSettings, SledStore};
+use mvm_store::{Settings as StoreSettings, SledStore, Watch};
 use mvm_transport::{ALPN_H3, ALPN_SESSION, RateLimit, ResetKey, Server};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -28,8 +28,10 @@ use crate::error::{BoxError, CoordinatorError};
 use crate::fleet::Fleet;
 use crate::init::{ClusterFile, InitError, read_cluster_file};
 use crate::metrics::{self, FleetOf, FleetState, Metrics};
+use crate::objects::Objects;
 use crate::operators::{Operators, take_notes};
 use crate::paths::DataDir;
+use crate::placement::{load_world, placement_task};
 use crate::reissue_task::reissue_task;
 use crate::roots::issuing_root;
 use crate::session::Sessions;
@@ -78,7 +80,7 @@ pub async fn serve(
     .await
     .map_err(|cause| store_error(cause.into()))?;
     let store = Backend::new(store);
-    let epoch = take_epoch(&store).await.map_err(|cause| store_error(cause.into()))?;
+    let (epoch, epoch_version) = take_epoch(&store).await.map_err(|cause| store_error(cause.into()))?;
 
     let issuing_root = issuing_root(&data, &authority, &anchors, now()).unwrap_or_else(|error| {
         // An authority that has expired issues nothing of which the root could be asked.
@@ -99,6 +101,8 @@ pub async fn serve(
         settings.document_life,
     );
     let known = documents.count_assigned().await.map_err(|cause: StateError| store_error(cause.into()))?;
+    let (world, object_changes) =
+        load_world(&store).await.map_err(|cause: StateError| store_error(cause.into()))?;
     let operators = Operators::open(&store, data.operator_notes());
     let operators = operators.await.map_err(|cause| store_error(cause.into()))?;
     let state = Arc::new(State {
@@ -108,6 +112,7 @@ pub async fn serve(
         renew_limit: RateLimit::new(enrolment::RENEW_PER_SECOND, enrolment::RENEW_BURST),
         session_limit: RateLimit::new(session::SESSIONS_PER_SECOND, session::SESSIONS_BURST),
         settings,
+        objects: Objects::new(store.clone(), cluster.cluster.clone(), Arc::clone(&trust)),
         cluster,
         store,
         authority,
@@ -118,12 +123,14 @@ pub async fn serve(
         documents,
         metrics,
         epoch,
+        epoch_version,
+        world: parking_lot::Mutex::new(world),
         started_at: now(),
         shutdown,
     });
     take_notes(&state, now()).await.map_err(|problem| store_error(problem.into()))?;
     tracing::info!(cluster = %state.cluster.cluster, epoch, documents = known, "opened the store");
-    run(state, &data).await
+    run(state, &data, object_changes).await
 }
 
 fn check(settings: &CoordinatorSettings) -> Result<(), CoordinatorError> {
@@ -204,7 +211,7 @@ async fn bind(state: &State, live: &LiveCredential, reset: &ResetKey) -> Result<
     Ok(Sockets { quic, grpc, metrics, addresses })
 }
 
-async fn run(state: Arc<State>, data: &DataDir) -> Result<(), CoordinatorError> {
+async fn run(state: Arc<State>, data: &DataDir, object_changes: Watch) -> Result<(), CoordinatorError> {
     let leaf_error = |cause: BoxError| CoordinatorError::Load {
         what: "the coordinator's certificate",
         path: data.leaf(),
@@ -215,11 +222,16 @@ async fn run(state: Arc<State>, data: &DataDir) -> Result<(), CoordinatorError> 
         .map_err(leaf_error)?;
     let reset = reset_key::load_or_make(data)?;
     let sockets = bind(&state, &live, &reset).await?;
-    let grpc_tls =
-        server_config(&live, &state.anchors, &state.cluster.cluster, ClientAuth::Required, &[b"h2"])
-            .map_err(|cause| CoordinatorError::Tls(cause.into()))?;
+    let grpc_tls = server_config(
+        &live,
+        &state.anchors,
+        &state.cluster.cluster,
+        ClientAuth::Optional,
+        &[b"h2", b"http/1.1"],
+    )
+    .map_err(|cause| CoordinatorError::Tls(cause.into()))?;
 
-    let mut tasks = start_tasks(&state, data, &live, profile, sockets.metrics);
+    let mut tasks = start_tasks(&state, data, &live, profile, (sockets.metrics, object_changes));
 
     // QUIC outlives `shutdown` by as long as the goodbyes take.
     let quic_stop = CancellationToken::new();
@@ -274,10 +286,11 @@ fn start_tasks(
     data: &DataDir,
     live: &LiveCredential,
     profile: LeafProfile,
-    metrics_listener: Option<TcpListener>,
+    (metrics_listener, object_changes): (Option<TcpListener>, Watch),
 ) -> Tasks {
     let mut tasks = Tasks::default();
     tasks.spawn("reissue task", reissue_task(Arc::clone(state)).map(Ok));
+    tasks.spawn("placement", placement_task(Arc::clone(state), object_changes).map(Ok));
     tasks.spawn("cleanup task", cleanup_task(Arc::clone(state)).map(Ok));
     let own_leaf = own_leaf::own_leaf_task(
         data.clone(),

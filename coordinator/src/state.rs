@@ -6,17 +6,20 @@ use std::sync::Arc;
 use mvm_pki::{Authority, LiveAnchors};
 use mvm_proto::{Digest, Timestamp};
 use mvm_transport::RateLimit;
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::documents::Documents;
 use crate::fleet::Fleet;
 use crate::init::ClusterFile;
 use crate::metrics::Metrics;
+use crate::objects::Objects;
 use crate::operators::Operators;
 use crate::rate_limit::Holder;
 use crate::settings::CoordinatorSettings;
 use crate::stored::Backend;
 use crate::trust::Trust;
+use crate::world::World;
 
 pub(crate) struct State {
     pub(crate) settings: CoordinatorSettings,
@@ -37,7 +40,12 @@ pub(crate) struct State {
     pub(crate) enrol_limit: RateLimit<IpAddr>,
     pub(crate) renew_limit: RateLimit<Holder>,
     pub(crate) session_limit: RateLimit<Holder>,
+    pub(crate) objects: Objects,
     pub(crate) epoch: u64,
+    /// Of the epoch's record: a guard of what only the newest process may write.
+    pub(crate) epoch_version: u64,
+    /// What placement is decided from. Held for single steps only, never over an await.
+    pub(crate) world: Mutex<World>,
     pub(crate) started_at: Timestamp,
     pub(crate) shutdown: CancellationToken,
 }

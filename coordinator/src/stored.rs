@@ -101,18 +101,19 @@ pub(crate) fn unchanged<T>(read: Option<&Versioned<T>>) -> Guard {
     read.map_or(Guard::Absent, |found| Guard::Version(found.version))
 }
 
-/// Takes the next epoch: one more than any process before took from this store.
+/// Takes the next epoch: one more than any process before took from this store. With it comes the version of its record,
+/// which guards what only the newest process may write.
 ///
 /// The epoch is the leader's fencing number, so it is raised whenever a process opens the store, and never otherwise:
 /// what an earlier process still has in flight is then below everything that this one signs, and agents refuse it.
 /// Generations keep growing across epochs, so that people see one row of numbers per node.
-pub(crate) async fn take_epoch(store: &Backend) -> Result<u64, StateError> {
+pub(crate) async fn take_epoch(store: &Backend) -> Result<(u64, u64), StateError> {
     loop {
         let last = load::<u64>(store, EPOCH_KEY).await?;
         let next = last.as_ref().map_or(0, |last| last.value) + 1;
         let txn = mvm_store::Transaction::new().guard(EPOCH_KEY, unchanged(last.as_ref()));
         match store.commit(txn.put(EPOCH_KEY, encode(&next))).await {
-            Ok(_) => return Ok(next),
+            Ok(committed) => return Ok((next, committed.revision)),
             Err(StoreError::Conflict { .. }) => {}
             Err(error) => return Err(error.into()),
         }

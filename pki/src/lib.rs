@@ -35,5 +35,5 @@ pub use renewed::{Renewed, RenewedError};
 pub use signing::{PublicKey, SigningError, SigningKey, seal};
 pub use status::CertificateStatus;
 pub use tls::{ClientAuth, ExpectedPeer, TlsError};
-pub use token::{JoinToken, TokenError};
+pub use token::{JoinToken, TokenError, random_bytes};
 pub use trust::{ImagesMetadata, RootChange, RootMetadata, TrustBundle, TrustError, TrustStore};

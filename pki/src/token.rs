@@ -38,6 +38,11 @@ pub enum TokenError {
     Random,
 }
 
+/// Fills `bytes` with random ones from the system.
+pub fn random_bytes(bytes: &mut [u8]) -> Result<(), TokenError> {
+    rand::fill(bytes).map_err(|_| TokenError::Random)
+}
+
 pub struct JoinToken {
     id: String,
     secret: Zeroizing<[u8; SECRET_BYTES]>,

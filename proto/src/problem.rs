@@ -40,6 +40,9 @@ pub struct Problem {
     pub remediation: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldError>,
+    /// Of the request that was refused, where it has one: for the server's log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
 }
 
 impl Problem {
@@ -53,6 +56,7 @@ impl Problem {
             detail: detail.into(),
             remediation: remediation.into(),
             errors: Vec::new(),
+            request_id: None,
         }
     }
 

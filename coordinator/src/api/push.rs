@@ -21,7 +21,7 @@ use crate::fleet::Offered;
 use crate::records::Numbers;
 use crate::state::State;
 use crate::stored::now;
-use crate::{enrolment, refuse};
+use crate::{enrolment, placement, refuse};
 
 /// Stages that may wait to be read; there are never more than this many of one push.
 const STAGES: usize = 8;
@@ -89,6 +89,9 @@ async fn store_and_follow(
     progress_sender: ProgressSender,
 ) {
     let begun = Instant::now();
+    if let Err(problem) = placement::take_for_push(&state, &desired.node_id).await {
+        return progress_sender.fail(&problem).await;
+    }
     let stored = match state.documents.push(&desired, now()).await {
         Ok(stored) => stored,
         Err(problem) => return progress_sender.fail(&problem).await,

@@ -122,7 +122,8 @@ mod tests {
     fn document(generation: u64) -> Stored {
         let at = Timestamp::from_unix_ms(0);
         let numbers = Numbers { epoch: 1, generation };
-        let assigned = Assigned { numbers, digest: Digest::of(b""), issued_at: at, expires_at: at };
+        let assigned =
+            Assigned { numbers, digest: Digest::of(b""), issued_at: at, expires_at: at, content: None };
         Stored { assigned, envelope: bytes::Bytes::new() }
     }
 

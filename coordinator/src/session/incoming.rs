@@ -109,6 +109,7 @@ impl Talk<'_> {
         let numbers = if mark.generation == 0 { self.sent } else { Some(Numbers::from(&mark)) };
         if let Some(numbers) = numbers {
             self.attached.live.change(|live| live.refused = Some(Refused { numbers, problem }));
+            self.state.fleet.mark_dirty(&node);
         }
         Ok(())
     }
@@ -128,6 +129,7 @@ impl Talk<'_> {
             live.status = Some(status);
             accepted || converged
         });
+        self.state.fleet.tell_news(&self.attached.node);
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use mvm_proto::wire::control::v1::{
     ActOnInstanceRequest, GetDocumentRequest, GetInfoRequest, GetNodeRequest, ListNodesRequest,
     RemoveNodeRequest, RenewCertificateRequest,
 };
+
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::support::{
@@ -70,22 +71,36 @@ async fn answers_its_operator(running: &Running) {
 }
 
 #[tokio::test]
-async fn without_a_certificate_there_is_no_connection() {
+async fn without_a_certificate_and_without_a_key_nothing_may_be_called() {
     let (_dir, report) = new_cluster();
     let running = Running::start(&report.data_dir).await;
-    let tls = mvm_pki::tls::client_config(None, &running.anchors(), crate::support::coordinator(), &[b"h2"])
-        .unwrap();
-    let tcp = tokio::net::TcpStream::connect(running.addresses.grpc).await.unwrap();
-    let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(tls));
-    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
-    // In TLS 1.3 the client finishes first and hears of its refusal with the first bytes.
-    if let Ok(mut stream) = connector.connect(name, tcp).await {
-        let _ = stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
-        let mut buffer = [0; 16];
-        let read = soon("the refusal", stream.read(&mut buffer)).await;
-        assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
+    let mut anonymous = crate::rest::Rest::with_key(&running, None).await;
+    for path in ["/v1/tenants", "/v1/nodes/n1", "/v1/audit"] {
+        let refused = anonymous.get(path).await;
+        assert_eq!((refused.status, refused.code()), (401, "credential_required"), "{path}");
+    }
+    // Operators' calls and reflection are refused in gRPC's own way.
+    let headers = [("content-type", "application/grpc"), ("te", "trailers")];
+    for path in
+        ["/mvm.control.v1.Control/GetInfo", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"]
+    {
+        let refused = anonymous.send("POST", path, &headers, None).await;
+        assert_eq!(refused.headers()["grpc-status"], "16", "{path}");
     }
     answers_its_operator(&running).await;
+}
+
+#[tokio::test]
+async fn a_key_gives_no_access_to_what_is_for_operators() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let key = serde_json::json!({ "spec": { "role": "admin" } });
+    let made = crate::rest::Rest::operator(&running).await.put("/v1/api-keys/a", &key).await.body;
+    let mut keyed = crate::rest::Rest::with_key(&running, made["status"]["secret"].as_str()).await;
+    assert_eq!(keyed.get("/v1/tenants").await.status, 200);
+    let headers = [("content-type", "application/grpc"), ("te", "trailers")];
+    let refused = keyed.send("POST", "/mvm.control.v1.Control/GetInfo", &headers, None).await;
+    assert_eq!(refused.headers()["grpc-status"], "16");
 }
 
 #[tokio::test]

@@ -167,6 +167,12 @@ impl Placer {
         self.state.pool(key).map(|pool| &pool.placed)
     }
 
+    /// What of one pool no node takes.
+    #[must_use]
+    pub fn unplaced(&self, key: &PoolKey) -> Option<&Unplaced> {
+        self.state.pool(key).and_then(|pool| pool.unplaced.as_ref())
+    }
+
     /// Places what is not placed, and says which pools' placements changed.
     pub fn settle(&mut self, now: Timestamp) -> BTreeSet<PoolKey> {
         let mut settling = Settling::default();

@@ -1,3 +1,5 @@
+//! Objects read, their schemas, and selectors.
+
 use serde_json::{Value, json};
 
 use super::*;

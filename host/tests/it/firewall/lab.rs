@@ -223,7 +223,9 @@ pub(crate) fn add_bridge(node: &Space, net_id: u16) {
 /// Behind a port of its network's bridge.
 pub(crate) fn add_guest(node: &Space, port: Port) -> Guest {
     let bridge = bridge_name(port.net_id);
-    add_guest_to(node, port, &format!("master {bridge}"))
+    let guest = add_guest_to(node, port, &format!("master {bridge}"));
+    node.wait_forwarding(&[&tap_name(guest.port.net_id, guest.port.offset)]);
+    guest
 }
 
 pub(crate) fn add_guest_to(node: &Space, port: Port, master: &str) -> Guest {

@@ -53,6 +53,18 @@ impl Space {
         self.command("nft", &["-f", "-"], commands)
     }
 
+    /// Waits until these ports of bridges pass frames on: until then the bridge drops them before any rule sees them.
+    pub(crate) fn wait_forwarding(&self, links: &[&str]) {
+        wait_until("the bridge's ports forward", || {
+            let told = self.command("bridge", &["link"], "");
+            let forwards = |link: &&str| {
+                let mut of_link = told.lines().filter(|line| line.contains(&format!(" {link}")));
+                of_link.any(|line| line.contains(" state forwarding"))
+            };
+            links.iter().all(forwards)
+        });
+    }
+
     pub(crate) fn command(
         &self,
         program: &'static str,

@@ -91,6 +91,7 @@ fn a_port_in_the_wrong_bridge_or_in_none_is_closed() {
     let mut lab = Lab::new(false);
     // In another tenant's bridge, with everything else right: neither to its guests nor to the host.
     lab.node.ip("link set tn1i3 master br-tenant-2\n");
+    lab.node.wait_forwarding(&["tn1i3"]);
     let me = port(A, FIRST);
     for to in [port(B, FIRST).address, gateway(A), UPLINK] {
         let packet = datagram(&me, to);
@@ -116,6 +117,7 @@ fn a_port_in_the_wrong_bridge_or_in_none_is_closed() {
         other.thread_id
     ));
     other.ip("link set eth0 up\n");
+    lab.node.wait_forwarding(&["tn1i3", "lan9"]);
     let tap = other.run(|| crate::firewall::frames::Tap::open("eth0"));
     let frame = from_port(&me, BROADCAST, IPV4, &datagram(&me, UPLINK));
     lab.refused("in the host's bridge", (A, FIRST), &[frame], Reason::UnknownPort, 1);

@@ -1,0 +1,52 @@
+//! Declared objects: reading, admission, storing and watching, written once for all kinds.
+//!
+//! Every write goes one way, whatever asked for it: the caller is known, the object was read strictly and has its defaults;
+//! then its role, the rules of its kind and its tenant's quotas are checked, and one transaction guarded by what was
+//! read writes the object, what belongs to it, and the entry of the audit log.
+
+mod access;
+mod admission;
+mod audit;
+mod decide;
+mod keys;
+mod network;
+mod once;
+mod read;
+mod record;
+mod turns;
+mod watch;
+mod write;
+
+pub(crate) use access::{Caller, Verb, allowed};
+pub(crate) use audit::{newest as newest_audit, trim_audit};
+pub(crate) use keys::caller_of_key;
+pub(crate) use once::forget_old;
+pub(crate) use read::{Filter, get, list};
+pub(crate) use record::{OBJECTS, decode_object};
+use turns::Turns;
+pub(crate) use watch::{Changed, Watching, watch};
+pub(crate) use write::{
+    DeleteOptions, Mode, Writing, Written, apply, change_spec, delete, delete_pools_of, ensure_node, finish,
+    propose, remove_node, set_status,
+};
+
+use std::sync::Arc;
+
+use mvm_proto::ClusterId;
+
+use crate::stored::Backend;
+use crate::trust::Trust;
+
+/// What declared objects are kept in, and held against.
+pub(crate) struct Objects {
+    store: Backend,
+    cluster: ClusterId,
+    trust: Arc<Trust>,
+    turns: Turns,
+}
+
+impl Objects {
+    pub(crate) fn new(store: Backend, cluster: ClusterId, trust: Arc<Trust>) -> Self {
+        Self { store, cluster, trust, turns: Turns::default() }
+    }
+}

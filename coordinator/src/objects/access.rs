@@ -1,0 +1,127 @@
+//! Who may do what: one table of roles, verbs and kinds.
+
+use mvm_proto::object::{KeyRole, Kind, Scope};
+use mvm_proto::{Problem, TenantId};
+
+use crate::refuse;
+
+/// Who asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Caller {
+    /// `operator/admin`, `api-key/ci`
+    pub(crate) name: String,
+    pub(crate) role: KeyRole,
+    /// The only tenant that it reaches; none: all.
+    pub(crate) tenant: Option<TenantId>,
+    /// Where it called from, for the audit log.
+    pub(crate) address: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Read,
+    Write,
+}
+
+/// What a role may do with objects that it reaches.
+const TABLE: [(KeyRole, &[&str], &[&str]); 5] = [
+    (KeyRole::Admin, &["*"], &["*"]),
+    (KeyRole::Operator, &["*"], &["tenants", "nodes", "pools"]),
+    (KeyRole::TenantAdmin, &["tenants", "pools"], &["pools"]),
+    (KeyRole::TenantUser, &["tenants", "pools"], &[]),
+    (KeyRole::Viewer, &["tenants", "nodes", "pools"], &[]),
+];
+
+/// Whether `caller` may do this. What it may not even see is told as what does not exist.
+pub(crate) fn allowed(
+    caller: &Caller,
+    verb: Verb,
+    kind: &Kind,
+    tenant: Option<&TenantId>,
+    name: &str,
+) -> Result<(), Problem> {
+    if !sees(caller, kind, tenant, name) {
+        return Err(refuse::no_object(kind, tenant, name));
+    }
+    if verb == Verb::Write && !row(caller.role).2.iter().any(|plural| covers(plural, kind)) {
+        let detail = format!(
+            "{} has the role {}, which may not change {}",
+            caller.name,
+            caller.role.as_str(),
+            kind.plural
+        );
+        return Err(Problem::new(
+            403,
+            "forbidden",
+            detail,
+            "Ask someone with a role that may, or use another key.",
+        ));
+    }
+    Ok(())
+}
+
+/// Whether `caller` may know of such an object; an empty name stands for all of the collection.
+fn sees(caller: &Caller, kind: &Kind, tenant: Option<&TenantId>, name: &str) -> bool {
+    let reaches = match (&caller.tenant, kind.scope) {
+        (None, _) => true,
+        (Some(own), Scope::Tenant) => tenant == Some(own),
+        // Of the cluster's objects a tenant sees its own tenant alone.
+        (Some(own), Scope::Cluster) => kind.plural == "tenants" && (name.is_empty() || name == own.as_str()),
+    };
+    reaches && row(caller.role).1.iter().any(|plural| covers(plural, kind))
+}
+
+fn row(role: KeyRole) -> &'static (KeyRole, &'static [&'static str], &'static [&'static str]) {
+    TABLE.iter().find(|(of, ..)| *of == role).unwrap_or(&TABLE[TABLE.len() - 1])
+}
+
+fn covers(plural: &str, kind: &Kind) -> bool {
+    plural == "*" || plural == kind.plural
+}
+
+impl Caller {
+    /// Whether it may know of this object of a list.
+    pub(crate) fn may_see(&self, kind: &Kind, tenant: Option<&TenantId>, name: &str) -> bool {
+        sees(self, kind, tenant, name)
+    }
+
+    /// The coordinator itself.
+    #[cfg(test)]
+    pub(crate) fn admin() -> Self {
+        Self { name: "test".to_owned(), role: KeyRole::Admin, tenant: None, address: String::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mvm_proto::object::{KINDS, kind_named};
+
+    use super::*;
+
+    #[test]
+    fn every_role_has_its_row_and_names_kinds_that_exist() {
+        for (_, role) in KeyRole::ALL {
+            assert_eq!(row(role).0, role);
+        }
+        let known = |plural: &&str| *plural == "*" || KINDS.iter().any(|kind| kind.plural == *plural);
+        assert!(TABLE.iter().all(|(_, reads, writes)| reads.iter().chain(*writes).all(known)));
+    }
+
+    #[test]
+    fn what_a_key_does_not_reach_looks_like_what_is_not_there() {
+        let pool = kind_named("pool").unwrap();
+        let (own, other): (TenantId, TenantId) = ("acme".parse().unwrap(), "zeta".parse().unwrap());
+        let caller = Caller { role: KeyRole::TenantAdmin, tenant: Some(own.clone()), ..Caller::admin() };
+        assert!(allowed(&caller, Verb::Write, pool, Some(&own), "a").is_ok());
+        let code = |verb, kind, tenant, name| allowed(&caller, verb, kind, tenant, name).unwrap_err().code;
+        assert_eq!(code(Verb::Write, pool, Some(&other), "a"), "not_found");
+        assert_eq!(code(Verb::Read, pool, None, ""), "not_found");
+        let tenant = kind_named("tenant").unwrap();
+        assert!(allowed(&caller, Verb::Read, tenant, None, "acme").is_ok());
+        assert_eq!(code(Verb::Read, tenant, None, "zeta"), "not_found");
+        assert_eq!(code(Verb::Write, tenant, None, "acme"), "forbidden");
+        assert_eq!(code(Verb::Read, kind_named("ak").unwrap(), None, "x"), "not_found");
+        let viewer = Caller { role: KeyRole::Viewer, ..Caller::admin() };
+        assert_eq!(allowed(&viewer, Verb::Write, pool, Some(&own), "a").unwrap_err().code, "forbidden");
+    }
+}

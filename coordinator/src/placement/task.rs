@@ -1,0 +1,247 @@
+//! The loop: hears what changed, settles it, stores it, and issues the documents that follow.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mvm_planner::fleet::{AWAY_GRACE, Placed, PoolKey};
+use mvm_proto::object::{KINDS, Object, kind_named};
+use mvm_proto::{NodeId, Problem, TenantId};
+use mvm_store::{Event, Store, StoreError, Watch};
+use tokio::time::Instant;
+
+use super::commit;
+use super::documents;
+use crate::objects::{self, OBJECTS, decode_object};
+use crate::records::{NODES, NodeRecord, STATUS, StatusRecord};
+use crate::refuse;
+use crate::state::State;
+use crate::stored::{Backend, StateError, load_all, now};
+use crate::world::{NodeNews, World};
+
+/// Changes that come within this are one settling, and one document for each node.
+const GATHER: Duration = Duration::from_millis(20);
+/// How often the statuses of objects are written at most.
+const STATUS_EVERY: Duration = Duration::from_millis(500);
+/// After the store or a document failed, this long until it is tried again.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// The world as the store has it, and the changes from there on.
+pub(crate) async fn load_world(store: &Backend) -> Result<(World, Watch), StateError> {
+    let started_at = now();
+    let mut world = World::new(started_at);
+    for (name, record) in load_all::<StatusRecord>(store, STATUS).await? {
+        if let Ok(node) = name.parse::<NodeId>() {
+            world.hear(&node, NodeNews::stored(&record.value));
+        }
+    }
+    let listing = store.list(OBJECTS).await?;
+    // Pools after their tenants and nodes, so that what is stored finds them.
+    let mut found: Vec<Object> = listing.entries.iter().map(decode_object).collect::<Result<_, _>>()?;
+    let order = |object: &Object| KINDS.iter().position(|kind| kind.name == object.kind);
+    found.sort_by_key(order);
+    for object in &found {
+        world.declare(object);
+    }
+    world.stored = commit::load(store).await?;
+    world.restore();
+    world.touched = world.nodes.keys().cloned().collect();
+    world.stale_pools = world.pools.keys().cloned().collect();
+    Ok((world, store.watch(OBJECTS, listing.revision)))
+}
+
+/// Runs until shutdown.
+pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
+    ensure_nodes(&state).await;
+    let mut status_due = Instant::now();
+    let mut again: Option<Instant> = Some(Instant::now());
+    loop {
+        let sleep_until = next_wake(&state, status_due, again);
+        tokio::select! {
+            () = state.shutdown.cancelled() => return,
+            event = changes.next() => match event {
+                Ok(event) => hear_event(&state, &event),
+                Err(StoreError::Compacted { .. }) => match reload(&state).await {
+                    Some(next) => changes = next,
+                    None => tokio::time::sleep(TRY_AGAIN).await,
+                },
+                Err(_) => return state.shutdown.cancelled().await,
+            },
+            () = state.fleet.news() => hear_news(&state),
+            () = tokio::time::sleep_until(sleep_until) => {}
+        }
+        // What comes at once is handled at once.
+        let gathered = Instant::now() + GATHER;
+        while let Ok(event) = tokio::time::timeout_at(gathered, changes.next()).await {
+            match event {
+                Ok(event) => hear_event(&state, &event),
+                Err(_) => break,
+            }
+        }
+        hear_news(&state);
+        let settled = settle(&state).await;
+        if let Err(problem) = &settled {
+            tracing::warn!(%problem, "could not carry out a placement");
+        }
+        again = settled.is_err().then(|| Instant::now() + TRY_AGAIN);
+        if Instant::now() >= status_due {
+            if let Err(problem) = write_statuses(&state).await {
+                tracing::warn!(%problem, "could not write the status of objects");
+            }
+            status_due = Instant::now() + STATUS_EVERY;
+        }
+    }
+}
+
+/// When there is something to do although nothing happens.
+fn next_wake(state: &State, status_due: Instant, again: Option<Instant>) -> Instant {
+    let world = state.world.lock();
+    let stale = !world.stale_pools.is_empty() || !world.stale_nodes.is_empty();
+    // A node that is away is looked at when its grace is over.
+    let grace = world.grace_ends(now()).map(|left| Instant::now() + left);
+    let idle = Instant::now() + AWAY_GRACE;
+    [stale.then_some(status_due), again, grace].into_iter().flatten().min().unwrap_or(idle)
+}
+
+/// Every enrolled node has an object.
+async fn ensure_nodes(state: &State) {
+    let records = load_all::<NodeRecord>(&state.store, NODES).await.unwrap_or_default();
+    for (_, record) in records.into_iter().filter(|(_, record)| record.value.removed_at.is_none()) {
+        if let Err(problem) = objects::ensure_node(&state.objects, &record.value.node_id).await {
+            tracing::warn!(%problem, node = %record.value.node_id, "could not make a node's object");
+        }
+    }
+}
+
+async fn reload(state: &State) -> Option<Watch> {
+    match load_world(&state.store).await {
+        Ok((mut world, changes)) => {
+            for node in state.fleet.known_nodes() {
+                if let Some(live) = state.fleet.get(&node) {
+                    world.hear(&node, NodeNews::of(&live.lock()));
+                }
+            }
+            *state.world.lock() = world;
+            Some(changes)
+        }
+        Err(error) => {
+            tracing::warn!(error = %mvm_proto::text::chain(&error), "could not read the objects");
+            None
+        }
+    }
+}
+
+fn hear_event(state: &State, event: &Event) {
+    let mut world = state.world.lock();
+    match event {
+        Event::Put(entry) => match decode_object(entry) {
+            Ok(object) => world.declare(&object),
+            Err(error) => tracing::error!(error = %mvm_proto::text::chain(&error), "can't read an object"),
+        },
+        Event::Delete { key, .. } => {
+            let path: Vec<&str> = key.trim_start_matches(OBJECTS).split('/').collect();
+            let (tenant, name) = match path.as_slice() {
+                [_, name] => (None, *name),
+                [_, tenant, name] => (tenant.parse::<TenantId>().ok(), *name),
+                _ => return,
+            };
+            if let Ok(kind) = kind_named(path[0]) {
+                world.forget(kind.name, tenant.as_ref(), name);
+            }
+        }
+    }
+}
+
+fn hear_news(state: &State) {
+    for node in state.fleet.take_news() {
+        let Some(live) = state.fleet.get(&node) else { continue };
+        let news = NodeNews::of(&live.lock());
+        state.world.lock().hear(&node, news);
+    }
+}
+
+/// Places what is not placed, stores where everything is, and issues the documents of the nodes that it touches.
+async fn settle(state: &State) -> Result<(), Problem> {
+    let changed = state.world.lock().settle(now());
+    for (key, before, after) in changed {
+        commit::store(&state.store, state.epoch_version, &key, &before, &after).await?;
+        state.world.lock().stored(key, &before, after);
+    }
+    let touched = std::mem::take(&mut state.world.lock().touched);
+    let mut failed = None;
+    for node in touched {
+        let desired = state.world.lock().render(&state.cluster.cluster, &node);
+        let Some(desired) = desired else { continue };
+        if let Err(problem) = documents::issue(state, &node, &desired).await {
+            state.world.lock().touched.insert(node);
+            failed = Some(problem);
+        }
+    }
+    finish_deletions(state).await?;
+    failed.map_or(Ok(()), Err)
+}
+
+/// Objects that are being deleted go once no node has anything of them.
+async fn finish_deletions(state: &State) -> Result<(), Problem> {
+    let (tenants, pools) = state.world.lock().deleting();
+    for tenant in &tenants {
+        if let Ok(id) = tenant.metadata.name.parse::<TenantId>() {
+            objects::delete_pools_of(&state.objects, &id, now()).await?;
+            if !state.world.lock().has_pools(&id) {
+                objects::finish(&state.objects, tenant, now()).await?;
+            }
+        }
+    }
+    for (key, object) in pools {
+        let mut newest = std::collections::BTreeMap::new();
+        let nodes: BTreeSet<NodeId> = state
+            .world
+            .lock()
+            .stored
+            .get(&key)
+            .into_iter()
+            .flat_map(|placed| placed.keys().cloned())
+            .collect();
+        for node in nodes {
+            if let Some(assigned) = state.documents.assigned(&node).await? {
+                newest.insert(node, assigned.numbers);
+            }
+        }
+        let still = state.world.lock().still_has(&key, |node| newest.get(node).copied());
+        if still.is_empty() {
+            let placed = state.world.lock().stored.remove(&key).unwrap_or_default();
+            commit::store(&state.store, state.epoch_version, &key, &placed, &Placed::new()).await?;
+            objects::finish(&state.objects, &object, now()).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn write_statuses(state: &State) -> Result<(), Problem> {
+    let (pools, nodes) = {
+        let mut world = state.world.lock();
+        (std::mem::take(&mut world.stale_pools), std::mem::take(&mut world.stale_nodes))
+    };
+    let kind = |name| kind_named(name).map_err(refuse::bad_request);
+    let (of_pools, of_nodes) = (kind("pools")?, kind("nodes")?);
+    let mut failed = None;
+    for key in pools {
+        let PoolKey { tenant, pool } = &key;
+        let status = |object: &Object| state.world.lock().pool_status(&key, object, now());
+        if let Err(problem) =
+            objects::set_status(&state.objects, of_pools, Some(tenant), pool.as_str(), status).await
+        {
+            state.world.lock().stale_pools.insert(key);
+            failed = Some(problem);
+        }
+    }
+    for node in nodes {
+        let status = |object: &Object| state.world.lock().node_status(&node, object, now());
+        if let Err(problem) = objects::set_status(&state.objects, of_nodes, None, node.as_str(), status).await
+        {
+            state.world.lock().stale_nodes.insert(node);
+            failed = Some(problem);
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}

@@ -1,0 +1,116 @@
+//! The document of a node, from the declared objects that have a place on it: a function of them.
+
+use std::collections::BTreeMap;
+
+use mvm_proto::document::{DesiredCounts, Network, Pool, Quotas, Resources, SCHEMA_VERSION, Tenant};
+use mvm_proto::object::{Object, PoolSpec, TenantObjectStatus, TenantSpec};
+use mvm_proto::{ClusterId, DesiredState, FieldError, NodeId, PoolId, TenantId};
+
+/// A tenant as documents need it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct RenderedTenant {
+    pub(crate) spec: TenantSpec,
+    pub(crate) network: Network,
+}
+
+impl RenderedTenant {
+    /// None of an object whose network was not assigned, which admission does before it is stored.
+    pub(crate) fn of(object: &Object) -> Option<Self> {
+        let status: TenantObjectStatus = object.status().ok()?;
+        let network = Network { tenant_net_id: status.net_id?, ipv4_subnet: status.subnet? };
+        Some(Self { spec: object.spec().ok()?, network })
+    }
+}
+
+/// What one tenant has on a node.
+#[derive(Debug, Clone)]
+pub(crate) struct Share<'a> {
+    pub(crate) tenant: &'a RenderedTenant,
+    pub(crate) quotas: Quotas,
+    pub(crate) pools: BTreeMap<PoolId, (&'a PoolSpec, DesiredCounts)>,
+}
+
+/// The document that makes a node have these shares, and nothing else.
+pub(crate) fn document(
+    cluster: &ClusterId,
+    node: &NodeId,
+    shares: &BTreeMap<TenantId, Share<'_>>,
+) -> DesiredState {
+    let tenants = shares.iter().map(|(id, share)| Tenant {
+        tenant_id: id.clone(),
+        pinned: share.tenant.spec.pinned,
+        network: share.tenant.network.clone(),
+        quotas: share.quotas,
+        secrets_hash: None,
+        egress: share.tenant.spec.egress.clone(),
+        pools: share.pools.iter().map(|(id, (spec, counts))| pool(id, spec, *counts)).collect(),
+    });
+    DesiredState {
+        schema_version: SCHEMA_VERSION,
+        node_id: node.clone(),
+        cluster: Some(cluster.clone()),
+        tenants: tenants.collect(),
+        prune_unknown_tenants: true,
+        prune_unknown_pools: true,
+    }
+}
+
+fn pool(id: &PoolId, spec: &PoolSpec, counts: DesiredCounts) -> Pool {
+    let policies = spec.policies.clone();
+    Pool {
+        pool_id: id.clone(),
+        flake_ref: spec.image.r#ref.clone(),
+        profile: spec.profile.clone(),
+        image_digest: spec.image.digest,
+        role: policies.role,
+        instance_resources: Resources::from(spec.resources),
+        desired_counts: counts,
+        pinned: policies.pinned,
+        critical: policies.critical,
+        runtime_policy: policies.runtime_policy,
+        sleep_policy: policies.sleep_policy,
+        seccomp_policy: policies.seccomp_policy,
+        snapshot_compression: policies.snapshot_compression,
+        snapshot_encryption: policies.snapshot_encryption,
+        stopped_retention_seconds: policies.stopped_retention_seconds,
+        persist: policies.persist,
+        warmup: policies.warmup,
+        io_limits: policies.io_limits,
+        restart: policies.restart,
+        health: policies.health,
+    }
+}
+
+/// A document with this pool alone, read by the document's own strict rules.
+pub(crate) fn alone(
+    cluster: &ClusterId,
+    tenant: &Object,
+    name: &str,
+    spec: &PoolSpec,
+) -> Result<DesiredState, Vec<FieldError>> {
+    let whole = |expected: &str| {
+        vec![FieldError {
+            path: String::new(),
+            expected: expected.to_owned(),
+            found: "something else".to_owned(),
+        }]
+    };
+    let (Some(rendered), Ok(tenant_id), Ok(pool_id), Ok(node)) =
+        (RenderedTenant::of(tenant), tenant.metadata.name.parse(), name.parse(), "n".parse())
+    else {
+        return Err(whole("must belong to a tenant that has a network"));
+    };
+    let counts = DesiredCounts { running: 1, warm: 0, sleeping: 0 };
+    let quotas = Quotas { max_pools: 1, max_instances_per_pool: 1, ..rendered.spec.quotas.into() };
+    let share = Share { tenant: &rendered, quotas, pools: BTreeMap::from([(pool_id, (spec, counts))]) };
+    let document = document(cluster, &node, &BTreeMap::from([(tenant_id, share)]));
+    let text = serde_json::to_vec(&document).unwrap_or_default();
+    DesiredState::parse(&text).map_err(|errors| {
+        let own = "tenants[0].pools[0].";
+        let of_spec = |error: FieldError| match error.path.strip_prefix(own) {
+            Some(field) => FieldError { path: format!("spec.{field}"), ..error },
+            None => error,
+        };
+        errors.0.into_iter().map(of_spec).collect()
+    })
+}

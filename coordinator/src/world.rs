@@ -1,0 +1,388 @@
+//! What placement is decided from: declared objects, what is placed, and what nodes said.
+
+mod live;
+mod status;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use mvm_planner::fleet::{
+    AWAY_GRACE, Fleet, FleetNode, FleetPool, FleetTenant, Overcommit, Placed, Placer, PoolKey,
+};
+use mvm_planner::observation::Capacity;
+use mvm_proto::document::{DesiredCounts, Quotas};
+use mvm_proto::object::{ManagedBy, NodeSpec, Object, PoolSpec, TenantSpec};
+use mvm_proto::{ClusterId, DesiredState, NodeId, PoolId, TenantId, Timestamp};
+
+use crate::render::{self, RenderedTenant, Share};
+
+pub(crate) use live::NodeNews;
+
+/// The objects as they are declared, the placements, and the news of nodes.
+#[derive(Debug, Clone)]
+pub(crate) struct World {
+    pub(crate) tenants: BTreeMap<TenantId, TenantEntry>,
+    pub(crate) pools: BTreeMap<PoolKey, PoolEntry>,
+    pub(crate) nodes: BTreeMap<NodeId, NodeEntry>,
+    pub(crate) placer: Placer,
+    /// What the store has of placements.
+    pub(crate) stored: BTreeMap<PoolKey, Placed>,
+    /// Nobody was heard of before: no node counts as away for longer.
+    started_at: Timestamp,
+    /// Pools and nodes whose status may have changed.
+    pub(crate) stale_pools: BTreeSet<PoolKey>,
+    pub(crate) stale_nodes: BTreeSet<NodeId>,
+    /// Nodes whose document may have changed.
+    pub(crate) touched: BTreeSet<NodeId>,
+    /// Pools whose stored placement may differ from where they are placed now.
+    pub(crate) unsettled: BTreeSet<PoolKey>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct TenantEntry {
+    pub(crate) object: Object,
+    pub(crate) spec: TenantSpec,
+    /// None of a tenant that was never stored.
+    pub(crate) rendered: Option<RenderedTenant>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct PoolEntry {
+    pub(crate) object: Object,
+    pub(crate) spec: PoolSpec,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct NodeEntry {
+    pub(crate) declared: Option<(Object, NodeSpec)>,
+    pub(crate) news: NodeNews,
+    /// What the placer holds of it.
+    fleet: Option<FleetNode>,
+}
+
+impl World {
+    pub(crate) fn new(started_at: Timestamp) -> Self {
+        Self {
+            tenants: BTreeMap::new(),
+            pools: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            placer: Placer::of(&Fleet { elected_at: Some(started_at), ..Fleet::default() }),
+            stored: BTreeMap::new(),
+            started_at,
+            stale_pools: BTreeSet::new(),
+            stale_nodes: BTreeSet::new(),
+            touched: BTreeSet::new(),
+            unsettled: BTreeSet::new(),
+        }
+    }
+
+    /// An object is as declared. What can't be read is left as it was: it was written by another version.
+    pub(crate) fn declare(&mut self, object: &Object) {
+        match object.kind.as_str() {
+            "Tenant" => self.declare_tenant(object),
+            "Pool" => self.declare_pool(object),
+            "Node" => self.declare_node(object),
+            _ => {}
+        }
+    }
+
+    fn declare_tenant(&mut self, object: &Object) {
+        let (Ok(id), Ok(spec)) = (object.metadata.name.parse::<TenantId>(), object.spec::<TenantSpec>())
+        else {
+            return unreadable(object);
+        };
+        let rendered = RenderedTenant::of(object);
+        let before = self.tenants.get(&id);
+        if before.is_none_or(|before| before.spec.quotas != spec.quotas) {
+            self.placer.set_tenant(&id, Some(FleetTenant { quotas: spec.quotas.into() }));
+        }
+        if before.is_none_or(|before| before.rendered != rendered) {
+            let of_tenant = self.stored.iter().filter(|(key, _)| key.tenant == id);
+            self.touched.extend(of_tenant.flat_map(|(_, placed)| placed.keys().cloned()));
+        }
+        self.tenants.insert(id, TenantEntry { object: object.clone(), spec, rendered });
+    }
+
+    fn declare_pool(&mut self, object: &Object) {
+        let Some(key) = pool_key(object) else { return unreadable(object) };
+        let Ok(spec) = object.spec::<PoolSpec>() else { return unreadable(object) };
+        let before = self.pools.get(&key);
+        let deleting = object.metadata.deleting_since.is_some();
+        let was_deleting = before.is_some_and(|before| before.object.metadata.deleting_since.is_some());
+        if before.is_none_or(|before| before.spec != spec) || deleting != was_deleting {
+            self.placer.set_pool(&key, (!deleting).then(|| demand(&spec)));
+            self.touched.extend(self.stored.get(&key).into_iter().flat_map(|placed| placed.keys().cloned()));
+            self.stale_pools.insert(key.clone());
+            self.unsettled.insert(key.clone());
+        }
+        self.pools.insert(key, PoolEntry { object: object.clone(), spec });
+    }
+
+    fn declare_node(&mut self, object: &Object) {
+        let (Ok(id), Ok(spec)) = (object.metadata.name.parse::<NodeId>(), object.spec::<NodeSpec>()) else {
+            return unreadable(object);
+        };
+        let entry = self.nodes.entry(id.clone()).or_default();
+        let was_by = entry.declared.as_ref().map(|(_, spec)| spec.managed_by);
+        if was_by != Some(spec.managed_by) {
+            self.touched.insert(id.clone());
+        }
+        entry.declared = Some((object.clone(), spec));
+        self.stale_nodes.insert(id.clone());
+        self.update_node(&id);
+    }
+
+    /// An object is gone.
+    pub(crate) fn forget(&mut self, kind: &str, tenant: Option<&TenantId>, name: &str) {
+        match kind {
+            "Tenant" => {
+                if let Ok(id) = name.parse::<TenantId>() {
+                    self.tenants.remove(&id);
+                    self.placer.set_tenant(&id, None);
+                }
+            }
+            "Pool" => {
+                if let (Some(tenant), Ok(pool)) = (tenant, name.parse()) {
+                    let key = PoolKey { tenant: tenant.clone(), pool };
+                    self.placer.set_pool(&key, None);
+                    self.touched
+                        .extend(self.stored.get(&key).into_iter().flat_map(|placed| placed.keys().cloned()));
+                    self.pools.remove(&key);
+                    self.unsettled.insert(key);
+                }
+            }
+            "Node" => {
+                if let Ok(id) = name.parse::<NodeId>() {
+                    self.unsettle(&id);
+                    self.placer.set_node(&id, None);
+                    self.nodes.remove(&id);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// What a node said last.
+    pub(crate) fn hear(&mut self, id: &NodeId, news: NodeNews) {
+        let entry = self.nodes.entry(id.clone()).or_default();
+        if entry.news == news {
+            return;
+        }
+        let before = std::mem::replace(&mut entry.news, news);
+        let changed = before.pools.keys().chain(entry.news.pools.keys());
+        let changed = changed.filter(|key| before.pools.get(key) != entry.news.pools.get(key));
+        self.stale_pools.extend(changed.cloned());
+        if before.connected != entry.news.connected || before.converged != entry.news.converged {
+            self.stale_pools
+                .extend(self.stored.iter().filter(|(_, p)| p.contains_key(id)).map(|(k, _)| k.clone()));
+        }
+        if entry.news.connected && !before.connected {
+            self.touched.insert(id.clone());
+        }
+        self.stale_nodes.insert(id.clone());
+        self.update_node(id);
+    }
+
+    /// Tells the placer of a node, if something changed that it decides by.
+    fn update_node(&mut self, id: &NodeId) {
+        let started_at = self.started_at;
+        let Some(entry) = self.nodes.get_mut(id) else { return };
+        let fleet = entry.as_fleet_node(started_at);
+        if entry.fleet != fleet {
+            entry.fleet.clone_from(&fleet);
+            if fleet.is_none() {
+                self.unsettle(id);
+            }
+            self.placer.set_node(id, fleet);
+        }
+    }
+
+    /// What is placed on a node may be taken off it.
+    fn unsettle(&mut self, id: &NodeId) {
+        let on_it = self.stored.iter().filter(|(_, placed)| placed.contains_key(id));
+        self.unsettled.extend(on_it.map(|(key, _)| key.clone()));
+    }
+
+    /// Gives the placer what the store has, once all objects are declared.
+    pub(crate) fn restore(&mut self) {
+        let fleet = Fleet { placed: self.stored.clone(), ..self.fleet() };
+        self.placer = Placer::of(&fleet);
+        self.unsettled = self.stored.keys().chain(self.pools.keys()).cloned().collect();
+    }
+
+    /// Settles what is open: what the store has to be told, by pool, as it was and as it is now.
+    pub(crate) fn settle(&mut self, now: Timestamp) -> Vec<(PoolKey, Placed, Placed)> {
+        self.unsettled.extend(self.placer.settle(now));
+        let mut differences = Vec::new();
+        let mut same = Vec::new();
+        for key in &self.unsettled {
+            let before = self.stored.get(key).cloned().unwrap_or_default();
+            let after = match self.pools.get(key) {
+                // What it had is known until no node has anything of it.
+                Some(pool) if pool.object.metadata.deleting_since.is_some() => {
+                    before.keys().map(|node| (node.clone(), DesiredCounts::default())).collect()
+                }
+                Some(_) => self.placer.placed(key).cloned().unwrap_or_default(),
+                None => Placed::new(),
+            };
+            if before == after {
+                same.push(key.clone());
+            } else {
+                differences.push((key.clone(), before, after));
+            }
+        }
+        self.unsettled.retain(|key| !same.contains(key));
+        differences
+    }
+
+    /// The store has this placement now.
+    pub(crate) fn stored(&mut self, key: PoolKey, before: &Placed, after: Placed) {
+        let nodes: BTreeSet<NodeId> = before.keys().chain(after.keys()).cloned().collect();
+        self.touched.extend(nodes.iter().cloned());
+        self.stale_nodes.extend(nodes);
+        self.stale_pools.insert(key.clone());
+        self.unsettled.remove(&key);
+        if after.is_empty() {
+            self.stored.remove(&key);
+        } else {
+            self.stored.insert(key, after);
+        }
+    }
+
+    /// Since when the node is away that is away for the longest among those whose grace is not over.
+    pub(crate) fn grace_ends(&self, now: Timestamp) -> Option<Duration> {
+        let away = self.nodes.values().filter_map(|entry| entry.fleet.as_ref()?.away_since);
+        away.map(|since| AWAY_GRACE.saturating_sub(now.since(since))).filter(|left| !left.is_zero()).min()
+    }
+
+    /// The tenants and the pools that are being deleted.
+    pub(crate) fn deleting(&self) -> (Vec<Object>, Vec<(PoolKey, Object)>) {
+        let is_deleting = |object: &Object| object.metadata.deleting_since.is_some();
+        let tenants = self.tenants.values().filter(|entry| is_deleting(&entry.object));
+        let pools = self.pools.iter().filter(|(_, entry)| is_deleting(&entry.object));
+        (
+            tenants.map(|entry| entry.object.clone()).collect(),
+            pools.map(|(key, entry)| (key.clone(), entry.object.clone())).collect(),
+        )
+    }
+
+    pub(crate) fn has_pools(&self, tenant: &TenantId) -> bool {
+        self.pools.keys().any(|key| key.tenant == *tenant)
+    }
+
+    /// What is declared, as the planner takes it, with what is placed now.
+    pub(crate) fn fleet(&self) -> Fleet {
+        let nodes = self.nodes.iter().filter_map(|(id, entry)| Some((id.clone(), entry.fleet.clone()?)));
+        let tenants = self.tenants.iter();
+        let live = self.pools.iter().filter(|(_, pool)| pool.object.metadata.deleting_since.is_none());
+        Fleet {
+            nodes: nodes.collect(),
+            tenants: tenants
+                .map(|(id, entry)| (id.clone(), FleetTenant { quotas: entry.spec.quotas.into() }))
+                .collect(),
+            pools: live.map(|(key, entry)| (key.clone(), demand(&entry.spec))).collect(),
+            placed: self.placer.plan().placed,
+            elected_at: Some(self.started_at),
+        }
+    }
+
+    /// Whether a node gets its documents from here.
+    pub(crate) fn is_managed(&self, id: &NodeId) -> bool {
+        let declared = self.nodes.get(id).and_then(|entry| entry.declared.as_ref());
+        declared.is_some_and(|(_, spec)| spec.managed_by == ManagedBy::Objects)
+    }
+}
+
+impl World {
+    /// What a node is to have; none where it gets its documents from elsewhere.
+    pub(crate) fn render(&self, cluster: &ClusterId, node: &NodeId) -> Option<DesiredState> {
+        if !self.is_managed(node) {
+            return None;
+        }
+        let mut shares: BTreeMap<TenantId, Share<'_>> = BTreeMap::new();
+        for (key, counts) in self.on_node(node) {
+            let (Some(pool), Some(tenant)) = (self.pools.get(key), self.tenants.get(&key.tenant)) else {
+                continue;
+            };
+            let Some(rendered) = &tenant.rendered else { continue };
+            let share = shares.entry(key.tenant.clone()).or_insert_with(|| Share {
+                tenant: rendered,
+                quotas: Quotas::from(tenant.spec.quotas),
+                pools: BTreeMap::<PoolId, _>::new(),
+            });
+            share.pools.insert(key.pool.clone(), (&pool.spec, counts));
+        }
+        Some(render::document(cluster, node, &shares))
+    }
+
+    /// The pools that have instances placed on a node.
+    pub(crate) fn on_node<'a>(
+        &'a self,
+        node: &'a NodeId,
+    ) -> impl Iterator<Item = (&'a PoolKey, DesiredCounts)> {
+        self.stored.iter().filter_map(move |(key, placed)| {
+            let counts = *placed.get(node)?;
+            let some = counts.running > 0 || counts.warm > 0 || counts.sleeping > 0;
+            some.then_some((key, counts))
+        })
+    }
+}
+
+impl NodeEntry {
+    /// None of a node that nothing is placed on: one that is driven by pushes, or that never said what it has.
+    fn as_fleet_node(&self, started_at: Timestamp) -> Option<FleetNode> {
+        let (object, spec) = self.declared.as_ref()?;
+        if spec.managed_by != ManagedBy::Objects {
+            return None;
+        }
+        let info = self.news.info.as_ref()?;
+        let capacity = info.capacity.unwrap_or_default();
+        let mut labels = object.metadata.labels.clone();
+        labels.extend(spec.labels.clone());
+        let away_since =
+            (!self.news.connected).then(|| self.news.last_seen_at.unwrap_or(started_at).max(started_at));
+        Some(FleetNode {
+            labels,
+            taints: spec.taints.iter().cloned().collect(),
+            cordoned: spec.cordoned || object.metadata.deleting_since.is_some(),
+            away_since,
+            capacity: Capacity {
+                vcpus: capacity.vcpus,
+                mem_mib: capacity.mem_mib,
+                disk_mib: capacity.disk_mib,
+                max_instances: capacity.max_instances,
+            },
+            overcommit: overcommit(spec),
+            images: BTreeSet::new(),
+            beyond: BTreeMap::new(),
+        })
+    }
+}
+
+fn overcommit(spec: &NodeSpec) -> Overcommit {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0.1 to 100 times a thousand")]
+    let permille = |factor: f64| (factor * 1000.0).round() as u32;
+    Overcommit {
+        vcpus_permille: permille(spec.overcommit.vcpus),
+        mem_permille: permille(spec.overcommit.mem),
+    }
+}
+
+pub(crate) fn demand(spec: &PoolSpec) -> FleetPool {
+    FleetPool {
+        resources: spec.resources.into(),
+        counts: spec.counts.into(),
+        image: spec.image.digest,
+        role: spec.policies.role,
+        critical: spec.policies.critical,
+        placement: spec.placement.clone(),
+    }
+}
+
+pub(crate) fn pool_key(object: &Object) -> Option<PoolKey> {
+    Some(PoolKey { tenant: object.metadata.tenant.clone()?, pool: object.metadata.name.parse().ok()? })
+}
+
+fn unreadable(object: &Object) {
+    tracing::error!(object = %object.reference(), "can't read a stored object; it is left as it was");
+}

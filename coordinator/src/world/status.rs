@@ -1,0 +1,171 @@
+//! What is told of pools and nodes in their objects' status: a function of the world.
+
+use mvm_planner::fleet::{AWAY_GRACE, PoolKey};
+use mvm_proto::object::{
+    NodeCounts, NodeObjectStatus, NodeResources, Object, PoolCounts, PoolObjectStatus, UnplacedCounts,
+};
+use mvm_proto::status::{Condition, set_condition};
+use mvm_proto::{NodeId, Timestamp};
+use serde_json::Value;
+
+use super::World;
+use crate::records::Numbers;
+
+impl World {
+    /// The status of a pool.
+    pub(crate) fn pool_status(&self, key: &PoolKey, object: &Object, now: Timestamp) -> Option<Value> {
+        let entry = self.pools.get(key)?;
+        let mut status: PoolObjectStatus = object.status().ok()?;
+        let wanted = entry.spec.counts;
+        let mut counts = PoolCounts::default();
+        let mut down = 0;
+        for entry in self.nodes.values() {
+            if let Some(news) = entry.news.pools.get(key) {
+                counts.running += news.actual.running;
+                counts.warm += news.actual.warm;
+                counts.sleeping += news.actual.sleeping;
+                down += news.down;
+            }
+        }
+        let placed = self.stored.get(key).into_iter().flatten().map(|(node, counts)| NodeCounts {
+            node: node.clone(),
+            wanted: (*counts).into(),
+            actual: self.nodes.get(node).and_then(|entry| entry.news.pools.get(key)).map(|news| news.actual),
+        });
+        status.placed = placed.collect();
+        let unplaced = self.placer.unplaced(key);
+        status.unplaced = unplaced.map(|unplaced| UnplacedCounts {
+            counts: unplaced.counts.into(),
+            reason: unplaced.reason.clone(),
+        });
+        let serving = counts.running.saturating_sub(down);
+        status.counts = counts;
+        status.ready = format!("{serving}/{}", wanted.running);
+        status.observed.observed_generation = entry.object.metadata.generation;
+
+        let (reason, message) = match &status.unplaced {
+            Some(unplaced) => ("Unplaced", unplaced.reason.clone()),
+            None => ("AllPlaced", String::new()),
+        };
+        let kind = |kind: &str, holds: bool, reason: &str, message: String| {
+            let status = if holds { "True" } else { "False" };
+            Condition {
+                r#type: kind.to_owned(),
+                status: status.to_owned(),
+                reason: reason.to_owned(),
+                message,
+                since: now.to_string(),
+            }
+        };
+        let conditions = &mut status.observed.conditions;
+        set_condition(conditions, kind("Placed", unplaced.is_none(), reason, message.clone()));
+        let away: Vec<_> = self
+            .stored
+            .get(key)
+            .into_iter()
+            .flat_map(|placed| placed.keys())
+            .filter(|node| self.nodes.get(*node).is_none_or(|entry| !entry.news.connected))
+            .map(NodeId::as_str)
+            .collect();
+        let ready = if unplaced.is_some() {
+            kind("Ready", false, "Unplaced", message)
+        } else if !away.is_empty() {
+            let message = format!("not connected: {}", away.join(", "));
+            kind("Ready", false, "NodesAway", message)
+        } else if serving < wanted.running {
+            let message = match down {
+                0 => format!("{serving} of {} run", wanted.running),
+                down => format!("{serving} of {} run; the programs of {down} do not work", wanted.running),
+            };
+            kind("Ready", false, "Starting", message)
+        } else if counts.warm < wanted.warm || counts.sleeping < wanted.sleeping {
+            let message = format!(
+                "{} of {} are warm, {} of {} asleep",
+                counts.warm, wanted.warm, counts.sleeping, wanted.sleeping
+            );
+            kind("Ready", false, "Preparing", message)
+        } else {
+            kind("Ready", true, "AllPlaced", String::new())
+        };
+        set_condition(conditions, ready);
+        serde_json::to_value(&status).ok()
+    }
+
+    /// The status of a node.
+    pub(crate) fn node_status(&self, id: &NodeId, object: &Object, now: Timestamp) -> Option<Value> {
+        let entry = self.nodes.get(id)?;
+        let mut status: NodeObjectStatus = object.status().ok()?;
+        let news = &entry.news;
+        if let Some(info) = &news.info {
+            let capacity = info.capacity.unwrap_or_default();
+            status.capacity = NodeResources {
+                vcpus: capacity.vcpus,
+                mem_mib: capacity.mem_mib,
+                disk_mib: capacity.disk_mib,
+                instances: capacity.max_instances,
+            };
+            status.driver.clone_from(&info.driver);
+            status.accelerator.clone_from(&info.accelerator);
+            status.version.clone_from(&info.version);
+        }
+        status.allocated = NodeResources::default();
+        for (key, placed) in &self.stored {
+            if let (Some(counts), Some(pool)) = (placed.get(id), self.pools.get(key)) {
+                status
+                    .allocated
+                    .add(&pool.spec.resources.into(), counts.running + counts.warm + counts.sleeping);
+            }
+        }
+        let away_for = news.last_seen_at.map(|seen| now.since(seen));
+        let (state, holds, reason, message) = match (news.connected, &news.ready) {
+            (false, _) if away_for.is_some_and(|away| away >= AWAY_GRACE) => (
+                "NotReady",
+                "False",
+                "Lost",
+                "it was not heard of for so long that its instances are placed elsewhere",
+            ),
+            (false, _) => ("Unknown", "Unknown", "NotConnected", "it has no session to this coordinator"),
+            (true, Some((false, message))) => ("NotReady", "False", "AgentNotReady", message.as_str()),
+            (true, _) if news.refused.is_some() => {
+                ("NotReady", "False", "DocumentRefused", news.refused.as_deref().unwrap_or_default())
+            }
+            (true, _) => ("Ready", "True", "Connected", ""),
+        };
+        status.state = state.to_owned();
+        status.observed.observed_generation = object.metadata.generation;
+        let condition = Condition {
+            r#type: "Ready".to_owned(),
+            status: holds.to_owned(),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            since: now.to_string(),
+        };
+        set_condition(&mut status.observed.conditions, condition);
+        serde_json::to_value(&status).ok()
+    }
+
+    /// Nodes that may still have instances of a pool that is being deleted: they had some placed, and have not made a
+    /// document true since that does not name it. `newest` is of each node the document that it is to follow.
+    pub(crate) fn still_has(
+        &self,
+        key: &PoolKey,
+        newest: impl Fn(&NodeId) -> Option<Numbers>,
+    ) -> Vec<NodeId> {
+        let had = self.stored.get(key).into_iter().flat_map(|placed| placed.keys());
+        let lists = |id: &NodeId| self.nodes.get(id).is_some_and(|entry| entry.news.pools.contains_key(key));
+        let behind = |id: &NodeId| {
+            let Some(entry) = self.nodes.get(id) else { return false };
+            entry.news.converged < newest(id)
+        };
+        let mut still: Vec<_> = had.filter(|id| lists(id) || behind(id)).cloned().collect();
+        let others = self.nodes.iter().filter(|(id, entry)| {
+            self.is_managed(id) && entry.news.pools.get(key).is_some_and(|news| news.instances > 0)
+        });
+        still.extend(others.map(|(id, _)| id.clone()));
+        still.sort();
+        still.dedup();
+        // A node that was removed from the cluster has nothing of ours.
+        still.retain(|id| self.nodes.get(id).is_some_and(|entry| entry.declared.is_some()));
+        still
+    }
+}

@@ -1,0 +1,102 @@
+//! A REST client of the tests: HTTP/1.1 over TLS, with an operator's certificate or an API key.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use mvm_pki::{Credential, LiveCredential};
+use rustls::pki_types::ServerName;
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::support::{Running, coordinator, soon};
+
+pub(crate) struct Rest {
+    sender: SendRequest<Full<Bytes>>,
+    key: Option<String>,
+}
+
+/// An answer: its status, its headers, its JSON.
+pub(crate) struct Answered {
+    pub(crate) status: u16,
+    pub(crate) headers: http::HeaderMap,
+    pub(crate) body: Value,
+}
+
+impl Rest {
+    /// As the first operator.
+    pub(crate) async fn operator(running: &Running) -> Self {
+        let credential = Credential::load(&running.data_dir.join("operator/operator.pem")).unwrap();
+        Self::connect(running, Some(&LiveCredential::new(credential)), None).await
+    }
+
+    pub(crate) async fn with_key(running: &Running, key: Option<&str>) -> Self {
+        Self::connect(running, None, key.map(str::to_owned)).await
+    }
+
+    async fn connect(running: &Running, credential: Option<&LiveCredential>, key: Option<String>) -> Self {
+        let tls = mvm_pki::tls::client_config(credential, &running.anchors(), coordinator(), &[b"http/1.1"]);
+        let connector = TlsConnector::from(Arc::new(tls.unwrap()));
+        let tcp = TcpStream::connect(running.addresses.grpc).await.unwrap();
+        let stream = connector.connect(ServerName::try_from("127.0.0.1").unwrap(), tcp).await.unwrap();
+        let (sender, connection) = handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        Self { sender, key }
+    }
+
+    pub(crate) async fn send(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<&Value>,
+    ) -> Response<Incoming> {
+        let mut request = Request::builder().method(method).uri(path).header("host", "127.0.0.1");
+        if let Some(key) = &self.key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        if body.is_some() && !headers.iter().any(|(name, _)| *name == "content-type") {
+            request = request.header("content-type", "application/json");
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let body = body.map(|body| Bytes::from(body.to_string())).unwrap_or_default();
+        let sent = self.sender.send_request(request.body(Full::new(body)).unwrap());
+        soon("an answer", sent).await.unwrap()
+    }
+
+    pub(crate) async fn call(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<&Value>,
+    ) -> Answered {
+        let response = self.send(method, path, headers, body).await;
+        let (parts, body) = response.into_parts();
+        let bytes = soon("a body", body.collect()).await.unwrap().to_bytes();
+        let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+        Answered { status: parts.status.as_u16(), headers: parts.headers, body }
+    }
+
+    pub(crate) async fn get(&mut self, path: &str) -> Answered {
+        self.call("GET", path, &[], None).await
+    }
+
+    pub(crate) async fn put(&mut self, path: &str, body: &Value) -> Answered {
+        self.call("PUT", path, &[], Some(body)).await
+    }
+}
+
+impl Answered {
+    /// The code of a problem.
+    pub(crate) fn code(&self) -> &str {
+        self.body["code"].as_str().unwrap_or_default()
+    }
+}
