@@ -16,11 +16,13 @@ mod filter;
 mod grow;
 mod index;
 pub mod networks;
+mod numbers;
 pub mod offers;
 mod placer;
 mod queue;
 mod score;
 pub mod shares;
+mod shrink;
 mod spread;
 mod state;
 

@@ -60,6 +60,7 @@ impl State {
         let after = node.beyond_of(key, pool, id);
         node.beyond = node.beyond.plus(after).beyond(before);
         self.index.update(id, node);
+        self.numbers.update(node);
         let tenant = self.tenants.entry(key.tenant.clone()).or_default();
         tenant.beyond = tenant.beyond.plus(after).beyond(before);
         if tenant.is_nothing() {

@@ -29,7 +29,9 @@ impl Placer {
             return 0;
         }
         let (need, spec) = (pool.need(phase), pool.spec.clone());
-        self.remember(settling, key);
+        for id in self.state.beyond.get(key).into_iter().flatten() {
+            settling.note(&self.state, key, id);
+        }
         let mut placed = self.state.take_back(key, phase, lacking);
         if placed == lacking {
             return placed;
@@ -38,6 +40,7 @@ impl Placer {
         let mut search = Search::new(&self.state, key, &spec, need, lost);
         while placed < lacking && self.state.quota_allows(key, &Usage::default(), 0, &need).is_ok() {
             let Some(id) = search.next(&self.state) else { break };
+            settling.note(&self.state, key, &id);
             self.state.add(key, &id, phase, 1);
             search.took(&self.state, &id);
             placed += 1;

@@ -3,14 +3,12 @@
 //! Settling first takes away: from nodes that are lost or drained, from nodes that are too small, and what a pool has
 //! beyond its counts. Then it places what pools lack: all running counts first, pools in the order of their ranks.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use mvm_proto::document::{DesiredCounts, PoolRole};
 use mvm_proto::{NodeId, Phase, TenantId, Timestamp};
 
 use super::filter::drives_out;
-use super::spread::Domains;
 use super::state::{NodeState, PHASES, PoolState, State, count, count_mut};
 use super::{Fleet, FleetNode, FleetPlan, FleetPool, FleetTenant, Placed, PoolKey, Unplaced, is_lost};
 
@@ -30,10 +28,41 @@ pub struct Placer {
 /// What one settling remembers.
 #[derive(Debug, Default)]
 pub(super) struct Settling {
-    /// Placements as they were before it.
-    before: BTreeMap<PoolKey, Placed>,
+    /// What nodes had of a pool before it, where it changed something.
+    before: BTreeMap<PoolKey, BTreeMap<NodeId, DesiredCounts>>,
     /// What pools gave up because their counts say so: they get it back first, in another phase.
     pub(super) lost: BTreeMap<PoolKey, BTreeMap<NodeId, u32>>,
+}
+
+impl Settling {
+    /// What a pool has on a node is about to change.
+    pub(super) fn note(&mut self, state: &State, key: &PoolKey, id: &NodeId) {
+        let Some(pool) = state.pool(key) else { return };
+        if !self.before.contains_key(key) {
+            self.before.insert(key.clone(), BTreeMap::new());
+        }
+        if let Some(before) = self.before.get_mut(key).filter(|before| !before.contains_key(id)) {
+            before.insert(id.clone(), pool.placed.get(id).copied().unwrap_or_default());
+        }
+    }
+
+    /// The pools that have something else somewhere than before it.
+    fn changed(self, state: &State) -> BTreeSet<PoolKey> {
+        let is_changed = |(key, before): &(PoolKey, BTreeMap<NodeId, DesiredCounts>)| {
+            let Some(pool) = state.pool(key) else { return false };
+            before.iter().any(|(id, before)| pool.placed.get(id).copied().unwrap_or_default() != *before)
+        };
+        self.before.into_iter().filter(is_changed).map(|(key, _)| key).collect()
+    }
+}
+
+/// A pool that may have too many or too few, as it is after nodes gave up what they can't keep.
+struct Work {
+    rank: (PoolRole, bool),
+    key: PoolKey,
+    lacks: [u32; PHASES.len()],
+    has_surplus: bool,
+    was_unplaced: bool,
 }
 
 impl Placer {
@@ -78,16 +107,20 @@ impl Placer {
                 self.away.remove(&(since, id.clone()));
             }
         }
-        let Some(mut spec) = node else { return };
+        let Some(mut spec) = node else {
+            self.state.numbers.forget(id);
+            return;
+        };
         let has = std::mem::take(&mut spec.beyond);
         if let Some(since) = spec.away_since {
             self.away.insert((since, id.clone()));
         }
-        let mut now = NodeState::new(spec);
+        let mut now = NodeState::new(spec, self.state.numbers.number(id));
         if let Some(before) = before {
             (now.pools, now.used) = (before.pools, before.used);
         }
         self.state.index.update(id, &mut now);
+        self.state.numbers.update(&now);
         self.state.nodes.insert(id.clone(), now);
         for (key, beyond) in has {
             self.state.set_beyond(id, &key, Some(beyond));
@@ -137,7 +170,13 @@ impl Placer {
             return;
         };
         tenant.pools.insert(key.pool.clone());
-        let pool = PoolState { spec, placed: Placed::new(), total: DesiredCounts::default(), unplaced: None };
+        let pool = PoolState {
+            spec,
+            placed: Placed::new(),
+            numbered: BTreeMap::new(),
+            total: DesiredCounts::default(),
+            unplaced: None,
+        };
         self.state.pools.insert(key.clone(), pool);
         // Larger than it was, it may be too large for its nodes.
         for (id, counts) in placed {
@@ -177,27 +216,38 @@ impl Placer {
     pub fn settle(&mut self, now: Timestamp) -> BTreeSet<PoolKey> {
         let mut settling = Settling::default();
         self.leave_nodes(&mut settling, now);
-        for key in self.open.clone() {
-            self.shrink(&mut settling, &key);
+        let mut work: Vec<Work> = self.open.iter().filter_map(|key| self.work(key)).collect();
+        for work in work.iter().filter(|work| work.has_surplus) {
+            self.shrink(&mut settling, &work.key);
         }
-        let mut ranked: Vec<_> =
-            self.open.iter().filter_map(|key| Some((self.rank(key)?, key.clone()))).collect();
-        ranked.sort();
+        work.sort_by(|a, b| (a.rank, &a.key).cmp(&(b.rank, &b.key)));
         // What is placed may open a domain for another phase, or bring a group its node: until nothing more is placed.
         let mut placed = 1;
         while placed > 0 {
             placed = 0;
-            for phase in PHASES {
-                for (_, key) in &ranked {
-                    placed += u64::from(self.grow(&mut settling, key, phase));
+            for (at, phase) in PHASES.into_iter().enumerate() {
+                for work in work.iter_mut().filter(|work| work.lacks[at] > 0) {
+                    let more = self.grow(&mut settling, &work.key, phase);
+                    work.lacks[at] = work.lacks[at].saturating_sub(more);
+                    placed += u64::from(more);
                 }
             }
         }
-        for (_, key) in ranked {
-            self.conclude(&key);
+        for work in work {
+            self.conclude(&work);
         }
-        let changed = settling.before.into_iter().filter(|(key, before)| self.placed(key) != Some(before));
-        changed.map(|(key, _)| key).collect()
+        settling.changed(&self.state)
+    }
+
+    fn work(&self, key: &PoolKey) -> Option<Work> {
+        let pool = self.state.pool(key)?;
+        Some(Work {
+            rank: pool.rank(),
+            key: key.clone(),
+            lacks: PHASES.map(|phase| pool.lacks(phase)),
+            has_surplus: PHASES.into_iter().any(|phase| pool.surplus(phase) > 0),
+            was_unplaced: pool.unplaced.is_some(),
+        })
     }
 
     /// Pools that may have too many or too few.
@@ -207,7 +257,7 @@ impl Placer {
 
     /// In this order pools are placed, and in the reverse order they give way.
     pub(super) fn rank(&self, key: &PoolKey) -> Option<(PoolRole, bool)> {
-        self.state.pool(key).map(|pool| (pool.spec.role, !pool.spec.critical))
+        self.state.pool(key).map(PoolState::rank)
     }
 
     /// Takes off what can't stay on its node.
@@ -240,7 +290,7 @@ impl Placer {
     }
 
     fn leave(&mut self, settling: &mut Settling, key: &PoolKey, id: &NodeId) {
-        self.remember(settling, key);
+        settling.note(&self.state, key, id);
         self.take_off(key, id);
         self.open.insert(key.clone());
     }
@@ -271,70 +321,31 @@ impl Placer {
                     .map(|phase| ((*key).clone(), phase))
             });
             let Some((key, phase)) = unit else { return };
-            self.remember(settling, &key);
+            settling.note(&self.state, &key, id);
             self.state.remove(&key, id, phase, 1);
             self.open.insert(key);
         }
     }
 
-    /// Takes away what a pool has beyond its counts: from nodes that take nothing new, then from full ones.
-    fn shrink(&mut self, settling: &mut Settling, key: &PoolKey) {
-        for phase in PHASES {
-            let Some(pool) = self.state.pool(key) else { return };
-            let mut surplus = pool.surplus(phase);
-            if surplus == 0 {
-                continue;
-            }
-            let mut domains = Domains::of(&self.state, key, &pool.spec.placement);
-            let worth = |state: &State, domains: &Option<Domains>, id: &NodeId| {
-                let node = state.nodes.get(id)?;
-                let crowd = domains.as_ref().map_or(0, |domains| domains.count(id, &node.spec.labels));
-                Some((!node.accepts(), crowd, Reverse(node.score().total()), id.clone()))
-            };
-            let on = pool.placed.iter().filter(|(_, counts)| count(counts, phase) > 0);
-            let mut heap: BinaryHeap<_> = on.filter_map(|(id, _)| worth(&self.state, &domains, id)).collect();
-            self.remember(settling, key);
-            while surplus > 0 {
-                let Some(top) = heap.pop() else { break };
-                let id = top.3.clone();
-                let current = worth(&self.state, &domains, &id);
-                if current.as_ref() != Some(&top) {
-                    heap.extend(current);
-                    continue;
-                }
-                self.state.remove(key, &id, phase, 1);
-                if let (Some(domains), Some(node)) = (&mut domains, self.state.nodes.get(&id)) {
-                    domains.remove(&id, &node.spec.labels);
-                }
-                *settling.lost.entry(key.clone()).or_default().entry(id.clone()).or_default() += 1;
-                surplus -= 1;
-                let left = self.state.pool(key).and_then(|pool| pool.placed.get(&id));
-                if left.is_some_and(|counts| count(counts, phase) > 0) {
-                    heap.extend(worth(&self.state, &domains, &id));
-                }
-            }
-        }
-    }
-
-    pub(super) fn remember(&self, settling: &mut Settling, key: &PoolKey) {
-        if let Some(placed) = self.placed(key) {
-            settling.before.entry(key.clone()).or_insert_with(|| placed.clone());
-        }
-    }
-
     /// Says what a pool still lacks; one that lacks nothing need not be looked at again.
-    fn conclude(&mut self, key: &PoolKey) {
-        let Some(pool) = self.state.pool(key) else { return };
-        let mut lacks = DesiredCounts::default();
-        for phase in PHASES {
-            *count_mut(&mut lacks, phase) = pool.lacks(phase);
-        }
-        let lacking = PHASES.into_iter().find(|phase| pool.lacks(*phase) > 0);
-        let reason = lacking.and_then(|phase| self.obstacle(key, phase));
-        let Some(pool) = self.state.pools.get_mut(key) else { return };
-        pool.unplaced = lacking.map(|_| Unplaced { counts: lacks, reason: reason.unwrap_or_default() });
-        if pool.unplaced.is_none() {
+    fn conclude(&mut self, work: &Work) {
+        let key = &work.key;
+        let lacking = PHASES.into_iter().zip(work.lacks).find(|(_, lacks)| *lacks > 0);
+        let unplaced = lacking.map(|(phase, _)| {
+            let mut counts = DesiredCounts::default();
+            PHASES
+                .into_iter()
+                .zip(work.lacks)
+                .for_each(|(phase, lacks)| *count_mut(&mut counts, phase) = lacks);
+            Unplaced { counts, reason: self.obstacle(key, phase).unwrap_or_default() }
+        });
+        if unplaced.is_none() {
             self.open.remove(key);
+        }
+        if (unplaced.is_some() || work.was_unplaced)
+            && let Some(pool) = self.state.pools.get_mut(key)
+        {
+            pool.unplaced = unplaced;
         }
     }
 }

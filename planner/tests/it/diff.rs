@@ -35,8 +35,8 @@ proptest! {
         declared.placed.values_mut().for_each(|placed| placed.retain(|id, _| declared.nodes.contains_key(id)));
         let plan = place(&declared, at);
         let difference = difference(&before, &declared, &plan, at);
-        prop_assert_eq!(difference.apply(&before.placed), plan.placed.clone());
         prop_assert_eq!(difference.changes.is_empty(), before.placed == plan.placed);
+        prop_assert_eq!(difference.apply(&before.placed), plan.placed);
         prop_assert_eq!(difference.unplaced.len(), plan.unplaced.len());
         for change in &difference.changes {
             prop_assert!(change.count > 0 && !change.reason.is_empty(), "{change:?}");

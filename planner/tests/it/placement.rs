@@ -7,7 +7,9 @@ use mvm_proto::document::DesiredCounts;
 use proptest::prelude::*;
 
 use crate::world::fleet::cases;
-use crate::world::placement::{Change, change, fleet, instances, now, room_left, sum, tenant_use};
+use crate::world::placement::{
+    Change, change, fleet, instances, now, passed_in_truth, room_left, sum, tenant_use,
+};
 
 /// The fleet that a placer holds: what was declared, and what it placed.
 fn held(declared: &Fleet, placer: &Placer) -> Fleet {
@@ -44,6 +46,12 @@ proptest! {
             prop_assert!(total.running <= pool.counts.running && total.warm <= pool.counts.warm);
             prop_assert!(total.sleeping <= pool.counts.sleeping);
         }
+    }
+
+    #[test]
+    fn nothing_is_placed_past_a_limit_that_what_nodes_still_have_and_claims_count_against(fleet in fleet()) {
+        let plan = place(&fleet, now());
+        prop_assert_eq!(passed_in_truth(&fleet, &plan.placed), None, "{:?}", plan);
     }
 
     #[test]

@@ -160,8 +160,8 @@ mod offers {
             let (mut offered, mut accepted) = (0, 0);
             for (more, which) in steps {
                 let upto = (offered + more).min(values.len());
-                for at in offered..upto {
-                    offers.offer((1, at as u64 + 1), counts(values[at]));
+                for (at, value) in values.iter().enumerate().take(upto).skip(offered) {
+                    offers.offer((1, at as u64 + 1), counts(*value));
                 }
                 offered = upto;
                 accepted = (accepted + which).min(offered);

@@ -299,7 +299,11 @@ pub(crate) struct Use {
 }
 
 fn pool_use(pool: &FleetPool, counts: &DesiredCounts) -> Use {
-    let Resources { vcpus, mem_mib, data_disk_mib } = pool.resources;
+    use_of(&pool.resources, counts)
+}
+
+fn use_of(resources: &Resources, counts: &DesiredCounts) -> Use {
+    let Resources { vcpus, mem_mib, data_disk_mib } = *resources;
     let [running, warm, sleeping] = [counts.running, counts.warm, counts.sleeping].map(u64::from);
     Use {
         vcpus: running * u64::from(vcpus),
@@ -359,4 +363,62 @@ pub(crate) fn room_left(
         && used.disk <= node.capacity.disk_mib
         && used.instances <= u64::from(node.capacity.max_instances);
     fits.then_some(())
+}
+
+/// A limit that is passed because of what was placed, when what nodes may still have and what is claimed counts as well.
+pub(crate) fn passed_in_truth(fleet: &Fleet, placed: &BTreeMap<PoolKey, Placed>) -> Option<String> {
+    let nothing = BTreeMap::new();
+    let nodes = fleet.nodes.iter().find_map(|(id, node)| {
+        let [before, after] = [&nothing, placed].map(|placed| all_use(fleet, placed, Some(id), None));
+        let vcpus = u64::from(node.capacity.vcpus) * u64::from(node.overcommit.vcpus_permille) / 1000;
+        let Capacity { mem_mib, disk_mib, max_instances, .. } = node.capacity;
+        let limits = [vcpus, mem_mib, disk_mib, u64::from(max_instances), u64::MAX, u64::MAX];
+        grown_past(&before, &after, &limits).then(|| format!("{id}: {before:?} {after:?} {limits:?}"))
+    });
+    nodes.or_else(|| {
+        fleet.tenants.iter().find_map(|(id, tenant)| {
+            let [before, after] = [&nothing, placed].map(|placed| all_use(fleet, placed, None, Some(id)));
+            let q = &tenant.quotas;
+            let numbers = [q.max_running, q.max_warm].map(u64::from);
+            let limits = [
+                u64::from(q.max_vcpus),
+                q.max_mem_mib,
+                q.max_disk_gib * 1024,
+                u64::MAX,
+                numbers[0],
+                numbers[1],
+            ];
+            grown_past(&before, &after, &limits).then(|| format!("{id}: {before:?} {after:?} {limits:?}"))
+        })
+    })
+}
+
+fn grown_past(before: &[u64; 6], after: &[u64; 6], limits: &[u64; 6]) -> bool {
+    (0..6).any(|at| after[at] > limits[at] && after[at] > before[at])
+}
+
+/// vCPUs, memory, disk, instances, running and warm: on one node or all, of one tenant or all.
+fn all_use(
+    fleet: &Fleet,
+    placed: &BTreeMap<PoolKey, Placed>,
+    node: Option<&NodeId>,
+    tenant: Option<&TenantId>,
+) -> [u64; 6] {
+    let amounts = |used: Use| [used.vcpus, used.mem, used.disk, used.instances, used.running, used.warm];
+    let mut sum = [0; 6];
+    for (id, known) in fleet.nodes.iter().filter(|(id, _)| node.is_none_or(|node| node == *id)) {
+        let keys: std::collections::BTreeSet<_> = placed.keys().chain(known.beyond.keys()).collect();
+        for key in keys.into_iter().filter(|key| tenant.is_none_or(|tenant| *tenant == key.tenant)) {
+            let has =
+                placed.get(key).and_then(|placed| placed.get(id)).map(|has| pool_use(&fleet.pools[key], has));
+            let beyond = known.beyond.get(key);
+            let of = |counts: fn(&Beyond) -> &DesiredCounts| {
+                amounts(beyond.map(|beyond| use_of(&beyond.resources, counts(beyond))).unwrap_or_default())
+            };
+            let (has, still, claimed) =
+                (amounts(has.unwrap_or_default()), of(|b| &b.still_there), of(|b| &b.claimed));
+            (0..6).for_each(|at| sum[at] += has[at].max(still[at]) + claimed[at]);
+        }
+    }
+    sum
 }
