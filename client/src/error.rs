@@ -59,9 +59,13 @@ impl CallError {
     #[must_use]
     pub fn is_lost(&self) -> bool {
         use tonic::Code::{Cancelled, Unavailable, Unknown};
-        // tonic tells a connection that broke inside an answer as `Unknown`, with what broke it as the source.
-        self.problem().is_none()
-            && self.status().is_some_and(|status| matches!(status.code(), Unavailable | Cancelled | Unknown))
+        self.status().is_some_and(|status| match status.code() {
+            // A server that stops says so with a problem.
+            Unavailable => true,
+            // tonic tells a connection that broke inside an answer so, with what broke it as the source.
+            Cancelled | Unknown => problem_of(status).is_none(),
+            _ => false,
+        })
     }
 }
 

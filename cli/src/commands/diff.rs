@@ -6,7 +6,10 @@ use clap::Args;
 use mvm_client::ApplyOptions;
 use mvm_client::files::Entry;
 use mvm_client::{Name, Objects};
+use mvm_proto::object::{API_VERSION, Declared, Object};
+use serde_json::Value;
 
+use crate::commands::apply::is_of;
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
 use crate::objects::unified::unified;
@@ -41,14 +44,31 @@ async fn compare(global: &Global, args: DiffArgs) -> Run {
     let entries = args.object.read(&args.files)?;
     let mut objects = args.object.open(global).await?;
     let mut differs = false;
+    // Tenants that are not there yet: the server can't look at what belongs to them.
+    let mut would_be: Vec<Name> = Vec::new();
     for entry in &entries {
-        let (old, new) = both(global, &mut objects, entry).await?;
-        let name: Name = entry.name();
+        let name = entry.name();
+        let is_new = would_be.iter().any(|tenant| is_of(entry, tenant));
+        let (old, new) = if is_new {
+            (String::new(), declared(entry)?)
+        } else {
+            both(global, &mut objects, entry).await?
+        };
+        if old.is_empty() && name.kind.name == "Tenant" {
+            would_be.push(name.clone());
+        }
         let text = unified(&format!("live/{name}"), &old, &format!("declared/{name}"), &new);
         differs |= !text.is_empty();
         output::print(&text)?;
     }
     if differs { Err(Outcome::Found(1)) } else { Ok(()) }
+}
+
+/// The object as it would be made, with its defaults.
+fn declared(entry: &Entry) -> anyhow::Result<String> {
+    let Declared { kind, metadata, spec } = entry.declared.clone();
+    let (api_version, kind) = (API_VERSION.to_owned(), kind.name.to_owned());
+    output::yaml(&editable(&Object { api_version, kind, metadata, spec, status: Value::Null }, false))
 }
 
 /// The object as it is, empty where there is none, and as it would be.
