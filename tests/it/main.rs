@@ -15,6 +15,7 @@ mod interop;
 mod isolation;
 mod microvms;
 mod migration;
+mod objects_cli;
 mod operator_view;
 mod privileges;
 mod push;
