@@ -40,6 +40,7 @@ use tokio::sync::{Semaphore, broadcast};
 use crate::instance::PoolSpec;
 
 pub use disk::{NoRoom, Writing};
+pub(crate) use secrets::bundle_of;
 pub use timing::{Stopwatch, Wake};
 
 use crate::audit::AuditLog;

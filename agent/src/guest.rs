@@ -32,8 +32,8 @@ use futures::future::BoxFuture;
 use link::{Link, Mode};
 use mvm_proto::InstanceId;
 use mvm_proto::guest::{
-    CancelSleep, EndWork, FEATURE_HEALTH, FEATURE_RESTART, Ping, PrepareSleep, Readiness, Reborn,
-    RestartWorkload, SetHealth, Shutdown, host_frame,
+    CancelSleep, EndWork, FEATURE_HEALTH, FEATURE_RESTART, FEATURE_WORKLOAD, Ping, PrepareSleep, Readiness,
+    Reborn, RestartWorkload, SetHealth, SetWorkload, Shutdown, host_frame,
 };
 use mvm_vmm::{Driver, DriverError, GuestStream};
 use parking_lot::{Mutex, MutexGuard};
@@ -439,6 +439,17 @@ impl GuestLinks {
         }
         self.ask_since(3, instance, "a health check", ANSWER_WITHIN, host_frame::Body::SetHealth(health))
             .await
+    }
+
+    /// Has the guest run this in place of what its image says, once its workload is started.
+    pub async fn set_workload(&self, instance: &InstanceId, workload: SetWorkload) -> Result<(), LinkError> {
+        let link = self.link(instance)?;
+        let view = self.until(&link, Instant::now() + ANSWER_WITHIN, |view| view.connected).await?;
+        if !view.can_change_workload {
+            return Err(LinkError::Lacks(FEATURE_WORKLOAD));
+        }
+        let body = host_frame::Body::SetWorkload(workload);
+        self.ask_since(3, instance, "another workload", ANSWER_WITHIN, body).await
     }
 
     /// Asks the guest to shut down and waits for the word that it understood, or for the end of the stream.

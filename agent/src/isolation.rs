@@ -19,7 +19,7 @@ use mvm_host::cgroup::{InstanceGroup, InstanceLimits, TenantLimits, VmmCost, Vmm
 use mvm_host::network::{DEFAULT_MTU, Port, TenantNet, vmm_user};
 use mvm_host::sandbox::{Demand, Filter};
 use mvm_host::{AnyHost, DiskUse, Host as _, HostError, MemoryUse, Operation, Outcome};
-use mvm_proto::document::{EgressMode, IoLimits, SeccompPolicy, Subnet, Tenant};
+use mvm_proto::document::{EgressMode, IoLimits, Network, SeccompPolicy, Tenant};
 use mvm_proto::{DesiredState, InstanceId, TenantId};
 use mvm_vmm::{Bounds, DriverKind, Nic, VmmJail};
 use parking_lot::{Mutex, MutexGuard};
@@ -73,8 +73,9 @@ impl Isolation {
 
     /// The network that a new instance of this pool is in; absent when instances have none.
     #[must_use]
-    pub fn net_of(&self, id: u16, subnet: Subnet) -> Option<Net> {
-        (self.settings.network == NetworkMode::Bridges).then_some(Net { id, subnet })
+    pub fn net_of(&self, network: &Network) -> Option<Net> {
+        let net = Net { id: network.tenant_net_id, subnet: network.ipv4_subnet };
+        (self.settings.network == NetworkMode::Bridges).then_some(net)
     }
 
     /// The resolvers for guests in this network; empty where there are none.

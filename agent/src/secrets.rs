@@ -1,4 +1,5 @@
-//! Tenants' secrets bundles: one file per tenant below the secrets directory, known to a document by its digest.
+//! Secrets bundles: one file per tenant below the secrets directory, and one for each pool that has its own, known to a
+//! document by their digests.
 //!
 //! A bundle is opaque here. It is hashed when its file changed since the last look, and read once more for each guest
 //! that is given it, into a buffer that is wiped. The key of a tenant's snapshots lies beside it ([`mvm_vmm::snapshot_key`]).
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use mvm_host::{Dir, OpenHow};
 use mvm_proto::guest::MAX_SECRETS_BYTES;
-use mvm_proto::{Digest, TenantId};
+use mvm_proto::{Digest, PoolId, TenantId};
 use mvm_vmm::snapshot_key::TenantKey;
 use nix::sys::statfs::{FsType, TMPFS_MAGIC, statfs};
 use parking_lot::Mutex;
@@ -41,10 +42,35 @@ struct Version {
     modified: (i64, i64),
 }
 
+/// Which bundle is meant.
+#[derive(Debug, Clone, Copy)]
+pub struct BundleOf<'a> {
+    pub tenant: &'a TenantId,
+    /// Whose guests are to be given it.
+    pub pool: &'a PoolId,
+    /// The pool's own, not its tenant's.
+    pub own: bool,
+}
+
+impl BundleOf<'_> {
+    /// The files that it may be: the one where it belongs, and the other one. A digest says which secrets are meant, and a
+    /// document may name the same ones in another place by now.
+    fn files(self) -> [String; 2] {
+        let (tenant, pool) = (self.tenant.to_string(), pool_file(self.tenant, self.pool));
+        if self.own { [pool, tenant] } else { [tenant, pool] }
+    }
+}
+
+/// The name of a pool's own bundle: no tenant's, and nothing of any tenant's.
+fn pool_file(tenant: &TenantId, pool: &PoolId) -> String {
+    format!("pool.{tenant}.{pool}")
+}
+
 #[derive(Debug)]
 pub struct Secrets {
     dir: PathBuf,
-    known: Mutex<BTreeMap<TenantId, (Version, Digest)>>,
+    /// By the name of the file.
+    known: Mutex<BTreeMap<String, (Version, Digest)>>,
 }
 
 impl Secrets {
@@ -58,18 +84,39 @@ impl Secrets {
         Self { dir: dir.to_owned(), known: Mutex::default() }
     }
 
-    /// Whether the tenant's bundle is the one that the document means.
-    pub fn check(&self, tenant: &TenantId, expected: &Digest) -> Result<(), SecretsError> {
-        let found = self.digest(tenant).map_err(|cause| self.unreadable(tenant, cause))?;
-        self.compare(tenant, found, expected)
+    /// Whether the bundle is the one that the document means.
+    pub fn check(&self, of: BundleOf<'_>, expected: &Digest) -> Result<(), SecretsError> {
+        self.either(of, |file| self.check_file(file, expected))
     }
 
-    /// The tenant's bundle, if it is the one that is meant.
-    pub fn read(&self, tenant: &TenantId, expected: &Digest) -> Result<Zeroizing<Vec<u8>>, SecretsError> {
-        let read = self.open(tenant).and_then(|(mut file, meta)| read_wiped(&mut file, &meta));
-        let bytes = read.map_err(|cause| self.unreadable(tenant, cause))?;
-        self.compare(tenant, Digest::of(&bytes), expected)?;
-        Ok(bytes)
+    /// Whether the tenant's bundle is, for those of its pools that have none of their own.
+    pub fn check_tenant(&self, tenant: &TenantId, expected: &Digest) -> Result<(), SecretsError> {
+        self.check_file(tenant.as_str(), expected)
+    }
+
+    fn check_file(&self, file: &str, expected: &Digest) -> Result<(), SecretsError> {
+        let found = self.digest(file).map_err(|cause| self.unreadable(file, cause))?;
+        self.compare(file, found, expected)
+    }
+
+    /// The bundle, if it is the one that is meant.
+    pub fn read(&self, of: BundleOf<'_>, expected: &Digest) -> Result<Zeroizing<Vec<u8>>, SecretsError> {
+        self.either(of, |file| {
+            let read = self.open(file).and_then(|(mut file, meta)| read_wiped(&mut file, &meta));
+            let bytes = read.map_err(|cause| self.unreadable(file, cause))?;
+            self.compare(file, Digest::of(&bytes), expected)?;
+            Ok(bytes)
+        })
+    }
+
+    /// The first of a bundle's files that is the one. Where none is, what is wrong with the one where it belongs.
+    fn either<T>(
+        &self,
+        of: BundleOf<'_>,
+        look: impl Fn(&str) -> Result<T, SecretsError>,
+    ) -> Result<T, SecretsError> {
+        let [first, second] = of.files();
+        look(&first).or_else(|why| look(&second).map_err(|_| why))
     }
 
     /// Where the key of the tenant's snapshots is.
@@ -78,27 +125,23 @@ impl Secrets {
         TenantKey::new(&self.dir, tenant)
     }
 
-    fn path(&self, tenant: &TenantId) -> PathBuf {
-        self.dir.join(tenant.as_str())
-    }
-
-    fn unreadable(&self, tenant: &TenantId, cause: io::Error) -> SecretsError {
-        let path = self.path(tenant);
+    fn unreadable(&self, file: &str, cause: io::Error) -> SecretsError {
+        let path = self.dir.join(file);
         match cause.kind() {
             io::ErrorKind::NotFound => SecretsError::Missing { path },
             _ => SecretsError::Unreadable { path, cause },
         }
     }
 
-    fn compare(&self, tenant: &TenantId, found: Digest, expected: &Digest) -> Result<(), SecretsError> {
+    fn compare(&self, file: &str, found: Digest, expected: &Digest) -> Result<(), SecretsError> {
         if found == *expected {
             return Ok(());
         }
-        Err(SecretsError::Other { path: self.path(tenant), found, expected: *expected })
+        Err(SecretsError::Other { path: self.dir.join(file), found, expected: *expected })
     }
 
-    fn open(&self, tenant: &TenantId) -> io::Result<(File, Metadata)> {
-        let file = Dir::open_root(&self.dir)?.open_file(tenant.as_str(), OpenHow::Read)?;
+    fn open(&self, file: &str) -> io::Result<(File, Metadata)> {
+        let file = Dir::open_root(&self.dir)?.open_file(file, OpenHow::Read)?;
         let meta = file.metadata()?;
         // Hashing more would hold up the pass that asks, and no guest takes more.
         if meta.len() > MAX_SECRETS_BYTES {
@@ -107,8 +150,8 @@ impl Secrets {
         Ok((file, meta))
     }
 
-    fn digest(&self, tenant: &TenantId) -> io::Result<Digest> {
-        let (mut file, meta) = self.open(tenant)?;
+    fn digest(&self, name: &str) -> io::Result<Digest> {
+        let (mut file, meta) = self.open(name)?;
         let version = Version {
             device: meta.dev(),
             inode: meta.ino(),
@@ -116,13 +159,13 @@ impl Secrets {
             modified: (meta.mtime(), meta.mtime_nsec()),
         };
         let mut all_known = self.known.lock();
-        if let Some((known, digest)) = all_known.get(tenant)
+        if let Some((known, digest)) = all_known.get(name)
             && *known == version
         {
             return Ok(*digest);
         }
         let digest = Digest::of(&read_wiped(&mut file, &meta)?);
-        all_known.insert(tenant.clone(), (version, digest));
+        all_known.insert(name.to_owned(), (version, digest));
         Ok(digest)
     }
 }
@@ -149,19 +192,20 @@ mod tests {
     #[test]
     fn a_bundle_is_ready_when_it_is_the_one_that_was_meant() {
         let dir = tempfile::tempdir().unwrap();
-        let tenant: TenantId = "acme".parse().unwrap();
+        let (tenant, pool) = ("acme".parse().unwrap(), "web".parse().unwrap());
+        let of = BundleOf { tenant: &tenant, pool: &pool, own: false };
         let secrets = Secrets::new(dir.path());
         let meant = Digest::of(b"first");
         // Looking and reading agree.
         let refused = || {
-            let why = chain(&secrets.check(&tenant, &meant).unwrap_err());
-            assert_eq!(chain(&secrets.read(&tenant, &meant).unwrap_err()), why);
+            let why = chain(&secrets.check(of, &meant).unwrap_err());
+            assert_eq!(chain(&secrets.read(of, &meant).unwrap_err()), why);
             why
         };
         assert!(refused().contains("there is no secrets bundle"));
         fs::write(dir.path().join("acme"), b"first").unwrap();
-        secrets.check(&tenant, &meant).unwrap();
-        assert_eq!(**secrets.read(&tenant, &meant).unwrap(), *b"first");
+        secrets.check(of, &meant).unwrap();
+        assert_eq!(**secrets.read(of, &meant).unwrap(), *b"first");
         fs::write(dir.path().join("acme"), b"second").unwrap();
         assert!(refused().contains("not sha256:"));
         fs::write(dir.path().join("acme"), vec![0; 4 * 1024 * 1024 + 1]).unwrap();
@@ -169,5 +213,29 @@ mod tests {
         fs::remove_file(dir.path().join("acme")).unwrap();
         fs::create_dir(dir.path().join("acme")).unwrap();
         assert!(refused().contains("not a regular file"));
+    }
+
+    #[test]
+    fn a_pool_has_a_bundle_of_its_own_and_the_digest_says_which_one_is_meant() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tenant, pool) = ("acme".parse().unwrap(), "web".parse().unwrap());
+        let of = |own| BundleOf { tenant: &tenant, pool: &pool, own };
+        let secrets = Secrets::new(dir.path());
+        let meant = Digest::of(b"own");
+        let why = chain(&secrets.check(of(true), &meant).unwrap_err());
+        assert!(why.ends_with("/pool.acme.web"), "{why}");
+        fs::write(dir.path().join("acme"), b"whole").unwrap();
+        let why = chain(&secrets.check(of(true), &meant).unwrap_err());
+        assert!(why.starts_with("there is no secrets bundle"), "of the pool's own: {why}");
+        fs::write(dir.path().join("pool.acme.web"), b"own").unwrap();
+        secrets.check(of(true), &meant).unwrap();
+        assert_eq!(**secrets.read(of(true), &meant).unwrap(), *b"own");
+        // What one that sleeps was started with is there, wherever the document names it now.
+        for own in [false, true] {
+            assert_eq!(**secrets.read(of(own), &meant).unwrap(), *b"own");
+            assert_eq!(**secrets.read(of(own), &Digest::of(b"whole")).unwrap(), *b"whole");
+        }
+        let other = "other".parse().unwrap();
+        assert!(secrets.check(BundleOf { pool: &other, ..of(true) }, &meant).is_err());
     }
 }

@@ -17,7 +17,12 @@ impl RenderedTenant {
     /// None of an object whose network was not assigned, which admission does before it is stored.
     pub(crate) fn of(object: &Object) -> Option<Self> {
         let status: TenantObjectStatus = object.status().ok()?;
-        let network = Network { tenant_net_id: status.net_id?, ipv4_subnet: status.subnet? };
+        let network = Network {
+            tenant_net_id: status.net_id?,
+            ipv4_subnet: status.subnet?,
+            address_blocks: None,
+            reserved_offsets: Vec::new(),
+        };
         Some(Self { spec: object.spec().ok()?, network })
     }
 }
@@ -78,6 +83,8 @@ fn pool(id: &PoolId, spec: &PoolSpec, counts: DesiredCounts) -> Pool {
         io_limits: policies.io_limits,
         restart: policies.restart,
         health: policies.health,
+        workload: policies.workload,
+        secrets_hash: None,
     }
 }
 

@@ -8,6 +8,8 @@ use crate::refusal::Refusal;
 use crate::state::Guest;
 use crate::state::Request;
 
+pub(crate) use run::check_directory;
+
 impl Guest {
     /// Starts an exec; or follows one that was started, from the byte that the request names.
     pub(crate) fn exec(&self, number: u64, request: &protocol::Exec) {

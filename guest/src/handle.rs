@@ -10,7 +10,7 @@ use crate::state::{Guest, State};
 use crate::{files, health, relay, shutdown, sleep, workload};
 
 /// What this guest can do beyond its version.
-const FEATURES: &[&str] = &[protocol::FEATURE_RESTART, protocol::FEATURE_HEALTH];
+const FEATURES: &[&str] = &[protocol::FEATURE_RESTART, protocol::FEATURE_HEALTH, protocol::FEATURE_WORKLOAD];
 
 impl Guest {
     /// Takes one frame of the connection of this epoch. Those of another than the one that said hello last are dropped.
@@ -108,6 +108,10 @@ impl Guest {
                 self.work(number, move |guest| workload::restart(guest, &request));
             }
             Asked::SetHealth(request) => self.work(number, move |guest| health::set(guest, request.health)),
+            Asked::SetWorkload(request) => self.work(number, move |guest| {
+                workload::set(guest, request.workload);
+                Ok(())
+            }),
             Asked::Secrets(piece) => self.work(number, move |guest| guest.take_secrets(&piece)),
             Asked::WipeSecrets(_) => self.work(number, Guest::wipe_secrets),
             Asked::Shutdown(request) => self.work(number, move |guest| {
@@ -266,7 +270,7 @@ fn since(body: &Asked) -> u32 {
                 1
             }
         }
-        Asked::Secrets(_) | Asked::WipeSecrets(_) => 3,
+        Asked::Secrets(_) | Asked::WipeSecrets(_) | Asked::SetWorkload(_) => 3,
         _ => 2,
     }
 }

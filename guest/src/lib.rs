@@ -8,6 +8,7 @@
 //!
 //! Nothing here polls: every thread blocks in the kernel or on the lock's condition, and an idle guest uses no processor.
 
+mod account;
 pub mod boot;
 pub mod channel;
 mod exec;
@@ -16,6 +17,7 @@ mod handle;
 mod health;
 pub mod limits;
 mod network;
+mod program;
 mod readiness;
 mod reborn;
 mod refusal;

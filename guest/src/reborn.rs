@@ -78,7 +78,10 @@ impl Guest {
             state.env = request.env.clone();
             state.configured = true;
             state.identity = Some(identity);
-            state.config.as_ref().is_ok_and(|config| config.workload.is_empty())
+            if let Some(set) = &request.workload {
+                state.workload.instead.clone_from(&set.workload);
+            }
+            state.program().is_ok_and(|program| program.words.is_empty())
         };
         if request.start_workload || no_workload {
             workload::start(self);

@@ -17,6 +17,11 @@ impl Refusal {
         Self { code, message: message.into() }
     }
 
+    /// For people, who need no code.
+    pub(crate) fn into_message(self) -> String {
+        self.message
+    }
+
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::new(FailureCode::Invalid, message)
     }

@@ -5,7 +5,7 @@
 
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, mount};
@@ -52,6 +52,25 @@ impl Guest {
             *incoming = None;
             let place = dir.join(SECRETS_FILE);
             wipe(&place).and_then(|()| fs::rename(dir.join(UNFINISHED), &place)).map_err(failed)?;
+            self.share_secrets().map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Lets the user of the workload read what is there. They stay root's: no one else can put a file in their place, which
+    /// root would overwrite for them.
+    pub(crate) fn share_secrets(&self) -> io::Result<()> {
+        let Some(gid) = self.lock().workload.account.as_ref().map(|account| account.gid) else {
+            return Ok(());
+        };
+        let dir = self.secrets_dir();
+        for (path, mode) in [(dir.join(SECRETS_FILE), 0o440), (dir, 0o750)] {
+            let shared = chown(&path, None, Some(gid))
+                .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(mode)));
+            match shared {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
         }
         Ok(())
     }

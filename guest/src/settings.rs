@@ -21,6 +21,8 @@ pub struct Settings {
     pub run_dir: PathBuf,
     /// What the image says about its workload; it may be absent.
     pub config: PathBuf,
+    /// The folder of `passwd` and `group`.
+    pub etc: PathBuf,
     /// The newest version of the protocol to speak; lower it to be an older guest.
     pub max_version: u32,
 }
@@ -33,6 +35,7 @@ impl Settings {
             machine: Machine::Own,
             run_dir: "/run/mvm".into(),
             config: "/etc/mvm/guest.json".into(),
+            etc: "/etc".into(),
             max_version: protocol::MAX_VERSION,
         }
     }
@@ -44,6 +47,7 @@ impl Settings {
             machine: Machine::Borrowed,
             run_dir: folder.join("run"),
             config: folder.join("guest.json"),
+            etc: folder.join("etc"),
             max_version: protocol::MAX_VERSION,
         }
     }

@@ -2,50 +2,53 @@
 //! Whether a workload that ended is started again is for the agent to decide.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
+use crate::account::Account;
+use crate::exec::check_directory;
+use crate::program::{self, HOME, Program};
 use crate::protocol::workload::State as Fares;
-use crate::protocol::{FailureCode, Readiness, RestartWorkload};
+use crate::protocol::{FailureCode, Readiness, RestartWorkload, WorkloadOverride};
 use crate::refusal::Refusal;
-use crate::settings::{ImageConfig, Machine, ReadyWhen};
+use crate::settings::{Machine, ReadyWhen};
 use crate::state::{Guest, spawn};
 use crate::{limits, readiness};
 
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-/// What every program gets: the least, then what the image says, then what `reborn` says.
+/// What every program gets.
 pub(crate) fn environment(guest: &Guest) -> BTreeMap<String, String> {
     let state = guest.lock();
-    let least = [("PATH", PATH), ("HOME", "/root"), ("LANG", "C.UTF-8")];
-    let mut env: BTreeMap<_, _> = least.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-    if let Ok(config) = &state.config {
-        env.extend(config.env.clone());
-    }
-    env.extend(state.env.clone());
-    env
+    program::environment(state.program().as_ref().ok(), &state.env)
+}
+
+/// Runs this from now on in place of what the image says.
+pub(crate) fn set(guest: &Guest, workload: Option<WorkloadOverride>) {
+    guest.lock().workload.instead = workload;
 }
 
 /// Starts the workload if the image has one and it was not started before.
 pub(crate) fn start(guest: &Guest) {
-    let config = {
+    let program = {
         let mut state = guest.lock();
         if state.going || std::mem::replace(&mut state.workload.started, true) {
             return;
         }
         // That a file is gone may not have been heard yet.
         state.workload.said = readiness::last_said(&guest.0.settings.run_dir);
-        if state.config.as_ref().is_ok_and(|config| config.workload.is_empty()) {
+        let program = state.program();
+        if program.as_ref().is_ok_and(|program| program.words.is_empty()) {
             // The writer gets this together with the answer to the request, and writes both at once.
             return state.hear_workload(true);
         }
-        state.config.clone()
+        program
     };
-    match config {
-        Ok(config) => run(guest, &config),
+    match program {
+        Ok(program) => run(guest, &program),
         Err(fault) => guest.update(|state| state.workload_failed(fault)),
     }
 }
@@ -53,7 +56,7 @@ pub(crate) fn start(guest: &Guest) {
 /// Starts the workload again, after ending it if it still runs.
 pub(crate) fn restart(guest: &Guest, request: &RestartWorkload) -> Result<(), Refusal> {
     let _one_at_a_time = guest.0.restart.lock();
-    let config = {
+    let program = {
         let mut state = guest.lock();
         if state.going {
             return Err(Refusal::new(FailureCode::Busy, "it is shutting down"));
@@ -61,12 +64,12 @@ pub(crate) fn restart(guest: &Guest, request: &RestartWorkload) -> Result<(), Re
         if state.workload.run > request.run {
             return Ok(());
         }
-        let config = state.config.clone().map_err(Refusal::invalid)?;
-        if config.workload.is_empty() || !state.workload.started {
+        let program = state.program().map_err(Refusal::invalid)?;
+        if program.words.is_empty() || !state.workload.started {
             return Err(Refusal::invalid("there is no workload that was started"));
         }
         state.workload.restarting = true;
-        config
+        program
     };
     end(guest, Duration::from_secs(request.grace_seconds.into()));
     guest.update(|state| {
@@ -82,7 +85,7 @@ pub(crate) fn restart(guest: &Guest, request: &RestartWorkload) -> Result<(), Re
     })?;
     // What the last one said does not count for the next one.
     readiness::forget(&guest.0.settings.run_dir);
-    run(guest, &config);
+    run(guest, &program);
     // It may have said something before it was known to run.
     readiness::look(guest);
     Ok(())
@@ -103,25 +106,19 @@ fn end(guest: &Guest, grace: Duration) {
     }
 }
 
-fn run(guest: &Guest, config: &ImageConfig) {
-    let Some((program, arguments)) = config.workload.split_first() else { return };
-    let mut command = Command::new(program);
-    command.args(arguments).process_group(0).current_dir("/").stdin(Stdio::null());
-    command.env_clear().envs(environment(guest));
-    if guest.0.settings.machine == Machine::Borrowed {
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-    }
-    let spawned = command.spawn();
+fn run(guest: &Guest, program: &Program) {
+    let Some((name, arguments)) = program.words.split_first() else { return };
+    let spawned = begin(guest, program, name, arguments);
     let begun = guest.update(|state| {
         state.begin_run();
         match spawned {
             Ok(child) => {
                 state.workload.group = Some(Pid::from_child(&child));
-                state.hear_workload(config.ready == ReadyWhen::Start);
+                state.hear_workload(program.ready == ReadyWhen::Start);
                 Some(child)
             }
-            Err(error) => {
-                state.workload_failed(format!("could not start {program}: {error}"));
+            Err(why) => {
+                state.workload_failed(format!("could not start {name}: {why}"));
                 None
             }
         }
@@ -131,6 +128,38 @@ fn run(guest: &Guest, config: &ImageConfig) {
     if let Err(error) = spawn("workload", move || watch(&thread, child)) {
         guest.update(|state| state.workload_failed(format!("could not watch the workload: {error}")));
     }
+}
+
+/// Starts it, or says why it can't be.
+fn begin(guest: &Guest, program: &Program, name: &str, arguments: &[String]) -> Result<Child, String> {
+    let mut env = environment(guest);
+    let mut command = Command::new(name);
+    command.args(arguments).process_group(0).current_dir(&program.directory).stdin(Stdio::null());
+    if guest.0.settings.machine == Machine::Borrowed {
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+    }
+    // Otherwise it would look as if the program itself were the one that is missing.
+    check_directory(&program.directory).map_err(Refusal::into_message)?;
+    let account = match &program.user {
+        None => return command.env_clear().envs(env).spawn().map_err(|error| error.to_string()),
+        Some(user) => Account::find(user, &guest.0.settings.etc)?,
+    };
+    if !program.env.contains_key(HOME) {
+        env.insert(HOME.to_owned(), account.home.clone());
+    }
+    let failed = |error: io::Error| format!("as user {}: {error}", account.uid);
+    let mounts = guest.update(|state| {
+        state.workload.account = Some(account.clone());
+        state.identity.iter().flat_map(|identity| identity.mounts.clone()).collect::<Vec<_>>()
+    });
+    // What it is meant to use is root's so far.
+    account.may_write(&guest.0.settings.run_dir).map_err(failed)?;
+    guest.share_secrets().map_err(failed)?;
+    if guest.0.settings.machine == Machine::Own {
+        let disks = mounts.iter().filter(|mount| !mount.read_only);
+        { disks }.try_for_each(|mount| account.own(Path::new(&mount.path))).map_err(failed)?;
+    }
+    account.spawn(command.env_clear().envs(env)).map_err(failed)
 }
 
 /// Waits for its end, and says how it ended.

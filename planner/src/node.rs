@@ -166,7 +166,8 @@ pub fn check_move(
     };
     let tenant = desired.tenants.iter().position(|tenant| tenant.tenant_id == found.tenant);
     let used = Usage::now(&found);
-    budget.count(tenant, pool_ref.map(|pool_ref| pool_ref.pool_index), used);
+    let network = tenant.map(|tenant| &desired.tenants[tenant].network);
+    budget.count(tenant, pool_ref.map(|pool_ref| pool_ref.pool_index), used.held_by(&found, network));
     let more = Usage::of(to, size, None).beyond(used);
     let of_tenant = tenant.map_or(Ok(()), |tenant| budget.fits_tenant(tenant, more));
     of_tenant.and_then(|()| budget.fits_node(more)).map_err(|shortage| shortage.to_string())
@@ -190,7 +191,8 @@ pub fn check_arrival(
     let Some(pool_ref) = pool_ref else {
         return Err(format!("the document does not name {}/{}", newcomer.tenant, newcomer.pool));
     };
-    let asked = Usage::of(to, &newcomer.resources, None);
+    let network = Some(&pool_ref.tenant.network);
+    let asked = Usage::of(to, &newcomer.resources, None).held_by(newcomer, network);
     budget.spend(pool_ref.tenant_index, pool_ref.pool_index, asked).map_err(|shortage| shortage.to_string())
 }
 

@@ -96,6 +96,10 @@ pub struct ObservedInstance {
     /// instances have none, and plans go over all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workload: Option<Box<Workload>>,
+    /// Its address's distance from its subnet's own; absent: it is one that this node may give.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 65535))]
+    pub offset: Option<u32>,
 }
 
 impl ObservedInstance {
@@ -121,6 +125,7 @@ impl ObservedInstance {
             retry_not_before: None,
             failures: 0,
             workload: None,
+            offset: None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! What instances use of a node and of their tenant's quotas, phase by phase.
 
 use mvm_proto::Phase;
-use mvm_proto::document::Resources;
+use mvm_proto::document::{Network, Resources};
 
 use crate::observation::ObservedInstance;
 
@@ -13,6 +13,8 @@ pub(crate) struct Usage {
     pub(crate) running: u64,
     pub(crate) warm: u64,
     pub(crate) instances: u64,
+    /// Of those that this node may give to its tenant's instances.
+    pub(crate) addresses: u64,
 }
 
 impl Usage {
@@ -21,7 +23,7 @@ impl Usage {
     /// Its data disk exists from its creation to its end; a snapshot adds the size of the guest's memory.
     /// Booted only to be put to warm or sleep, it is not counted as running.
     pub(crate) fn of(phase: Phase, size: &Resources, staging: Option<Phase>) -> Self {
-        let resting = Self { disk_mib: size.data_disk_mib, instances: 1, ..Self::default() };
+        let resting = Self { disk_mib: size.data_disk_mib, instances: 1, addresses: 1, ..Self::default() };
         let vcpus = u64::from(size.vcpus);
         match phase {
             Phase::Running => {
@@ -79,6 +81,14 @@ impl Usage {
         }
     }
 
+    /// The same of an instance whose address is not one that this node may give: it is in no one's way.
+    pub(crate) fn held_by(self, instance: &ObservedInstance, network: Option<&Network>) -> Self {
+        let Some((network, offset)) = network.zip(instance.offset) else { return self };
+        // Of a whole subnet every instance has one, also one that is still in an earlier subnet.
+        let counts = network.is_whole() || network.offers(offset);
+        Self { addresses: if counts { self.addresses } else { 0 }, ..self }
+    }
+
     pub(crate) fn most(self, other: Self) -> Self {
         self.zip(other, u64::max)
     }
@@ -105,6 +115,7 @@ impl Usage {
             running: with(self.running, other.running),
             warm: with(self.warm, other.warm),
             instances: with(self.instances, other.instances),
+            addresses: with(self.addresses, other.addresses),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! [`DesiredState`] is the user-visible part; [`Provenance`] is what a coordinator adds before it signs.
 //! Reading is in [`decode`]: strict, and with all errors at once. The JSON Schema is generated from these types.
 
+mod address_blocks;
 pub(crate) mod decode;
 mod io_limits;
 mod policies;
@@ -11,6 +12,7 @@ pub mod schema;
 mod source;
 mod subnet;
 mod workload;
+mod workload_override;
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -21,11 +23,16 @@ use serde::{Deserialize, Serialize};
 use crate::envelope::Payload;
 use crate::{ClusterId, Digest, FieldError, NodeId, PoolId, Problem, ProfileId, TenantId, Timestamp};
 
+pub use address_blocks::BLOCK_SIZE;
 pub use io_limits::{IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND, IoLimits};
 pub use policies::{POOL_POLICIES, PoolPolicies};
 pub use source::{ImageSource, SourceError};
 pub use subnet::{MAX_PREFIX, MIN_PREFIX, SubnetError};
 pub use workload::{ExecCheck, Health, HealthCheck, HttpCheck, Restart, TcpCheck};
+pub use workload_override::{
+    MAX_ENV_NAME_BYTES, MAX_USER_ID, MAX_USER_NAME_BYTES, MAX_WORKLOAD_ARGS, MAX_WORKLOAD_BYTES,
+    MAX_WORKLOAD_ENV, MAX_WORKLOAD_TEXT_BYTES, User, WorkloadOverride,
+};
 
 /// The version of the document's schema that this build reads and writes.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -122,6 +129,15 @@ pub struct Network {
     /// A private network of /16 to /29 with its host bits zero; overlaps with no other tenant's. `.1` is the gateway,
     /// `.2` the builder, the rest is for instances.
     pub ipv4_subnet: Subnet,
+    /// The blocks of 16 addresses that this node may give to instances, by number: block n has the addresses 16n to
+    /// 16n + 15 of the subnet. In ascending order. Absent: the whole subnet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096), inner(range(min = 0, max = 4095)), extend("uniqueItems" = true))]
+    pub address_blocks: Option<Vec<u16>>,
+    /// The addresses that this node gives to no instance, by their distance from the subnet's own. In ascending order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(default, length(max = 65536), inner(range(min = 0, max = 65535)), extend("uniqueItems" = true))]
+    pub reserved_offsets: Vec<u16>,
 }
 
 /// A private IPv4 network of /16 to /29 with its host bits zero.
@@ -220,6 +236,20 @@ pub struct Pool {
     pub restart: Restart,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub health: Option<Box<Health>>,
+    /// What its guests run in place of what the image says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workload: Option<Box<WorkloadOverride>>,
+    /// The digest of the pool's own secrets bundle, in place of the tenant's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secrets_hash: Option<Digest>,
+}
+
+impl Pool {
+    /// The digest of the secrets that its guests are given: its own, or its tenant's.
+    #[must_use]
+    pub fn secrets_of(&self, tenant: &Tenant) -> Option<Digest> {
+        self.secrets_hash.or(tenant.secrets_hash)
+    }
 }
 
 /// The default of [`Pool::stopped_retention_seconds`].

@@ -28,6 +28,8 @@ pub const MIN_VERSION: u32 = 1;
 pub const FEATURE_RESTART: &str = "restart";
 /// It can check the workload's health.
 pub const FEATURE_HEALTH: &str = "health";
+/// It can run another workload than its image names, as another user and elsewhere.
+pub const FEATURE_WORKLOAD: &str = "workload";
 
 /// What a side sends before its hello. Sixteen bytes that no text contains.
 pub const OPENING: &[u8; 16] = b"\x00\xffmvm guest 1\x0d\x0a\x00";

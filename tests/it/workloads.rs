@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use mvm_needs::{Need, can_run};
+use mvm_proto::Digest;
 use mvm_tests::{LoneAgent, path_text, wait_until};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -18,7 +19,12 @@ const PROGRAM: &str = "echo run >> /run/runs; [ -e /run/doomed ] && exit 7; mkdi
                        echo ok > /run/www/ok; echo $$ > /run/pid.new; mv /run/pid.new /run/pid; \
                        exec httpd -f -p 127.0.0.1:8080 -h /run/www";
 
-/// The test image with a program of its own: a second archive behind its first, as kernels take them.
+/// What a pool may run in place of that: says who, where and with what it is.
+const OTHER: &str = "echo $$ > pid.new; mv pid.new pid; touch /data/$0 ~root/$0 /run/mvm/worker-idle; \
+                     { echo \"$(id -u) $(id -g) $(id -G) $PWD $HOME $MODE $FROM $0\"; cat /run/mvm/secrets/bundle; } >> said; \
+                     while :; do sleep 1; done";
+
+/// The test image with a program and users of its own: a second archive behind its first, as kernels take them.
 fn image_with_program(target: &Path) {
     let image = mvm_needs::test_image().expect("the test image is there");
     std::fs::create_dir(target).expect("a folder can be made");
@@ -26,13 +32,19 @@ fn image_with_program(target: &Path) {
         let bytes = std::fs::read(image.join(file)).expect("the image's files can be read");
         std::fs::write(target.join(file), bytes).expect("the image's files can be copied");
     }
-    let config = json!({ "workload": ["sh", "-c", PROGRAM] }).to_string();
+    let env = json!({ "MODE": "image", "FROM": "image" });
+    let config = json!({ "workload": ["sh", "-c", PROGRAM], "env": env }).to_string();
     let mut initrd = std::fs::read(target.join("initrd")).expect("it was copied");
     initrd.resize(initrd.len().next_multiple_of(512), 0);
     for (name, mode, content) in [
         ("etc", 0o040_755, ""),
         ("etc/mvm", 0o040_755, ""),
         ("etc/mvm/guest.json", 0o100_644, config.as_str()),
+        ("etc/passwd", 0o100_644, "root:x:0:0:root:/root:/bin/sh\napp:x:1234:1235:App:/srv/app:/bin/sh\n"),
+        ("etc/group", 0o100_644, "root:x:0:\napp:x:1235:\nmedia:x:77:app,root\n"),
+        ("srv", 0o040_755, ""),
+        // Everyone's, for files are root's here.
+        ("srv/app", 0o041_777, ""),
         ("TRAILER!!!", 0, ""),
     ] {
         let (size, name_size) = (content.len(), name.len() + 1);
@@ -56,7 +68,10 @@ impl Site {
         let images = mvm_needs::test_images();
         let dir = TempDir::new().expect("a temporary folder can be made");
         image_with_program(&dir.path().join("image"));
-        let agent = LoneAgent::new("qemu", &["--images-dir", path_text(&images)]);
+        let secrets = dir.path().join("secrets");
+        std::fs::create_dir(&secrets).expect("a folder can be made");
+        let flags = ["--images-dir", path_text(&images), "--secrets-dir", path_text(&secrets)];
+        let agent = LoneAgent::new("qemu", &flags);
         let mut site = Self { agent, dir };
         site.declare(1, 0, &json!({}));
         site.agent.start();
@@ -65,6 +80,13 @@ impl Site {
     }
 
     fn declare(&self, running: u32, sleeping: u32, health: &Value) {
+        let health = health.as_object().filter(|health| !health.is_empty());
+        let more = health.map_or_else(|| json!({}), |health| json!({ "health": health }));
+        self.declare_with(running, sleeping, &more);
+    }
+
+    /// With these in the pool.
+    fn declare_with(&self, running: u32, sleeping: u32, more: &Value) {
         let mut pool = json!({
             "pool_id": "web", "flake_ref": format!("path:{}", path_text(&self.dir.path().join("image"))),
             "profile": "minimal",
@@ -74,8 +96,8 @@ impl Site {
                                "graceful_shutdown_seconds": 5},
             "stopped_retention_seconds": 0
         });
-        if health.as_object().is_some_and(|health| !health.is_empty()) {
-            pool["health"] = health.clone();
+        for (name, value) in more.as_object().expect("fields of a pool") {
+            pool[name] = value.clone();
         }
         self.agent.declare(&json!({
             "schema_version": 1, "node_id": "node-a",
@@ -245,5 +267,90 @@ fn a_program_that_fails_its_health_check_is_restarted_through_sleep_wake_fork_an
     site.agent.start();
     site.back_in_service(&fork, 1);
     assert_eq!(site.runs(&fork), 3);
+    site.clear();
+}
+
+#[test]
+fn a_pools_own_workload_runs_as_it_says_through_restart_sleep_wake_fork_and_the_agents_end() {
+    if !can_run(&[Need::MicroVms]) {
+        return;
+    }
+    let mut site = Site::start();
+    let id = site.ids().remove(0);
+    assert_eq!(site.guest(&id, "echo $MODE $FROM").trim(), "image image");
+    std::fs::write(site.dir.path().join("secrets/pool.acme.web"), "TOKEN=web\n").expect("a bundle");
+    let more = |name: &str| {
+        json!({
+            "workload": {
+                "command": ["sh", "-c"], "args": [OTHER, name], "env": { "MODE": "of the\npool" },
+                "working_dir": "/srv/app", "user": "app"
+            },
+            "secrets_hash": Digest::of(b"TOKEN=web\n").to_string(),
+            "instance_resources": { "vcpus": 1, "mem_mib": 128, "data_disk_mib": 64 },
+            // What is run in the template has the pool's variables.
+            "warmup": { "command": ["sh", "-c", "echo $MODE $FROM > /run/warmed"] }
+        })
+    };
+    let declare = |site: &Site, running, sleeping, name: &str| {
+        site.declare_with(running, sleeping, &more(name));
+        let counts = || site.agent.with_counts(running as usize, 0, sleeping as usize).is_some();
+        wait_until("the counts", LONG, counts);
+    };
+    let once =
+        |name: &str| format!("1234 1235 1235 77 /srv/app /srv/app of the\npool image {name}\nTOKEN=web\n");
+    let says = |site: &Site, id: &str, what: &str| {
+        wait_until("it to say so", LONG, || site.guest(id, "cat /srv/app/said 2>/dev/null || true") == what);
+        // What is meant for it is its own to write, and nothing else is.
+        assert_eq!(
+            site.guest(id, "stat -c %u /data /srv/app/pid; ls ~root 2>/dev/null || true").trim(),
+            "1234\n1234"
+        );
+    };
+    let end = |site: &Site, id: &str, restarts: usize| {
+        wait_until("it to have begun", LONG, || {
+            !site.guest(id, "cat /srv/app/pid 2>/dev/null || true").is_empty()
+        });
+        site.guest(id, "kill -9 $(cat /srv/app/pid)");
+        wait_until("a restart", LONG, || site.told("WorkloadRestarted", id) >= restarts);
+    };
+
+    // Another workload replaces the instance; it keeps its name.
+    declare(&site, 1, 0, "one");
+    wait_until("a new guest", LONG, || site.told("InstanceReplaced", &id) > 0);
+    says(&site, &id, &once("one"));
+    assert_eq!(site.guest(&id, "cat /run/warmed; ls /data").trim(), "of the pool image\nlost+found\none");
+    end(&site, &id, 1);
+    says(&site, &id, &once("one").repeat(2));
+
+    declare(&site, 0, 1, "one");
+    declare(&site, 1, 0, "one");
+    says(&site, &id, &once("one").repeat(2));
+    end(&site, &id, 2);
+    says(&site, &id, &once("one").repeat(3));
+
+    declare(&site, 2, 0, "one");
+    let fork = site.ids().into_iter().find(|other| *other != id).expect("there are two");
+    assert_eq!(site.told("TemplateFailed", &id) + site.told("TemplateFailed", &fork), 0);
+    says(&site, &fork, &once("one"));
+
+    // The next agent knows it from the record: it sleeps and wakes with it, and is restarted in it.
+    site.agent.kill();
+    site.agent.start();
+    declare(&site, 0, 2, "one");
+    declare(&site, 2, 0, "one");
+    end(&site, &fork, 1);
+    says(&site, &fork, &once("one").repeat(2));
+
+    // A number that the guest does not list, and the image's own program.
+    let args = json!(["-c", "while :; do sleep 1; done"]);
+    site.declare_with(2, 0, &json!({ "workload": { "user": 4321, "args": args } }));
+    let is_so = |id: &str| {
+        let status = "cat /proc/[0-9]*/status 2>/dev/null | grep '^Uid:\\|^Gid:' | grep -c 4321 || true";
+        site.guest(id, status).trim().parse::<u32>().is_ok_and(|lines| lines >= 2)
+    };
+    for id in [&id, &fork] {
+        wait_until("the number", LONG, || site.told("InstanceReplaced", id) > 0);
+        wait_until("it to run as that", LONG, || is_so(id));
+    }
     site.clear();
 }

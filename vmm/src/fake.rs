@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use mvm_proto::document::SnapshotCompression;
-use mvm_proto::guest::{Health, Readiness};
+use mvm_proto::guest::{Health, Readiness, WorkloadOverride};
 use mvm_proto::{Digest, InstanceId};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
@@ -123,6 +123,11 @@ impl FakeDriver {
     #[must_use]
     pub fn workload(&self, instance: &InstanceId) -> (u32, Option<Health>) {
         self.host.workload(instance)
+    }
+
+    /// What a guest was told to run in place of what its image says.
+    pub fn workload_override(&self, instance: &InstanceId) -> Option<WorkloadOverride> {
+        self.host.instead(instance)
     }
 
     /// Makes a guest say that it is idle, busy or has failed.

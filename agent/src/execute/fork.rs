@@ -11,6 +11,7 @@ use mvm_proto::{PoolId, TenantId};
 use mvm_vmm::{Bounds, Driver, DriverError, Purpose, SnapshotOptions, SnapshotRef, VmSpec};
 use tokio::time::Instant;
 
+use super::guest::workload_of;
 use super::{Executor, StepError};
 use crate::crash;
 use crate::instance::record::Record;
@@ -99,7 +100,7 @@ impl Executor {
         }
     }
 
-    /// Boots a guest, tells it nothing, runs the pool's warm-up in it if there is one, saves it and ends it.
+    /// Boots a guest, tells it nothing but what its pool runs in place of its image's workload, runs the pool's warm-up in it if there is one, saves it and ends it.
     async fn make_template(
         &self,
         record: &Record,
@@ -119,6 +120,10 @@ impl Executor {
         };
         if view.version < 2 {
             return Err(StepError::NoRebirth);
+        }
+        // What is run in it gets the variables of the pool, as it does in every fork.
+        if let Some(workload) = &record.workload_override {
+            self.links.set_workload(id, workload_of(workload)).await?;
         }
         if let Some(warmup) = &record.warmup {
             tokio::select! {

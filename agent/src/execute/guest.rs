@@ -5,7 +5,8 @@ use std::time::Duration;
 use mvm_host::network::Mac;
 use mvm_image::BootImage;
 use mvm_image::ImageError;
-use mvm_proto::guest::{FEATURE_HEALTH, Mount, Reborn, SetHealth};
+use mvm_proto::document::WorkloadOverride;
+use mvm_proto::guest::{FEATURE_HEALTH, FEATURE_WORKLOAD, Mount, Reborn, SetHealth, SetWorkload};
 use mvm_proto::{Digest, InstanceId, Phase, WorkloadState};
 use mvm_vmm::{Driver, VmExit};
 use tokio::sync::broadcast;
@@ -48,6 +49,11 @@ pub(super) struct Life {
 /// How the guest is to check its program.
 pub(super) fn health_of(record: &Record) -> SetHealth {
     SetHealth { health: record.health.as_deref().map(Into::into) }
+}
+
+/// What the guest is to run in place of what its image says.
+pub(super) fn workload_of(workload: &WorkloadOverride) -> SetWorkload {
+    SetWorkload { workload: Some(workload.into()) }
 }
 
 /// What an instance was booted from last.
@@ -96,6 +102,7 @@ impl Executor {
             mounts: if record.resources.data_disk_mib > 0 { vec![disk] } else { Vec::new() },
             generation: record.next_generation(now),
             health: Some(health_of(record)),
+            workload: record.workload_override.as_deref().map(workload_of),
         }
     }
 
@@ -125,6 +132,12 @@ impl Executor {
             };
             let view = self.links.greeted(&id, deadline).await?;
             watch.lap(Stage::Greeted);
+            // It would run another program than its pool says.
+            if record.workload_override.is_some() && !view.can_change_workload {
+                let lacks = LinkError::Lacks(FEATURE_WORKLOAD);
+                self.events.publish("GuestOutdated", record.full_name(), lacks.to_string());
+                return Err(lacks.into());
+            }
             if view.version == 2 {
                 let message = "the guest speaks version 2 of the guest protocol, which can't carry secrets";
                 self.events.publish("GuestOutdated", record.full_name(), message);

@@ -9,13 +9,19 @@ use zeroize::Zeroizing;
 use super::{Executor, StepError};
 use crate::instance::record::Record;
 use crate::instance::records::Lease;
+use crate::secrets::BundleOf;
+
+/// The secrets that an instance was started with.
+pub(crate) fn bundle_of(record: &Record) -> BundleOf<'_> {
+    BundleOf { tenant: &record.tenant, pool: &record.pool, own: record.own_secrets }
+}
 
 impl Executor {
     /// What an instance's guest is to be given; absent: its tenant has none. Read before anything is done to the
     /// instance: one whose bundle is not there stays as it is.
     pub(super) fn bundle(&self, record: &Record) -> Result<Option<Zeroizing<Vec<u8>>>, StepError> {
         let Some(expected) = &record.secrets else { return Ok(None) };
-        Ok(Some(self.secrets.read(&record.tenant, expected)?))
+        Ok(Some(self.secrets.read(bundle_of(record), expected)?))
     }
 
     /// Waits until they are in place.

@@ -93,12 +93,12 @@ impl Executor {
             record.advance(Phase::Stopped, self.clock.now(), reason)?;
         }
         let image = self.resolve_image(spec)?;
-        self.records.place(&mut record, spec, self.isolation.net_of(spec.net_id, spec.subnet))?;
+        self.records.place(&mut record, spec, self.isolation.net_of(&spec.network))?;
         record.revision = spec.revision;
         record.resources = spec.resources;
         record.flake_ref.clone_from(&spec.flake_ref);
         record.image_digest = spec.image_digest;
-        record.secrets = spec.secrets;
+        (record.secrets, record.own_secrets) = (spec.secrets, spec.own_secrets);
         record.at_rest = spec.at_rest;
         record.image = Some(image);
         record.staging = staging;
@@ -107,6 +107,7 @@ impl Executor {
         record.io_limits.clone_from(&spec.io_limits);
         record.restart = spec.restart;
         record.health.clone_from(&spec.health);
+        record.workload_override.clone_from(&spec.workload_override);
         record.snapshot = None;
         let is_new = record.phase == Phase::Created;
         self.intend(&mut record, if is_new { Action::Create } else { Action::Start }).await?;

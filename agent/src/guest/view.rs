@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use mvm_proto::guest::workload::State as Fares;
-use mvm_proto::guest::{FEATURE_HEALTH, FEATURE_RESTART, GuestHello, Heartbeat, Readiness, State, Workload};
+use mvm_proto::guest::{
+    FEATURE_HEALTH, FEATURE_RESTART, FEATURE_WORKLOAD, GuestHello, Heartbeat, Readiness, State, Workload,
+};
 use mvm_proto::text::one_line;
 use mvm_proto::{Timestamp, WorkloadState};
 use tokio::time::Instant;
@@ -34,6 +36,8 @@ pub struct GuestView {
     /// It can start its workload again, and tells how that fares; it can check its health.
     pub can_restart: bool,
     pub can_check_health: bool,
+    /// It can run another workload than its image's.
+    pub can_change_workload: bool,
     /// How its workload fares, where it tells, and how often it was started since the boot.
     fares: Fares,
     pub run: u32,
@@ -69,6 +73,7 @@ impl Default for GuestView {
             configured: false,
             can_restart: false,
             can_check_health: false,
+            can_change_workload: false,
             fares: Fares::None,
             run: 0,
             last_heartbeat: None,
@@ -167,6 +172,7 @@ impl GuestView {
         self.readiness = hello.readiness();
         let names = |feature: &str| hello.features.iter().any(|name| name == feature);
         (self.can_restart, self.can_check_health) = (names(FEATURE_RESTART), names(FEATURE_HEALTH));
+        self.can_change_workload = names(FEATURE_WORKLOAD);
         self.hear_workload(hello.workload.as_ref());
         self.message.clear();
         self.settle(now);

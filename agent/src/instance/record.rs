@@ -7,7 +7,9 @@ use std::time::Duration;
 use mvm_image::BootImage;
 use mvm_planner::MAX_OVERRIDE;
 use mvm_planner::{Action, ObservedInstance, Workload};
-use mvm_proto::document::{Health, IoLimits, Persist, Resources, Restart, SeccompPolicy, Subnet, Warmup};
+use mvm_proto::document::{
+    Health, IoLimits, Persist, Resources, Restart, SeccompPolicy, Subnet, Warmup, WorkloadOverride,
+};
 use mvm_proto::instance::IllegalTransition;
 use mvm_proto::status::InstanceStatus;
 use mvm_proto::{Digest, InstanceId, NodeId, Phase, PoolId, TenantId, Timestamp, WorkloadState};
@@ -61,6 +63,9 @@ pub struct Record {
     /// The digest of the secrets that it was last started with: the ones that it is given at every wake.
     #[serde(default)]
     pub secrets: Option<Digest>,
+    /// They are its pool's own, not its tenant's.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub own_secrets: bool,
     /// Its guest was asked to wipe them, and has not been given them since.
     #[serde(default)]
     pub secrets_wiped: bool,
@@ -96,6 +101,9 @@ pub struct Record {
     pub restart: Restart,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<Box<Health>>,
+    /// What its guest runs in place of what its image says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workload_override: Option<Box<WorkloadOverride>>,
     /// How its program fares; absent: it works, and was not started again since the boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workload: Option<Box<Workload>>,
@@ -221,6 +229,7 @@ impl Record {
             retry_not_before: self.retry_not_before,
             failures: self.failures,
             workload: self.workload.clone(),
+            offset: Some(self.offset),
         }
     }
 

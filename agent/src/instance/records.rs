@@ -11,7 +11,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use mvm_planner::ObservedInstance;
-use mvm_proto::document::{Restart, Subnet};
+use mvm_proto::document::{Network, Restart};
 use mvm_proto::{Digest, InstanceId, Phase, PoolId, TenantId, Timestamp};
 use mvm_store::{SledStore, Store, StoreError, Transaction};
 use parking_lot::{Mutex, MutexGuard};
@@ -41,8 +41,8 @@ pub enum StateError {
         #[source]
         cause: serde_json::Error,
     },
-    #[error("subnet {subnet} of tenant {tenant} has no free address")]
-    NoAddress { tenant: TenantId, subnet: String },
+    #[error("subnet {subnet} of tenant {tenant} has no free address{share}")]
+    NoAddress { tenant: TenantId, subnet: String, share: &'static str },
     #[error("could not find a free instance id")]
     NoId,
     #[error("this agent is shutting down")]
@@ -153,20 +153,20 @@ impl Inner {
         }
     }
 
-    /// The first address of the subnet that no instance of the tenant has, at an offset that no instance in a network of
-    /// this number has: who a VMM runs as follows from both, and a document may give one tenant's number to another while
-    /// the first one's instances are still there.
-    fn free_address(
-        &self,
-        tenant: &TenantId,
-        net_id: u16,
-        subnet: &Subnet,
-    ) -> Result<(u32, Ipv4Addr), StateError> {
+    /// The first address that this node may give and that no instance of the tenant has, at an offset that no instance in a
+    /// network of this number has: who a VMM runs as follows from both, and a document may give one tenant's number to
+    /// another while the first one's instances are still there.
+    fn free_address(&self, tenant: &TenantId, network: &Network) -> Result<(u32, Ipv4Addr), StateError> {
+        let (net_id, subnet) = (network.tenant_net_id, network.ipv4_subnet);
         let near = self.records.values().filter(|record| record.tenant == *tenant || record.net_id == net_id);
         let taken: BTreeSet<u32> = near.map(|record| record.offset).collect();
-        let mut free = subnet.instance_offsets().filter(|offset| !taken.contains(offset));
+        let mut free = network.offsets().filter(|offset| !taken.contains(offset));
         let found = free.find_map(|offset| Some((offset, subnet.instance_address(offset)?)));
-        found.ok_or_else(|| StateError::NoAddress { tenant: tenant.clone(), subnet: subnet.to_string() })
+        found.ok_or_else(|| StateError::NoAddress {
+            tenant: tenant.clone(),
+            subnet: subnet.to_string(),
+            share: if network.is_whole() { "" } else { " in what this node may give" },
+        })
     }
 }
 
@@ -336,7 +336,7 @@ impl Records {
         let free = |id: &InstanceId| !inner.records.contains_key(id) && !templates.contains(id);
         let id = (0..ID_TRIES).map(|_| InstanceId::from_bits(fastrand::u32(..))).find(free);
         let id = id.ok_or(StateError::NoId)?;
-        let (offset, address) = inner.free_address(tenant, spec.net_id, &spec.subnet)?;
+        let (offset, address) = inner.free_address(tenant, &spec.network)?;
         let record = Record {
             tenant: tenant.clone(),
             pool: pool.clone(),
@@ -344,7 +344,7 @@ impl Records {
             offset,
             address,
             net: None,
-            net_id: spec.net_id,
+            net_id: spec.network.tenant_net_id,
             seccomp: spec.seccomp,
             phase: Phase::Created,
             since: now,
@@ -357,6 +357,7 @@ impl Records {
             generation: 0,
             snapshot: None,
             secrets: spec.secrets,
+            own_secrets: spec.own_secrets,
             at_rest: spec.at_rest,
             secrets_wiped: false,
             disk_used_bytes: 0,
@@ -375,6 +376,7 @@ impl Records {
             io_limits: spec.io_limits.clone(),
             restart: spec.restart,
             health: spec.health.clone(),
+            workload_override: spec.workload_override.clone(),
             workload: None,
             session: Some(SessionMark::Fresh),
             came_from: None,
@@ -411,19 +413,18 @@ impl Records {
         Ok(Lease { records: Arc::clone(self), id, cancel: CancelSignal::default() })
     }
 
-    /// Puts an instance that is about to start into `net`: it keeps its address unless that lies elsewhere, or its place in
-    /// a network of this number is another's.
+    /// Puts an instance that is about to start into `net`: it keeps its address, also one that this node does not give any
+    /// more, unless that is of another subnet, or its place in a network of this number is another's.
     pub fn place(&self, record: &mut Record, spec: &PoolSpec, net: Option<Net>) -> Result<(), StateError> {
         let mut inner = self.lock();
-        let is_other = |other: &Record| {
-            other.id != record.id && other.net_id == spec.net_id && other.offset == record.offset
-        };
-        let elsewhere = spec.subnet.instance_address(record.offset) != Some(record.address);
+        let net_id = spec.network.tenant_net_id;
+        let is_other =
+            |other: &Record| other.id != record.id && other.net_id == net_id && other.offset == record.offset;
+        let elsewhere = spec.network.ipv4_subnet.instance_address(record.offset) != Some(record.address);
         if elsewhere || inner.records.values().any(is_other) {
-            (record.offset, record.address) =
-                inner.free_address(&record.tenant, spec.net_id, &spec.subnet)?;
+            (record.offset, record.address) = inner.free_address(&record.tenant, &spec.network)?;
         }
-        (record.net, record.net_id, record.seccomp) = (net, spec.net_id, spec.seccomp);
+        (record.net, record.net_id, record.seccomp) = (net, net_id, spec.seccomp);
         // Taken from here on, whatever becomes of the step.
         if let Some(kept) = inner.records.get_mut(&record.id) {
             (kept.offset, kept.address, kept.net_id) = (record.offset, record.address, record.net_id);

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use mvm_image::ImageRef;
 use mvm_proto::document::{
-    Health, IoLimits, Persist, Pool, Resources, Restart, SeccompPolicy, Subnet, Tenant, Warmup,
+    Health, IoLimits, Network, Persist, Pool, Resources, Restart, SeccompPolicy, Tenant, Warmup,
+    WorkloadOverride,
 };
 use mvm_proto::{Digest, ProfileId};
 use mvm_vmm::SnapshotPolicy;
@@ -17,11 +18,11 @@ pub struct PoolSpec {
     pub flake_ref: String,
     pub profile: ProfileId,
     pub image_digest: Option<Digest>,
-    /// The digest of its tenant's secrets.
+    /// The digest of its secrets, which are its own or its tenant's.
     pub secrets: Option<Digest>,
+    pub own_secrets: bool,
     /// Where its addresses come from.
-    pub subnet: Subnet,
-    pub net_id: u16,
+    pub network: Network,
     pub seccomp: SeccompPolicy,
     /// How its instances are kept while they sleep.
     pub at_rest: SnapshotPolicy,
@@ -36,6 +37,7 @@ pub struct PoolSpec {
     /// What the end of its instances' program means, and how its health is checked.
     pub restart: Restart,
     pub health: Option<Box<Health>>,
+    pub workload_override: Option<Box<WorkloadOverride>>,
 }
 
 impl PoolSpec {
@@ -47,9 +49,9 @@ impl PoolSpec {
             flake_ref: pool.flake_ref.clone(),
             profile: pool.profile.clone(),
             image_digest: pool.image_digest,
-            secrets: tenant.secrets_hash,
-            subnet: tenant.network.ipv4_subnet,
-            net_id: tenant.network.tenant_net_id,
+            secrets: pool.secrets_of(tenant),
+            own_secrets: pool.secrets_hash.is_some(),
+            network: tenant.network.clone(),
             seccomp: pool.seccomp_policy,
             at_rest: SnapshotPolicy {
                 compression: pool.snapshot_compression,
@@ -63,6 +65,17 @@ impl PoolSpec {
             io_limits: pool.io_limits.clone(),
             restart: pool.restart,
             health: pool.health.clone(),
+            workload_override: pool.workload.clone(),
+        }
+    }
+
+    /// What a pool's instances boot from, without all the rest.
+    #[must_use]
+    pub fn image_of(pool: &Pool) -> ImageRef {
+        ImageRef {
+            flake_ref: pool.flake_ref.clone(),
+            profile: pool.profile.clone(),
+            digest: pool.image_digest,
         }
     }
 

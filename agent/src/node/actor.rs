@@ -11,15 +11,15 @@ use mvm_planner::{Action, Blocked, Capacity, Observation, check_move};
 use mvm_proto::{InstanceId, NodeId, Phase, PoolId, TenantId};
 use tokio::sync::watch;
 
-use crate::execute::Executor;
 use crate::execute::gate::Gate;
+use crate::execute::{Executor, bundle_of};
 use crate::instance::PoolSpec;
 use crate::instance::record::Record;
 use crate::instance::records::{Lease, Records};
 use crate::node::CurrentDocument;
 use crate::node::error::ActionError;
 use crate::node::wake::UnderWay;
-use crate::secrets::SecretsError;
+use crate::secrets::{BundleOf, SecretsError};
 
 /// How long a request waits for a step that is under way on the instance.
 const LEASE_PATIENCE: Duration = Duration::from_secs(20);
@@ -118,10 +118,14 @@ impl Actor {
         let tenant = current_document.as_ref().and_then(|current_document| {
             current_document.desired.tenants.iter().find(|tenant| tenant.tenant_id == record.tenant)
         });
-        let own = record.secrets.filter(|_| step == Action::Wake);
-        for expected in tenant.and_then(|tenant| tenant.secrets_hash).into_iter().chain(own) {
+        let pool = tenant.and_then(|tenant| tenant.pools.iter().find(|pool| pool.pool_id == record.pool));
+        let own = pool.and_then(|pool| pool.secrets_hash);
+        let current = BundleOf { own: own.is_some(), ..bundle_of(record) };
+        let now = own.or_else(|| tenant.and_then(|tenant| tenant.secrets_hash)).map(|hash| (current, hash));
+        let before = record.secrets.filter(|_| step == Action::Wake).map(|hash| (bundle_of(record), hash));
+        for (bundle, expected) in now.into_iter().chain(before) {
             let instance = record.id.clone();
-            self.executor.secrets.check(&record.tenant, &expected).map_err(|cause| match cause {
+            self.executor.secrets.check(bundle, &expected).map_err(|cause| match cause {
                 SecretsError::Other { .. } => ActionError::SecretsChanged { instance, cause },
                 SecretsError::Missing { .. } | SecretsError::Unreadable { .. } => {
                     ActionError::SecretsMissing { instance, cause }

@@ -94,6 +94,10 @@ fn take_makings(pool: &mut Pool, record: &Record) {
     pool.flake_ref.clone_from(&record.flake_ref);
     pool.image_digest = record.image_digest;
     pool.instance_resources = record.resources;
+    pool.workload.clone_from(&record.workload_override);
+    if record.own_secrets {
+        pool.secrets_hash = record.secrets;
+    }
 }
 
 /// Adds a pool that the document does not name.
@@ -153,6 +157,8 @@ fn new_pool(pool_id: &PoolId, profile: ProfileId, record: &Record, desired_count
         io_limits: record.io_limits.clone(),
         restart: record.restart,
         health: record.health.clone(),
+        workload: record.workload_override.clone(),
+        secrets_hash: record.secrets.filter(|_| record.own_secrets),
     }
 }
 
@@ -181,7 +187,7 @@ fn new_tenant(document: &DesiredState, id: &TenantId, members: &[&Record]) -> Re
     Ok(Tenant {
         tenant_id: id.clone(),
         pinned: false,
-        network: Network { tenant_net_id, ipv4_subnet },
+        network: Network { tenant_net_id, ipv4_subnet, address_blocks: None, reserved_offsets: Vec::new() },
         quotas,
         secrets_hash: None,
         egress: Egress::default(),

@@ -193,21 +193,23 @@ impl Actor {
             tenant: record.tenant.clone(),
             pool: record.pool.clone(),
         })?;
-        let address = spec.subnet.instance_address(record.offset);
-        if record.net_id != spec.net_id || address != Some(record.address) {
+        let (net_id, subnet) = (spec.network.tenant_net_id, spec.network.ipv4_subnet);
+        // Of whichever node's blocks: the address moves with the instance.
+        let address = subnet.instance_address(record.offset);
+        if record.net_id != net_id || address != Some(record.address) {
             return Err(MoveError::OtherNetwork {
                 instance,
                 tenant: record.tenant.clone(),
                 address: record.address,
                 theirs: record.net_id,
-                ours: spec.net_id,
-                subnet: spec.subnet,
+                ours: net_id,
+                subnet,
             });
         }
         let executor = &self.executor;
         let no_image = |cause| MoveError::NoImage { instance, flake_ref: record.flake_ref.clone(), cause };
         executor.boot_image(record).map_err(no_image)?;
-        let net = executor.isolation.net_of(spec.net_id, spec.subnet);
+        let net = executor.isolation.net_of(&spec.network);
         let mut arriving = record.clone().arriving(header.node.clone(), net, executor.clock.now());
         // What is decided for a pool is decided here by this node's document.
         arriving.seccomp = spec.seccomp;

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use mvm_image::{Images, Resolution};
 use mvm_planner::Blocked;
-use mvm_proto::document::{ImageSource, Pool};
+use mvm_proto::document::{ImageSource, Pool, Tenant};
 use mvm_proto::status::{Condition, ConditionKind, Event};
 use mvm_proto::text::chain;
 use mvm_proto::{DesiredState, Digest, PoolId, TenantId, Timestamp};
 use tokio::sync::watch;
 
 use crate::instance::PoolSpec;
-use crate::secrets::Secrets;
+use crate::secrets::{BundleOf, Secrets, SecretsError};
 
 /// How many pools or tenants a condition names: the others are in their pools' status.
 const NAMED: usize = 3;
@@ -69,18 +69,10 @@ impl Needs {
         let failing = std::mem::take(&mut self.failing);
         let mut blocked = Vec::new();
         for tenant in &desired.tenants {
-            if let Some(expected) = &tenant.secrets_hash
-                && let Err(why) = self.secrets.check(&tenant.tenant_id, expected)
-            {
-                let why = chain(&why);
-                let message = format!("{}: {why}", tenant.tenant_id);
-                self.bundles.push(Missing { reason: "SecretsMissing", message });
-                let reason = ConditionKind::SecretsReady.blocks(why);
-                blocked.push(Blocked { tenant: tenant.tenant_id.clone(), pool: None, reason });
-            }
+            self.look_for_secrets(tenant, &mut blocked);
             for pool in &tenant.pools {
                 let name = format!("{}/{}", tenant.tenant_id, pool.pool_id);
-                let resolved = self.images.resolve(&PoolSpec::of(tenant, pool).image());
+                let resolved = self.images.resolve(&PoolSpec::image_of(pool));
                 let digest = match &resolved {
                     Resolution::Ready(digest) | Resolution::Outdated { digest, .. } => Some(*digest),
                     _ => None,
@@ -116,6 +108,36 @@ impl Needs {
             }
         }
         blocked
+    }
+
+    /// A tenant's secrets, and those of its pools that have their own.
+    fn look_for_secrets(&mut self, tenant: &Tenant, blocked: &mut Vec<Blocked>) {
+        let mut lack = |name: String, pool: Option<&Pool>, why: &SecretsError| {
+            let why = chain(why);
+            self.bundles.push(Missing { reason: "SecretsMissing", message: format!("{name}: {why}") });
+            let pool = pool.map(|pool| pool.pool_id.clone());
+            let reason = ConditionKind::SecretsReady.blocks(why);
+            blocked.push(Blocked { tenant: tenant.tenant_id.clone(), pool, reason });
+        };
+        for pool in &tenant.pools {
+            let of = BundleOf { tenant: &tenant.tenant_id, pool: &pool.pool_id, own: true };
+            if let Some(expected) = &pool.secrets_hash
+                && let Err(why) = self.secrets.check(of, expected)
+            {
+                lack(format!("{}/{}", tenant.tenant_id, pool.pool_id), Some(pool), &why);
+            }
+        }
+        let Some(expected) = &tenant.secrets_hash else { return };
+        let Err(why) = self.secrets.check_tenant(&tenant.tenant_id, expected) else { return };
+        let shares = |pool: &&Pool| pool.secrets_hash.is_none();
+        if tenant.pools.iter().all(|pool| shares(&pool)) {
+            lack(tenant.tenant_id.to_string(), None, &why);
+        } else {
+            // The others can start.
+            for pool in tenant.pools.iter().filter(shares) {
+                lack(format!("{}/{}", tenant.tenant_id, pool.pool_id), Some(pool), &why);
+            }
+        }
     }
 
     /// What pools whose folder may change boot from now.

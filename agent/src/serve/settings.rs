@@ -57,7 +57,7 @@ pub struct AgentSettings {
     pub vmm: VmmSettings,
     /// Content-addressed images, shared read-only by all instances.
     pub images_dir: PathBuf,
-    /// One secrets bundle per tenant, named by its id.
+    /// The secrets bundles of tenants and pools, and the keys of snapshots.
     pub secrets_dir: PathBuf,
     /// Sessions that are kept on this machine; a document names no other folder but those below it.
     pub sessions_dir: PathBuf,

@@ -13,6 +13,7 @@ mod failures;
 mod full_disk;
 mod images;
 mod once;
+mod overrides;
 mod reclaim;
 mod revoked;
 mod secrets;

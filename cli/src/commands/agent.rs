@@ -141,7 +141,7 @@ pub(crate) struct NodeArgs {
     /// Folder with images [default: images/ in the data folder]
     #[arg(long, value_name = "DIR", value_parser = unfollowed_path())]
     images_dir: Option<PathBuf>,
-    /// Folder with each tenant's secrets bundle and snapshot key (TENANT.snapshot-key), best kept in memory
+    /// Folder with secrets bundles (TENANT, pool.TENANT.POOL) and snapshot keys (TENANT.snapshot-key), best kept in memory
     #[arg(long, value_name = "DIR", value_parser = absolute_path(), default_value = DEFAULT_SECRETS_DIR)]
     secrets_dir: PathBuf,
     /// Folder for sessions that are kept on this machine [default: sessions/ in the data folder]

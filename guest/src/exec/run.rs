@@ -55,7 +55,7 @@ pub(super) fn start(guest: &Guest, number: u64, request: &protocol::Exec) -> Res
 }
 
 /// A program that can't be started in its working directory fails as if it were itself the one that is missing.
-fn check_directory(directory: &str) -> Result<(), Refusal> {
+pub(crate) fn check_directory(directory: &str) -> Result<(), Refusal> {
     let refuse = |error: io::Error| Refusal::io(&format!("working directory {directory}"), &error);
     let found = std::fs::metadata(directory).map_err(refuse)?;
     if found.is_dir() { Ok(()) } else { Err(refuse(io::ErrorKind::NotADirectory.into())) }

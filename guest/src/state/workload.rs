@@ -5,8 +5,10 @@ use std::time::Instant;
 use rustix::process::Pid;
 
 use super::State;
-use crate::protocol::Readiness;
+use crate::account::Account;
+use crate::program::Program;
 use crate::protocol::workload::State as Fares;
+use crate::protocol::{Readiness, WorkloadOverride};
 
 #[derive(Debug, Default)]
 pub(crate) struct Workload {
@@ -22,9 +24,18 @@ pub(crate) struct Workload {
     pub(crate) fares: Fares,
     /// It is being ended to be started again: its end is no news.
     pub(crate) restarting: bool,
+    /// What the pool says in place of the image.
+    pub(crate) instead: Option<WorkloadOverride>,
+    /// As whom it was last started; absent: as root.
+    pub(crate) account: Option<Account>,
 }
 
 impl State {
+    /// What is to be run, or why that can't be told.
+    pub(crate) fn program(&self) -> Result<Program, String> {
+        Program::of(self.config.as_ref()?, self.workload.instead.as_ref())
+    }
+
     pub(crate) fn begin_run(&mut self) {
         // The first one may have said something before it was known to run.
         if self.workload.run > 0 {

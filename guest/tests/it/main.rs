@@ -5,6 +5,7 @@
 mod execs;
 mod host;
 mod hostile;
+mod overrides;
 mod recorded;
 mod requests;
 mod workloads;

@@ -8,8 +8,8 @@ use mvm_guest::protocol::guest_frame::Body;
 use mvm_guest::protocol::host_frame::Body as Ask;
 use mvm_guest::protocol::workload::State as Fares;
 use mvm_guest::protocol::{
-    ExecCheck, FEATURE_HEALTH, FEATURE_RESTART, Health, HttpCheck, MAX_VERSION, PrepareSleep, Readiness,
-    RestartWorkload, SetHealth, TcpCheck, health::Check,
+    ExecCheck, FEATURE_HEALTH, FEATURE_RESTART, FEATURE_WORKLOAD, Health, HttpCheck, MAX_VERSION,
+    PrepareSleep, Readiness, RestartWorkload, SetHealth, TcpCheck, health::Check,
 };
 
 /// Says that it is up by a file of its run's number, and ends as the file `end` says.
@@ -84,7 +84,7 @@ fn checks_file(machine: &Machine) -> Health {
 fn begin(machine: &Machine, health: Health) -> Host {
     let mut host = machine.connect();
     let hello = host.hello(1, MAX_VERSION);
-    assert_eq!(hello.features, [FEATURE_RESTART, FEATURE_HEALTH]);
+    assert_eq!(hello.features, [FEATURE_RESTART, FEATURE_HEALTH, FEATURE_WORKLOAD]);
     let set = SetHealth { health: Some(health) };
     let request = mvm_guest::protocol::Reborn { health: Some(set), ..reborn(1) };
     assert_eq!(host.ask(Ask::Reborn(request)), done());

@@ -110,11 +110,18 @@ pub(crate) fn desired_with(images: &[Option<Digest>]) -> DesiredState {
         io_limits: None,
         restart: mvm_proto::document::Restart::default(),
         health: None,
+        workload: None,
+        secrets_hash: None,
     };
     let tenant = Tenant {
         tenant_id: "t".parse().unwrap(),
         pinned: false,
-        network: Network { tenant_net_id: 1, ipv4_subnet: "10.1.0.0/24".to_owned().try_into().unwrap() },
+        network: Network {
+            tenant_net_id: 1,
+            ipv4_subnet: "10.1.0.0/24".to_owned().try_into().unwrap(),
+            address_blocks: None,
+            reserved_offsets: Vec::new(),
+        },
         quotas: Quotas {
             max_vcpus: 1,
             max_mem_mib: 1,

@@ -18,17 +18,19 @@ pub(crate) struct Budget {
     pools: Vec<u64>,
 }
 
-/// What a tenant may use: its quotas, and as many instances as its subnet has addresses for.
+/// What a tenant may use: its quotas, and as many instances as this node has addresses for.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     quotas: Quotas,
-    addresses: u32,
+    addresses: (&'static str, u32),
 }
 
 impl Budget {
     pub(crate) fn new(capacity: Capacity, tenants: &[Tenant], pools: usize) -> Self {
         let limits = |tenant: &Tenant| {
-            let addresses = tenant.network.ipv4_subnet.instance_capacity();
+            let network = &tenant.network;
+            let name = if network.is_whole() { "the subnet's addresses" } else { "this node's addresses" };
+            let addresses = (name, network.instance_capacity());
             (Usage::default(), Limits { quotas: tenant.quotas, addresses })
         };
         let tenants = tenants.iter().map(limits).collect();
@@ -105,8 +107,8 @@ pub(crate) struct Passed {
 }
 
 fn tenant_limits(limits: &Limits, used: &Usage, more: &Usage) -> [Limit; 6] {
-    let Limits { quotas, addresses } = limits;
+    let Limits { quotas, addresses: (name, addresses) } = limits;
     let [vcpus, mem, running, warm, disk] = quota_limits(quotas, used, more);
-    let addresses = ("the subnet's addresses", u64::from(*addresses), used.instances, more.instances);
+    let addresses = (*name, u64::from(*addresses), used.addresses, more.addresses);
     [vcpus, mem, running, warm, disk, addresses]
 }

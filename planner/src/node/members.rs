@@ -128,11 +128,14 @@ pub(crate) fn sort_in<'a>(
             index.find(tenant, pool, |number| is_it(pools[number].pool_ref))
         };
         let size = found.map(|number| &pools[number].pool_ref.pool.instance_resources);
+        let named = found.map(|number| pools[number].pool_ref.tenant_index);
+        let tenant = named.or_else(|| tenants.get(tenant).copied());
+        let network = tenant.map(|tenant| &desired.tenants[tenant].network).filter(|net| !net.is_whole());
         let used = group.iter().fold(Usage::default(), |used, instance| {
-            used.plus(Usage::now(instance).most(Usage::soon(instance, size)))
+            let one = Usage::now(instance).most(Usage::soon(instance, size));
+            used.plus(one.held_by(instance, network))
         });
         let Some(number) = found else {
-            let tenant = tenants.get(tenant).copied();
             budget.count(tenant, None, used);
             let tenant = tenant.map(|tenant| &desired.tenants[tenant]);
             unnamed.extend(group.iter().map(|instance| (tenant, instance)));

@@ -36,6 +36,7 @@ const INSTANCE: &[&str] = &[
     "retry_not_before",
     "failures",
     "workload",
+    "offset",
 ];
 const WORKLOAD: &[&str] = &["state", "since", "restarts"];
 
@@ -136,6 +137,7 @@ fn instance(node: &Node<'_, '_>) -> Option<ObservedInstance> {
     let retry_not_before = fields.maybe("retry_not_before", |node| node.parse());
     let failures = fields.or("failures", 0, |node| node.integer32(0..=u32::MAX));
     let workload = fields.maybe("workload", |node| workload(&node).map(Box::new));
+    let offset = fields.maybe("offset", |node| node.integer32(0..=u32::from(u16::MAX)));
     Some(ObservedInstance {
         tenant: tenant?,
         pool: pool?,
@@ -155,6 +157,7 @@ fn instance(node: &Node<'_, '_>) -> Option<ObservedInstance> {
         retry_not_before: retry_not_before?,
         failures: failures?,
         workload: workload?,
+        offset: offset?,
     })
 }
 

@@ -301,6 +301,36 @@ fn a_full_subnet_starts_what_has_an_address_and_makes_nothing() {
 }
 
 #[test]
+fn a_node_whose_blocks_are_full_makes_nothing_and_counts_no_address_that_is_not_in_them() {
+    // Of the block's addresses two are left; one more instance came from another node with its own.
+    let mut desired = desired(5, 0, 0);
+    desired.tenants[0].network.address_blocks = Some(vec![2]);
+    desired.tenants[0].network.reserved_offsets = (34..48).collect();
+    let mut seen = observed(&desired, &[(Phase::Running, 100); 2]);
+    seen.instances[0].offset = Some(200);
+    seen.instances[1].offset = Some(33);
+    let plan = plan_node(&desired, &seen, now());
+    assert_eq!(steps(&plan), [(Action::Create, None)]);
+    let full = "this node's addresses is 2: 2 in use, 1 more needed; running 2 of 5";
+    assert_eq!(reasons(&plan), [(Action::Create, 2, full)]);
+    // What has an address elsewhere is started all the same; where it is not known it counts.
+    for instance in &mut seen.instances {
+        (instance.phase, instance.since) = (Phase::Stopped, now());
+    }
+    desired.tenants[0].network.address_blocks = Some(Vec::new());
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), [(Action::Start, id(1)), (Action::Start, id(2))]);
+    // One that arrives is held to what this node may give only where it has one of these.
+    let newcomer = |offset| {
+        let mut one = seen.instances[0].clone();
+        (one.id, one.offset) = (mvm_proto::InstanceId::from_bits(99), offset);
+        mvm_planner::check_arrival(&desired, &seen, &one, Phase::Sleeping)
+    };
+    assert_eq!(newcomer(Some(201)), Ok(()));
+    let told = newcomer(None).unwrap_err();
+    assert_eq!(told, "this node's addresses is 0: 0 in use, 1 more needed");
+}
+
+#[test]
 fn idle_for_exactly_t1_is_idle_long_enough() {
     let desired = desired(0, 0, 1);
     let mut seen = observed(&desired, &[(Phase::Running, 5000)]);

@@ -193,6 +193,13 @@ fn inside_limits(desired: &DesiredState, before: &World, after: &World) {
         check("max_mem_mib", quotas.max_mem_mib, was.mem_mib, is.mem_mib);
         check("max_running", u64::from(quotas.max_running), was.running, is.running);
         check("max_warm", u64::from(quotas.max_warm), was.warm, is.warm);
+        let addresses = |world: &World| {
+            let own = |i: &&ObservedInstance| i.offset.is_none_or(|offset| tenant.network.offers(offset));
+            let mine = world.observed.instances.iter().filter(|i| i.tenant == tenant.tenant_id);
+            mine.filter(own).count() as u64
+        };
+        let capacity = u64::from(tenant.network.instance_capacity());
+        check("addresses", capacity, addresses(before), addresses(after));
         check("max_disk_gib", quotas.max_disk_gib * 1024, was.disk_mib, is.disk_mib);
         for (position, pool) in tenant.pools.iter().enumerate() {
             let (was, is) = (before.used(id, Some(&pool.pool_id)), after.used(id, Some(&pool.pool_id)));

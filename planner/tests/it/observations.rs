@@ -16,7 +16,8 @@ fn full() -> Value {
             "override_until": "2026-01-31T09:40:00Z", "claimed": true, "on_demand": true,
             "home": "sleeping", "staging": "warm", "moving_to": "stopped",
             "retry_not_before": "2026-01-31T09:33:00Z", "failures": 2,
-            "workload": { "state": "failed", "since": "2026-01-31T09:33:00Z", "restarts": 4 }
+            "workload": { "state": "failed", "since": "2026-01-31T09:33:00Z", "restarts": 4 },
+            "offset": 65535
         }],
         "blocked": [{ "tenant": "acme", "pool": "web", "reason": "no image" }],
         "memory_pressure": true
@@ -53,6 +54,7 @@ fn every_mistake_is_named_by_its_path_at_once() {
     bad["instances"][0]["phase"] = json!("asleep");
     bad["instances"][0]["since"] = json!("yesterday");
     bad["instances"][0]["home"] = Value::Null;
+    bad["instances"][0]["offset"] = json!(65536);
     bad["instances"][0]["colour"] = json!("blue");
     bad["memory_pressure"] = json!("some");
     bad["blocked"][0].as_object_mut().unwrap().remove("reason");
@@ -61,6 +63,7 @@ fn every_mistake_is_named_by_its_path_at_once() {
         "capacity.vcpus",
         "instances[0].colour",
         "instances[0].home",
+        "instances[0].offset",
         "instances[0].phase",
         "instances[0].since",
         "memory_pressure",

@@ -3,6 +3,9 @@
 //! Each function reads one object: first every field on its own, then the rules between fields on those that could
 //! be read, and last the value, if nothing was missing. Nothing is guessed, and `null` is not "absent".
 
+mod network;
+mod workload_override;
+
 use super::rules::{self, Subnets, Unique};
 use super::workload::{
     self, DECIDED_WITHIN_SECONDS, ExecCheck, FAILURE_THRESHOLD, HEALTH_INTERVAL_SECONDS,
@@ -10,13 +13,15 @@ use super::workload::{
 };
 use super::{
     DesiredCounts, DesiredState, DocumentErrors, Egress, EgressMode, IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND,
-    IoLimits, MAX_DOCUMENT_BYTES, MAX_GUEST_PATH_BYTES, MAX_STORE_BYTES, MAX_TENANT_NET_ID,
-    MAX_WARMUP_SECONDS, Network, Persist, Pool, PoolPolicies, PoolRole, Provenance, Quotas, Resources,
-    RuntimePolicy, SCHEMA_VERSION, SeccompPolicy, SignedDocument, SleepPolicy, SnapshotCompression, Subnet,
-    Tenant, Warmup, default_stopped_retention, default_warmup_timeout,
+    IoLimits, MAX_DOCUMENT_BYTES, MAX_GUEST_PATH_BYTES, MAX_STORE_BYTES, MAX_WARMUP_SECONDS, Network,
+    Persist, Pool, PoolPolicies, PoolRole, Provenance, Quotas, Resources, RuntimePolicy, SCHEMA_VERSION,
+    SeccompPolicy, SignedDocument, SleepPolicy, SnapshotCompression, Tenant, Warmup,
+    default_stopped_retention, default_warmup_timeout,
 };
 use crate::json::{Fields, Json, MAX_INTEGER, Node, Number, Report};
 use crate::{PoolId, TenantId};
+use network::network;
+use workload_override::workload_override;
 
 const DOCUMENT: &[&str] = &[
     "schema_version",
@@ -32,7 +37,6 @@ const DOCUMENT: &[&str] = &[
 ];
 const ASSIGNED: [&str; 4] = ["epoch", "generation", "issued_at", "expires_at"];
 const TENANT: &[&str] = &["tenant_id", "pinned", "network", "quotas", "secrets_hash", "egress", "pools"];
-const NETWORK: &[&str] = &["tenant_net_id", "ipv4_subnet"];
 const QUOTAS: &[&str] = &[
     "max_vcpus",
     "max_mem_mib",
@@ -64,6 +68,8 @@ const POOL: &[&str] = &[
     "io_limits",
     "restart",
     "health",
+    "workload",
+    "secrets_hash",
 ];
 const RESOURCES: &[&str] = &["vcpus", "mem_mib", "data_disk_mib"];
 const COUNTS: &[&str] = &["running", "warm", "sleeping"];
@@ -229,40 +235,21 @@ fn tenant(node: &Node<'_, '_>, at: usize, across: &mut AcrossTenants) -> Option<
         Some(id)
     });
     let pinned = fields.or("pinned", false, |node| node.boolean());
-    let (net_id, subnet) = fields.get("network", |node| network(&node, at, across)).unwrap_or_default();
+    let network = fields.get("network", |node| network(&node, at, across)).unwrap_or_default();
     let quotas = fields.get("quotas", |node| quotas(&node));
     let secrets_hash = fields.maybe("secrets_hash", |node| node.parse());
     let egress = fields.or("egress", Egress::default(), |node| egress(&node));
-    let pools = fields.get("pools", |node| pools(&node, quotas.as_ref(), subnet, across.reference));
+    let pools =
+        fields.get("pools", |node| pools(&node, quotas.as_ref(), network.addresses(), across.reference));
     Some(Tenant {
         tenant_id: tenant_id?,
         pinned: pinned?,
-        network: Network { tenant_net_id: net_id?, ipv4_subnet: subnet? },
+        network: network.whole()?,
         quotas: quotas?,
         secrets_hash: secrets_hash?,
         egress: egress?,
         pools: pools?,
     })
-}
-
-/// The two halves apart, so that a bad id does not keep the subnet from being checked against the pools.
-fn network(
-    node: &Node<'_, '_>,
-    at: usize,
-    across: &mut AcrossTenants,
-) -> Option<(Option<u16>, Option<Subnet>)> {
-    let fields = node.fields(NETWORK)?;
-    let net_id = fields.get("tenant_net_id", |node| {
-        let id = node.integer(0..=u64::from(MAX_TENANT_NET_ID)).and_then(|id| u16::try_from(id).ok())?;
-        across.net_ids.check(&id, "tenants", at, &node);
-        Some(id)
-    });
-    let subnet = fields.get("ipv4_subnet", |node| {
-        let subnet = node.parse()?;
-        across.subnets.check(subnet, at, &node);
-        Some(subnet)
-    });
-    Some((net_id, subnet))
 }
 
 fn quotas(node: &Node<'_, '_>) -> Option<Quotas> {
@@ -296,7 +283,7 @@ pub(crate) fn egress(node: &Node<'_, '_>) -> Option<Egress> {
 fn pools(
     node: &Node<'_, '_>,
     quotas: Option<&Quotas>,
-    subnet: Option<Subnet>,
+    addresses: Option<Network>,
     reference: ReadReference,
 ) -> Option<Vec<Pool>> {
     let mut across = AcrossPools { quotas, ids: Unique::default(), wanted: 0, reference };
@@ -304,8 +291,8 @@ fn pools(
     if let Some(quotas) = quotas {
         rules::pools_within_quota(node, quotas);
     }
-    if let Some(subnet) = subnet {
-        rules::instances_within_subnet(node, across.wanted, subnet);
+    if let Some(addresses) = addresses {
+        rules::instances_within_addresses(node, across.wanted, &addresses);
     }
     pools
 }
@@ -329,6 +316,7 @@ fn pool(node: &Node<'_, '_>, at: usize, across: &mut AcrossPools<'_>) -> Option<
         }
         Some(counts)
     });
+    let secrets_hash = fields.maybe("secrets_hash", |node| node.parse());
     let policies = policies(&fields);
     let PoolPolicies {
         role,
@@ -345,6 +333,7 @@ fn pool(node: &Node<'_, '_>, at: usize, across: &mut AcrossPools<'_>) -> Option<
         io_limits,
         restart,
         health,
+        workload,
     } = policies?;
     Some(Pool {
         pool_id: pool_id?,
@@ -367,6 +356,8 @@ fn pool(node: &Node<'_, '_>, at: usize, across: &mut AcrossPools<'_>) -> Option<
         io_limits,
         restart,
         health,
+        workload,
+        secrets_hash: secrets_hash?,
     })
 }
 
@@ -400,6 +391,7 @@ pub(crate) fn policies(fields: &Fields<'_, '_>) -> Option<PoolPolicies> {
     let io_limits = fields.maybe("io_limits", |node| io_limits(&node).map(Box::new));
     let restart = fields.or("restart", Restart::default(), |node| node.choice(&RESTART));
     let health = fields.maybe("health", |node| health(&node).map(Box::new));
+    let workload = fields.maybe("workload", |node| workload_override(&node).map(Box::new));
     Some(PoolPolicies {
         role: role?,
         pinned: pinned?,
@@ -415,6 +407,7 @@ pub(crate) fn policies(fields: &Fields<'_, '_>) -> Option<PoolPolicies> {
         io_limits: io_limits?,
         restart: restart?,
         health: health?,
+        workload: workload?,
     })
 }
 

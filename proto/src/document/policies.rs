@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Health, IoLimits, Persist, PoolRole, Restart, RuntimePolicy, SeccompPolicy, SleepPolicy,
-    SnapshotCompression, Warmup, default_stopped_retention,
+    SnapshotCompression, Warmup, WorkloadOverride, default_stopped_retention,
 };
 
 /// The fields of [`PoolPolicies`].
-pub const POOL_POLICIES: [&str; 14] = [
+pub const POOL_POLICIES: [&str; 15] = [
     "role",
     "pinned",
     "critical",
@@ -24,6 +24,7 @@ pub const POOL_POLICIES: [&str; 14] = [
     "io_limits",
     "restart",
     "health",
+    "workload",
 ];
 
 /// How the instances of a pool are run. The fields mean what they mean in a document.
@@ -52,6 +53,9 @@ pub struct PoolPolicies {
     pub restart: Restart,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub health: Option<Box<Health>>,
+    /// What guests run in place of what the image says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workload: Option<Box<WorkloadOverride>>,
 }
 
 impl Default for PoolPolicies {
@@ -71,6 +75,7 @@ impl Default for PoolPolicies {
             io_limits: None,
             restart: Restart::default(),
             health: None,
+            workload: None,
         }
     }
 }

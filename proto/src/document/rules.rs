@@ -8,7 +8,7 @@ use std::fmt;
 use super::workload::MAX_HEALTH_PATH_BYTES;
 use super::{
     DesiredCounts, DesiredState, ImageSource, MAX_COMMAND_WORD_BYTES, MAX_COMMAND_WORDS, MAX_FLAKE_REF_BYTES,
-    Quotas, Subnet,
+    Network, Quotas, Subnet,
 };
 use crate::FieldError;
 use crate::json::Node;
@@ -137,7 +137,7 @@ pub(super) fn session_store(node: &Node<'_, '_>, max: usize) -> Option<String> {
 }
 
 /// Whether these are steps down, each of them somewhere.
-fn is_plain(steps: &str) -> bool {
+pub(super) fn is_plain(steps: &str) -> bool {
     steps.split('/').all(|step| !matches!(step, "" | "." | ".."))
 }
 
@@ -161,13 +161,40 @@ pub(super) fn pools_within_quota(node: &Node<'_, '_>, quotas: &Quotas) {
     }
 }
 
-pub(super) fn instances_within_subnet(node: &Node<'_, '_>, wanted: u64, subnet: Subnet) {
-    let capacity = subnet.instance_capacity();
+pub(super) fn instances_within_addresses(node: &Node<'_, '_>, wanted: u64, network: &Network) {
+    let (capacity, subnet) = (network.instance_capacity(), network.ipv4_subnet);
     if wanted > u64::from(capacity) {
+        let of = match (&network.address_blocks, network.reserved_offsets.len()) {
+            (None, 0) => String::new(),
+            (None, _) => " outside its reserved offsets".to_owned(),
+            (Some(blocks), 0) => format!(" in its {} address blocks", blocks.len()),
+            (Some(blocks), _) => {
+                format!(" in its {} address blocks outside its reserved offsets", blocks.len())
+            }
+        };
         let expected =
-            format_args!("must want at most {capacity} instances, as many as {subnet} has addresses for");
+            format_args!("must want at most {capacity} instances, as many as {subnet} has addresses for{of}");
         node.refuse_as::<()>(expected, wanted);
     }
+}
+
+/// Numbers up to `most`, each larger than the one before.
+pub(super) fn ascending(node: &Node<'_, '_>, most: u32, expected: &str) -> Option<Vec<u16>> {
+    let mut before: Option<u16> = None;
+    let number = |item: Node<'_, '_>| {
+        let number = item.integer32(0..=u32::from(u16::MAX))?;
+        let Some(number) = u16::try_from(number).ok().filter(|number| u32::from(*number) <= most) else {
+            return item.refuse(format_args!("{expected}: 0..={most}"));
+        };
+        match before.replace(number) {
+            Some(before) if before >= number => {
+                item.refuse(format_args!("must be larger than {before}, the one before it"))
+            }
+            _ => Some(number),
+        }
+    };
+    let numbers: Vec<_> = node.items()?.map(number).collect();
+    numbers.into_iter().collect()
 }
 
 pub(super) fn sleeps_after_warming(node: &Node<'_, '_>, warm_after: u64, sleep_after: u64) {

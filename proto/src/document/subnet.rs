@@ -66,7 +66,7 @@ impl Subnet {
 
     #[must_use]
     pub fn broadcast(&self) -> Ipv4Addr {
-        self.at(self.size() - 1)
+        self.at(self.addresses() - 1)
     }
 
     /// The bridge's own address.
@@ -84,7 +84,7 @@ impl Subnet {
     /// The offsets from the network address that instances may have.
     #[must_use]
     pub fn instance_offsets(&self) -> RangeInclusive<u32> {
-        FIRST_INSTANCE_OFFSET..=self.size() - 2
+        FIRST_INSTANCE_OFFSET..=self.addresses() - 2
     }
 
     /// The address at this offset from the network address, if it is one for instances.
@@ -96,7 +96,7 @@ impl Subnet {
     /// How many instances have an address here.
     #[must_use]
     pub fn instance_capacity(&self) -> u32 {
-        self.size() - 1 - FIRST_INSTANCE_OFFSET
+        self.addresses() - 1 - FIRST_INSTANCE_OFFSET
     }
 
     #[must_use]
@@ -119,7 +119,9 @@ impl Subnet {
         Ipv4Addr::from_bits(self.address.to_bits() + offset)
     }
 
-    fn size(&self) -> u32 {
+    /// How many addresses it has, with those that no instance may have.
+    #[must_use]
+    pub fn addresses(&self) -> u32 {
         1 << (32 - self.prefix)
     }
 }

@@ -6,16 +6,17 @@
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 
-use proptest::collection::vec;
+use proptest::collection::{btree_map, btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 use mvm_proto::document::{
     DesiredCounts, DesiredState, Egress, EgressMode, ExecCheck, Health, HealthCheck, HttpCheck,
-    IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND, IoLimits, MAX_PREFIX, MAX_TENANT_NET_ID, MIN_PREFIX, Network,
-    Persist, Pool, PoolRole, Provenance, Quotas, Resources, Restart, RuntimePolicy, SCHEMA_VERSION,
-    SeccompPolicy, SignedDocument, SleepPolicy, SnapshotCompression, Subnet, TcpCheck, Tenant, Warmup,
+    IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND, IoLimits, MAX_PREFIX, MAX_TENANT_NET_ID, MAX_USER_ID, MIN_PREFIX,
+    Network, Persist, Pool, PoolRole, Provenance, Quotas, Resources, Restart, RuntimePolicy, SCHEMA_VERSION,
+    SeccompPolicy, SignedDocument, SleepPolicy, SnapshotCompression, Subnet, TcpCheck, Tenant, User, Warmup,
+    WorkloadOverride,
 };
 use mvm_proto::json::MAX_INTEGER;
 use mvm_proto::{Digest, Timestamp};
@@ -120,10 +121,22 @@ fn subnet(block: Ipv4Addr) -> impl Strategy<Value = Subnet> {
     })
 }
 
+/// The addresses of a network, whose number is drawn elsewhere.
+fn network(ipv4_subnet: Subnet) -> impl Strategy<Value = Network> {
+    let ascending = |most: u32| {
+        btree_set(0..=u16::try_from(most).unwrap_or(u16::MAX), 0..8)
+            .prop_map(|numbers| numbers.into_iter().collect::<Vec<_>>())
+    };
+    let blocks = option::of(ascending(ipv4_subnet.blocks() - 1));
+    (blocks, ascending(ipv4_subnet.addresses() - 1)).prop_map(move |(address_blocks, reserved_offsets)| {
+        Network { tenant_net_id: 0, ipv4_subnet, address_blocks, reserved_offsets }
+    })
+}
+
 fn tenant(at: usize, block: Ipv4Addr, pools: RangeInclusive<usize>) -> impl Strategy<Value = Tenant> {
-    (subnet(block), pools).prop_flat_map(move |(subnet, pools)| {
-        // What each pool may want of each phase, so that all fit the subnet whatever is drawn.
-        let share = subnet.instance_capacity() / (3 * u32::try_from(pools).unwrap_or(1).max(1));
+    (subnet(block).prop_flat_map(network), pools).prop_flat_map(move |(network, pools)| {
+        // What each pool may want of each phase, so that all fit the addresses whatever is drawn.
+        let share = network.instance_capacity() / (3 * u32::try_from(pools).unwrap_or(1).max(1));
         let pools: Vec<_> = (0..pools).map(|index| pool(index, share.min(1000))).collect();
         let net_ids = 0..=MAX_TENANT_NET_ID;
         let spare = (0..=100_u32, 0..=20_u32);
@@ -134,7 +147,7 @@ fn tenant(at: usize, block: Ipv4Addr, pools: RangeInclusive<usize>) -> impl Stra
                     Tenant {
                         tenant_id: parsed(&format!("t{at}-{tenant_id}")),
                         pinned,
-                        network: Network { tenant_net_id: spread(net_id, at), ipv4_subnet: subnet },
+                        network: Network { tenant_net_id: spread(net_id, at), ..network.clone() },
                         quotas: Quotas {
                             max_pools: u32::try_from(pools.len()).unwrap_or(0) + more,
                             max_instances_per_pool: largest + instances,
@@ -190,14 +203,14 @@ fn pool(at: usize, share: u32) -> impl Strategy<Value = Pool> {
         option::of(persist()),
         option::of(warmup()),
         option::of(io_limits()),
-        (restart, option::of(health())),
+        (restart, option::of(health()), option::of(workload()), option::of(digest())),
     );
     let policies = (runtime_policy(), sleep_policy(), seconds(), kept);
     (what, resources(), counts, flags, snapshots, policies).prop_map(
         move |(what, instance_resources, desired_counts, flags, snapshots, policies)| {
             let (pool_id, flake_ref, profile, image_digest, role) = what;
             let (runtime_policy, sleep_policy, stopped_retention_seconds, kept) = policies;
-            let (persist, warmup, io_limits, (restart, health)) = kept;
+            let (persist, warmup, io_limits, (restart, health, workload, secrets_hash)) = kept;
             Pool {
                 pool_id: parsed(&format!("p{at}-{pool_id}")),
                 flake_ref,
@@ -219,6 +232,8 @@ fn pool(at: usize, share: u32) -> impl Strategy<Value = Pool> {
                 io_limits: io_limits.map(Box::new),
                 restart,
                 health: health.map(Box::new),
+                workload: workload.map(Box::new),
+                secrets_hash,
             }
         },
     )
@@ -252,6 +267,29 @@ fn health() -> impl Strategy<Value = Health> {
             failure_threshold,
         },
     )
+}
+
+fn workload() -> impl Strategy<Value = WorkloadOverride> {
+    let program = ("[^\\x00]{1,20}", vec("[^\\x00]{0,20}", 0..4))
+        .prop_map(|(program, words)| std::iter::once(program).chain(words).collect());
+    let user = prop_oneof![
+        (0..=MAX_USER_ID).prop_map(User::Id),
+        "[A-Za-z_][A-Za-z0-9_.-]{0,31}".prop_map(User::Name),
+    ];
+    (
+        option::of(program),
+        option::of(vec("[^\\x00]{0,20}", 0..5)),
+        btree_map("[A-Za-z_][A-Za-z0-9_]{0,20}", "[^\\x00]{0,20}", 0..5),
+        option::of("/|(/[a-z0-9_-]{1,8}){1,4}"),
+        user,
+        any::<bool>(),
+    )
+        .prop_map(|(command, args, env, working_dir, user, more)| {
+            let workload = WorkloadOverride { command, args, env, working_dir, user: None };
+            // One is always there.
+            let user = (more || workload.is_empty()).then_some(user);
+            WorkloadOverride { user, ..workload }
+        })
 }
 
 fn io_limits() -> impl Strategy<Value = IoLimits> {

@@ -97,8 +97,9 @@ proptest! {
         Damage::remove(&pointer).apply(&mut value);
         if let Err(errors) = DesiredState::parse(value.to_string().as_bytes()) {
             let path = damage::path_of(&pointer);
-            // A default may be at odds with the rest: a sleep policy left with one of its two times, limits or a check without any.
-            let at_odds = [".sleep_policy", ".io_limits", ".health"]
+            // A default may be at odds with the rest: a sleep policy left with one of its two times; limits, a check or a workload
+            // without any.
+            let at_odds = [".sleep_policy", ".io_limits", ".health", ".workload"]
                 .into_iter()
                 .any(|parent| path.contains(&format!("{parent}.")) && errors.0[0].path.ends_with(parent));
             prop_assert!(at_odds || errors.0.iter().any(|error| error.path == path), "{path}: {errors}");

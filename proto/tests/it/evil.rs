@@ -99,7 +99,7 @@ fn the_error(text: &str) -> mvm_proto::FieldError {
     let errors = DesiredState::parse(text.as_bytes()).expect_err("should be refused").0;
     assert_eq!(errors.len(), 1, "{errors:?}");
     let shown = errors[0].to_string();
-    assert!(shown.len() < 450 && shown.bytes().all(|b| (b' '..=b'~').contains(&b)), "{shown:?}");
+    assert!(shown.len() < 500 && shown.bytes().all(|b| (b' '..=b'~').contains(&b)), "{shown:?}");
     errors.into_iter().next().unwrap()
 }
 
@@ -142,6 +142,27 @@ fn no_evil_text_is_a_key_at_any_level() {
             let mut evil = document.clone();
             evil.pointer_mut(parent).unwrap().as_object_mut().unwrap().insert(text, json!(0));
             assert_eq!(the_error(&evil.to_string()).found, "an unknown field");
+        }
+    }
+}
+
+#[test]
+fn no_evil_text_names_a_variable_or_a_user() {
+    // These are no ids, and names all the same.
+    let is_user = |text: &str| ["ACME", "acme-", "acme_1", "acme.corp"].contains(&text);
+    for text in evil_texts() {
+        let with = |workload: Value| {
+            let mut evil = full_document();
+            evil["tenants"][0]["pools"][1]["workload"] = workload;
+            evil.to_string()
+        };
+        if text != "ACME" && text != "acme_1" {
+            let error = the_error(&with(json!({ "env": { &text: "" } })));
+            assert_eq!(error.found, "another name");
+            assert!(error.path.starts_with("tenants[0].pools[1].workload.env"), "{}", error.path);
+        }
+        if !is_user(&text) {
+            assert_eq!(the_error(&with(json!({ "user": text }))).found, quote(&text));
         }
     }
 }

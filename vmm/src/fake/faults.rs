@@ -39,6 +39,8 @@ pub enum Manner {
     Old,
     /// It speaks version 2.
     WithoutSecrets,
+    /// It speaks version 3, and names no feature.
+    WithoutFeatures,
     /// It never says how much of its memory is free.
     HidesMemory,
     /// It does not wipe its secrets.

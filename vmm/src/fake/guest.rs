@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use mvm_proto::InstanceId;
 use mvm_proto::guest::{
-    Accepted, Chunk, Deframer, Directory, Done, Entry, Exec, Exit, FEATURE_HEALTH, FEATURE_RESTART, Failure,
-    FailureCode, Found, GuestFrame, GuestHello, HostFrame, HostHello, MAX_VERSION, MIN_VERSION, OPENING,
-    Output, Readiness, Reborn, State, Window, Workload, guest_frame, host_frame, negotiate, put_frame,
+    Accepted, Chunk, Deframer, Directory, Done, Entry, Exec, Exit, FEATURE_HEALTH, FEATURE_RESTART,
+    FEATURE_WORKLOAD, Failure, FailureCode, Found, GuestFrame, GuestHello, HostFrame, HostHello, MAX_VERSION,
+    MIN_VERSION, OPENING, Output, Readiness, Reborn, State, Window, Workload, guest_frame, host_frame,
+    negotiate, put_frame,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
@@ -150,7 +151,8 @@ impl Guest {
             Readiness::Starting | Readiness::Unspecified => Fares::None,
             Readiness::Ready | Readiness::Idle | Readiness::Busy => Fares::Running,
         };
-        let old = matches!(self.faults.manner(&self.instance), Manner::Old | Manner::WithoutSecrets);
+        use Manner::{Old, WithoutFeatures, WithoutSecrets};
+        let old = matches!(self.faults.manner(&self.instance), Old | WithoutSecrets | WithoutFeatures);
         (!old).then(|| Workload { state: state.into(), run: 1 + self.memory().restarts })
     }
 
@@ -185,10 +187,10 @@ impl Guest {
             boot_id: self.instance.to_string(),
             readiness: self.told.into(),
             configured: self.told != Readiness::Starting,
-            features: if newest == MAX_VERSION {
-                vec![FEATURE_RESTART.to_owned(), FEATURE_HEALTH.to_owned()]
-            } else {
-                Vec::new()
+            features: match manner {
+                _ if newest < MAX_VERSION => Vec::new(),
+                Manner::WithoutFeatures => Vec::new(),
+                _ => [FEATURE_RESTART, FEATURE_HEALTH, FEATURE_WORKLOAD].map(str::to_owned).into(),
             },
             workload: self.workload(self.told),
         };
@@ -217,6 +219,10 @@ impl Guest {
             }
             Body::SetHealth(set) => {
                 self.memory().health = set.health;
+                done()
+            }
+            Body::SetWorkload(set) => {
+                self.memory().instead = set.workload;
                 done()
             }
             Body::Shutdown(_) if manner == Manner::IgnoresShutdown => vec![Answer::Accepted(Accepted {})],
@@ -297,6 +303,9 @@ impl Guest {
         match told {
             Ok(()) => {
                 self.memory().hostname.clone_from(&reborn.hostname);
+                if let Some(set) = &reborn.workload {
+                    self.memory().instead.clone_from(&set.workload);
+                }
                 if let Some(set) = &reborn.health {
                     self.memory().health.clone_from(&set.health);
                 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mvm_proto::InstanceId;
-use mvm_proto::guest::{Health, Readiness, guest_frame};
+use mvm_proto::guest::{Health, Readiness, WorkloadOverride, guest_frame};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{broadcast, watch};
 
@@ -44,6 +44,8 @@ pub(super) struct Memory {
     /// How often its workload was started again, and how that is checked.
     pub(super) restarts: u32,
     pub(super) health: Option<Health>,
+    /// What it runs in place of what its image says.
+    pub(super) instead: Option<WorkloadOverride>,
     pub(super) files: BTreeMap<String, Vec<u8>>,
     /// Answers that the agent has not yet let go.
     pub(super) answers: BTreeMap<u64, Vec<guest_frame::Body>>,
@@ -90,6 +92,10 @@ impl Host {
             let memory = life.memory.lock();
             (memory.restarts, memory.health.clone())
         })
+    }
+
+    pub(super) fn instead(&self, instance: &InstanceId) -> Option<WorkloadOverride> {
+        self.life(instance).and_then(|life| life.memory.lock().instead.clone())
     }
 
     pub(super) fn signal(&self, instance: &InstanceId, readiness: Readiness) {

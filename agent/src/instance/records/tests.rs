@@ -1,7 +1,9 @@
-//! Who VMMs run as, by what records are given.
+//! Who VMMs run as, and which addresses are given, by what records are there.
 
 use mvm_host::network::vmm_user;
 use mvm_proto::document::DesiredState;
+use proptest::collection::vec;
+use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
@@ -67,4 +69,97 @@ fn no_two_instances_have_one_user_whatever_number_a_document_gives_their_tenants
     let mut came = all[0].0.clone();
     (came.id, came.tenant) = (InstanceId::from_bits(0xc0de), "epsilon".parse().unwrap());
     assert!(matches!(records.admit(came), Err(StateError::AddressTaken { .. })));
+}
+
+/// What becomes of the instances of one of two nodes.
+#[derive(Debug, Clone, Copy)]
+enum Turn {
+    Made {
+        node: usize,
+    },
+    /// It is started anew, by the document in force.
+    Started {
+        node: usize,
+        which: usize,
+    },
+    Gone {
+        node: usize,
+        which: usize,
+    },
+    /// A coordinator takes a block from one node, none of whose instances have an address in it, and gives it to the other.
+    Moved {
+        block: u16,
+    },
+}
+
+fn turn() -> impl Strategy<Value = Turn> {
+    prop_oneof![
+        5 => (0..2_usize).prop_map(|node| Turn::Made { node }),
+        2 => (0..2_usize, 0..64_usize).prop_map(|(node, which)| Turn::Started { node, which }),
+        2 => (0..2_usize, 0..64_usize).prop_map(|(node, which)| Turn::Gone { node, which }),
+        1 => (0..5_u16).prop_map(|block| Turn::Moved { block }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn two_nodes_with_blocks_of_their_own_never_give_one_address_twice(
+        owners in vec(0..2_usize, 5),
+        reserved in proptest::collection::btree_set(0..80_u16, 0..60),
+        turns in vec(turn(), 1..120),
+    ) {
+        let (name, pool, mut spec) = tenant("acme", 1, "10.1.0.0/24");
+        spec.network.reserved_offsets = reserved.iter().copied().collect();
+        let mut owners = owners;
+        let nodes = [Records::empty(), Records::empty()];
+        let spec_of = |owners: &[usize], node: usize| {
+            let mut spec = spec.clone();
+            let own = (0..5_u16).filter(|block| owners[usize::from(*block)] == node);
+            spec.network.address_blocks = Some(own.collect());
+            spec
+        };
+        for turn in turns {
+            match turn {
+                Turn::Made { node } => {
+                    let spec = spec_of(&owners, node);
+                    let before = nodes[node].all();
+                    let free = spec.network.offsets().any(|offset| before.iter().all(|r| r.offset != offset));
+                    match nodes[node].reserve(&name, &pool, &spec, None, Timestamp::from_unix_ms(0)) {
+                        Ok((record, _lease)) => {
+                            prop_assert!(spec.network.offers(record.offset), "{}", record.address);
+                            prop_assert!(!reserved.contains(&u16::try_from(record.offset).unwrap()));
+                        }
+                        Err(error) => {
+                            prop_assert!(!free, "{error}");
+                            let told = error.to_string();
+                            prop_assert!(told.ends_with("no free address in what this node may give"), "{told}");
+                        }
+                    }
+                }
+                Turn::Started { node, which } => {
+                    let mut all = nodes[node].all();
+                    if let Some(record) = all.get_mut(which) {
+                        let before = record.address;
+                        nodes[node].place(record, &spec_of(&owners, node), None).unwrap();
+                        prop_assert_eq!(record.address, before);
+                    }
+                }
+                Turn::Gone { node, which } => {
+                    if let Some(record) = nodes[node].all().get(which) {
+                        nodes[node].forget(&record.id);
+                    }
+                }
+                Turn::Moved { block } => {
+                    let owner = &mut owners[usize::from(block)];
+                    let used = nodes[*owner].all().iter().any(|r| r.offset / 16 == u32::from(block));
+                    if !used {
+                        *owner = 1 - *owner;
+                    }
+                }
+            }
+            let all: Vec<_> = nodes.iter().flat_map(|records| records.all()).collect();
+            let addresses: BTreeSet<_> = all.iter().map(|record| record.address).collect();
+            prop_assert_eq!(addresses.len(), all.len(), "one of them was given twice");
+        }
+    }
 }

@@ -1,12 +1,14 @@
 //! Random documents and random worlds.
 
+use std::collections::BTreeSet;
+
 use mvm_planner::{Capacity, Observation, ObservedInstance, Workload, revision_of};
 use mvm_proto::document::{
     DesiredCounts, Egress, Network, Pool, PoolRole, Quotas, Resources, Restart, RuntimePolicy, SleepPolicy,
-    Tenant,
+    Tenant, User, WorkloadOverride,
 };
 use mvm_proto::{DesiredState, Digest, InstanceId, Phase, Timestamp, WorkloadState};
-use proptest::collection::vec;
+use proptest::collection::{btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -64,6 +66,12 @@ pub(crate) fn fleet(kinds: Kinds) -> impl Strategy<Value = (DesiredState, Observ
                 for (index, instance) in instances.iter_mut().enumerate() {
                     instance.id = InstanceId::from_bits(u32::try_from(index).unwrap());
                 }
+                let mut taken = BTreeSet::new();
+                for instance in &mut instances {
+                    // No two instances of a tenant have one address.
+                    let tenant = instance.tenant.clone();
+                    instance.offset = instance.offset.filter(|offset| taken.insert((tenant, *offset)));
+                }
                 let memory_pressure = kinds.pressure && pressed;
                 (desired, Observation { capacity, instances, blocked: Vec::new(), memory_pressure })
             },
@@ -110,15 +118,30 @@ fn tenant(kinds: Kinds) -> impl Strategy<Value = Tenant> {
     } else {
         Just(AMPLE).boxed()
     };
-    (vec(pool(kinds), 0..4), quotas, any::<bool>()).prop_map(move |(pools, quotas, pinned)| Tenant {
+    let tenant = (vec(pool(kinds), 0..4), quotas, network(kinds), any::<[bool; 2]>());
+    tenant.prop_map(move |(pools, quotas, network, [pinned, secret])| Tenant {
         tenant_id: "t".parse().unwrap(),
         pinned: pinned && kinds.guards,
-        network: Network { tenant_net_id: 1, ipv4_subnet: "10.1.0.0/16".to_owned().try_into().unwrap() },
+        network,
         quotas,
-        secrets_hash: None,
+        secrets_hash: secret.then(|| Digest::of(b"the tenant's")),
         egress: Egress::default(),
         pools,
     })
+}
+
+fn network(kinds: Kinds) -> impl Strategy<Value = Network> {
+    let numbers = |most: u16, count: usize| {
+        btree_set(0..most, 0..=count).prop_map(|numbers| numbers.into_iter().collect::<Vec<_>>())
+    };
+    let shared = move |(blocks, reserved): (Option<Vec<u16>>, Vec<u16>)| {
+        // Where there is to be room for all, the node has the whole subnet.
+        let (address_blocks, reserved_offsets) =
+            if kinds.tight { (blocks, reserved) } else { (None, Vec::new()) };
+        let ipv4_subnet = "10.1.0.0/16".to_owned().try_into().unwrap();
+        Network { tenant_net_id: 1, ipv4_subnet, address_blocks, reserved_offsets }
+    };
+    (option::of(numbers(3, 2)), numbers(48, 40)).prop_map(shared)
 }
 
 fn pool(kinds: Kinds) -> impl Strategy<Value = Pool> {
@@ -126,8 +149,9 @@ fn pool(kinds: Kinds) -> impl Strategy<Value = Pool> {
     let counts = (0..4_u32, 0..4_u32, 0..4_u32);
     let times = (prop_oneof![Just(0_u64), Just(60)], prop_oneof![Just(0_u64), Just(30)], 0..3600_u64);
     let restart = prop_oneof![Just(Restart::Always), Just(Restart::OnFailure), Just(Restart::Never)];
-    (role, counts, size(), times, any::<[bool; 3]>(), restart).prop_map(
-        move |(role, counts, size, times, [pinned, critical, new], restart)| Pool {
+    let made_of = (option::of(0..3_u32), any::<bool>());
+    (role, counts, size(), times, any::<[bool; 3]>(), restart, made_of).prop_map(
+        move |(role, counts, size, times, [pinned, critical, new], restart, (run_as, secret))| Pool {
             pool_id: "p".parse().unwrap(),
             flake_ref: if new { "builtin:new" } else { "builtin:old" }.to_owned(),
             profile: "minimal".parse().unwrap(),
@@ -152,6 +176,10 @@ fn pool(kinds: Kinds) -> impl Strategy<Value = Pool> {
             io_limits: None,
             restart,
             health: None,
+            workload: run_as.map(|id| {
+                Box::new(WorkloadOverride { user: Some(User::Id(id)), ..WorkloadOverride::default() })
+            }),
+            secrets_hash: secret.then(|| Digest::of(b"the pool's")),
         },
     )
 }
@@ -196,9 +224,19 @@ fn instance(desired: DesiredState, kinds: Kinds) -> impl Strategy<Value = Observ
         3 => Just(None),
         1 => (select(&WorkloadState::ALL), 0..700_i64, 0..6_u32).prop_map(Some),
     ];
-    let retry = (option::of(-60..600_i64), workload);
+    let offset = option::of(3..64_u32);
+    let retry = (option::of(-60..600_i64), workload, offset);
     (of, phase, ages, staging, lent, home, size(), retry).prop_map(
-        move |((tenant, pool, current), phase, ages, staging, lent, home, resources, (retry, workload))| {
+        move |(
+            (tenant, pool, current),
+            phase,
+            ages,
+            staging,
+            lent,
+            home,
+            resources,
+            (retry, workload, offset),
+        )| {
             let at = |seconds: i64| Timestamp::from_unix_ms(NOW_MS - seconds * 1000);
             let named = desired.tenants.get(tenant).and_then(|t| t.pools.get(pool).map(|p| (t, p)));
             let (revision, resources) = match named {
@@ -229,6 +267,7 @@ fn instance(desired: DesiredState, kinds: Kinds) -> impl Strategy<Value = Observ
                 failures: u32::from(retry.is_some()),
                 workload: workload
                     .map(|(state, age, restarts)| Box::new(Workload { state, since: at(age), restarts })),
+                offset,
             }
         },
     )

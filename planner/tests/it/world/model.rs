@@ -1,6 +1,6 @@
 //! A world that does what a plan says, instantly and without fail, and counts what it uses on the way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mvm_planner::{Action, Observation, ObservedInstance, Step, revision_of};
 use mvm_proto::document::{Pool, Tenant};
@@ -37,7 +37,8 @@ impl World {
             assert_eq!(step.action, Action::Create);
             self.next_id += 1;
             let id = InstanceId::from_bits(self.next_id);
-            self.observed.instances.push(booted(tenant, pool, id, step.staging, self.now));
+            let made = booted(&self.observed, (tenant, pool), id, step.staging, self.now);
+            self.observed.instances.push(made);
             return;
         };
         let index = self.observed.instances.iter().position(|i| i.id == *id).expect("the instance exists");
@@ -129,12 +130,20 @@ impl World {
     }
 }
 
+/// A new one, with the first address that the node may give it: a plan makes none without.
 pub(crate) fn booted(
-    tenant: &Tenant,
-    pool: &Pool,
+    observed: &Observation,
+    (tenant, pool): (&Tenant, &Pool),
     id: InstanceId,
     staging: Option<Phase>,
     now: Timestamp,
 ) -> ObservedInstance {
-    ObservedInstance { staging, ..ObservedInstance::of(tenant, pool, id, Phase::Running, now) }
+    let mine = observed.instances.iter().filter(|i| i.tenant == tenant.tenant_id);
+    let taken: BTreeSet<u32> = mine.clone().filter_map(|i| i.offset).collect();
+    // Of some it is not known which one they have, only that it is one of these.
+    let unknown = mine.filter(|i| i.offset.is_none()).count();
+    let free = tenant.network.offsets().filter(|offset| !taken.contains(offset)).nth(unknown);
+    let offset = Some(free.unwrap_or_else(|| panic!("{} has no address for {id}", tenant.tenant_id)));
+    let made = ObservedInstance::of(tenant, pool, id, Phase::Running, now);
+    ObservedInstance { staging, offset, ..made }
 }

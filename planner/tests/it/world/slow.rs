@@ -61,7 +61,8 @@ impl SlowWorld {
                 let (tenant, pool) = named(desired, &step).expect("only a named pool gets new instances");
                 self.next_id += 1;
                 let id = InstanceId::from_bits(self.next_id);
-                let made = super::model::booted(tenant, pool, id.clone(), step.staging, now);
+                let made =
+                    super::model::booted(&self.observed, (tenant, pool), id.clone(), step.staging, now);
                 self.observed.instances.push(ObservedInstance { phase: Phase::Created, ..made });
                 id
             }

@@ -7,7 +7,7 @@ use crate::document::Egress;
 use crate::json::MAX_ERRORS;
 
 /// A document with every required field and nothing else.
-fn minimal() -> Value {
+pub(super) fn minimal() -> Value {
     json!({
         "schema_version": 1,
         "node_id": "node-a",
@@ -40,7 +40,7 @@ fn signed_form() -> Value {
 }
 
 /// Changes what is at a JSON pointer; a field that is not there is added.
-fn with(mut document: Value, pointer: &str, value: Value) -> Value {
+pub(super) fn with(mut document: Value, pointer: &str, value: Value) -> Value {
     let (parent, key) = pointer.rsplit_once('/').unwrap();
     match document.pointer_mut(parent).unwrap() {
         Value::Object(members) => drop(members.insert(key.to_owned(), value)),
@@ -56,7 +56,7 @@ fn without(mut document: Value, pointer: &str) -> Value {
     document
 }
 
-fn errors(document: &Value) -> Vec<String> {
+pub(super) fn errors(document: &Value) -> Vec<String> {
     lines(DesiredState::parse(document.to_string().as_bytes()).err())
 }
 
@@ -210,6 +210,7 @@ fn unknown_fields_are_refused_at_every_level() {
     let full = with(full, "/tenants/0/pools/0/warmup", json!({ "command": ["/app/warm", "all of it"] }));
     let full = with(full, "/tenants/0/pools/0/io_limits", json!({ "write_bytes_per_second": 1_048_576 }));
     let full = with(full, "/tenants/0/pools/0/health", json!({ "http": { "port": 80 } }));
+    let full = with(full, "/tenants/0/pools/0/workload", json!({ "user": 1000 }));
     assert_eq!(errors(&full), [""; 0]);
     for parent in [
         "",
@@ -227,6 +228,7 @@ fn unknown_fields_are_refused_at_every_level() {
         "/tenants/0/pools/0/io_limits",
         "/tenants/0/pools/0/health",
         "/tenants/0/pools/0/health/http",
+        "/tenants/0/pools/0/workload",
     ] {
         let found = errors(&with(full.clone(), &format!("{parent}/surprise"), json!(1)));
         assert_eq!(found.len(), 1, "{found:?}");
