@@ -66,3 +66,48 @@ fn a_foreign_client_without_a_certificate_gets_no_answer() {
     assert!(!output.status.success());
     assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
 }
+
+/// schemathesis reads the API's description, and sends what it says is right and what it says is wrong. All its checks
+/// but one: not everything that a schema takes is valid, since rules between fields are in no schema.
+#[test]
+fn a_foreign_tester_finds_the_api_as_its_description_says() {
+    let cluster = Cluster::start();
+    let objects = r#"
+api_version: mvm/v1
+kind: Tenant
+metadata: { name: acme }
+---
+api_version: mvm/v1
+kind: Pool
+metadata: { tenant: acme, name: workers }
+spec:
+  image: { ref: "builtin:busybox" }
+  resources: { vcpus: 1, mem_mib: 64 }
+---
+api_version: mvm/v1
+kind: ApiKey
+metadata: { name: tester }
+spec: { role: admin }
+"#;
+    let file = cluster.file("objects.yaml", objects);
+    let applied = cluster.mvm(&["apply", "-f", path_text(&file)]);
+    let told = String::from_utf8_lossy(&applied.stdout).into_owned();
+    let key = told.split_whitespace().find(|word| word.starts_with("mvm_")).expect("the text of the key");
+    let tester = repository().join("target/interop-venv/bin/st");
+    assert!(tester.exists(), "schemathesis is missing: run scripts/setup");
+    let ca = cluster.coordinator_dir().join("operator/ca.crt");
+    let output = Command::new(tester)
+        .current_dir(cluster.path())
+        .env("SCHEMATHESIS_HOOKS", "schemathesis_hooks")
+        .env("PYTHONPATH", repository().join("tests/interop"))
+        .args(["run", &format!("{}/openapi.json", cluster.url()), "--tls-verify", path_text(&ca)])
+        .args(["-H", &format!("Authorization: Bearer {key}"), "--seed", "1", "--max-examples", "10"])
+        .args(["--phases", "coverage,fuzzing", "--exclude-checks", "positive_data_acceptance"])
+        .args(["--request-timeout", "30", "--continue-on-failure", "--warnings", "off", "--no-color"])
+        .output()
+        .expect("schemathesis runs");
+    let report = String::from_utf8_lossy(&output.stdout);
+    println!("{report}");
+    assert!(output.status.success(), "{report}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(report.contains("Tested: 31"), "{report}");
+}

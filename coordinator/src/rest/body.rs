@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, header};
-use mvm_proto::json::{Json, quote};
+use mvm_proto::json::{Json, Node, Report, quote};
 use mvm_proto::object::{API_VERSION, Declared, Kind, MAX_OBJECT_BYTES, read_tree};
 use mvm_proto::{FieldError, Problem, TenantId};
 use serde_json::Value;
@@ -92,11 +92,24 @@ fn complete<'a>(members: &mut Vec<(Cow<'a, str>, Json<'a>)>, key: &'static str, 
 /// `{"objects": [...]}`, or one object.
 pub(super) fn objects(bytes: &[u8], most: usize) -> Result<Vec<Declared>, Problem> {
     let json = Json::parse(bytes, super::MAX_BODY_BYTES).map_err(refused)?;
+    let report = Report::default();
+    let root = Node::root(&json, &report);
+    let is_one = json.get("objects").is_none() && json.get("kind").is_some();
     let list = match json.get("objects") {
+        _ if is_one => std::slice::from_ref(&json),
         Some(Json::Array(items)) => items.as_slice(),
-        Some(_) => return Err(refuse::bad_request("`objects` must be an array of objects")),
-        None => std::slice::from_ref(&json),
+        _ => {
+            let _: Option<()> =
+                root.fields(&["objects"]).and_then(|fields| fields.get("objects", |n| n.items().map(drop)));
+            return Err(refused(report.into_errors()));
+        }
     };
+    if !is_one {
+        let _ = root.fields(&["objects"]);
+    }
+    if !report.is_empty() {
+        return Err(refused(report.into_errors()));
+    }
     if list.len() > most {
         return Err(refuse::bad_request(format!("a plan is of at most {most} objects")));
     }

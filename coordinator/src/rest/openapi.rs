@@ -24,11 +24,11 @@ pub(super) fn document() -> Value {
         "/v1/audit".to_owned(),
         plain("audit", "The newest writes: who, what, from where.", &object_answer()),
     );
-    paths.insert("/openapi.json".to_owned(), plain("openapi", "This description.", &object_answer()));
+    paths.insert("/openapi.json".to_owned(), open("openapi", "This description.", &object_answer()));
     let text = json!({ "text/plain": { "schema": { "type": "string" } } });
-    paths.insert("/healthz".to_owned(), plain("healthz", "Whether the process serves.", &text));
-    paths.insert("/readyz".to_owned(), plain("readyz", "Whether it takes requests.", &text));
-    paths.insert("/version".to_owned(), plain("version", "What runs here.", &object_answer()));
+    paths.insert("/healthz".to_owned(), open("healthz", "Whether the process serves.", &text));
+    paths.insert("/readyz".to_owned(), open("readyz", "Whether it takes requests.", &text));
+    paths.insert("/version".to_owned(), open("version", "What runs here.", &object_answer()));
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -181,6 +181,13 @@ fn one(kind: &Kind) -> Value {
 
 fn plain(id: &str, summary: &str, content: &Value) -> Value {
     json!({ "get": operation(id, summary, Vec::new(), None, &[("200", content.clone())]) })
+}
+
+/// For callers without a credential too.
+fn open(id: &str, summary: &str, content: &Value) -> Value {
+    let mut operation = plain(id, summary, content);
+    operation["get"]["security"] = json!([]);
+    operation
 }
 
 fn plan() -> Value {

@@ -1,5 +1,6 @@
 //! The queries of requests, read strictly.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use mvm_proto::Problem;
@@ -37,6 +38,7 @@ pub(super) trait Query: Default {
 
 pub(super) fn read<Q: Query>(text: Option<&str>) -> Result<Q, Problem> {
     let mut query = Q::default();
+    let mut seen = BTreeSet::new();
     for (name, value) in form_urlencoded::parse(text.unwrap_or_default().as_bytes()) {
         if !Q::NAMES.contains(&name.as_ref()) {
             let near = nearest(&name, Q::NAMES.iter().copied());
@@ -48,6 +50,9 @@ pub(super) fn read<Q: Query>(text: Option<&str>) -> Result<Q, Problem> {
                 detail,
                 format!("It takes: {}.", Q::NAMES.join(", ")),
             ));
+        }
+        if !seen.insert(name.to_string()) {
+            return Err(refuse::bad_request(format!("the query parameter {name} is there twice")));
         }
         let bad = |rule| refuse::bad_request(format!("the query parameter {name} {rule}"));
         query.set(&name, value.into_owned()).map_err(bad)?;
@@ -66,7 +71,11 @@ impl Query for ListQuery {
             "limit" => self.limit = value.parse().map_err(|_| "must be a number".to_owned())?,
             "continue" => self.continue_from = value,
             "watch" => self.watch = truth(&value)?,
-            _ => self.resource_version = value,
+            _ => match value.as_str() {
+                "" => {}
+                text if text.parse::<u64>().is_ok() => self.resource_version = value,
+                _ => return Err("must be a version that a list gave".to_owned()),
+            },
         }
         Ok(())
     }
@@ -119,7 +128,14 @@ mod tests {
         assert_eq!((query.label_selector.as_str(), query.limit, query.watch), ("a=b", 5, true));
         let query: OneQuery = read(Some("wait=500ms&dry_run=1")).unwrap();
         assert_eq!(query, OneQuery { dry_run: true, force: false, wait: Some(Duration::from_millis(500)) });
-        for bad in ["wait=2h", "wait=x", "wait=18446744073709551615h", "dry_run=yes", "dryrun=true"] {
+        for bad in [
+            "wait=2h",
+            "wait=x",
+            "wait=18446744073709551615h",
+            "dry_run=yes",
+            "dryrun=true",
+            "force=1&force=1",
+        ] {
             assert!(read::<OneQuery>(Some(bad)).is_err(), "{bad}");
         }
         assert!(read::<OneQuery>(Some("dryrun=1")).unwrap_err().detail.contains("did you mean `dry_run`?"));
