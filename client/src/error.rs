@@ -85,3 +85,35 @@ pub fn problem_of(status: &tonic::Status) -> Option<Problem> {
     let bytes = status.metadata().get_bin(PROBLEM_METADATA)?.to_bytes().ok()?;
     serde_json::from_slice(&bytes).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use tonic::metadata::MetadataValue;
+    use tonic::{Code, Status};
+
+    use super::*;
+
+    fn with_problem(code: Code, status: u16, name: &str) -> CallError {
+        let mut answer = Status::new(code, "told");
+        let problem = serde_json::to_vec(&Problem::new(status, name, "told", "do this")).unwrap();
+        answer.metadata_mut().insert_bin(PROBLEM_METADATA, MetadataValue::from_bytes(&problem));
+        answer.into()
+    }
+
+    #[test]
+    fn a_server_that_stops_is_a_lost_connection_and_a_refusal_is_none() {
+        assert!(CallError::from(Status::unavailable("connection refused")).is_lost());
+        assert!(CallError::from(Status::unknown("h2 protocol error")).is_lost());
+        assert!(with_problem(Code::Unavailable, 503, "stopping").is_lost());
+        for refusal in [
+            with_problem(Code::NotFound, 404, "not_found"),
+            with_problem(Code::PermissionDenied, 403, "forbidden"),
+            with_problem(Code::Unknown, 500, "internal"),
+            CallError::Lacks("the object"),
+        ] {
+            assert!(!refusal.is_lost(), "{refusal}");
+        }
+        let gone = with_problem(Code::FailedPrecondition, 410, GONE);
+        assert!(gone.is_gone() && !gone.is_lost() && gone.to_string().contains("do this"));
+    }
+}

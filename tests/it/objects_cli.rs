@@ -109,6 +109,35 @@ fn wrong_files_are_told_as_a_whole_and_nothing_of_them_is_sent() {
 }
 
 #[test]
+fn a_key_s_text_is_shown_once_and_a_forced_deletion_waits_for_nothing() {
+    let mut cluster = Cluster::start();
+    let key = "api_version: mvm/v1\nkind: ApiKey\nmetadata: { name: NAME }\nspec: { role: viewer }\n";
+    let file = |name: &str| path_text(&cluster.file(name, &key.replace("NAME", name))).to_owned();
+    let (ci, web) = (file("ci"), file("web"));
+    let told = cluster.mvm_ok(&["apply", "-f", &ci]);
+    let lines: Vec<_> = told.lines().collect();
+    assert!(lines.len() == 2 && lines[0] == "apikey/ci created" && lines[1].starts_with("mvm_"), "{told}");
+    assert_eq!(cluster.mvm_ok(&["apply", "-f", &ci]), "apikey/ci unchanged\n");
+    let made = cluster.mvm_json(&["apply", "-f", &web]);
+    assert!(made[0]["secret"].as_str().is_some_and(|secret| secret.starts_with("mvm_")), "{made}");
+    assert!(!cluster.mvm_ok(&["get", "api-keys", "-o", "yaml"]).contains("secret"));
+
+    cluster.join("node-a");
+    declare(&cluster, &[("workers", 1)]);
+    cluster.mvm_ok(&["wait", "pool/acme/workers", "--for", "condition=Ready", "--timeout", "90s"]);
+    cluster.kill_agent("node-a");
+    assert_eq!(cluster.mvm_ok(&["delete", "pool", "acme/workers"]), "pool/acme/workers deleting\n");
+    let table = cluster.mvm_ok(&["get", "pools", "-A"]);
+    assert!(table.lines().any(|line| line.contains("workers") && line.contains("Deleting")), "{table}");
+    let in_vain = ["delete", "pool", "acme/workers", "--wait", "--timeout", "1s"];
+    let told = cluster.mvm_fails(&in_vain, 3);
+    assert!(told.contains("pool/acme/workers"), "{told}");
+    let forced = ["delete", "pool", "acme/workers", "--force"];
+    assert_eq!(cluster.mvm_ok(&forced), "pool/acme/workers deleted\n");
+    assert_eq!(names(&cluster, &["get", "pools", "-A"]), [""; 0]);
+}
+
+#[test]
 fn pruning_deletes_what_is_selected_and_in_no_file() {
     let cluster = Cluster::start();
     declare(&cluster, &[("workers", 0), ("old", 0)]);

@@ -151,9 +151,7 @@ async fn a_watch_whose_changes_are_no_longer_kept_lists_again() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_at_first_is_an_error_and_no_endless_wait() {
-    let mut server = Server::start();
-    server.stop();
-    let told = timeout(PATIENCE, server.objects().watch(Query::all(pools())).next()).await;
+    let told = timeout(PATIENCE, memory::of_no_server().watch(Query::all(pools())).next()).await;
     let Err(error) = told.unwrap() else { panic!("nothing answers there") };
     assert!(error.is_lost());
 }

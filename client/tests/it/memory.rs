@@ -37,16 +37,20 @@ struct Kept {
 /// A server that can be stopped and started again at its address, with what it keeps.
 pub(crate) struct Server {
     service: Service,
-    address: SocketAddr,
+    /// Open all the time, so that no other process gets the port: a connection to a stopped server waits for it.
+    listener: std::net::TcpListener,
     running: Option<Runtime>,
+}
+
+/// Ends when its connections are closed.
+fn end(running: Runtime) {
+    // A runtime may not wait within another.
+    std::thread::spawn(move || running.shutdown_timeout(crate::PATIENCE)).join().unwrap();
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // A runtime that is dropped within another would wait for its tasks.
-        if let Some(running) = self.running.take() {
-            running.shutdown_background();
-        }
+        self.running.take().into_iter().for_each(end);
     }
 }
 
@@ -56,40 +60,45 @@ struct Service {
     version: watch::Sender<u64>,
 }
 
+/// The client of a server that is not there.
+pub(crate) fn of_no_server() -> Objects {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    objects_at(listener.local_addr().unwrap())
+}
+
+fn objects_at(address: SocketAddr) -> Objects {
+    Objects::new(Endpoint::from_shared(format!("http://{address}")).unwrap().connect_lazy())
+}
+
 impl Server {
     pub(crate) fn start() -> Self {
         let service = Service { kept: Arc::default(), version: watch::Sender::new(0) };
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        drop(listener);
-        let mut server = Self { service, address, running: None };
+        listener.set_nonblocking(true).unwrap();
+        let mut server = Self { service, listener, running: None };
         server.go_on();
         server
     }
 
-    /// Drops the listener, every connection and every stream.
+    /// Closes every connection and every stream.
     pub(crate) fn stop(&mut self) {
-        self.running.take().unwrap().shutdown_background();
+        self.running.take().into_iter().for_each(end);
     }
 
-    /// Serves at the same address; it listens when this returns.
+    /// Serves at the same address.
     pub(crate) fn go_on(&mut self) {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let (listening, listens) = std::sync::mpsc::channel();
-        let (service, address) = (self.service.clone(), self.address);
+        let (service, listener) = (self.service.clone(), self.listener.try_clone().unwrap());
         runtime.spawn(async move {
-            let listener = TcpListener::bind(address).await.unwrap();
-            listening.send(()).unwrap();
+            let listener = TcpListener::from_std(listener).unwrap();
             let serving = tonic::transport::Server::builder().add_service(ObjectsServer::new(service));
             serving.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
         });
-        listens.recv().unwrap();
         self.running = Some(runtime);
     }
 
     pub(crate) fn objects(&self) -> Objects {
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.address)).unwrap();
-        Objects::new(endpoint.connect_lazy())
+        objects_at(self.listener.local_addr().unwrap())
     }
 
     /// How many pages of lists were asked for.
