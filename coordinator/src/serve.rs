@@ -15,6 +15,7 @@ use mvm_pki::endorsement::Endorsements;
 use mvm_pki::status::expiries;
 use mvm_pki::tls::server_config;
 use mvm_pki::{Anchors, Authority, ClientAuth, LeafProfile, LiveAnchors, LiveCredential, SigningKey};
+use mvm_planner::fleet::AwayGrace;
 use mvm_store::{Settings as StoreSettings, SledStore, Watch};
 use mvm_transport::{ALPN_H3, ALPN_SESSION, RateLimit, ResetKey, Server};
 use tokio::net::TcpListener;
@@ -101,8 +102,9 @@ pub async fn serve(
         settings.document_life,
     );
     let known = documents.count_assigned().await.map_err(|cause: StateError| store_error(cause.into()))?;
-    let (world, object_changes) =
-        load_world(&store).await.map_err(|cause: StateError| store_error(cause.into()))?;
+    let (world, object_changes) = load_world(&store, AwayGrace(settings.node_grace))
+        .await
+        .map_err(|cause: StateError| store_error(cause.into()))?;
     let operators = Operators::open(&store, data.operator_notes());
     let operators = operators.await.map_err(|cause| store_error(cause.into()))?;
     let state = Arc::new(State {
@@ -138,6 +140,7 @@ fn check(settings: &CoordinatorSettings) -> Result<(), CoordinatorError> {
         ("the life of documents", settings.document_life),
         ("the life of certificates", settings.leaf_life),
         ("the heartbeat", settings.heartbeat),
+        ("the grace of nodes", settings.node_grace),
     ];
     for (what, value) in positive {
         if value.is_zero() {

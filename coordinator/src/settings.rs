@@ -19,6 +19,8 @@ pub const DEFAULT_METRICS_PORT: u16 = 9433;
 pub const DOCUMENT_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// How often an agent must be heard; a session is given up after [`SILENT_INTERVALS`] of these.
 pub const HEARTBEAT: Duration = Duration::from_secs(10);
+/// How long a node may be away before what was placed on it is placed elsewhere: longer than a reboot takes.
+pub(crate) const NODE_GRACE: Duration = mvm_planner::fleet::AWAY_GRACE;
 /// One lost heartbeat is weather, two are bad luck, three are an absence.
 pub const SILENT_INTERVALS: u32 = 3;
 /// Operators are people with a laptop: more than these at once is a mistake or an attack.
@@ -58,6 +60,8 @@ pub struct CoordinatorSettings {
     /// Of the certificates that operators renew.
     pub operator_life: Duration,
     pub heartbeat: Duration,
+    /// How long a node may be away before what was placed on it is placed elsewhere.
+    pub node_grace: Duration,
     /// Of the QUIC endpoint.
     pub limits: Limits,
     pub max_grpc_connections: usize,
@@ -82,6 +86,7 @@ impl CoordinatorSettings {
             leaf_life: mvm_pki::LEAF_LIFE,
             operator_life: OPERATOR_LIFE,
             heartbeat: HEARTBEAT,
+            node_grace: NODE_GRACE,
             limits: Limits::default(),
             max_grpc_connections: MAX_GRPC_CONNECTIONS,
             enrol_per_second: ENROL_PER_SECOND,
@@ -103,6 +108,7 @@ impl fmt::Debug for CoordinatorSettings {
             .field("document_life", &self.document_life)
             .field("leaf_life", &self.leaf_life)
             .field("heartbeat", &self.heartbeat)
+            .field("node_grace", &self.node_grace)
             .finish_non_exhaustive()
     }
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use mvm_planner::fleet::{
-    AWAY_GRACE, Fleet, FleetNode, FleetPool, FleetTenant, Overcommit, Placed, Placer, PoolKey,
+    AwayGrace, Fleet, FleetNode, FleetPool, FleetTenant, Overcommit, Placed, Placer, PoolKey,
 };
 use mvm_planner::observation::Capacity;
 use mvm_proto::document::{DesiredCounts, Quotas};
@@ -29,6 +29,7 @@ pub(crate) struct World {
     pub(crate) stored: BTreeMap<PoolKey, Placed>,
     /// Nobody was heard of before: no node counts as away for longer.
     started_at: Timestamp,
+    away_grace: AwayGrace,
     /// Pools and nodes whose status may have changed.
     pub(crate) stale_pools: BTreeSet<PoolKey>,
     pub(crate) stale_nodes: BTreeSet<NodeId>,
@@ -61,14 +62,15 @@ pub(crate) struct NodeEntry {
 }
 
 impl World {
-    pub(crate) fn new(started_at: Timestamp) -> Self {
+    pub(crate) fn new(started_at: Timestamp, away_grace: AwayGrace) -> Self {
         Self {
             tenants: BTreeMap::new(),
             pools: BTreeMap::new(),
             nodes: BTreeMap::new(),
-            placer: Placer::of(&Fleet { elected_at: Some(started_at), ..Fleet::default() }),
+            placer: Placer::of(&Fleet { elected_at: Some(started_at), away_grace, ..Fleet::default() }),
             stored: BTreeMap::new(),
             started_at,
+            away_grace,
             stale_pools: BTreeSet::new(),
             stale_nodes: BTreeSet::new(),
             touched: BTreeSet::new(),
@@ -252,7 +254,9 @@ impl World {
     /// Since when the node is away that is away for the longest among those whose grace is not over.
     pub(crate) fn grace_ends(&self, now: Timestamp) -> Option<Duration> {
         let away = self.nodes.values().filter_map(|entry| entry.fleet.as_ref()?.away_since);
-        away.map(|since| AWAY_GRACE.saturating_sub(now.since(since))).filter(|left| !left.is_zero()).min()
+        away.map(|since| self.away_grace.0.saturating_sub(now.since(since)))
+            .filter(|left| !left.is_zero())
+            .min()
     }
 
     /// The tenants and the pools that are being deleted.
@@ -283,6 +287,7 @@ impl World {
             pools: live.map(|(key, entry)| (key.clone(), demand(&entry.spec))).collect(),
             placed: self.placer.plan().placed,
             elected_at: Some(self.started_at),
+            away_grace: self.away_grace,
         }
     }
 

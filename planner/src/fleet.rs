@@ -41,8 +41,18 @@ pub use filter::Obstacle;
 pub use placer::Placer;
 pub use score::Score;
 
-/// How long a node may be away before what was placed on it is placed elsewhere.
+/// How long a node may be away by default before what was placed on it is placed elsewhere.
 pub const AWAY_GRACE: Duration = Duration::from_secs(300);
+
+/// How long a node may be away before what was placed on it is placed elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AwayGrace(pub Duration);
+
+impl Default for AwayGrace {
+    fn default() -> Self {
+        Self(AWAY_GRACE)
+    }
+}
 
 /// A pool in its tenant. In this order pools of one rank are placed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -122,18 +132,24 @@ pub struct Fleet {
     pub placed: BTreeMap<PoolKey, Placed>,
     /// When this coordinator became the leader: it heard of no node before, so no grace ends earlier than one after it.
     pub elected_at: Option<Timestamp>,
+    pub away_grace: AwayGrace,
 }
 
 impl Fleet {
     /// Whether what is placed on a node that is away since then is placed elsewhere.
     #[must_use]
     pub fn is_lost(&self, away_since: Timestamp, now: Timestamp) -> bool {
-        is_lost(away_since, self.elected_at, now)
+        is_lost(away_since, self.elected_at, self.away_grace, now)
     }
 }
 
-fn is_lost(away_since: Timestamp, elected_at: Option<Timestamp>, now: Timestamp) -> bool {
-    now.since(elected_at.map_or(away_since, |elected_at| away_since.max(elected_at))) >= AWAY_GRACE
+fn is_lost(
+    away_since: Timestamp,
+    elected_at: Option<Timestamp>,
+    AwayGrace(grace): AwayGrace,
+    now: Timestamp,
+) -> bool {
+    now.since(elected_at.map_or(away_since, |elected_at| away_since.max(elected_at))) >= grace
 }
 
 /// What could not be placed, and why.

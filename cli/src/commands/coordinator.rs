@@ -81,6 +81,9 @@ pub(crate) struct ServeArgs {
     /// How often agents send a heartbeat
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
     heartbeat: Duration,
+    /// How long a node may be away before what is placed on it is placed on others
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration)]
+    node_grace: Duration,
     /// A DNS name or IP address to add to the coordinator's certificate (repeatable)
     #[arg(long = "san", value_name = "NAME")]
     sans: Vec<String>,
@@ -126,6 +129,7 @@ fn serve(args: ServeArgs) -> Run {
     settings.document_life = args.document_life;
     settings.leaf_life = args.leaf_life;
     settings.heartbeat = args.heartbeat;
+    settings.node_grace = args.node_grace;
     settings.dns = dns;
     settings.ips = ips;
     settings.on_ready = Some(Arc::new(|_| notify_ready("the coordinator is ready")));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_planner::fleet::{AWAY_GRACE, Placed, PoolKey};
+use mvm_planner::fleet::{AwayGrace, Placed, PoolKey};
 use mvm_proto::object::{KINDS, Object, kind_named};
 use mvm_proto::{NodeId, Problem, TenantId};
 use mvm_store::{Event, Store, StoreError, Watch};
@@ -23,13 +23,15 @@ use crate::world::{NodeNews, World};
 const GATHER: Duration = Duration::from_millis(20);
 /// How often the statuses of objects are written at most.
 const STATUS_EVERY: Duration = Duration::from_millis(500);
+/// Without anything to do, the loop still looks around this often.
+const IDLE_AT_MOST: Duration = Duration::from_secs(300);
 /// After the store or a document failed, this long until it is tried again.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// The world as the store has it, and the changes from there on.
-pub(crate) async fn load_world(store: &Backend) -> Result<(World, Watch), StateError> {
+pub(crate) async fn load_world(store: &Backend, away_grace: AwayGrace) -> Result<(World, Watch), StateError> {
     let started_at = now();
-    let mut world = World::new(started_at);
+    let mut world = World::new(started_at, away_grace);
     for (name, record) in load_all::<StatusRecord>(store, STATUS).await? {
         if let Ok(node) = name.parse::<NodeId>() {
             world.hear(&node, NodeNews::stored(&record.value));
@@ -99,7 +101,7 @@ fn next_wake(state: &State, status_due: Instant, again: Option<Instant>) -> Inst
     let stale = !world.stale_pools.is_empty() || !world.stale_nodes.is_empty();
     // A node that is away is looked at when its grace is over.
     let grace = world.grace_ends(now()).map(|left| Instant::now() + left);
-    let idle = Instant::now() + AWAY_GRACE;
+    let idle = Instant::now() + IDLE_AT_MOST;
     [stale.then_some(status_due), again, grace].into_iter().flatten().min().unwrap_or(idle)
 }
 
@@ -114,7 +116,7 @@ async fn ensure_nodes(state: &State) {
 }
 
 async fn reload(state: &State) -> Option<Watch> {
-    match load_world(&state.store).await {
+    match load_world(&state.store, AwayGrace(state.settings.node_grace)).await {
         Ok((mut world, changes)) => {
             for node in state.fleet.known_nodes() {
                 if let Some(live) = state.fleet.get(&node) {

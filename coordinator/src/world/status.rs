@@ -1,6 +1,6 @@
 //! What is told of pools and nodes in their objects' status: a function of the world.
 
-use mvm_planner::fleet::{AWAY_GRACE, PoolKey};
+use mvm_planner::fleet::PoolKey;
 use mvm_proto::object::{
     NodeCounts, NodeObjectStatus, NodeResources, Object, PoolCounts, PoolObjectStatus, UnplacedCounts,
 };
@@ -118,7 +118,7 @@ impl World {
         }
         let away_for = news.last_seen_at.map(|seen| now.since(seen));
         let (state, holds, reason, message) = match (news.connected, &news.ready) {
-            (false, _) if away_for.is_some_and(|away| away >= AWAY_GRACE) => (
+            (false, _) if away_for.is_some_and(|away| away >= self.away_grace.0) => (
                 "NotReady",
                 "False",
                 "Lost",

@@ -10,7 +10,9 @@ use mvm_proto::{NodeId, Phase, TenantId, Timestamp};
 
 use super::filter::drives_out;
 use super::state::{NodeState, PHASES, PoolState, State, count, count_mut};
-use super::{Fleet, FleetNode, FleetPlan, FleetPool, FleetTenant, Placed, PoolKey, Unplaced, is_lost};
+use super::{
+    AwayGrace, Fleet, FleetNode, FleetPlan, FleetPool, FleetTenant, Placed, PoolKey, Unplaced, is_lost,
+};
 
 /// Holds a fleet and the placement of its pools.
 #[derive(Debug, Clone, Default)]
@@ -19,6 +21,7 @@ pub struct Placer {
     /// Nodes that are away and not lost yet, the longest first.
     away: BTreeSet<(Timestamp, NodeId)>,
     elected_at: Option<Timestamp>,
+    away_grace: AwayGrace,
     /// Nodes that may have to give something up.
     touched: BTreeSet<NodeId>,
     /// Pools that may have too many or too few; those that lack something stay here.
@@ -69,7 +72,8 @@ impl Placer {
     /// Holds this fleet; nothing is decided yet.
     #[must_use]
     pub fn of(fleet: &Fleet) -> Self {
-        let mut placer = Self { elected_at: fleet.elected_at, ..Self::default() };
+        let (elected_at, away_grace) = (fleet.elected_at, fleet.away_grace);
+        let mut placer = Self { elected_at, away_grace, ..Self::default() };
         for (id, node) in &fleet.nodes {
             placer.set_node(id, Some(node.clone()));
         }
@@ -263,7 +267,7 @@ impl Placer {
     /// Takes off what can't stay on its node.
     fn leave_nodes(&mut self, settling: &mut Settling, now: Timestamp) {
         while let Some((since, id)) = self.away.first().cloned() {
-            if !is_lost(since, self.elected_at, now) {
+            if !is_lost(since, self.elected_at, self.away_grace, now) {
                 break;
             }
             // It takes nothing new while it is away, so it need not be looked at again.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mvm_planner::fleet::{AWAY_GRACE, Fleet, FleetPlan, Placed, Placer, PoolKey, Verdict, place};
+use mvm_planner::fleet::{Fleet, FleetPlan, Placed, Placer, PoolKey, Verdict, place};
 use mvm_proto::document::DesiredCounts;
 use proptest::prelude::*;
 
@@ -219,17 +219,18 @@ proptest! {
         let (id, mut node) = (there[which % there.len()].0.clone(), there[which % there.len()].1.clone());
         node.away_since = Some(now());
         placer.set_node(&id, Some(node.clone()));
-        placer.settle(now() + (AWAY_GRACE - std::time::Duration::from_millis(1)));
+        let grace = declared.away_grace.0;
+        placer.settle(now() + (grace - std::time::Duration::from_millis(1)));
         for (key, placed) in &before.placed {
             let has = placer.placed(key).and_then(|placed| placed.get(&id));
             prop_assert_eq!(has, placed.get(&id), "before its grace nothing moves");
         }
-        placer.settle(now() + AWAY_GRACE);
+        placer.settle(now() + grace);
         let on_it = |placer: &Placer| placer.plan().placed.values().filter(|placed| placed.contains_key(&id)).count();
         prop_assert_eq!(on_it(&placer), 0);
         node.away_since = None;
         placer.set_node(&id, Some(node));
-        placer.settle(now() + AWAY_GRACE);
+        placer.settle(now() + grace);
         for (key, pool) in &declared.pools {
             let total = sum(placer.placed(key));
             prop_assert!(total.running <= pool.counts.running && total.warm <= pool.counts.warm);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mvm_planner::fleet::{AWAY_GRACE, Fleet, Placer};
+use mvm_planner::fleet::{Fleet, Placer};
 use proptest::prelude::*;
 
 use crate::world::fleet::cases;
@@ -55,7 +55,7 @@ proptest! {
         placer.set_elected_at(elected);
         placer.set_node(&id, Some(node));
         let before = placer.plan().placed;
-        let ends = away.max(elected) + AWAY_GRACE;
+        let ends = away.max(elected) + fleet.away_grace.0;
         placer.settle(ends - Duration::from_millis(1));
         for (key, placed) in &before {
             prop_assert_eq!(placer.placed(key).and_then(|placed| placed.get(&id)), placed.get(&id));
@@ -70,7 +70,7 @@ fn nodes_are_really_doubled_in_the_worlds_of_the_laws() {
     use proptest::strategy::ValueTree;
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut doubles = 0;
-    for _ in 0..1000 {
+    for _ in 0..2000 {
         let (fleet, events) = (fleet_with_nodes(), events()).new_tree(&mut runner).unwrap().current();
         let mut world = World::new(fleet, now());
         events.iter().for_each(|event| world.happens(event));

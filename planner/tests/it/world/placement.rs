@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use mvm_planner::Capacity;
 use mvm_planner::fleet::{
-    AWAY_GRACE, Beyond, Fleet, FleetNode, FleetPool, FleetTenant, Overcommit, Placed, Placer, PoolKey,
+    AWAY_GRACE, AwayGrace, Beyond, Fleet, FleetNode, FleetPool, FleetTenant, Overcommit, Placed, Placer,
+    PoolKey,
 };
 use mvm_proto::document::{DesiredCounts, PoolRole, Quotas, Resources};
 use mvm_proto::placement::{Placement, Spread, Taint, TaintEffect, Toleration};
@@ -155,12 +156,14 @@ pub(crate) fn fleet() -> impl Strategy<Value = Fleet> {
         proptest::collection::vec(tenant(), 1..=TENANTS),
         proptest::collection::btree_map((0..TENANTS, 0..POOLS), pool(), 0..=TENANTS * POOLS),
         proptest::option::weighted(0.2, 0u64..600),
+        prop_oneof![Just(AwayGrace::default()), (1u64..600).prop_map(|s| AwayGrace(Duration::from_secs(s)))],
     )
-        .prop_map(|(nodes, tenants, pools, elected)| Fleet {
+        .prop_map(|(nodes, tenants, pools, elected, away_grace)| Fleet {
             nodes: nodes.into_iter().enumerate().map(|(at, node)| (node_id(at), node)).collect(),
             tenants: tenants.into_iter().enumerate().map(|(at, tenant)| (tenant_id(at), tenant)).collect(),
             pools: pools.into_iter().map(|((tenant, pool), spec)| (key(tenant, pool), spec)).collect(),
             placed: BTreeMap::new(),
+            away_grace,
             elected_at: elected.map(|seconds| now() - Duration::from_secs(seconds)),
         })
 }
