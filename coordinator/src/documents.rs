@@ -39,6 +39,32 @@ pub(crate) struct Stored {
     pub(crate) envelope: Bytes,
 }
 
+/// A document that is signed and not stored yet, with what has to be so still when it is.
+#[derive(Debug, Clone)]
+pub(crate) struct Signed {
+    node: NodeId,
+    pub(crate) stored: Stored,
+    guards: [(String, Guard); 2],
+}
+
+impl Signed {
+    /// How many changes it makes in a transaction.
+    pub(crate) const CHANGES: usize = 2;
+    pub(crate) const GUARDS: usize = 2;
+
+    pub(crate) fn add_to(&self, txn: Transaction) -> Transaction {
+        let guarded = self.guards.iter().fold(txn, |txn, (key, guard)| txn.guard(key.as_str(), *guard));
+        guarded
+            .put(assigned_key(&self.node), encode(&self.stored.assigned))
+            .put(envelope_key(&self.node), self.stored.envelope.clone())
+    }
+
+    /// Whether one of its guards is on this key.
+    pub(crate) fn is_guarded_by(&self, key: &str) -> bool {
+        self.guards.iter().any(|(guarded, _)| guarded == key)
+    }
+}
+
 /// What a new document is to say.
 enum Content<'a> {
     New(&'a DesiredState),
@@ -254,7 +280,7 @@ impl Documents {
         Err(refuse::too_busy("the node"))
     }
 
-    /// The one way into the store: number, sign, check the own signature, commit. `None` when there is nothing to do.
+    /// Issues one document and waits until it is stored. `None` when there is nothing to do.
     async fn issue(
         &self,
         node: &NodeId,
@@ -263,50 +289,74 @@ impl Documents {
         now: Timestamp,
     ) -> Result<Option<Stored>, Problem> {
         for _ in 0..MAX_TRIES {
-            let record: Option<Versioned<NodeRecord>> = load(&self.store, &node_key(node)).await?;
-            let record = record.ok_or_else(|| refuse::unknown_node(node))?;
-            if record.value.removed_at.is_some() {
-                return Err(refuse::removed_node(node));
-            }
-            let before: Option<Versioned<Assigned>> = load(&self.store, &assigned_key(node)).await?;
-            let desired = match content {
-                Content::New(desired) => (*desired).clone(),
-                Content::Again { only_if } => {
-                    let same =
-                        |before: &Versioned<Assigned>| only_if.is_none_or(|only| *only == before.value);
-                    let newest =
-                        |before: &Versioned<Assigned>| record.value.floor <= Some(before.value.numbers);
-                    if !before.as_ref().is_some_and(|before| same(before) && newest(before)) {
-                        return Ok(None);
-                    }
-                    match self.load(node).await.map_err(|error| check::unloadable(node, error))? {
-                        Some(stored) => self.stored_content(node, &stored)?,
-                        None => return Ok(None),
-                    }
-                }
-            };
-            let stored_numbers = before.as_ref().map(|before| before.value.numbers);
-            let reported = record.value.floor.max(floor);
-            let numbers =
-                numbering::next(self.epoch, stored_numbers, reported).map_err(|_| check::exhausted(node))?;
-            let stored = self.sign(desired, numbers, now)?;
-
-            let (node_key, key) = (node_key(node), assigned_key(node));
-            let txn = Transaction::new()
-                .guard(node_key.as_str(), Guard::Version(record.version))
-                .guard(key.as_str(), unchanged(before.as_ref()))
-                .put(key, encode(&stored.assigned))
-                .put(envelope_key(node), stored.envelope.clone());
-            match self.store.commit(txn).await {
-                Ok(_) => {
-                    self.due.set(node, stored.assigned.reissue_at());
-                    return Ok(Some(stored));
-                }
+            let Some(signed) = self.prepare(node, content, floor, now).await? else { return Ok(None) };
+            match self.store.commit(signed.add_to(Transaction::new())).await {
+                Ok(_) => return Ok(Some(self.committed(node, signed))),
                 Err(StoreError::Conflict { .. }) => {}
                 Err(error) => return Err(StateError::from(error).into()),
             }
         }
         Err(refuse::too_busy("the document"))
+    }
+
+    /// What a node is to have, numbered and signed for one try to store it; none where its newest document says the same.
+    /// A node that never had one gets none that is empty: what it has is not ours to take away.
+    pub(crate) async fn sign_if_new(
+        &self,
+        desired: &DesiredState,
+        now: Timestamp,
+    ) -> Result<Option<Signed>, Problem> {
+        match self.assigned(&desired.node_id).await? {
+            Some(assigned) if assigned.content == Some(self.content_of(desired)) => Ok(None),
+            None if desired.tenants.is_empty() => Ok(None),
+            _ => self.prepare(&desired.node_id, &Content::New(desired), None, now).await,
+        }
+    }
+
+    /// The document is in the store.
+    pub(crate) fn committed(&self, node: &NodeId, signed: Signed) -> Stored {
+        self.due.set(node, signed.stored.assigned.reissue_at());
+        signed.stored
+    }
+
+    /// The one way to a document: number, sign, check the own signature. `None` when there is nothing to do.
+    async fn prepare(
+        &self,
+        node: &NodeId,
+        content: &Content<'_>,
+        floor: Option<Numbers>,
+        now: Timestamp,
+    ) -> Result<Option<Signed>, Problem> {
+        let record: Option<Versioned<NodeRecord>> = load(&self.store, &node_key(node)).await?;
+        let record = record.ok_or_else(|| refuse::unknown_node(node))?;
+        if record.value.removed_at.is_some() {
+            return Err(refuse::removed_node(node));
+        }
+        let before: Option<Versioned<Assigned>> = load(&self.store, &assigned_key(node)).await?;
+        let desired = match content {
+            Content::New(desired) => (*desired).clone(),
+            Content::Again { only_if } => {
+                let same = |before: &Versioned<Assigned>| only_if.is_none_or(|only| *only == before.value);
+                let newest = |before: &Versioned<Assigned>| record.value.floor <= Some(before.value.numbers);
+                if !before.as_ref().is_some_and(|before| same(before) && newest(before)) {
+                    return Ok(None);
+                }
+                match self.load(node).await.map_err(|error| check::unloadable(node, error))? {
+                    Some(stored) => self.stored_content(node, &stored)?,
+                    None => return Ok(None),
+                }
+            }
+        };
+        let stored_numbers = before.as_ref().map(|before| before.value.numbers);
+        let reported = record.value.floor.max(floor);
+        let numbers =
+            numbering::next(self.epoch, stored_numbers, reported).map_err(|_| check::exhausted(node))?;
+        let stored = self.sign(desired, numbers, now)?;
+        let guards = [
+            (node_key(node), Guard::Version(record.version)),
+            (assigned_key(node), unchanged(before.as_ref())),
+        ];
+        Ok(Some(Signed { node: node.clone(), stored, guards }))
     }
 
     /// Before the trust root changes: notes which stored documents are good until then, so that they go on being issued

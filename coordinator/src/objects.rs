@@ -13,6 +13,7 @@ mod network;
 mod once;
 mod read;
 mod record;
+mod statuses;
 mod turns;
 mod watch;
 mod write;
@@ -23,11 +24,12 @@ pub(crate) use keys::caller_of_key;
 pub(crate) use once::forget_old;
 pub(crate) use read::{Filter, get, list};
 pub(crate) use record::{OBJECTS, decode_object};
+pub(crate) use statuses::{StatusOf, set_statuses};
 use turns::Turns;
 pub(crate) use watch::{Changed, Watching, watch};
 pub(crate) use write::{
     DeleteOptions, Mode, Writing, Written, apply, change_spec, delete, delete_pools_of, ensure_node, finish,
-    propose, remove_node, set_status,
+    propose, remove_node,
 };
 
 use std::sync::Arc;

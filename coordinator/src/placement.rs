@@ -7,8 +7,10 @@
 //! that says what the node's newest one says is not issued again.
 
 mod answers;
+mod batch;
 mod commit;
 mod documents;
+mod settle;
 mod task;
 
 pub(crate) use answers::{explain, plan};

@@ -21,6 +21,17 @@ pub(crate) fn internal(error: &(dyn std::error::Error + 'static)) -> Problem {
     )
 }
 
+/// Another process opened the store since: only it places.
+pub(crate) fn not_leading() -> Problem {
+    let detail = "another coordinator opened the store since this one did";
+    Problem::new(409, "not_leading", detail, "Stop one of the two: a store has one coordinator.")
+}
+
+/// Whether a document is refused because its node does not exist any more.
+pub(crate) fn is_no_node(problem: &Problem) -> bool {
+    matches!(problem.code.as_str(), "node_unknown" | "node_removed")
+}
+
 pub(crate) fn bad_request(detail: impl Into<String>) -> Problem {
     Problem::new(400, "bad_request", detail, "Correct the request.")
 }

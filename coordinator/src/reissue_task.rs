@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use mvm_proto::NodeId;
 
+use crate::refuse;
 use crate::state::State;
 use crate::stored::now;
 
@@ -64,7 +65,7 @@ async fn reissue(state: &State, node: NodeId) {
         }
         // Someone pushed or removed meanwhile.
         Ok(None) => {}
-        Err(problem) if matches!(problem.code.as_str(), "node_unknown" | "node_removed") => {
+        Err(problem) if refuse::is_no_node(&problem) => {
             tracing::info!(%node, %problem, "not issued again");
         }
         Err(problem) => {

@@ -1,6 +1,7 @@
 //! What placement is decided from: declared objects, what is placed, and what nodes said.
 
 mod live;
+mod placements;
 mod status;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +17,8 @@ use mvm_proto::{ClusterId, DesiredState, NodeId, PoolId, TenantId, Timestamp};
 
 use crate::render::{self, RenderedTenant, Share};
 
-pub(crate) use live::NodeNews;
+pub(crate) use live::{NodeNews, PoolNews};
+pub(crate) use placements::Placements;
 
 /// The objects as they are declared, the placements, and the news of nodes.
 #[derive(Debug, Clone)]
@@ -26,7 +28,11 @@ pub(crate) struct World {
     pub(crate) nodes: BTreeMap<NodeId, NodeEntry>,
     pub(crate) placer: Placer,
     /// What the store has of placements.
-    pub(crate) stored: BTreeMap<PoolKey, Placed>,
+    pub(crate) stored: Placements,
+    /// The pools that are declared, by tenant.
+    pools_of: BTreeMap<TenantId, BTreeSet<PoolId>>,
+    /// The nodes that said something of a pool.
+    heard_of: BTreeMap<PoolKey, BTreeSet<NodeId>>,
     /// Nobody was heard of before: no node counts as away for longer.
     started_at: Timestamp,
     away_grace: AwayGrace,
@@ -68,7 +74,9 @@ impl World {
             pools: BTreeMap::new(),
             nodes: BTreeMap::new(),
             placer: Placer::of(&Fleet { elected_at: Some(started_at), away_grace, ..Fleet::default() }),
-            stored: BTreeMap::new(),
+            stored: Placements::default(),
+            pools_of: BTreeMap::new(),
+            heard_of: BTreeMap::new(),
             started_at,
             away_grace,
             stale_pools: BTreeSet::new(),
@@ -99,8 +107,10 @@ impl World {
             self.placer.set_tenant(&id, Some(FleetTenant { quotas: spec.quotas.into() }));
         }
         if before.is_none_or(|before| before.rendered != rendered) {
-            let of_tenant = self.stored.iter().filter(|(key, _)| key.tenant == id);
-            self.touched.extend(of_tenant.flat_map(|(_, placed)| placed.keys().cloned()));
+            for pool in self.pools_of.get(&id).into_iter().flatten() {
+                let key = PoolKey { tenant: id.clone(), pool: pool.clone() };
+                self.touched.extend(self.stored.nodes_of(&key).cloned());
+            }
         }
         self.tenants.insert(id, TenantEntry { object: object.clone(), spec, rendered });
     }
@@ -113,10 +123,11 @@ impl World {
         let was_deleting = before.is_some_and(|before| before.object.metadata.deleting_since.is_some());
         if before.is_none_or(|before| before.spec != spec) || deleting != was_deleting {
             self.placer.set_pool(&key, (!deleting).then(|| demand(&spec)));
-            self.touched.extend(self.stored.get(&key).into_iter().flat_map(|placed| placed.keys().cloned()));
+            self.touched.extend(self.stored.nodes_of(&key).cloned());
             self.stale_pools.insert(key.clone());
             self.unsettled.insert(key.clone());
         }
+        self.pools_of.entry(key.tenant.clone()).or_default().insert(key.pool.clone());
         self.pools.insert(key, PoolEntry { object: object.clone(), spec });
     }
 
@@ -129,8 +140,13 @@ impl World {
         if was_by != Some(spec.managed_by) {
             self.touched.insert(id.clone());
         }
+        // What comes back here of its status alone is what was written of it.
+        let version = |object: &Object| (object.metadata.generation, object.metadata.uid.clone());
+        let is_news = entry.declared.as_ref().is_none_or(|(before, _)| version(before) != version(object));
         entry.declared = Some((object.clone(), spec));
-        self.stale_nodes.insert(id.clone());
+        if is_news {
+            self.stale_nodes.insert(id.clone());
+        }
         self.update_node(&id);
     }
 
@@ -147,9 +163,14 @@ impl World {
                 if let (Some(tenant), Ok(pool)) = (tenant, name.parse()) {
                     let key = PoolKey { tenant: tenant.clone(), pool };
                     self.placer.set_pool(&key, None);
-                    self.touched
-                        .extend(self.stored.get(&key).into_iter().flat_map(|placed| placed.keys().cloned()));
+                    self.touched.extend(self.stored.nodes_of(&key).cloned());
                     self.pools.remove(&key);
+                    if let Some(pools) = self.pools_of.get_mut(&key.tenant) {
+                        pools.remove(&key.pool);
+                        if pools.is_empty() {
+                            self.pools_of.remove(&key.tenant);
+                        }
+                    }
                     self.unsettled.insert(key);
                 }
             }
@@ -157,7 +178,11 @@ impl World {
                 if let Ok(id) = name.parse::<NodeId>() {
                     self.unsettle(&id);
                     self.placer.set_node(&id, None);
-                    self.nodes.remove(&id);
+                    if let Some(entry) = self.nodes.remove(&id) {
+                        for key in entry.news.pools.keys() {
+                            self.unhear(key, &id);
+                        }
+                    }
                 }
             }
             _ => {}
@@ -175,14 +200,36 @@ impl World {
         let changed = changed.filter(|key| before.pools.get(key) != entry.news.pools.get(key));
         self.stale_pools.extend(changed.cloned());
         if before.connected != entry.news.connected || before.converged != entry.news.converged {
-            self.stale_pools
-                .extend(self.stored.iter().filter(|(_, p)| p.contains_key(id)).map(|(k, _)| k.clone()));
+            self.stale_pools.extend(self.stored.pools_on(id).cloned());
         }
         if entry.news.connected && !before.connected {
             self.touched.insert(id.clone());
         }
+        for key in entry.news.pools.keys().filter(|key| !before.pools.contains_key(*key)) {
+            self.heard_of.entry(key.clone()).or_default().insert(id.clone());
+        }
+        let gone: Vec<_> =
+            before.pools.into_keys().filter(|key| !entry.news.pools.contains_key(key)).collect();
+        for key in gone {
+            self.unhear(&key, id);
+        }
         self.stale_nodes.insert(id.clone());
         self.update_node(id);
+    }
+
+    fn unhear(&mut self, key: &PoolKey, id: &NodeId) {
+        if let Some(nodes) = self.heard_of.get_mut(key) {
+            nodes.remove(id);
+            if nodes.is_empty() {
+                self.heard_of.remove(key);
+            }
+        }
+    }
+
+    /// What the nodes said last that said something of a pool.
+    fn news_of<'a>(&'a self, key: &'a PoolKey) -> impl Iterator<Item = (&'a NodeId, &'a PoolNews)> {
+        let nodes = self.heard_of.get(key).into_iter().flatten();
+        nodes.filter_map(|id| Some((id, self.nodes.get(id)?.news.pools.get(key)?)))
     }
 
     /// Tells the placer of a node, if something changed that it decides by.
@@ -201,19 +248,18 @@ impl World {
 
     /// What is placed on a node may be taken off it.
     fn unsettle(&mut self, id: &NodeId) {
-        let on_it = self.stored.iter().filter(|(_, placed)| placed.contains_key(id));
-        self.unsettled.extend(on_it.map(|(key, _)| key.clone()));
+        self.unsettled.extend(self.stored.pools_on(id).cloned());
     }
 
     /// Gives the placer what the store has, once all objects are declared.
     pub(crate) fn restore(&mut self) {
-        let fleet = Fleet { placed: self.stored.clone(), ..self.fleet() };
+        let fleet = Fleet { placed: self.stored.all().clone(), ..self.fleet() };
         self.placer = Placer::of(&fleet);
         self.unsettled = self.stored.keys().chain(self.pools.keys()).cloned().collect();
     }
 
     /// Settles what is open: what the store has to be told, by pool, as it was and as it is now.
-    pub(crate) fn settle(&mut self, now: Timestamp) -> Vec<(PoolKey, Placed, Placed)> {
+    fn settle(&mut self, now: Timestamp) -> Vec<(PoolKey, Placed, Placed)> {
         self.unsettled.extend(self.placer.settle(now));
         let mut differences = Vec::new();
         let mut same = Vec::new();
@@ -237,18 +283,33 @@ impl World {
         differences
     }
 
-    /// The store has this placement now.
-    pub(crate) fn stored(&mut self, key: PoolKey, before: &Placed, after: Placed) {
-        let nodes: BTreeSet<NodeId> = before.keys().chain(after.keys()).cloned().collect();
-        self.touched.extend(nodes.iter().cloned());
-        self.stale_nodes.extend(nodes);
-        self.stale_pools.insert(key.clone());
-        self.unsettled.remove(&key);
-        if after.is_empty() {
-            self.stored.remove(&key);
-        } else {
-            self.stored.insert(key, after);
+    /// Settles what is open, and takes it for stored, so that documents are rendered from it: [`World::take_back`] undoes
+    /// that if the store does not take it.
+    pub(crate) fn settle_and_store(&mut self, now: Timestamp) -> Vec<(PoolKey, Placed, Placed)> {
+        let differences = self.settle(now);
+        for (key, before, after) in &differences {
+            self.stored(key, before, after.clone());
         }
+        differences
+    }
+
+    /// The store may not have these placements.
+    pub(crate) fn take_back(&mut self, differences: &[(PoolKey, Placed, Placed)]) {
+        for (key, before, _) in differences {
+            self.stored.set(key, before.clone());
+            self.unsettled.insert(key.clone());
+        }
+    }
+
+    /// The store has this placement now.
+    fn stored(&mut self, key: &PoolKey, before: &Placed, after: Placed) {
+        for node in before.keys().chain(after.keys()).filter(|node| before.get(*node) != after.get(*node)) {
+            self.touched.insert(node.clone());
+            self.stale_nodes.insert(node.clone());
+        }
+        self.stale_pools.insert(key.clone());
+        self.unsettled.remove(key);
+        self.stored.set(key, after);
     }
 
     /// Since when the node is away that is away for the longest among those whose grace is not over.
@@ -271,7 +332,7 @@ impl World {
     }
 
     pub(crate) fn has_pools(&self, tenant: &TenantId) -> bool {
-        self.pools.keys().any(|key| key.tenant == *tenant)
+        self.pools_of.contains_key(tenant)
     }
 
     /// What is declared, as the planner takes it, with what is placed now.
@@ -325,11 +386,7 @@ impl World {
         &'a self,
         node: &'a NodeId,
     ) -> impl Iterator<Item = (&'a PoolKey, DesiredCounts)> {
-        self.stored.iter().filter_map(move |(key, placed)| {
-            let counts = *placed.get(node)?;
-            let some = counts.running > 0 || counts.warm > 0 || counts.sleeping > 0;
-            some.then_some((key, counts))
-        })
+        self.stored.counts_on(node).filter(|(_, counts)| *counts != DesiredCounts::default())
     }
 }
 

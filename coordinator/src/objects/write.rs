@@ -263,31 +263,6 @@ pub(crate) async fn delete_pools_of(
     Ok(())
 }
 
-/// Writes what the server has to say of an object, if it is news.
-pub(crate) async fn set_status(
-    objects: &Objects,
-    kind: &Kind,
-    tenant: Option<&TenantId>,
-    name: &str,
-    change: impl Fn(&Object) -> Option<Value>,
-) -> Result<(), Problem> {
-    let key = object_key(kind, tenant, name);
-    for _ in 0..MAX_TRIES {
-        let Some((mut object, version)) = load_object(&objects.store, &key).await? else { return Ok(()) };
-        match change(&object) {
-            Some(status) if status != object.status => object.status = status,
-            _ => return Ok(()),
-        }
-        let txn = Transaction::new().guard(key.as_str(), Guard::Version(version));
-        match objects.store.commit(txn.put(key.as_str(), encode_object(&object))).await {
-            Ok(_) => return Ok(()),
-            Err(StoreError::Conflict { .. }) => {}
-            Err(error) => return Err(StateError::from(error).into()),
-        }
-    }
-    Err(refuse::too_busy("the object"))
-}
-
 /// What declaring an object would make of the stored one; nothing is written.
 pub(crate) async fn propose(
     objects: &Objects,

@@ -9,11 +9,11 @@
 use std::collections::BTreeMap;
 
 use mvm_planner::fleet::{Placed, PoolKey};
-use mvm_proto::NodeId;
 use mvm_proto::document::DesiredCounts;
-use mvm_store::{Guard, MAX_CHANGES, Store, Transaction};
+use mvm_proto::{NodeId, Problem};
 
-use crate::records::EPOCH_KEY;
+use super::batch::{Batch, Change};
+use crate::state::State;
 use crate::stored::{Backend, StateError, encode, load_all};
 
 pub(crate) const PLACED: &str = "placed/";
@@ -38,27 +38,22 @@ pub(super) async fn load(store: &Backend) -> Result<BTreeMap<PoolKey, Placed>, S
     Ok(all)
 }
 
-/// Writes how a pool's placement changed, in as many transactions as it takes; each is good by itself, and what is
-/// missing after a crash is placed again.
-pub(super) async fn store(
-    store: &Backend,
-    epoch_version: u64,
-    key: &PoolKey,
-    before: &Placed,
-    after: &Placed,
-) -> Result<(), StateError> {
+/// The records that differ between two placements of a pool.
+pub(super) fn changes(key: &PoolKey, before: &Placed, after: &Placed) -> Vec<Change> {
     let puts = after.iter().filter(|(node, counts)| before.get(*node) != Some(*counts));
     let puts = puts.map(|(node, counts)| (placed_key(key, node), Some(encode(counts))));
     let gone = before.keys().filter(|node| !after.contains_key(*node));
-    let changes: Vec<_> = puts.chain(gone.map(|node| (placed_key(key, node), None))).collect();
-    for some in changes.chunks(MAX_CHANGES) {
-        // Only the process that took the newest epoch places.
-        let txn = Transaction::new().guard(EPOCH_KEY, Guard::Version(epoch_version));
-        let txn = some.iter().fold(txn, |txn, (key, value)| match value {
-            Some(value) => txn.put(key.as_str(), value.clone()),
-            None => txn.delete(key.as_str()),
-        });
-        store.commit(txn).await?;
+    puts.chain(gone.map(|node| (placed_key(key, node), None))).collect()
+}
+
+/// A pool is placed nowhere any more.
+pub(super) async fn remove(state: &State, key: &PoolKey, placed: &Placed) -> Result<(), Problem> {
+    let mut batch = Batch::default();
+    for change in changes(key, placed, &Placed::new()) {
+        if !batch.takes_placement(&change) {
+            std::mem::take(&mut batch).commit(state).await?;
+        }
+        batch.add_placement(change);
     }
-    Ok(())
+    batch.commit(state).await.map(drop)
 }

@@ -1,29 +1,11 @@
-//! The documents of nodes that objects drive: rendered from what is placed, and issued when they say something new.
+//! Who gives a node its documents: the objects that are declared, or an operator's pushes.
 
 use mvm_proto::object::{ManagedBy, NodeSpec, Object, kind_named};
-use mvm_proto::{DesiredState, NodeId, Problem};
+use mvm_proto::{NodeId, Problem};
 
 use crate::objects;
 use crate::refuse;
 use crate::state::State;
-use crate::stored::now;
-
-/// Issues a node's document if it says something else than its newest one. A node that never had one gets none that is
-/// empty: what it has is not ours to take away.
-pub(super) async fn issue(state: &State, node: &NodeId, desired: &DesiredState) -> Result<(), Problem> {
-    let assigned = state.documents.assigned(node).await?;
-    let content = state.documents.content_of(desired);
-    match &assigned {
-        Some(assigned) if assigned.content == Some(content) => return Ok(()),
-        None if desired.tenants.is_empty() => return Ok(()),
-        _ => {}
-    }
-    let stored = state.documents.push(desired, now()).await?;
-    let mark = stored.assigned.mark();
-    tracing::info!(%node, generation = mark.generation, "issued a document");
-    state.fleet.offer(node, &stored, Some(std::time::Instant::now()));
-    Ok(())
-}
 
 /// Makes a node take documents by push from now on, as the first push to it does; one that objects have placed something
 /// on is left to them.

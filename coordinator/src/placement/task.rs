@@ -4,22 +4,22 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_planner::fleet::{AwayGrace, Placed, PoolKey};
+use mvm_planner::fleet::{AwayGrace, PoolKey};
 use mvm_proto::object::{KINDS, Object, kind_named};
 use mvm_proto::{NodeId, Problem, TenantId};
 use mvm_store::{Event, Store, StoreError, Watch};
 use tokio::time::Instant;
 
 use super::commit;
-use super::documents;
-use crate::objects::{self, OBJECTS, decode_object};
+use super::settle::{Settled, settle};
+use crate::objects::{self, OBJECTS, StatusOf, decode_object};
 use crate::records::{NODES, NodeRecord, STATUS, StatusRecord};
 use crate::refuse;
 use crate::state::State;
 use crate::stored::{Backend, StateError, load_all, now};
-use crate::world::{NodeNews, World};
+use crate::world::{NodeNews, Placements, World};
 
-/// Changes that come within this are one settling, and one document for each node.
+/// After a settling that changed something, changes that come within this are one settling, and one document for each node.
 const GATHER: Duration = Duration::from_millis(20);
 /// How often the statuses of objects are written at most.
 const STATUS_EVERY: Duration = Duration::from_millis(500);
@@ -45,7 +45,7 @@ pub(crate) async fn load_world(store: &Backend, away_grace: AwayGrace) -> Result
     for object in &found {
         world.declare(object);
     }
-    world.stored = commit::load(store).await?;
+    world.stored = Placements::new(commit::load(store).await?);
     world.restore();
     world.touched = world.nodes.keys().cloned().collect();
     world.stale_pools = world.pools.keys().cloned().collect();
@@ -57,6 +57,7 @@ pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
     ensure_nodes(&state).await;
     let mut status_due = Instant::now();
     let mut again: Option<Instant> = Some(Instant::now());
+    let mut gathered = Instant::now();
     loop {
         let sleep_until = next_wake(&state, status_due, again);
         tokio::select! {
@@ -72,8 +73,7 @@ pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
             () = state.fleet.news() => hear_news(&state),
             () = tokio::time::sleep_until(sleep_until) => {}
         }
-        // What comes at once is handled at once.
-        let gathered = Instant::now() + GATHER;
+        // The first change after a quiet time is settled at once, with what came together with it.
         while let Ok(event) = tokio::time::timeout_at(gathered, changes.next()).await {
             match event {
                 Ok(event) => hear_event(&state, &event),
@@ -82,8 +82,18 @@ pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
         }
         hear_news(&state);
         let settled = settle(&state).await;
+        match &settled {
+            // More that follows is one document more, and not one for each.
+            Ok(settled) if *settled != Settled::default() => gathered = Instant::now() + GATHER,
+            Ok(_) => {}
+            Err(problem) => tracing::warn!(%problem, "could not carry out a placement"),
+        }
+        let settled = match settled {
+            Ok(_) => finish_deletions(&state).await,
+            Err(problem) => Err(problem),
+        };
         if let Err(problem) = &settled {
-            tracing::warn!(%problem, "could not carry out a placement");
+            tracing::warn!(%problem, "could not finish deletions");
         }
         again = settled.is_err().then(|| Instant::now() + TRY_AGAIN);
         if Instant::now() >= status_due {
@@ -162,27 +172,6 @@ fn hear_news(state: &State) {
     }
 }
 
-/// Places what is not placed, stores where everything is, and issues the documents of the nodes that it touches.
-async fn settle(state: &State) -> Result<(), Problem> {
-    let changed = state.world.lock().settle(now());
-    for (key, before, after) in changed {
-        commit::store(&state.store, state.epoch_version, &key, &before, &after).await?;
-        state.world.lock().stored(key, &before, after);
-    }
-    let touched = std::mem::take(&mut state.world.lock().touched);
-    let mut failed = None;
-    for node in touched {
-        let desired = state.world.lock().render(&state.cluster.cluster, &node);
-        let Some(desired) = desired else { continue };
-        if let Err(problem) = documents::issue(state, &node, &desired).await {
-            state.world.lock().touched.insert(node);
-            failed = Some(problem);
-        }
-    }
-    finish_deletions(state).await?;
-    failed.map_or(Ok(()), Err)
-}
-
 /// Objects that are being deleted go once no node has anything of them.
 async fn finish_deletions(state: &State) -> Result<(), Problem> {
     let (tenants, pools) = state.world.lock().deleting();
@@ -196,14 +185,7 @@ async fn finish_deletions(state: &State) -> Result<(), Problem> {
     }
     for (key, object) in pools {
         let mut newest = std::collections::BTreeMap::new();
-        let nodes: BTreeSet<NodeId> = state
-            .world
-            .lock()
-            .stored
-            .get(&key)
-            .into_iter()
-            .flat_map(|placed| placed.keys().cloned())
-            .collect();
+        let nodes: BTreeSet<NodeId> = state.world.lock().stored.nodes_of(&key).cloned().collect();
         for node in nodes {
             if let Some(assigned) = state.documents.assigned(&node).await? {
                 newest.insert(node, assigned.numbers);
@@ -212,7 +194,7 @@ async fn finish_deletions(state: &State) -> Result<(), Problem> {
         let still = state.world.lock().still_has(&key, |node| newest.get(node).copied());
         if still.is_empty() {
             let placed = state.world.lock().stored.remove(&key).unwrap_or_default();
-            commit::store(&state.store, state.epoch_version, &key, &placed, &Placed::new()).await?;
+            commit::remove(state, &key, &placed).await?;
             objects::finish(&state.objects, &object, now()).await?;
         }
     }
@@ -220,30 +202,40 @@ async fn finish_deletions(state: &State) -> Result<(), Problem> {
 }
 
 async fn write_statuses(state: &State) -> Result<(), Problem> {
-    let (pools, nodes) = {
+    let (pools, nodes): (Vec<_>, Vec<_>) = {
         let mut world = state.world.lock();
-        (std::mem::take(&mut world.stale_pools), std::mem::take(&mut world.stale_nodes))
+        (
+            std::mem::take(&mut world.stale_pools).into_iter().collect(),
+            std::mem::take(&mut world.stale_nodes).into_iter().collect(),
+        )
     };
     let kind = |name| kind_named(name).map_err(refuse::bad_request);
     let (of_pools, of_nodes) = (kind("pools")?, kind("nodes")?);
-    let mut failed = None;
-    for key in pools {
-        let PoolKey { tenant, pool } = &key;
-        let status = |object: &Object| state.world.lock().pool_status(&key, object, now());
-        if let Err(problem) =
-            objects::set_status(&state.objects, of_pools, Some(tenant), pool.as_str(), status).await
-        {
-            state.world.lock().stale_pools.insert(key);
-            failed = Some(problem);
+    let mut all = Vec::with_capacity(pools.len() + nodes.len());
+    for PoolKey { tenant, pool } in &pools {
+        all.push(StatusOf { kind: of_pools, tenant: Some(tenant), name: pool.as_str() });
+    }
+    for node in &nodes {
+        all.push(StatusOf { kind: of_nodes, tenant: None, name: node.as_str() });
+    }
+    let status = |at: usize, object: &Object| {
+        let world = state.world.lock();
+        match pools.get(at) {
+            Some(key) => world.pool_status(key, object, now()),
+            None => world.node_status(nodes.get(at - pools.len())?, object, now()),
+        }
+    };
+    let written = objects::set_statuses(&state.objects, &all, &status).await;
+    let lost: Vec<usize> = match &written {
+        Ok(lost) => lost.clone(),
+        Err(_) => (0..all.len()).collect(),
+    };
+    let mut world = state.world.lock();
+    for at in lost {
+        match pools.get(at) {
+            Some(key) => drop(world.stale_pools.insert(key.clone())),
+            None => world.stale_nodes.extend(nodes.get(at - pools.len()).cloned()),
         }
     }
-    for node in nodes {
-        let status = |object: &Object| state.world.lock().node_status(&node, object, now());
-        if let Err(problem) = objects::set_status(&state.objects, of_nodes, None, node.as_str(), status).await
-        {
-            state.world.lock().stale_nodes.insert(node);
-            failed = Some(problem);
-        }
-    }
-    failed.map_or(Ok(()), Err)
+    written.map(drop)
 }

@@ -19,13 +19,11 @@ impl World {
         let wanted = entry.spec.counts;
         let mut counts = PoolCounts::default();
         let mut down = 0;
-        for entry in self.nodes.values() {
-            if let Some(news) = entry.news.pools.get(key) {
-                counts.running += news.actual.running;
-                counts.warm += news.actual.warm;
-                counts.sleeping += news.actual.sleeping;
-                down += news.down;
-            }
+        for (_, news) in self.news_of(key) {
+            counts.running = counts.running.saturating_add(news.actual.running);
+            counts.warm = counts.warm.saturating_add(news.actual.warm);
+            counts.sleeping = counts.sleeping.saturating_add(news.actual.sleeping);
+            down = news.down.saturating_add(down);
         }
         let placed = self.stored.get(key).into_iter().flatten().map(|(node, counts)| NodeCounts {
             node: node.clone(),
@@ -61,9 +59,7 @@ impl World {
         set_condition(conditions, kind("Placed", unplaced.is_none(), reason, message.clone()));
         let away: Vec<_> = self
             .stored
-            .get(key)
-            .into_iter()
-            .flat_map(|placed| placed.keys())
+            .nodes_of(key)
             .filter(|node| self.nodes.get(*node).is_none_or(|entry| !entry.news.connected))
             .map(NodeId::as_str)
             .collect();
@@ -109,8 +105,8 @@ impl World {
             status.version.clone_from(&info.version);
         }
         status.allocated = NodeResources::default();
-        for (key, placed) in &self.stored {
-            if let (Some(counts), Some(pool)) = (placed.get(id), self.pools.get(key)) {
+        for (key, counts) in self.stored.counts_on(id) {
+            if let Some(pool) = self.pools.get(key) {
                 status
                     .allocated
                     .add(&pool.spec.resources.into(), counts.running + counts.warm + counts.sleeping);
@@ -151,16 +147,14 @@ impl World {
         key: &PoolKey,
         newest: impl Fn(&NodeId) -> Option<Numbers>,
     ) -> Vec<NodeId> {
-        let had = self.stored.get(key).into_iter().flat_map(|placed| placed.keys());
+        let had = self.stored.nodes_of(key);
         let lists = |id: &NodeId| self.nodes.get(id).is_some_and(|entry| entry.news.pools.contains_key(key));
         let behind = |id: &NodeId| {
             let Some(entry) = self.nodes.get(id) else { return false };
             entry.news.converged < newest(id)
         };
         let mut still: Vec<_> = had.filter(|id| lists(id) || behind(id)).cloned().collect();
-        let others = self.nodes.iter().filter(|(id, entry)| {
-            self.is_managed(id) && entry.news.pools.get(key).is_some_and(|news| news.instances > 0)
-        });
+        let others = self.news_of(key).filter(|(id, news)| self.is_managed(id) && news.instances > 0);
         still.extend(others.map(|(id, _)| id.clone()));
         still.sort();
         still.dedup();

@@ -1,0 +1,130 @@
+//! One settling: what is not placed is placed, and everything that follows is stored and sent. The placements and documents
+//! that fit go into one transaction, so that a change waits for one flush of the disk.
+
+use std::collections::BTreeSet;
+
+use mvm_proto::{NodeId, Problem};
+
+use super::batch::{Batch, Change, Issue};
+use super::commit;
+use crate::refuse;
+use crate::state::State;
+use crate::stored::{MAX_TRIES, now};
+
+/// What one settling did.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Settled {
+    pub(super) placements: usize,
+    pub(super) documents: usize,
+}
+
+/// Places what is not placed, stores where everything is, and issues the documents of the nodes that it touches.
+pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
+    let differences = state.world.lock().settle_and_store(now());
+    let placements: Vec<Change> =
+        differences.iter().flat_map(|(key, before, after)| commit::changes(key, before, after)).collect();
+    let mut settled = Settled { placements: placements.len(), documents: 0 };
+    let mut batch = match store_placements(state, placements).await {
+        Ok(last) => last,
+        Err(problem) => {
+            state.world.lock().take_back(&differences);
+            return Err(problem);
+        }
+    };
+    let mut failed: Option<Problem> = None;
+    let mut again = BTreeSet::new();
+    for _ in 0..MAX_TRIES {
+        let touched = std::mem::take(&mut state.world.lock().touched);
+        match issue_all(state, &touched, std::mem::take(&mut batch)).await {
+            Ok(issued) => {
+                settled.documents += issued.documents;
+                for (node, problem) in issued.refused {
+                    again.insert(node);
+                    failed = Some(problem);
+                }
+            }
+            Err(problem) => {
+                // What the store did not take is not stored, so all of it is tried again.
+                let mut world = state.world.lock();
+                world.take_back(&differences);
+                world.touched.extend(touched);
+                failed = Some(problem);
+                break;
+            }
+        }
+        // Those of which something changed while their documents were made.
+        if state.world.lock().touched.is_empty() {
+            break;
+        }
+    }
+    state.world.lock().touched.extend(again);
+    failed.map_or(Ok(settled), Err)
+}
+
+/// Stores all but the last batch of placements, which the first documents go with.
+async fn store_placements(state: &State, placements: Vec<Change>) -> Result<Batch, Problem> {
+    let mut batch = Batch::default();
+    for placement in placements {
+        if !batch.takes_placement(&placement) {
+            std::mem::take(&mut batch).commit(state).await?;
+        }
+        batch.add_placement(placement);
+    }
+    Ok(batch)
+}
+
+#[derive(Debug, Default)]
+struct Issued {
+    documents: usize,
+    /// Nodes whose document can't be made, each with the reason. They keep no other node from its own.
+    refused: Vec<(NodeId, Problem)>,
+}
+
+/// Stores a batch and the documents of these nodes, and sends them.
+async fn issue_all(state: &State, nodes: &BTreeSet<NodeId>, mut batch: Batch) -> Result<Issued, Problem> {
+    let mut issued = Issued::default();
+    for node in nodes {
+        match sign(state, node).await {
+            Ok(None) => {}
+            Ok(Some(issue)) => {
+                if !batch.takes_issue(&issue) {
+                    issued.documents += finish(state, std::mem::take(&mut batch)).await?;
+                }
+                batch.add_issue(issue);
+            }
+            Err(problem) => {
+                tracing::warn!(%node, %problem, "could not issue a document");
+                issued.refused.push((node.clone(), problem));
+            }
+        }
+    }
+    issued.documents += finish(state, batch).await?;
+    Ok(issued)
+}
+
+/// The document of a node, if it is to have another than its newest.
+async fn sign(state: &State, node: &NodeId) -> Result<Option<Issue>, Problem> {
+    let desired = state.world.lock().render(&state.cluster.cluster, node);
+    let Some(desired) = desired else { return Ok(None) };
+    match state.documents.sign_if_new(&desired, now()).await {
+        Ok(signed) => {
+            Ok(signed.map(|signed| Issue { node: node.clone(), desired, signed, beside: Vec::new() }))
+        }
+        // Its object goes with it.
+        Err(problem) if refuse::is_no_node(&problem) => Ok(None),
+        Err(problem) => Err(problem),
+    }
+}
+
+/// Stores a batch and sends its documents. Says how many there were.
+async fn finish(state: &State, batch: Batch) -> Result<usize, Problem> {
+    let outcome = batch.commit(state).await?;
+    let count = outcome.stored.len();
+    for (node, _, stored) in outcome.stored {
+        let mark = stored.assigned.mark();
+        tracing::info!(%node, generation = mark.generation, "issued a document");
+        state.fleet.offer(&node, &stored, Some(std::time::Instant::now()));
+    }
+    state.world.lock().touched.extend(outcome.lost);
+    Ok(count)
+}
