@@ -7,6 +7,7 @@ mod agent_client;
 mod args;
 mod client;
 mod commands;
+mod confirm;
 mod contexts;
 mod endpoint;
 mod exit;

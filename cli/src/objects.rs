@@ -12,7 +12,7 @@ use anyhow::anyhow;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use mvm_client::files::{self, Entry, Tenant};
-use mvm_client::{CallError, Name, Objects, Query};
+use mvm_client::{ApplyOptions, CallError, Name, Objects, Query};
 use mvm_proto::TenantId;
 use mvm_proto::object::{Kind, Object};
 use serde_json::{Value, json};
@@ -159,6 +159,38 @@ pub(crate) fn editable(object: &Object, version: bool) -> Value {
         kept["resource_version"] = json!(metadata.resource_version);
     }
     json!({ "api_version": object.api_version, "kind": object.kind, "metadata": kept, "spec": object.spec })
+}
+
+/// How often a write is tried that another one was faster than.
+const ATTEMPTS: u32 = 5;
+/// What the server answers to a write of an object that has changed since.
+const STALE: &str = "stale";
+
+/// Sets one field of an object's spec; says whether it had to be changed. What others write to the object meanwhile is kept.
+pub(crate) async fn set_in_spec(
+    objects: &mut Objects,
+    name: &Name,
+    field: &str,
+    value: &Value,
+) -> Result<bool, CallError> {
+    let mut attempt = 1;
+    loop {
+        let object = objects.get(name).await?;
+        if object.spec.get(field) == Some(value) {
+            return Ok(false);
+        }
+        let mut next = editable(&object, true);
+        next["spec"][field] = value.clone();
+        match objects.apply(&next, ApplyOptions::default()).await {
+            Ok(_) => return Ok(true),
+            Err(error)
+                if attempt < ATTEMPTS && error.problem().is_some_and(|problem| problem.code == STALE) =>
+            {
+                attempt += 1;
+            }
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// One line about an object: its name for `-o name`, what became of it for people.

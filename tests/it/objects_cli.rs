@@ -286,6 +286,26 @@ fn a_cordoned_node_is_told_as_such() {
 }
 
 #[test]
+fn a_node_is_handed_over_from_objects_to_pushes_and_back_by_a_command_that_asks() {
+    let mut cluster = Cluster::start();
+    cluster.join("node-a");
+    declare(&cluster, &[("workers", 1)]);
+    cluster.mvm_ok(&["wait", "pool/acme/workers", "--for", "condition=Ready", "--timeout", "90s"]);
+    let asked = cluster.mvm_fails(&["node", "manage", "node-a", "--by", "push"], 2);
+    assert!(asked.contains("acme/workers (1)") && asked.contains("repeat with --yes"), "{asked}");
+    let node = || cluster.mvm_json(&["get", "node/node-a"]);
+    assert_eq!(node()["spec"]["managed_by"], "objects", "nothing was changed");
+    cluster.mvm_ok(&["node", "manage", "node-a", "--by", "push", "--yes"]);
+    assert_eq!(node()["spec"]["managed_by"], "push");
+    cluster.mvm_ok(&["wait", "pool/acme/workers", "--for", "condition=Placed=False", "--timeout", "90s"]);
+    let told = cluster.mvm_ok(&["node", "manage", "node-a", "--by", "objects", "--yes"]);
+    assert_eq!(told, "node/node-a is managed by objects\n");
+    cluster.mvm_ok(&["wait", "pool/acme/workers", "--for", "condition=Ready", "--timeout", "90s"]);
+    let same = cluster.mvm_ok(&["node", "manage", "node-a", "--by", "objects"]);
+    assert!(same.contains("already"), "{same}");
+}
+
+#[test]
 fn a_context_says_whom_to_call_as_whom_and_which_tenant_is_meant() {
     let cluster = Cluster::start();
     declare(&cluster, &[("workers", 0)]);

@@ -1,24 +1,18 @@
 //! `mvm cordon` and `mvm uncordon`: whether nodes take something new.
 
 use clap::Args;
-use mvm_client::{ApplyOptions, CallError, Name, Objects};
 use mvm_proto::object::kind_named;
 use serde_json::json;
 
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
 use crate::objects::names::of_kind;
-use crate::objects::{Failures, ObjectArgs, editable, failed, tell, within};
+use crate::objects::{Failures, ObjectArgs, failed, set_in_spec, tell, within};
 
 const EXAMPLES: &str = "\
 Examples:
   mvm cordon n1 n2      what runs there stays, nothing new comes
   mvm uncordon n1";
-
-/// How often a write is tried that another one was faster than.
-const ATTEMPTS: u32 = 5;
-/// What the server answers to a write of an object that has changed since.
-const STALE: &str = "stale";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -38,7 +32,7 @@ pub(crate) async fn run(global: &Global, args: CordonArgs, cordoned: bool) -> Ru
     let mut objects = args.object.open(global).await?;
     let (mut failures, done) = (Failures::default(), if cordoned { "cordoned" } else { "uncordoned" });
     for name in &names {
-        let setting = async { Ok(set(&mut objects, name, cordoned).await) };
+        let setting = async { Ok(set_in_spec(&mut objects, name, "cordoned", &json!(cordoned)).await) };
         match within(global.timeout(), setting).await? {
             Ok(true) => tell(global.output, name, done)?,
             Ok(false) => tell(global.output, name, &format!("already {done}"))?,
@@ -46,26 +40,4 @@ pub(crate) async fn run(global: &Global, args: CordonArgs, cordoned: bool) -> Ru
         }
     }
     failures.conclude()
-}
-
-/// Whether it had to be changed. What others write to the node meanwhile is kept.
-async fn set(objects: &mut Objects, name: &Name, cordoned: bool) -> Result<bool, CallError> {
-    let mut attempt = 1;
-    loop {
-        let node = objects.get(name).await?;
-        if node.spec.get("cordoned").and_then(serde_json::Value::as_bool).unwrap_or(false) == cordoned {
-            return Ok(false);
-        }
-        let mut next = editable(&node, true);
-        next["spec"]["cordoned"] = json!(cordoned);
-        match objects.apply(&next, ApplyOptions::default()).await {
-            Ok(_) => return Ok(true),
-            Err(error)
-                if attempt < ATTEMPTS && error.problem().is_some_and(|problem| problem.code == STALE) =>
-            {
-                attempt += 1;
-            }
-            Err(error) => return Err(error),
-        }
-    }
 }

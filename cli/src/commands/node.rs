@@ -1,5 +1,7 @@
 //! `mvm node`: the machines of the cluster and how they fare.
 
+mod manage;
+
 use clap::{Args, Subcommand};
 use mvm_proto::NodeId;
 use mvm_proto::status::{Capability, Condition, ConditionKind, Counts, Mark, NodeInfo, NodeStatus};
@@ -23,6 +25,8 @@ pub(crate) enum NodeCommand {
     Get(GetArgs),
     /// How this machine's node fares, or the one that --endpoint names
     Stats(StatsArgs),
+    /// Hand a node over: documents from declared objects, or from `mvm push`
+    Manage(manage::ManageArgs),
     /// Forget a node: its session is closed at once and its certificate refused from then on
     #[command(visible_alias = "rm")]
     Remove(OneArgs),
@@ -74,6 +78,7 @@ pub(crate) async fn run(global: &Global, command: NodeCommand) -> Run {
             let node = Node { node_id: status.node_id.clone(), status: Some(status), ..Node::default() };
             Ok(output::show(global.output, &node.status, |_| output::properties(status_rows(&node)))?)
         }
+        NodeCommand::Manage(args) => manage::run(global, args).await,
         NodeCommand::Remove(args) => {
             let mut client = args.operator.connect(global).await?;
             let request = RemoveNodeRequest { node_id: args.node.to_string() };

@@ -23,8 +23,7 @@ pub(crate) async fn take_for_push(state: &State, node: &NodeId) -> Result<(), Pr
             placed.join(", ")
         );
         let advice = format!(
-            "Change the objects instead (`mvm apply`); or hand the node over: set its `spec.managed_by` to `push` (`mvm \
-             edit node {node}`)."
+            "Change the objects instead (`mvm apply`), or hand the node over: `mvm node manage {node} --by push`."
         );
         return Err(Problem::new(409, "managed_by_objects", detail, advice));
     }

@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{BufRead, IsTerminal};
 
-use anyhow::{Context, anyhow};
 use mvm_proto::DesiredState;
 use mvm_proto::status::PoolStatus;
 
-use crate::exit::{Outcome, Run};
-use crate::output;
+use crate::confirm::{Question, confirm};
+use crate::exit::Run;
 
 /// Instances that would be stopped and then destroyed with their disks.
 #[derive(Debug, PartialEq, Eq)]
@@ -74,17 +72,12 @@ impl fmt::Display for Losses {
 impl Losses {
     /// Asks on a terminal whether this is meant; without one only `--yes` says so.
     pub(super) fn confirm(&self) -> Run {
-        let mut stdin = std::io::stdin().lock();
-        if !stdin.is_terminal() {
-            return Err(Outcome::Usage(anyhow!(
-                "{self}\nnothing was pushed: there is no terminal to ask on; look with --dry-run, then repeat with --yes"
-            )));
-        }
-        output::say(&self.to_string());
-        output::say("Push it all the same? Type yes:");
-        let mut answer = String::new();
-        stdin.read_line(&mut answer).context("could not read the answer")?;
-        if answer.trim() == "yes" { Ok(()) } else { Err(anyhow!("not confirmed; nothing was pushed").into()) }
+        let question = Question {
+            text: "Push it all the same?",
+            undone: "nothing was pushed",
+            advice: "look with --dry-run, then repeat with --yes",
+        };
+        confirm(&self.to_string(), &question)
     }
 }
 

@@ -3,11 +3,10 @@
 //! The coordinator, or a file that came from it, only brings statements that were signed since: these are followed from
 //! the pin, and nothing else of what it says is used.
 
-use std::io::{BufRead as _, IsTerminal as _};
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use clap::Args;
 use mvm_pki::trust::Supplied;
 use mvm_pki::{TrustBundle, TrustError, TrustStore};
@@ -17,6 +16,7 @@ use super::difference::{View, difference};
 use super::pin::{Pins, places};
 use super::statements::{bundle_of, fetch, hand_over, read_bundle, write_bundle};
 use crate::client::Operator;
+use crate::confirm::{Question, confirm};
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
 use crate::progress::Progress;
@@ -97,16 +97,12 @@ impl Start {
         if place.yes {
             return Ok(());
         }
-        let mut stdin = std::io::stdin().lock();
-        if !stdin.is_terminal() {
-            return Err(Outcome::Usage(anyhow!(
-                "nothing was signed: there is no terminal to ask on\nread what is listed above, then repeat with --yes"
-            )));
-        }
-        show.say("Sign this? Type yes:");
-        let mut answer = String::new();
-        stdin.read_line(&mut answer).context("could not read the answer")?;
-        if answer.trim() == "yes" { Ok(()) } else { Err(anyhow!("not confirmed; nothing was signed").into()) }
+        let question = Question {
+            text: "Sign this?",
+            undone: "nothing was signed",
+            advice: "read what is listed above, then repeat with --yes",
+        };
+        confirm("", &question)
     }
 
     /// Where what was supplied is not what the pin knows. None of it is signed on, so it is told and goes no further.
