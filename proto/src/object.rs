@@ -35,7 +35,7 @@ pub use pool::{
 pub use read::{Declared, MAX_OBJECT_BYTES, read, read_tree};
 pub use schema::{kind_schema, openapi_schemas};
 pub use selector::{FieldSelector, LabelSelector, SelectorError};
-pub use tenant::{OnDelete, TenantNetwork, TenantObjectStatus, TenantQuotas, TenantSpec};
+pub use tenant::{OnDelete, TenantImages, TenantNetwork, TenantObjectStatus, TenantQuotas, TenantSpec};
 
 /// The version of the objects that this build reads and writes.
 pub const API_VERSION: &str = "mvm/v1";

@@ -3,7 +3,7 @@
 
 use mvm_proto::document::{DesiredCounts, DesiredState};
 use mvm_proto::object::{ApiKeyStatus, Object, PoolSpec, TenantObjectStatus, TenantSpec, kind_named};
-use mvm_proto::{FieldError, NodeId, Problem, Timestamp};
+use mvm_proto::{FieldError, NodeId, Problem, TenantId, Timestamp};
 use mvm_store::{Guard, Store, Transaction};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -108,6 +108,8 @@ async fn pool(
     }
     let tenant_spec: TenantSpec = typed(&tenant)?;
     let mut errors = over_quota(&spec, &tenant_spec);
+    let was = before.and_then(|before| before.spec::<PoolSpec>().ok());
+    errors.extend(refused_image(&spec, was.as_ref(), &tenant_id, &tenant_spec));
     let mut txn = Transaction::new().guard(tenant_key, Guard::Version(version));
     if before.is_none() {
         let prefix = collection_prefix(kind_named("pools").map_err(refuse::bad_request)?, Some(&tenant_id));
@@ -166,6 +168,21 @@ fn over_quota(spec: &PoolSpec, tenant: &TenantSpec) -> Vec<FieldError> {
         found: total.to_string(),
     };
     is_over.then(error).into_iter().collect()
+}
+
+/// An image that the tenant may not boot from. A pool that had it before its tenant's list changed keeps it.
+fn refused_image(
+    spec: &PoolSpec,
+    before: Option<&PoolSpec>,
+    tenant: &TenantId,
+    of: &TenantSpec,
+) -> Option<FieldError> {
+    let is_kept = before.is_some_and(|before| before.image == spec.image);
+    (!is_kept && !of.images.allows(&spec.image)).then(|| FieldError {
+        path: "spec.image".to_owned(),
+        expected: format!("must be one that tenant {tenant} may use: {}", of.images.allow.join(", ")),
+        found: mvm_proto::json::quote(&spec.image.r#ref),
+    })
 }
 
 async fn node(objects: &Objects, object: &Object, before: Option<&Object>) -> Result<Admitted, Problem> {

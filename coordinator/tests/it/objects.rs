@@ -173,6 +173,29 @@ async fn what_is_wrong_is_told_at_once_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn a_pool_names_only_images_that_its_tenant_may_use_and_keeps_what_it_had() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let mut rest = Rest::operator(&running).await;
+    acme(&mut rest).await;
+    assert_eq!(rest.put(POOL, &pool(1)).await.status, 201);
+    let mut strict = tenant();
+    strict["spec"]["images"] = json!({ "allow": ["path:/srv/"] });
+    assert_eq!(rest.put("/v1/tenants/acme", &strict).await.status, 200);
+    assert_eq!(rest.put(POOL, &pool(2)).await.status, 200, "it had its image before");
+    let other = rest.put("/v1/tenants/acme/pools/other", &pool(1)).await;
+    assert_eq!(
+        (other.status, &other.body["errors"][0]["path"]),
+        (422, &json!("spec.image")),
+        "{}",
+        other.body
+    );
+    let mut path = pool(1);
+    path["spec"]["image"]["ref"] = json!("path:/srv/web");
+    assert_eq!(rest.put("/v1/tenants/acme/pools/other", &path).await.status, 201);
+}
+
+#[tokio::test]
 async fn a_dry_run_answers_as_the_write_would_and_writes_nothing() {
     let (_dir, report) = new_cluster();
     let running = Running::start(&report.data_dir).await;

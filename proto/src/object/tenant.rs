@@ -5,11 +5,16 @@ use serde::{Deserialize, Serialize};
 
 use super::Observed;
 use super::kind::{Column, Scope, Spec};
-use crate::FieldError;
+use super::pool::PoolImage;
 use crate::document::{Egress, Quotas, Subnet, decode};
 use crate::json::{MAX_INTEGER, Node};
+use crate::{Digest, FieldError};
 
-const TENANT: &[&str] = &["quotas", "pinned", "network", "egress", "on_delete"];
+const TENANT: &[&str] = &["quotas", "pinned", "network", "egress", "images", "on_delete"];
+const IMAGES: &[&str] = &["allow"];
+/// The most prefixes and digests of images that a tenant names.
+const MAX_ALLOWED: usize = 256;
+const MAX_ALLOWED_BYTES: usize = 2048;
 const NETWORK: &[&str] = &["subnet"];
 const QUOTAS: &[&str] = &[
     "max_vcpus",
@@ -31,6 +36,7 @@ pub struct TenantSpec {
     pub pinned: bool,
     pub network: TenantNetwork,
     pub egress: Egress,
+    pub images: TenantImages,
     pub on_delete: OnDelete,
 }
 
@@ -105,6 +111,32 @@ pub struct TenantNetwork {
     pub subnet: Option<Subnet>,
 }
 
+/// Which images the tenant's pools may boot from. A pool is held against it when it is written.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(deny_unknown_fields)]
+pub struct TenantImages {
+    /// Digests, and prefixes of references up to one of `/ : @ # ?`. Empty: all images.
+    #[schemars(length(max = 256))]
+    pub allow: Vec<String>,
+}
+
+impl TenantImages {
+    /// Whether a pool may boot from this image.
+    #[must_use]
+    pub fn allows(&self, image: &PoolImage) -> bool {
+        let is_end = |rest: &str, entry: &str| {
+            const ENDS: [char; 5] = ['/', ':', '@', '#', '?'];
+            rest.is_empty() || rest.starts_with(ENDS) || entry.ends_with(ENDS)
+        };
+        self.allow.is_empty()
+            || self.allow.iter().any(|entry| match entry.parse::<Digest>() {
+                Ok(digest) => image.digest == Some(digest),
+                Err(_) => image.r#ref.strip_prefix(entry.as_str()).is_some_and(|rest| is_end(rest, entry)),
+            })
+    }
+}
+
 /// What becomes of a deleted tenant's sessions, disks and secrets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -153,6 +185,10 @@ impl Spec for TenantSpec {
             Some(TenantNetwork { subnet: subnet? })
         });
         let egress = fields.or("egress", Egress::default(), |node| decode::egress(&node));
+        let images = fields.or("images", TenantImages::default(), |node| {
+            let allow = node.fields(IMAGES)?.or("allow", Vec::new(), |node| allowed_images(&node));
+            Some(TenantImages { allow: allow? })
+        });
         let choices = [("keep", OnDelete::Keep), ("delete", OnDelete::Delete)];
         let on_delete = fields.or("on_delete", OnDelete::default(), |node| node.choice(&choices));
         Some(Self {
@@ -160,6 +196,7 @@ impl Spec for TenantSpec {
             pinned: pinned?,
             network: network?,
             egress: egress?,
+            images: images?,
             on_delete: on_delete?,
         })
     }
@@ -174,6 +211,22 @@ impl Spec for TenantSpec {
             _ => Vec::new(),
         }
     }
+}
+
+fn allowed_images(node: &Node<'_, '_>) -> Option<Vec<String>> {
+    if node.len() > MAX_ALLOWED {
+        return node.refuse(format_args!("must be at most {MAX_ALLOWED} entries"));
+    }
+    decode::all(node, |_, item| {
+        let text = item.text()?;
+        let is_printable = text.bytes().all(|byte| byte.is_ascii_graphic());
+        if text.is_empty() || text.len() > MAX_ALLOWED_BYTES || !is_printable {
+            return item.refuse(format_args!(
+                "must be a digest or the beginning of a reference: 1 to {MAX_ALLOWED_BYTES} printable characters without spaces"
+            ));
+        }
+        Some(text.to_owned())
+    })
 }
 
 fn quotas(node: &Node<'_, '_>) -> Option<TenantQuotas> {

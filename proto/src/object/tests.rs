@@ -56,6 +56,38 @@ fn everything_wrong_is_told_at_once_with_its_path_and_what_was_meant() {
 }
 
 #[test]
+fn a_tenant_s_images_are_those_of_its_prefixes_and_digests() {
+    let digest = format!("sha256:{}", "a".repeat(64));
+    let image = |reference: &str, digest: Option<&str>| PoolImage {
+        r#ref: reference.to_owned(),
+        digest: digest.map(|digest| digest.parse().unwrap()),
+    };
+    let only =
+        |allow: &[&str]| TenantImages { allow: allow.iter().map(|entry| (*entry).to_owned()).collect() };
+    let path = image("path:/srv/images/web", None);
+    assert!(only(&[]).allows(&path));
+    for (allow, expected) in [
+        ("path:/srv/images/web", true),
+        ("path:/srv/images/", true),
+        ("path:/srv/images", true),
+        ("path:", true),
+        ("path:/srv/ima", false),
+        ("builtin:", false),
+        (digest.as_str(), false),
+    ] {
+        assert_eq!(only(&[allow]).allows(&path), expected, "{allow}");
+    }
+    assert!(only(&["builtin:", &digest]).allows(&image("path:/srv/images/web", Some(&digest))));
+    let tenant = |allow: Value| json!({ "api_version": "mvm/v1", "kind": "Tenant", "metadata": { "name": "acme" }, "spec": { "images": { "allow": allow } } });
+    assert_eq!(
+        read_value(&tenant(json!(["builtin:"]))).unwrap().spec["images"]["allow"],
+        json!(["builtin:"])
+    );
+    let errors = read_value(&tenant(json!(["", "a b"]))).unwrap_err();
+    assert!(errors[0].starts_with("spec.images.allow[0]:") && errors.len() == 2, "{errors:?}");
+}
+
+#[test]
 fn kinds_are_found_by_all_their_names_and_a_wrong_one_is_corrected() {
     for name in ["pool", "pools", "pl", "Pool"] {
         assert_eq!(kind_named(name).unwrap().name, "Pool");
