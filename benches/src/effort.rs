@@ -14,6 +14,8 @@ pub struct Effort {
     /// Handshakes in each half of a pair.
     pub handshakes: usize,
     pub pushes: usize,
+    /// Changes to a pool.
+    pub applies: usize,
     pub starts: usize,
     /// How long a process must have been idle before it is looked at, and how long it is then watched.
     pub settle: Duration,
@@ -35,6 +37,7 @@ impl Effort {
             document_batch: Duration::from_millis(200),
             handshakes: 256,
             pushes: 200,
+            applies: 40,
             starts: 15,
             settle: Duration::from_secs(3),
             watch: Duration::from_secs(10),
@@ -52,6 +55,7 @@ impl Effort {
             document_batch: Duration::from_millis(20),
             handshakes: 32,
             pushes: 10,
+            applies: 4,
             starts: 3,
             settle: Duration::from_secs(1),
             watch: Duration::from_secs(1),

@@ -1,7 +1,7 @@
 //! Nodes that are only their session: enrolled for real, with a certificate of their own, and no agent behind.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use base64::Engine as _;
@@ -22,6 +22,7 @@ use mvm_tests::Cluster;
 use mvm_transport::{ALPN_H3, ALPN_SESSION, Client, ClientSession, Limits, SessionDialer};
 use serde::Deserialize;
 use serde_json::json;
+use tokio::sync::mpsc::UnboundedSender;
 
 use crate::bare::LOOPBACK;
 use crate::operator;
@@ -113,8 +114,8 @@ impl FakeNode {
 }
 
 impl Dialler {
-    /// Opens `node`'s session, is welcomed, and leaves a task that plays the node.
-    pub async fn join(&self, node: &FakeNode) -> Result<()> {
+    /// Opens `node`'s session, is welcomed, and leaves a task that plays the node. `heard` is told when a document comes.
+    pub async fn join(&self, node: &FakeNode, heard: Option<UnboundedSender<Instant>>) -> Result<()> {
         let expected = coordinator_of(&self.cluster);
         let tls =
             mvm_pki::tls::client_config(Some(&node.credential), &self.anchors, expected, &[ALPN_SESSION])?;
@@ -128,13 +129,13 @@ impl Dialler {
             0 => HEARTBEAT,
             seconds => Duration::from_secs(seconds.into()),
         };
-        tokio::spawn(play(session, heartbeat));
+        tokio::spawn(play(session, heartbeat, heard));
         Ok(())
     }
 }
 
 /// Until the session ends, by whoever.
-async fn play(mut session: ClientSession, heartbeat: Duration) {
+async fn play(mut session: ClientSession, heartbeat: Duration, heard: Option<UnboundedSender<Instant>>) {
     // Spread out, as the beats of a real fleet are.
     let first = tokio::time::Instant::now() + heartbeat.mul_f64(fastrand::f64());
     let mut beats = tokio::time::interval_at(first, heartbeat);
@@ -146,7 +147,13 @@ async fn play(mut session: ClientSession, heartbeat: Duration) {
                 Some(agent_frame::Body::Heartbeat(Heartbeat { sequence, info: None }))
             }
             received = session.frames_in.recv() => match received {
-                Ok(Some(frame)) => frame.body.and_then(answer),
+                Ok(Some(frame)) => {
+                    if let (Some(heard), Some(coordinator_frame::Body::Document(_))) = (&heard, &frame.body) {
+                        // The bench may have heard enough.
+                        let _ = heard.send(Instant::now());
+                    }
+                    frame.body.and_then(answer)
+                }
                 Ok(None) | Err(_) => return,
             },
         };

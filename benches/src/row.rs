@@ -19,6 +19,8 @@ pub enum Subject {
     Handshakes,
     /// From a push to the agent's word that it is durable
     Push,
+    /// From an applied pool to its nodes
+    Apply,
     /// Pausing and resuming a real guest
     Pause,
     /// Sleeping, waking, forking and resuming a real guest

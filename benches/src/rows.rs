@@ -1,9 +1,11 @@
 //! The measurements, one file for each subject.
 
+mod apply;
 mod day;
 mod documents;
 mod firewall;
 mod fleet;
+mod floor;
 mod handshakes;
 mod idle;
 mod pause;
@@ -21,13 +23,14 @@ use crate::effort::Effort;
 use crate::row::{Row, Subject};
 
 /// Everything, in the order in which it is shown.
-pub const ALL: [Subject; 13] = [
+pub const ALL: [Subject; 14] = [
     Subject::Documents,
     Subject::Planner,
     Subject::Placement,
     Subject::Day,
     Subject::Handshakes,
     Subject::Push,
+    Subject::Apply,
     Subject::Pause,
     Subject::Rest,
     Subject::Firewall,
@@ -54,6 +57,7 @@ pub fn measure(wanted: &[Subject], effort: Effort, mut progress: impl FnMut(Subj
             Subject::Day => day::measure(&effort),
             Subject::Handshakes => handshakes::measure(&effort),
             Subject::Push => push::measure(&effort),
+            Subject::Apply => apply::measure(&effort),
             Subject::Pause => pause::measure(&effort),
             Subject::Rest => rest::measure(&effort),
             Subject::Firewall => firewall::measure(&effort),

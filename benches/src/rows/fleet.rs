@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use futures::stream::{StreamExt as _, TryStreamExt as _};
 use mvm_client::ControlClient;
 use mvm_tests::Cluster;
+use tokio::sync::mpsc::UnboundedSender;
 
 use super::{as_shipped, runtime};
 use crate::document::sized_user_document;
@@ -82,12 +83,12 @@ fn look(effort: &Effort, fanouts: usize, cluster: &Cluster, nodes: &[FakeNode]) 
     let (few, many) = effort.sessions;
     runtime()?.block_on(async {
         let mut client = operator::connect(cluster).await?;
-        dial(cluster, &nodes[..few]).await?;
+        dial(cluster, &nodes[..few], None).await?;
         tokio::time::sleep(effort.settle).await;
         let before = resident(coordinator)?.all_kib;
 
         let cpu_before = cpu_time(coordinator)?;
-        dial(cluster, &nodes[few..many]).await?;
+        dial(cluster, &nodes[few..many], None).await?;
         let dial_cpu = cpu_time(coordinator)?.saturating_sub(cpu_before);
         tokio::time::sleep(effort.settle).await;
         let after = resident(coordinator)?.all_kib;
@@ -114,9 +115,13 @@ fn look(effort: &Effort, fanouts: usize, cluster: &Cluster, nodes: &[FakeNode]) 
 }
 
 /// Opens the sessions and leaves each with a task that plays its node until this runtime ends.
-async fn dial(cluster: &Cluster, nodes: &[FakeNode]) -> Result<()> {
+pub(super) async fn dial(
+    cluster: &Cluster,
+    nodes: &[FakeNode],
+    heard: Option<UnboundedSender<Instant>>,
+) -> Result<()> {
     let dialled = FakeNode::dialler(cluster)?;
-    let all = futures::stream::iter(nodes.iter().map(|node| dialled.join(node)))
+    let all = futures::stream::iter(nodes.iter().map(|node| dialled.join(node, heard.clone())))
         .buffer_unordered(DIAL_WIDTH)
         .try_for_each(|()| std::future::ready(Ok(())));
     tokio::time::timeout(DIAL_LIMIT, all).await.context("sessions take too long")?

@@ -1,24 +1,18 @@
 //! From a push to the agent's word that the document is durable: real coordinator, real agent, real operator.
-//!
-//! The floor under it is what no arrangement of these processes can avoid: the same bytes made durable twice, once at
-//! each end, and one round trip between them over bare QUIC.
 
-use std::fs::File;
-use std::io::Write as _;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use mvm_tests::{Cluster, PATIENCE};
 
+use super::floor::{Floor, start_echo};
 use super::{as_shipped, runtime};
-use crate::authority::{Certificates, SERVER_NAME, now};
 use crate::document::sized_user_document;
 use crate::effort::Effort;
 use crate::machine::{Core, pin_process, pin_this_thread};
+use crate::operator;
 use crate::row::{Figure, Row, Subject, Unit};
 use crate::statistics::Summary;
-use crate::{bare, operator};
 
 const NODE: &str = "node-a";
 const DOCUMENT_BYTES: usize = 1 << 10;
@@ -36,26 +30,17 @@ pub(super) fn measure(effort: &Effort) -> Result<Vec<Row>> {
     pin_this_thread(Core::Load)?;
 
     let document = serde_json::to_vec(&sized_user_document(NODE, DOCUMENT_BYTES)?)?;
-    let log = File::options().create(true).append(true).open(cluster.path().join("floor"))?;
     let (mut pairs, mut stored, mut replaced) = (Vec::new(), Vec::new(), Vec::new());
     runtime()?.block_on(async {
         let mut client = operator::connect(&cluster).await?;
-        let endpoint = bare::client()?;
-        let config = bare::client_config(&echo.certificates, bare::Protocol::Plain)?;
-        let connection = endpoint.connect_with(config, echo.address, SERVER_NAME)?.await?;
+        let floor = Floor::connect(&echo, cluster.path()).await?;
         // The first makes the instance and fills every cache.
         operator::push(&mut client, NODE, document.clone()).await?;
         wait_converged(&cluster).await?;
         let begun = Instant::now();
         while pairs.len() < effort.pushes && begun.elapsed() < LIMIT {
             let pushed = operator::push(&mut client, NODE, document.clone()).await?;
-            let at = Instant::now();
-            for _ in 0..2 {
-                (&log).write_all(&document)?;
-                log.sync_data()?;
-            }
-            bare::round_trip(&connection, &document).await?;
-            pairs.push((ms(pushed.accepted), ms(at.elapsed())));
+            pairs.push((ms(pushed.accepted), ms(floor.take(&document, 1).await?)));
             let at = Instant::now();
             mvm_pki::files::write_private(cluster.path().join("replaced"), &document)?;
             replaced.push(ms(at.elapsed()));
@@ -101,28 +86,6 @@ async fn wait_converged(cluster: &Cluster) -> Result<()> {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     Ok(())
-}
-
-struct Echo {
-    address: std::net::SocketAddr,
-    certificates: Arc<Certificates>,
-}
-
-/// A bare QUIC server on the coordinator's core.
-fn start_echo() -> Result<Echo> {
-    let certificates = Arc::new(Certificates::make(now())?);
-    let (tell, told) = std::sync::mpsc::channel();
-    let theirs = Arc::clone(&certificates);
-    std::thread::spawn(move || -> Result<()> {
-        pin_this_thread(Core::Server)?;
-        runtime()?.block_on(async {
-            let server = bare::server(&theirs)?;
-            tell.send(server.local_addr()?)?;
-            bare::echo_task(server).await;
-            Ok(())
-        })
-    });
-    Ok(Echo { address: told.recv().context("the echo server did not start")?, certificates })
 }
 
 fn ms(time: Duration) -> f64 {
