@@ -25,6 +25,10 @@ const POOLS: (usize, usize) = (10, 1000);
 /// Kinds of images; each node has one of them.
 const IMAGES: usize = 5;
 const CHANGES: usize = 200;
+/// The same with nothing of the fleet in the processor's caches, as after other work: each takes milliseconds to prepare.
+const COLD_CHANGES: usize = 40;
+/// More than the last level of a processor's caches.
+const EVICTING_BYTES: usize = 64 << 20;
 
 const WHOLE_GOAL: Goal = Goal::FigureBelow(2000.0);
 const CHANGE_GOAL: Goal = Goal::FigureBelow(10_000.0);
@@ -37,19 +41,44 @@ pub(super) fn measure(effort: &Effort) -> Result<Vec<Row>> {
     let wholes = (0..effort.pairs).map(|_| Ok(settled(&many, now)?.1)).collect::<Result<Vec<_>>>()?;
     let (mut small, _) = settled(&few, now)?;
     let (mut large, _) = settled(&many, now)?;
-    let pairs = (0..effort.pairs)
-        .map(|round| Ok((changes(&many, &mut large, round, now)?, changes(&few, &mut small, round, now)?)))
-        .collect::<Result<Vec<_>>>()?;
-    let ours: Vec<f64> = pairs.iter().map(|(large, _)| *large).collect();
+    let pairs = |count: usize, large: &mut Placer, small: &mut Placer, evict: &mut dyn FnMut()| {
+        (0..effort.pairs)
+            .map(|round| {
+                let theirs = changes(&many, large, round, count, now, evict)?;
+                Ok((theirs, changes(&few, small, round, count, now, evict)?))
+            })
+            .collect::<Result<Vec<_>>>()
+    };
+    // Rounds put back what rounds added, so both kinds begin with an even one.
+    let mut evicting = vec![0u8; EVICTING_BYTES];
+    let mut evict = || evicting.iter_mut().step_by(64).for_each(|byte| *byte = byte.wrapping_add(1));
+    let (mut cold_large, mut cold_small) = (large.clone(), small.clone());
+    let cold = pairs(COLD_CHANGES, &mut cold_large, &mut cold_small, &mut evict)?;
+    let pairs = pairs(CHANGES, &mut large, &mut small, &mut || {})?;
+    let ours = |pairs: &[(f64, f64)]| pairs.iter().map(|(large, _)| *large).collect::<Vec<f64>>();
     let instances = POOLS.1 * PER_POOL;
     let whole = format!("{instances} instances placed on {NODES} nodes, from nothing");
     let change = format!("one pool changed among {instances} instances on {NODES} nodes");
     Ok(vec![
         Row::of(Subject::Placement, whole, &wholes, Unit::Milliseconds).goal(WHOLE_GOAL),
-        Row::of(Subject::Placement, change.clone(), &ours, Unit::Microseconds).goal(CHANGE_GOAL),
-        Row::of(Subject::Placement, format!("{change}, growth"), &ours, Unit::Microseconds)
-            .beside(format!("{} instances", POOLS.0 * PER_POOL), &pairs)
-            .goal(GROWTH_GOAL),
+        Row::of(Subject::Placement, change.clone(), &ours(&pairs), Unit::Microseconds).goal(CHANGE_GOAL),
+        Row::of(
+            Subject::Placement,
+            format!("{change}, growth, change after change"),
+            &ours(&pairs),
+            Unit::Microseconds,
+        )
+        .beside(format!("{} instances", POOLS.0 * PER_POOL), &pairs)
+        .goal(GROWTH_GOAL),
+        Row::of(
+            Subject::Placement,
+            format!("{change}, growth, after other work"),
+            &ours(&cold),
+            Unit::Microseconds,
+        )
+        .beside(format!("{} instances", POOLS.0 * PER_POOL), &cold)
+        .goal(GROWTH_GOAL)
+        .note("nothing of the fleet is in the processor's caches when the change comes"),
     ])
 }
 
@@ -64,25 +93,33 @@ fn settled(fleet: &Fleet, now: Timestamp) -> Result<(Placer, f64)> {
 }
 
 /// Microseconds per change: each makes one pool larger, or as large as it was.
-fn changes(fleet: &Fleet, placer: &mut Placer, round: usize, now: Timestamp) -> Result<f64> {
+fn changes(
+    fleet: &Fleet,
+    placer: &mut Placer,
+    round: usize,
+    count: usize,
+    now: Timestamp,
+    before_each: &mut dyn FnMut(),
+) -> Result<f64> {
     let more = u32::from(round.is_multiple_of(2));
     let keys: Vec<&PoolKey> = fleet.pools.keys().collect();
     let mut took = 0.0;
-    for number in 0..CHANGES {
+    for number in 0..count {
         // Every pool once per lap, and one more in it each lap; the next round takes them away again.
         let (lap, at) = (number / keys.len(), number % keys.len());
         let key = keys[at];
         let mut pool = fleet.pools.get(key).context("the pool is there")?.clone();
         let laps = u32::try_from(lap)? + 1;
-        let most = u32::try_from(CHANGES.div_ceil(keys.len()))?;
+        let most = u32::try_from(count.div_ceil(keys.len()))?;
         pool.counts.running += if more == 1 { laps } else { most - laps };
+        before_each();
         let begun = Instant::now();
         placer.set_pool(key, Some(pool));
         let changed = placer.settle(now);
         took += begun.elapsed().as_secs_f64() * 1e6;
         ensure!(changed.len() == 1, "a change places something");
     }
-    Ok(took / CHANGES as f64)
+    Ok(took / count as f64)
 }
 
 fn fleet(pools: usize) -> Result<Fleet> {
