@@ -35,8 +35,8 @@ const DISK_WORD: &str = "mvm.disk";
 /// This program, where the archive that the machine boots from has it.
 pub(crate) const SELF: &str = "/init";
 
-/// Emulated, and on a busy machine: a healthy run needs a fraction of it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Emulated, and on a machine whose disk may be busy for many seconds: a healthy run needs a fraction of it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a check returns: a figure worth reading, or what is wrong.
 pub(crate) type Checked = Result<String, String>;
