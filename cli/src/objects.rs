@@ -162,9 +162,13 @@ pub(crate) fn editable(object: &Object, version: bool) -> Value {
 }
 
 /// How often a write is tried that another one was faster than.
-const ATTEMPTS: u32 = 5;
+pub(crate) const ATTEMPTS: u32 = 5;
 /// What the server answers to a write of an object that has changed since.
 const STALE: &str = "stale";
+
+pub(crate) fn is_stale(error: &CallError) -> bool {
+    error.problem().is_some_and(|problem| problem.code == STALE)
+}
 
 /// Sets one field of an object's spec; says whether it had to be changed. What others write to the object meanwhile is kept.
 pub(crate) async fn set_in_spec(
@@ -183,11 +187,7 @@ pub(crate) async fn set_in_spec(
         next["spec"][field] = value.clone();
         match objects.apply(&next, ApplyOptions::default()).await {
             Ok(_) => return Ok(true),
-            Err(error)
-                if attempt < ATTEMPTS && error.problem().is_some_and(|problem| problem.code == STALE) =>
-            {
-                attempt += 1;
-            }
+            Err(error) if attempt < ATTEMPTS && is_stale(&error) => attempt += 1,
             Err(error) => return Err(error),
         }
     }

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Output;
 
-use mvm_tests::{Cluster, PATIENCE, Process, path_text, wait_until};
+use mvm_tests::{Cluster, PATIENCE, Process, mvm_binary, path_text, wait_until};
 use serde_json::{Value, json};
 
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/objects.yaml");
@@ -268,6 +268,27 @@ fn an_edited_object_is_applied_and_a_refused_one_opened_again_with_the_errors() 
     let (code, _, stderr) = edit(&cluster, r#"sed -i 's/running: 4/running: many/' "$1""#);
     assert!(code == 1 && stderr.contains("the text is kept in"), "{stderr}");
     assert_eq!(running(), json!(4));
+}
+
+#[test]
+fn an_edit_is_not_refused_because_the_status_was_written_meanwhile() {
+    let cluster = Cluster::start();
+    declare(&cluster, &[("workers", 2)]);
+    // The quota is in the reason why nothing is placed.
+    let quota = cluster.file(
+        "quota.yaml",
+        "api_version: mvm/v1\nkind: Tenant\nmetadata: { name: acme, labels: { made: here } }\nspec: { quotas: { max_running: 1 } }\n",
+    );
+    let script = format!(
+        "version=$(grep resource_version \"$1\"); {mvm} apply -f {quota} && \
+         while {mvm} get pool/acme/workers -o yaml | grep -q \"$version\"; do :; done && sed -i 's/running: 2/running: 5/' \"$1\"",
+        mvm = path_text(&mvm_binary()),
+        quota = path_text(&quota),
+    );
+    let (code, stdout, stderr) = edit(&cluster, &script);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(stdout.ends_with("pool/acme/workers edited\n"), "{stdout}");
+    assert_eq!(cluster.mvm_json(&["get", "pool/acme/workers"])["spec"]["counts"]["running"], 5);
 }
 
 #[test]

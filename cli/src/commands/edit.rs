@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use clap::Args;
 use mvm_client::files::{Tenant, read_text};
-use mvm_client::{ApplyOptions, Name, Objects};
+use mvm_client::{Applied, ApplyOptions, CallError, Name, Objects};
+use mvm_proto::object::Object;
+use serde_json::{Value, json};
 
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
-use crate::objects::{ObjectArgs, editable, tell, within};
+use crate::objects::{ATTEMPTS, ObjectArgs, editable, is_stale, tell, within};
 use crate::output;
 use crate::progress::Progress;
 
@@ -60,7 +62,7 @@ pub(crate) async fn run(global: &Global, args: EditArgs) -> Run {
                 kept.display()
             )));
         }
-        match submit(global, &mut objects, name, &bare).await {
+        match submit(global, &mut objects, &object, name, &bare).await {
             Ok(became) => return Ok(tell(global.output, name, &became)?),
             Err(Outcome::Failed(error)) => text = headed(name, &error_lines(&error), &bare),
             Err(other) => {
@@ -71,19 +73,51 @@ pub(crate) async fn run(global: &Global, args: EditArgs) -> Run {
     }
 }
 
-/// What is wrong with the text, or what the server says against it, is a failure; the rest ends the command.
-async fn submit(global: &Global, objects: &mut Objects, name: &Name, text: &str) -> Result<String, Outcome> {
+/// What is wrong with the text, or what the server says against it, is a failure; the rest ends the command. `base` is the
+/// object that the text was made of.
+async fn submit(
+    global: &Global,
+    objects: &mut Objects,
+    base: &Object,
+    name: &Name,
+    text: &str,
+) -> Result<String, Outcome> {
     let refuse = |error: String| Outcome::Failed(anyhow!(error));
     let entries =
         read_text("the text", text, Tenant::default()).map_err(|faults| refuse(faults.to_string()))?;
-    match entries.as_slice() {
-        [entry] if entry.name() == *name => {
-            let applied =
-                within(global.timeout(), objects.apply(&entry.json, ApplyOptions::default())).await?;
-            Ok(if applied.outcome.as_str() == "configured" { "edited" } else { applied.outcome.as_str() }
-                .to_owned())
+    let [entry] = entries.as_slice() else {
+        return Err(refuse(format!("the text must declare {name}, and nothing else")));
+    };
+    if entry.name() != *name {
+        return Err(refuse(format!("the text must declare {name}, and nothing else")));
+    }
+    let applied = within(global.timeout(), apply_onto(objects, base, name, entry.json.clone())).await?;
+    let is_edited = applied.outcome.as_str() == "configured";
+    Ok(if is_edited { "edited" } else { applied.outcome.as_str() }.to_owned())
+}
+
+/// Applies an edited object. A new version of its status alone, which the server may write at any time, is no conflict.
+async fn apply_onto(
+    objects: &mut Objects,
+    base: &Object,
+    name: &Name,
+    mut edited: Value,
+) -> Result<Applied, CallError> {
+    let mut attempt = 1;
+    loop {
+        let error = match objects.apply(&edited, ApplyOptions::default()).await {
+            Err(error) if attempt < ATTEMPTS && is_stale(&error) => error,
+            done => return done,
+        };
+        let newest = objects.get(name).await?;
+        let version = edited.pointer_mut("/metadata/resource_version");
+        match version.filter(|version| **version == base.metadata.resource_version.as_str() || attempt > 1) {
+            Some(version) if editable(&newest, false) == editable(base, false) => {
+                *version = json!(newest.metadata.resource_version);
+            }
+            _ => return Err(error),
         }
-        _ => Err(refuse(format!("the text must declare {name}, and nothing else"))),
+        attempt += 1;
     }
 }
 
