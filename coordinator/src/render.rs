@@ -57,6 +57,7 @@ pub(crate) fn document(
         tenants: tenants.collect(),
         prune_unknown_tenants: true,
         prune_unknown_pools: true,
+        removed_tenants: Vec::new(),
     }
 }
 

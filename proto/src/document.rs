@@ -7,6 +7,7 @@ mod address_blocks;
 pub(crate) mod decode;
 mod io_limits;
 mod policies;
+mod removed_tenants;
 pub(crate) mod rules;
 pub mod schema;
 mod source;
@@ -26,6 +27,7 @@ use crate::{ClusterId, Digest, FieldError, NodeId, PoolId, Problem, ProfileId, T
 pub use address_blocks::BLOCK_SIZE;
 pub use io_limits::{IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND, IoLimits};
 pub use policies::{POOL_POLICIES, PoolPolicies};
+pub use removed_tenants::{MAX_SESSION_STORES, MAX_UID_BYTES, RemovedTenant};
 pub use source::{ImageSource, SourceError};
 pub use subnet::{MAX_PREFIX, MIN_PREFIX, SubnetError};
 pub use workload::{ExecCheck, Health, HealthCheck, HttpCheck, Restart, TcpCheck};
@@ -76,6 +78,10 @@ pub struct DesiredState {
     /// Destroy what belongs to pools that their tenant does not list.
     #[schemars(default)]
     pub prune_unknown_pools: bool,
+    /// Tenants that were deleted together with their data: this node deletes what it has of them and of their sessions.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(default, length(max = 4096))]
+    pub removed_tenants: Vec<RemovedTenant>,
 }
 
 /// What a coordinator adds: whose document this is, its place in the order, and how long it may be acted on.
@@ -480,6 +486,8 @@ impl SignedDocument {
             tenants: &'a [Tenant],
             prune_unknown_tenants: bool,
             prune_unknown_pools: bool,
+            #[serde(skip_serializing_if = "<[_]>::is_empty")]
+            removed_tenants: &'a [RemovedTenant],
         }
         let desired = &self.desired;
         let flat = Flat {
@@ -489,6 +497,7 @@ impl SignedDocument {
             tenants: &desired.tenants,
             prune_unknown_tenants: desired.prune_unknown_tenants,
             prune_unknown_pools: desired.prune_unknown_pools,
+            removed_tenants: &desired.removed_tenants,
         };
         // Structs of strings, numbers and lists always serialise.
         serde_json::to_vec(&flat).unwrap_or_default()

@@ -1,8 +1,8 @@
 //! What a node says of itself: the messages of [`crate::wire::node`] with what code needs to build them.
 
 pub use crate::wire::node::v1::{
-    Capability, Capacity, Condition, Counts, Event, InstanceStatus, Mark, NodeInfo, NodeStatus, PassedOver,
-    PoolStatus, Usage, WakeTiming,
+    Capability, Capacity, Condition, Counts, Event, GuestSession, InstanceStatus, Mark, NodeInfo, NodeStatus,
+    PassedOver, PoolStatus, TenantRemoval, Usage, WakeTiming,
 };
 
 mod condition;
@@ -19,6 +19,24 @@ named! {
         /// Its coordinator.
         Session = "session",
         File = "file",
+    }
+}
+
+named! {
+    /// What an agent understands beyond the schema version of its documents: it refuses a document with what it does not
+    /// know, so a coordinator uses nothing that the node does not name.
+    pub enum Feature {
+        /// `removed_tenants` in documents, and `removals` in the status.
+        RemovedTenants = "removed-tenants",
+        /// Requests to list and to delete guest sessions.
+        GuestSessions = "guest-sessions",
+    }
+}
+
+impl NodeInfo {
+    #[must_use]
+    pub fn has(&self, feature: Feature) -> bool {
+        self.features.iter().any(|name| name == feature.as_str())
     }
 }
 

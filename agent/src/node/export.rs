@@ -45,11 +45,13 @@ pub fn export(node: &NodeId, current_document: Option<&DesiredState>, records: &
         tenants: Vec::new(),
         prune_unknown_tenants: false,
         prune_unknown_pools: false,
+        removed_tenants: Vec::new(),
     });
     document.node_id = node.clone();
     // What is left out must be left alone.
     document.prune_unknown_tenants = false;
     document.prune_unknown_pools = false;
+    document.removed_tenants = Vec::new();
     for tenant in &mut document.tenants {
         for index in 0..tenant.pools.len() {
             let key = (tenant.tenant_id.clone(), tenant.pools[index].pool_id.clone());

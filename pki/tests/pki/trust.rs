@@ -83,6 +83,7 @@ fn desired() -> DesiredState {
         tenants: vec![],
         prune_unknown_tenants: false,
         prune_unknown_pools: false,
+        removed_tenants: vec![],
     }
 }
 

@@ -4,6 +4,7 @@
 //! be read, and last the value, if nothing was missing. Nothing is guessed, and `null` is not "absent".
 
 mod network;
+mod removed_tenants;
 mod workload_override;
 
 use super::rules::{self, Subnets, Unique};
@@ -21,6 +22,7 @@ use super::{
 use crate::json::{Fields, Json, MAX_INTEGER, Node, Number, Report};
 use crate::{PoolId, TenantId};
 use network::network;
+use removed_tenants::removed_tenants;
 use workload_override::workload_override;
 
 const DOCUMENT: &[&str] = &[
@@ -34,6 +36,7 @@ const DOCUMENT: &[&str] = &[
     "tenants",
     "prune_unknown_tenants",
     "prune_unknown_pools",
+    "removed_tenants",
 ];
 const ASSIGNED: [&str; 4] = ["epoch", "generation", "issued_at", "expires_at"];
 const TENANT: &[&str] = &["tenant_id", "pinned", "network", "quotas", "secrets_hash", "egress", "pools"];
@@ -174,6 +177,7 @@ fn desired_state(fields: &Fields<'_, '_>, reference: ReadReference) -> Option<De
     let tenants = fields.get("tenants", |node| all(&node, |at, item| tenant(&item, at, &mut across)));
     let prune_unknown_tenants = fields.or("prune_unknown_tenants", false, |node| node.boolean());
     let prune_unknown_pools = fields.or("prune_unknown_pools", false, |node| node.boolean());
+    let removed = fields.or("removed_tenants", Vec::new(), |node| removed_tenants(&node, &across.ids));
     Some(DesiredState {
         schema_version: schema_version?,
         node_id: node_id?,
@@ -181,6 +185,7 @@ fn desired_state(fields: &Fields<'_, '_>, reference: ReadReference) -> Option<De
         tenants: tenants?,
         prune_unknown_tenants: prune_unknown_tenants?,
         prune_unknown_pools: prune_unknown_pools?,
+        removed_tenants: removed?,
     })
 }
 

@@ -33,6 +33,11 @@ impl<K: Ord + Clone> Unique<K> {
             node.refuse::<()>(format_args!("must be unique, but {list}[{first}] has the same value"));
         }
     }
+
+    /// Which item has this key, if one does.
+    pub(super) fn first(&self, key: &K) -> Option<usize> {
+        self.first.get(key).copied()
+    }
 }
 
 /// The subnets of the tenants read so far. Two networks overlap only if one holds the other, so looking up the few

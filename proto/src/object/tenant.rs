@@ -37,6 +37,7 @@ pub struct TenantSpec {
     pub network: TenantNetwork,
     pub egress: Egress,
     pub images: TenantImages,
+    /// What becomes of its sessions and secrets when it is deleted.
     pub on_delete: OnDelete,
 }
 
@@ -137,7 +138,7 @@ impl TenantImages {
     }
 }
 
-/// What becomes of a deleted tenant's sessions, disks and secrets.
+/// What becomes of a deleted tenant's persisted sessions and its secrets on nodes. Instances go with their disks in any case.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnDelete {

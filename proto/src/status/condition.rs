@@ -32,6 +32,8 @@ named! {
         SessionsPersisted = "SessionsPersisted",
         /// The status of the node was not cut.
         StatusComplete = "StatusComplete",
+        /// Nothing is left of tenants that were removed with their data.
+        TenantsRemoved = "TenantsRemoved",
         /// Every VM of this machine has a record.
         VmsAccountedFor = "VmsAccountedFor",
         WorkloadsRunning = "WorkloadsRunning",

@@ -35,7 +35,14 @@ pub fn fit_status(status: &mut NodeStatus, now: Timestamp) {
         cuts.list("deferred steps of a pool", &mut pool.deferred, MAX_DEFERRED);
         cuts.texts(&mut pool.deferred);
     }
+    cuts.list("removed tenants", &mut status.removals, MAX_POOLS);
+    cuts.words(status.removals.iter_mut().flat_map(|removal| [&mut removal.tenant_id, &mut removal.uid]));
+    cuts.texts(status.removals.iter_mut().map(|removal| &mut removal.waits_for));
     if status.encoded_len() > MAX_STATUS_BYTES {
+        for removal in status.removals.iter_mut().filter(|removal| !removal.waits_for.is_empty()) {
+            removal.waits_for = String::new();
+            cuts.note("why removed tenants are not gone yet".to_owned());
+        }
         for pool in status.pools.iter_mut().filter(|pool| !pool.deferred.is_empty()) {
             pool.deferred = Vec::new();
             cuts.note("all deferred steps".to_owned());
@@ -85,6 +92,8 @@ pub fn fit_info(info: &mut NodeInfo, now: Timestamp) {
     cuts.texts(info.capabilities.iter_mut().flat_map(|it| [&mut it.name, &mut it.lacking]));
     cuts.list("root certificates", &mut info.roots, MAX_CONDITIONS);
     cuts.words(&mut info.roots);
+    cuts.list("features", &mut info.features, MAX_CONDITIONS);
+    cuts.words(&mut info.features);
     cuts.conditions(&mut info.conditions);
     cuts.tell(ConditionKind::InfoComplete, &mut info.conditions, now);
 }

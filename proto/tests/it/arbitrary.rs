@@ -14,9 +14,9 @@ use proptest::sample::{select, subsequence};
 use mvm_proto::document::{
     DesiredCounts, DesiredState, Egress, EgressMode, ExecCheck, Health, HealthCheck, HttpCheck,
     IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND, IoLimits, MAX_PREFIX, MAX_TENANT_NET_ID, MAX_USER_ID, MIN_PREFIX,
-    Network, Persist, Pool, PoolRole, Provenance, Quotas, Resources, Restart, RuntimePolicy, SCHEMA_VERSION,
-    SeccompPolicy, SignedDocument, SleepPolicy, SnapshotCompression, Subnet, TcpCheck, Tenant, User, Warmup,
-    WorkloadOverride,
+    Network, Persist, Pool, PoolRole, Provenance, Quotas, RemovedTenant, Resources, Restart, RuntimePolicy,
+    SCHEMA_VERSION, SeccompPolicy, SignedDocument, SleepPolicy, SnapshotCompression, Subnet, TcpCheck,
+    Tenant, User, Warmup, WorkloadOverride,
 };
 use mvm_proto::json::MAX_INTEGER;
 use mvm_proto::{Digest, Timestamp};
@@ -37,16 +37,32 @@ pub(crate) fn desired_state_of(
             blocks.into_iter().enumerate().map(|(at, block)| tenant(at, block, pools.clone())).collect();
         tenants
     });
-    (name(), option::of(name()), tenants, any::<bool>(), any::<bool>()).prop_map(
-        |(node_id, cluster, tenants, prune_unknown_tenants, prune_unknown_pools)| DesiredState {
+    (name(), option::of(name()), tenants, any::<bool>(), any::<bool>(), removed_tenants()).prop_map(
+        |(node_id, cluster, tenants, prune_unknown_tenants, prune_unknown_pools, removed)| DesiredState {
             schema_version: SCHEMA_VERSION,
             node_id: parsed(&node_id),
             cluster: cluster.as_deref().map(parsed),
             tenants,
             prune_unknown_tenants,
             prune_unknown_pools,
+            removed_tenants: removed,
         },
     )
+}
+
+/// Of names that no tenant here has.
+fn removed_tenants() -> impl Strategy<Value = Vec<RemovedTenant>> {
+    let stores = vec(select(vec!["local", "file:///var/lib/sessions", "s3://acme-sessions/prod"]), 0..3);
+    let removed = ("[!-~]{1,64}", stores);
+    prop_oneof![3 => Just(Vec::new()), 1 => vec(removed, 1..3)].prop_map(|removed| {
+        let removed = removed.into_iter().enumerate();
+        let one = |(at, (uid, stores)): (usize, (String, Vec<&str>))| RemovedTenant {
+            tenant_id: parsed(&format!("removed-{at}-x")),
+            uid,
+            session_stores: stores.into_iter().map(str::to_owned).collect(),
+        };
+        removed.map(one).collect()
+    })
 }
 
 /// A valid document with its provenance.

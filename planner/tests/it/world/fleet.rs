@@ -95,6 +95,7 @@ fn document(kinds: Kinds) -> impl Strategy<Value = DesiredState> {
                 tenants,
                 prune_unknown_tenants: tenants_too,
                 prune_unknown_pools: pools_too,
+                removed_tenants: Vec::new(),
             }
         },
     )
