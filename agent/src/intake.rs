@@ -7,6 +7,7 @@ pub mod acceptor;
 pub mod api;
 pub mod authz;
 pub mod coordinator_session;
+mod guest_sessions;
 pub mod ledger;
 pub mod local_socket;
 mod problem;

@@ -18,6 +18,7 @@ mod needs;
 pub mod observe;
 mod once;
 pub mod reconcile_task;
+pub(crate) mod removals;
 mod resolvers;
 mod revoked;
 pub(crate) mod status;

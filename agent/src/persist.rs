@@ -9,6 +9,7 @@
 mod blob_store;
 mod bring_back;
 mod copy_out;
+mod deletion;
 mod guest_files;
 mod head;
 mod held;
@@ -18,6 +19,7 @@ mod limits;
 mod session;
 mod session_store;
 mod space;
+mod stored;
 #[cfg(test)]
 mod tests;
 
@@ -52,6 +54,7 @@ pub use limits::SessionLimits;
 use session::{CopyReport, Session};
 use session_store::SessionStore;
 use space::{SessionSpace, TenantSpace};
+pub use stored::{DeletedSessions, FoundSessions, WhichSessions};
 
 /// A session is given back within this, or left to be found free later: its instance goes either way.
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
@@ -227,16 +230,7 @@ impl Sessions {
     }
 
     fn store(&self, record: &Record, store: &str) -> Result<SessionStore<ObjectBlobStore>, PersistError> {
-        let known = locked(&self.stores).get(store).cloned();
-        let blobs = match known {
-            Some(blobs) => blobs,
-            None => {
-                let SessionSettings { sessions_dir, secrets_dir, .. } = &self.settings;
-                let blobs = ObjectBlobStore::open(store, sessions_dir, secrets_dir)?;
-                locked(&self.stores).insert(store.to_owned(), blobs.clone());
-                blobs
-            }
-        };
+        let blobs = self.blobs(store)?;
         let space = blobs.folder().map(|folder| TenantSpace {
             all: Arc::clone(&self.space),
             tenant: record.tenant.clone(),
@@ -245,6 +239,16 @@ impl Sessions {
         });
         let store = SessionStore::new(blobs, &record.tenant, &record.pool);
         Ok(store.limited(self.settings.limits.max_bytes, space))
+    }
+
+    fn blobs(&self, store: &str) -> Result<ObjectBlobStore, PersistError> {
+        if let Some(known) = locked(&self.stores).get(store) {
+            return Ok(known.clone());
+        }
+        let SessionSettings { sessions_dir, secrets_dir, .. } = &self.settings;
+        let blobs = ObjectBlobStore::open(store, sessions_dir, secrets_dir)?;
+        locked(&self.stores).insert(store.to_owned(), blobs.clone());
+        Ok(blobs)
     }
 
     /// What the sessions of an instance's tenant take of this node's disk, as far as it can be found out soon.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use mvm_host::{Dir, OpenHow};
 use mvm_proto::guest::MAX_SECRETS_BYTES;
 use mvm_proto::{Digest, PoolId, TenantId};
-use mvm_vmm::snapshot_key::TenantKey;
+use mvm_vmm::snapshot_key::{KEY_SUFFIX, TenantKey};
 use nix::sys::statfs::{FsType, TMPFS_MAGIC, statfs};
 use parking_lot::Mutex;
 use zeroize::Zeroizing;
@@ -31,6 +31,23 @@ pub enum SecretsError {
     },
     #[error("the secrets bundle {} is {found}, not {expected}", path.display())]
     Other { path: PathBuf, found: Digest, expected: Digest },
+}
+
+/// Why what a tenant has in the secrets folder could not be removed.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretsNotRemoved {
+    #[error("could not list the secrets in {}", path.display())]
+    Folder {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("could not remove {}", path.display())]
+    File {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
 }
 
 /// What tells one version of a file from another without reading it.
@@ -64,6 +81,17 @@ impl BundleOf<'_> {
 /// The name of a pool's own bundle: no tenant's, and nothing of any tenant's.
 fn pool_file(tenant: &TenantId, pool: &PoolId) -> String {
     format!("pool.{tenant}.{pool}")
+}
+
+/// Whether a file of this name is a tenant's alone. No id has a dot.
+fn is_of_tenant(name: &str, tenant: &TenantId) -> bool {
+    let tenant = tenant.as_str();
+    name == tenant
+        || name.strip_suffix(KEY_SUFFIX) == Some(tenant)
+        || name
+            .strip_prefix("pool.")
+            .and_then(|rest| rest.split_once('.'))
+            .is_some_and(|(of, _)| of == tenant)
 }
 
 #[derive(Debug)]
@@ -123,6 +151,27 @@ impl Secrets {
     #[must_use]
     pub fn snapshot_key(&self, tenant: &TenantId) -> TenantKey {
         TenantKey::new(&self.dir, tenant)
+    }
+
+    /// Removes a tenant's bundle, those of its pools and the key of its snapshots. What is not there is as good as removed.
+    pub fn remove_tenant(&self, tenant: &TenantId) -> Result<(), SecretsNotRemoved> {
+        let unreadable = |cause| SecretsNotRemoved::Folder { path: self.dir.clone(), cause };
+        let entries = match std::fs::read_dir(&self.dir) {
+            Ok(entries) => entries,
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(cause) => return Err(unreadable(cause)),
+        };
+        for entry in entries {
+            let name = entry.map_err(unreadable)?.file_name();
+            let Some(name) = name.to_str().filter(|name| is_of_tenant(name, tenant)) else { continue };
+            let path = self.dir.join(name);
+            match std::fs::remove_file(&path) {
+                Ok(()) => drop(self.known.lock().remove(name)),
+                Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
+                Err(cause) => return Err(SecretsNotRemoved::File { path, cause }),
+            }
+        }
+        Ok(())
     }
 
     fn unreadable(&self, file: &str, cause: io::Error) -> SecretsError {
@@ -213,6 +262,31 @@ mod tests {
         fs::remove_file(dir.path().join("acme")).unwrap();
         fs::create_dir(dir.path().join("acme")).unwrap();
         assert!(refused().contains("not a regular file"));
+    }
+
+    #[test]
+    fn what_is_a_tenants_alone_goes_with_it_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let secrets = Secrets::new(dir.path());
+        let its = ["acme", "acme.snapshot-key", "pool.acme.web", "pool.acme.acme"];
+        let others =
+            ["acme-2", "acme-2.snapshot-key", "pool.acme-2.acme", "pool.other.acme", "s3.acme", "s3.x.acme"];
+        for name in its.iter().chain(&others) {
+            fs::write(dir.path().join(name), b"secret").unwrap();
+        }
+        let tenant = "acme".parse().unwrap();
+        for _ in 0..2 {
+            secrets.remove_tenant(&tenant).unwrap();
+        }
+        let left =
+            fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut left: Vec<_> = left.collect();
+        left.sort();
+        assert_eq!(left, others);
+        fs::create_dir(dir.path().join("acme")).unwrap();
+        assert!(chain(&secrets.remove_tenant(&tenant).unwrap_err()).starts_with("could not remove "));
+        // A node without secrets has none of it.
+        Secrets::new(&dir.path().join("none")).remove_tenant(&tenant).unwrap();
     }
 
     #[test]

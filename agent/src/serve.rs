@@ -60,7 +60,9 @@ use crate::serve::shutdown::{notify_ready, notify_stopping, watchdog_task};
 use crate::upkeep::certs::{CertsDir, CertsError};
 use crate::upkeep::image_gc_task::image_gc_task;
 use crate::upkeep::pressure_task::pressure_task;
+use crate::upkeep::removed_tenants_task::removed_tenants_task;
 use crate::upkeep::session_copy_task::session_copy_task;
+use crate::upkeep::session_retention_task::session_retention_task;
 pub use error::AgentError;
 use member::{Member, choose_node_id, load_member};
 use mvm_vmm::{DriverChoice, VmmSettings};
@@ -192,6 +194,9 @@ impl Agent {
         let sessions = Arc::clone(handle.sessions());
         let sessions = session_copy_task(sessions, Arc::clone(handle.records()), stop.clone());
         tasks.spawn("sessions", sessions);
+        tasks.spawn("removed_tenants", removed_tenants_task(handle.clone(), stop.clone()));
+        let retention = session_retention_task(handle.clone(), settings.session_retention, stop.clone());
+        tasks.spawn("session_retention", retention);
         tasks.spawn("reconcile", reconcile_task(node, current_document, stop.clone()));
 
         let driver = DriverInUse {

@@ -14,6 +14,7 @@ mod instances;
 mod migration;
 mod node;
 mod problem;
+mod sessions;
 mod watch;
 
 use std::sync::Arc;
@@ -140,6 +141,8 @@ fn handler(rule: &Rule) -> MethodRouter<Api> {
         Endpoint::Instance => get(instances::one),
         Endpoint::Logs => get(instances::logs),
         Endpoint::Act(action) => post(instances::act).layer(Extension(action)),
+        Endpoint::Sessions => get(sessions::list),
+        Endpoint::DeleteSessions => post(sessions::delete),
         Endpoint::Exec => post(exec::exec),
         Endpoint::Export => post(migration::export),
         Endpoint::Release => post(migration::release),

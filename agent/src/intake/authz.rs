@@ -29,6 +29,8 @@ pub enum Endpoint {
     Instance,
     Logs,
     Act(ManualAction),
+    Sessions,
+    DeleteSessions,
     Exec,
     Export,
     Release,
@@ -72,6 +74,7 @@ const COORDINATOR: &[Role] = &[Role::Coordinator];
 const COORDINATOR_AND_OPERATOR: &[Role] = &[Role::Coordinator, Role::Operator];
 
 pub(crate) const IMPORT_PATH: &str = "/v1/instances/import";
+const DELETE_SESSIONS_PATH: &str = "/v1/sessions/delete";
 
 /// The whole authorisation policy of the agent's API. Node certificates may call nothing: a node speaks for itself
 /// to the coordinator, and has no business with another node.
@@ -113,6 +116,13 @@ pub const TABLE: &[Rule] = &[
         "removes a stopped instance with its disk",
         COORDINATOR_AND_OPERATOR,
     ),
+    get(E::Sessions, "/v1/sessions", "lists the guest sessions in the stores that this node knows"),
+    post(
+        E::DeleteSessions,
+        DELETE_SESSIONS_PATH,
+        "deletes guest sessions that are not in use",
+        COORDINATOR_AND_OPERATOR,
+    ),
     post(E::Exec, instance!("/exec"), "runs a command inside an instance", COORDINATOR_AND_OPERATOR),
     post(E::Export, instance!("/export"), "exports a sleeping instance as an archive", LOCAL_ONLY),
     post(
@@ -136,7 +146,7 @@ impl Rule {
     /// Whether the answer may take as long as the disk and the peer need.
     #[must_use]
     pub fn is_long(path: &str) -> bool {
-        path == IMPORT_PATH || path.ends_with("/export")
+        path == IMPORT_PATH || path == DELETE_SESSIONS_PATH || path.ends_with("/export")
     }
 
     /// Whether `caller` may make this call.

@@ -221,6 +221,7 @@ impl Node {
             current_document,
             blocked,
             network: engine.network_check.found.subscribe(),
+            removals: watch::Sender::default(),
             pressed,
         };
         let handle = NodeHandle { shared: Arc::new(shared) };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use mvm_host::HostError;
 use mvm_host::network::NetworkFound;
 use mvm_planner::{NodePlan, Observation, plan_node};
-use mvm_proto::status::{InstanceStatus, NodeStatus};
+use mvm_proto::status::{InstanceStatus, NodeStatus, TenantRemoval};
 use mvm_proto::{DesiredState, InstanceId, NodeId, PoolId, TenantId};
 use mvm_vmm::Driver;
 use tokio::sync::{Notify, broadcast, watch};
@@ -53,6 +53,8 @@ pub(super) struct Shared {
     /// What the last pass found that can't be started now.
     pub(super) blocked: watch::Sender<Vec<mvm_planner::Blocked>>,
     pub(super) network: watch::Receiver<NetworkFound>,
+    /// How far the removal of tenants is.
+    pub(super) removals: watch::Sender<Vec<TenantRemoval>>,
     /// Whether memory is short on this machine.
     pub(super) pressed: watch::Sender<bool>,
 }

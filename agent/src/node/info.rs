@@ -7,7 +7,7 @@ use std::path::Path;
 
 use mvm_proto::Timestamp;
 use mvm_proto::document::SCHEMA_VERSION;
-use mvm_proto::status::{self, Capacity, NodeInfo};
+use mvm_proto::status::{self, Capacity, Feature, NodeInfo};
 use mvm_vmm::{Capability, Driver, DriverKind};
 
 /// Memory kept back for the host itself: the kernel, this agent and the VMMs' own needs.
@@ -63,6 +63,7 @@ pub fn measure(data_dir: &Path, driver: DriverKind, caps: &CapacityCaps, started
         processors,
         memory_mib,
         schema_versions: vec![SCHEMA_VERSION],
+        features: Feature::ALL.iter().map(ToString::to_string).collect(),
         ..NodeInfo::default()
     }
 }

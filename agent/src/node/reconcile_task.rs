@@ -19,6 +19,7 @@ use crate::node::CurrentDocument;
 use crate::node::assemble::Node;
 use crate::node::engine::{Found, tell_done};
 use crate::node::handle::Pass;
+use crate::node::removals;
 use crate::node::status::{self, Facts};
 
 /// While steps run, the next plan is made this soon after the last: one slow step does not hold up the others' next.
@@ -196,6 +197,7 @@ fn tell(
             engine.groups.condition(engine.clock.now()),
             engine.resolvers.condition(engine.clock.now()),
         ],
+        removals: removals::of_document(current_document, &node.handle.shared.removals.borrow()),
         next_reconcile_at,
     };
     node.handle.shared.status.send_modify(|status| status::update(status, &facts));

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use mvm_planner::{NodePlan, revision_of};
 use mvm_proto::document::{Pool, Resources};
-use mvm_proto::status::{Condition, ConditionKind, Counts, NodeStatus, PoolStatus, Usage, set_condition};
+use mvm_proto::status::{
+    Condition, ConditionKind, Counts, NodeStatus, PoolStatus, TenantRemoval, Usage, set_condition,
+};
 use mvm_proto::{InstanceId, Phase, Timestamp, WorkloadState};
 
 use crate::instance::record::Record;
-use crate::node::CurrentDocument;
+use crate::node::{CurrentDocument, removals};
 
 /// How many deferred steps a condition names: the rest are in their pools' status.
 const DEFERRED_SHOWN: usize = 3;
@@ -32,6 +34,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) bounds: [Condition; 3],
     /// Whether sessions are in their stores.
     pub(crate) sessions: Condition,
+    /// How far the removal of tenants is.
+    pub(crate) removals: Vec<TenantRemoval>,
     pub(crate) next_reconcile_at: Timestamp,
 }
 
@@ -55,12 +59,14 @@ pub(crate) fn update(status: &mut NodeStatus, facts: &Facts<'_>) {
         workloads(facts),
         images,
         sessions,
+        removals::condition(&facts.removals, now),
     ];
     for condition in own.into_iter().chain(facts.needs.clone()).chain(facts.bounds.clone()) {
         set_condition(&mut status.conditions, condition);
     }
     status.usage = Some(usage(facts.records));
     status.pools = pools(facts);
+    status.removals.clone_from(&facts.removals);
 }
 
 fn converged(facts: &Facts<'_>) -> Condition {

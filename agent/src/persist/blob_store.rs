@@ -178,6 +178,22 @@ impl ObjectBlobStore {
         self.folder.as_deref()
     }
 
+    /// Removes the empty folders at and below a key, where there are folders. Content is never touched.
+    pub(crate) fn remove_empty_folders(&self, below: &str) {
+        fn remove(folder: &Path) {
+            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    remove(&entry.path());
+                }
+            }
+            // One with something in it stays.
+            let _ = std::fs::remove_dir(folder);
+        }
+        if let Some(folder) = &self.folder {
+            remove(&folder.join(below));
+        }
+    }
+
     fn key(&self, key: &str) -> Result<Key, BlobStoreError> {
         let whole = if self.prefix.is_empty() { key.to_owned() } else { format!("{}/{key}", self.prefix) };
         Key::parse(whole).map_err(|error| BlobStoreError::Store(error.into()))

@@ -48,7 +48,38 @@ pub(crate) struct Found {
     pub(crate) written_at: Timestamp,
 }
 
+/// What a session is at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SessionState {
+    /// Nothing was copied, or it was deleted. Its head stays: its number refuses a holder of before.
+    Empty,
+    Free,
+    /// It has a holder whose lease has expired.
+    Abandoned,
+    InUse,
+}
+
+impl SessionState {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Empty => "empty",
+            Self::Free => "free",
+            Self::Abandoned => "abandoned",
+            Self::InUse => "in_use",
+        }
+    }
+}
+
 impl Found {
+    pub(crate) fn state(&self, now: Timestamp) -> SessionState {
+        match (&self.head.holder, self.head.index) {
+            (Some(_), _) if !self.is_free(now) => SessionState::InUse,
+            (Some(_), _) => SessionState::Abandoned,
+            (None, Some(_)) => SessionState::Free,
+            (None, None) => SessionState::Empty,
+        }
+    }
+
     /// Whether it has no holder, or one whose lease has expired.
     fn is_free(&self, now: Timestamp) -> bool {
         let every = Duration::from_secs(self.head.every_seconds);

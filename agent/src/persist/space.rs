@@ -50,6 +50,13 @@ impl SessionSpace {
         self.lock().get(tenant).map_or(0, TenantUse::sessions_bytes)
     }
 
+    /// What a tenant has in this store is not known any more: some of it was deleted.
+    pub(super) fn forget(&self, tenant: &TenantId, store: &str) {
+        if let Some(noted) = self.lock().get_mut(tenant) {
+            noted.stores.remove(store);
+        }
+    }
+
     /// What a tenant may have on disk, and what its instances have there.
     pub(super) fn note(&self, tenant: &TenantId, quota_bytes: Option<u64>, instances_bytes: u64) {
         let mut all = self.lock();

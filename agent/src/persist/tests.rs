@@ -1,5 +1,6 @@
 //! Sessions between folders and stores, with both breaking at every possible moment.
 
+mod deletion;
 mod folder;
 mod hostile;
 mod lease;

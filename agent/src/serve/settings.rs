@@ -63,6 +63,8 @@ pub struct AgentSettings {
     pub sessions_dir: PathBuf,
     /// How much one session may take, and how long one copy of it.
     pub session_limits: SessionLimits,
+    /// Sessions that were not used for so long are deleted. Absent: none is.
+    pub session_retention: Option<Duration>,
     /// How long an orphan (a VM or directory without a record) is kept before it is removed.
     pub sweep_after: Duration,
     /// Whether idle instances stay as they are when this machine is short of memory.
@@ -102,6 +104,7 @@ impl AgentSettings {
             secrets_dir: PathBuf::from(DEFAULT_SECRETS_DIR),
             sessions_dir: default_sessions_dir(data_dir),
             session_limits: SessionLimits::default(),
+            session_retention: None,
             sweep_after: DEFAULT_SWEEP_AFTER,
             ignore_memory_pressure: false,
             boot_deadline: DEFAULT_BOOT_DEADLINE,

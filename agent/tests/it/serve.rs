@@ -5,5 +5,6 @@ mod certs;
 mod cluster;
 mod coordinator;
 mod file_source;
+mod removal;
 mod session;
 mod shutdown;

@@ -13,6 +13,7 @@ use mvm_proto::wire::session::v1::{
 };
 use mvm_proto::{DesiredState, IdError, InstanceId, Phase, PoolId, Problem, TenantId};
 
+use crate::intake::guest_sessions;
 use crate::node::actions::{Manual, override_for};
 use crate::node::handle::{DEFAULT_LOG_BYTES, MAX_LOG_BYTES, NodeHandle};
 
@@ -28,6 +29,17 @@ pub(super) async fn answer(
         Some(request::Ask::Act(asked)) => act(node, &asked).await.map(Some),
         Some(request::Ask::GetLogs(asked)) => logs(node, &asked).await.map(Some),
         Some(request::Ask::Plan(asked)) => plan(node, &asked).map(Some),
+        Some(request::Ask::ListSessions(asked)) => {
+            let (tenant, pool) = (wanted("tenant_id", &asked.tenant_id)?, wanted("pool_id", &asked.pool_id)?);
+            Ok(Some(guest_sessions::list(node, tenant, pool, asked).await))
+        }
+        Some(request::Ask::DeleteSessions(asked)) => {
+            let (tenant, pool) = (id("tenant_id", &asked.tenant_id)?, wanted("pool_id", &asked.pool_id)?);
+            if pool.is_none() && asked.session.is_some() {
+                return Err(bad("session", &"must be the number of a session of a pool"));
+            }
+            Ok(Some(guest_sessions::delete(node, tenant, pool, asked).await))
+        }
         None => Err(unknown_request()),
     }
 }

@@ -39,7 +39,11 @@ impl StatusPacer {
 
 /// Whether anything but the times of observation differs.
 fn differs(a: &NodeStatus, b: &NodeStatus) -> bool {
-    a.conditions != b.conditions || a.pools != b.pools || a.usage != b.usage || a.node_id != b.node_id
+    a.conditions != b.conditions
+        || a.pools != b.pools
+        || a.usage != b.usage
+        || a.node_id != b.node_id
+        || a.removals != b.removals
 }
 
 #[cfg(test)]
