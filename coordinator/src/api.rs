@@ -5,6 +5,7 @@
 //! problem (see `refuse`).
 
 mod events;
+mod guest_sessions;
 pub(crate) mod identify;
 mod instance_list;
 mod instances;
@@ -23,12 +24,13 @@ use mvm_pki::tls::PeerCertificate;
 use mvm_proto::wire::control::v1::control_server::{Control, ControlServer};
 use mvm_proto::wire::control::v1::{
     ActOnInstanceRequest, ActOnInstanceResponse, CoordinatorInfo, CreateTokenRequest, CreateTokenResponse,
-    GetDocumentRequest, GetInfoRequest, GetLogsRequest, GetLogsResponse, GetNodeRequest, GetTrustRequest,
-    ListInstancesRequest, ListInstancesResponse, ListNodesRequest, ListNodesResponse, ListOperatorsRequest,
-    ListOperatorsResponse, ListTokensRequest, ListTokensResponse, Node, NodeEvent, PushProgress, PushRequest,
-    RemoveNodeRequest, RemoveNodeResponse, RemoveOperatorRequest, RemoveOperatorResponse,
-    RenewCertificateRequest, RenewCertificateResponse, RevokeTokenRequest, RevokeTokenResponse,
-    StoredDocument, StreamEventsRequest, TrustState, UpdateTrustRequest,
+    DeleteGuestSessionsRequest, DeleteGuestSessionsResponse, GetDocumentRequest, GetInfoRequest,
+    GetLogsRequest, GetLogsResponse, GetNodeRequest, GetTrustRequest, ListGuestSessionsRequest,
+    ListGuestSessionsResponse, ListInstancesRequest, ListInstancesResponse, ListNodesRequest,
+    ListNodesResponse, ListOperatorsRequest, ListOperatorsResponse, ListTokensRequest, ListTokensResponse,
+    Node, NodeEvent, PushProgress, PushRequest, RemoveNodeRequest, RemoveNodeResponse, RemoveOperatorRequest,
+    RemoveOperatorResponse, RenewCertificateRequest, RenewCertificateResponse, RevokeTokenRequest,
+    RevokeTokenResponse, StoredDocument, StreamEventsRequest, TrustState, UpdateTrustRequest,
 };
 use mvm_proto::wire::objects::v1::objects_server::ObjectsServer;
 use mvm_proto::wire::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES};
@@ -246,6 +248,21 @@ impl Control for Service {
 
     async fn get_logs(&self, request: Request<GetLogsRequest>) -> Answer<GetLogsResponse> {
         answer(instances::logs(&self.0, request.get_ref()).await)
+    }
+
+    async fn list_guest_sessions(
+        &self,
+        request: Request<ListGuestSessionsRequest>,
+    ) -> Answer<ListGuestSessionsResponse> {
+        answer(guest_sessions::list(&self.0, request.get_ref()).await)
+    }
+
+    async fn delete_guest_sessions(
+        &self,
+        request: Request<DeleteGuestSessionsRequest>,
+    ) -> Answer<DeleteGuestSessionsResponse> {
+        let by = caller(&request)?;
+        answer(guest_sessions::delete(&self.0, request.get_ref(), &by).await)
     }
 
     async fn get_trust(&self, _: Request<GetTrustRequest>) -> Answer<TrustState> {

@@ -308,7 +308,7 @@ impl Documents {
     ) -> Result<Option<Signed>, Problem> {
         match self.assigned(&desired.node_id).await? {
             Some(assigned) if assigned.content == Some(self.content_of(desired)) => Ok(None),
-            None if desired.tenants.is_empty() => Ok(None),
+            None if desired.tenants.is_empty() && desired.removed_tenants.is_empty() => Ok(None),
             _ => self.prepare(&desired.node_id, &Content::New(desired), None, now).await,
         }
     }

@@ -7,6 +7,7 @@
 //! nodes/<node id>         enrolled nodes, removed ones included
 //! objects/<plural>/...    declared objects; see `objects`
 //! placed/<tenant>/...      where instances are placed; see `placement`
+//! held/<tenant>/<node>    nodes that have or had instances of a tenant; see `placement`
 //! operators/<name>        operators and their certificates, removed ones included
 //! assigned/<node id>      numbers of the newest document; the guard of every document transaction
 //! envelopes/<node id>     that document, signed, exactly as it is sent

@@ -1,5 +1,7 @@
 //! What placement is decided from: declared objects, what is placed, and what nodes said.
 
+mod deletion;
+mod holdings;
 mod live;
 mod placements;
 mod status;
@@ -13,10 +15,14 @@ use mvm_planner::fleet::{
 use mvm_planner::observation::Capacity;
 use mvm_proto::document::{DesiredCounts, Quotas};
 use mvm_proto::object::{ManagedBy, NodeSpec, Object, PoolSpec, TenantSpec};
+use mvm_proto::status::Feature;
 use mvm_proto::{ClusterId, DesiredState, NodeId, PoolId, TenantId, Timestamp};
 
 use crate::render::{self, RenderedTenant, Share};
 
+pub(crate) use deletion::Waits;
+use holdings::Divided;
+pub(crate) use holdings::{Holding, Holdings};
 pub(crate) use live::{NodeNews, PoolNews};
 pub(crate) use placements::Placements;
 
@@ -36,9 +42,21 @@ pub(crate) struct World {
     /// Nobody was heard of before: no node counts as away for longer.
     started_at: Timestamp,
     away_grace: AwayGrace,
-    /// Pools and nodes whose status may have changed.
+    /// Pools, nodes and tenants whose status may have changed.
     pub(crate) stale_pools: BTreeSet<PoolKey>,
     pub(crate) stale_nodes: BTreeSet<NodeId>,
+    pub(crate) stale_tenants: BTreeSet<TenantId>,
+    /// Which nodes ever had instances of which tenants, as the store has it.
+    pub(crate) holdings: Holdings,
+    /// Pools of which that is not looked at yet.
+    unheld: BTreeSet<PoolKey>,
+    /// Tenants that are being deleted with their data.
+    removing: BTreeSet<TenantId>,
+    /// Which node deletes what of them.
+    divided: BTreeMap<TenantId, Divided>,
+    /// What the deletions wait for.
+    pool_waits: BTreeMap<PoolKey, Waits>,
+    tenant_waits: BTreeMap<TenantId, Waits>,
     /// Nodes whose document may have changed.
     pub(crate) touched: BTreeSet<NodeId>,
     /// Pools whose stored placement may differ from where they are placed now.
@@ -81,6 +99,13 @@ impl World {
             away_grace,
             stale_pools: BTreeSet::new(),
             stale_nodes: BTreeSet::new(),
+            stale_tenants: BTreeSet::new(),
+            holdings: Holdings::default(),
+            unheld: BTreeSet::new(),
+            removing: BTreeSet::new(),
+            divided: BTreeMap::new(),
+            pool_waits: BTreeMap::new(),
+            tenant_waits: BTreeMap::new(),
             touched: BTreeSet::new(),
             unsettled: BTreeSet::new(),
         }
@@ -112,7 +137,11 @@ impl World {
                 self.touched.extend(self.stored.nodes_of(&key).cloned());
             }
         }
-        self.tenants.insert(id, TenantEntry { object: object.clone(), spec, rendered });
+        let entry = TenantEntry { object: object.clone(), spec, rendered };
+        if entry.is_removed_with_data() {
+            self.removing.insert(id.clone());
+        }
+        self.tenants.insert(id, entry);
     }
 
     fn declare_pool(&mut self, object: &Object) {
@@ -126,6 +155,7 @@ impl World {
             self.touched.extend(self.stored.nodes_of(&key).cloned());
             self.stale_pools.insert(key.clone());
             self.unsettled.insert(key.clone());
+            self.unheld.insert(key.clone());
         }
         self.pools_of.entry(key.tenant.clone()).or_default().insert(key.pool.clone());
         self.pools.insert(key, PoolEntry { object: object.clone(), spec });
@@ -157,6 +187,8 @@ impl World {
                 if let Ok(id) = name.parse::<TenantId>() {
                     self.tenants.remove(&id);
                     self.placer.set_tenant(&id, None);
+                    self.tenant_waits.remove(&id);
+                    self.removing.remove(&id);
                 }
             }
             "Pool" => {
@@ -165,6 +197,7 @@ impl World {
                     self.placer.set_pool(&key, None);
                     self.touched.extend(self.stored.nodes_of(&key).cloned());
                     self.pools.remove(&key);
+                    self.pool_waits.remove(&key);
                     if let Some(pools) = self.pools_of.get_mut(&key.tenant) {
                         pools.remove(&key.pool);
                         if pools.is_empty() {
@@ -202,7 +235,8 @@ impl World {
         if before.connected != entry.news.connected || before.converged != entry.news.converged {
             self.stale_pools.extend(self.stored.pools_on(id).cloned());
         }
-        if entry.news.connected && !before.connected {
+        let could = before.info.as_ref().is_some_and(|info| info.has(Feature::RemovedTenants));
+        if (entry.news.connected && !before.connected) || entry.can_remove_tenants() != could {
             self.touched.insert(id.clone());
         }
         for key in entry.news.pools.keys().filter(|key| !before.pools.contains_key(*key)) {
@@ -256,6 +290,7 @@ impl World {
         let fleet = Fleet { placed: self.stored.all().clone(), ..self.fleet() };
         self.placer = Placer::of(&fleet);
         self.unsettled = self.stored.keys().chain(self.pools.keys()).cloned().collect();
+        self.unheld.clone_from(&self.unsettled);
     }
 
     /// Settles what is open: what the store has to be told, by pool, as it was and as it is now.
@@ -286,6 +321,7 @@ impl World {
     /// Settles what is open, and takes it for stored, so that documents are rendered from it: [`World::take_back`] undoes
     /// that if the store does not take it.
     pub(crate) fn settle_and_store(&mut self, now: Timestamp) -> Vec<(PoolKey, Placed, Placed)> {
+        self.divide_removals();
         let differences = self.settle(now);
         for (key, before, after) in &differences {
             self.stored(key, before, after.clone());
@@ -308,6 +344,7 @@ impl World {
             self.stale_nodes.insert(node.clone());
         }
         self.stale_pools.insert(key.clone());
+        self.unheld.insert(key.clone());
         self.unsettled.remove(key);
         self.stored.set(key, after);
     }
@@ -329,10 +366,6 @@ impl World {
             tenants.map(|entry| entry.object.clone()).collect(),
             pools.map(|(key, entry)| (key.clone(), entry.object.clone())).collect(),
         )
-    }
-
-    pub(crate) fn has_pools(&self, tenant: &TenantId) -> bool {
-        self.pools_of.contains_key(tenant)
     }
 
     /// What is declared, as the planner takes it, with what is placed now.
@@ -378,7 +411,9 @@ impl World {
             });
             share.pools.insert(key.pool.clone(), (&pool.spec, counts));
         }
-        Some(render::document(cluster, node, &shares))
+        let mut document = render::document(cluster, node, &shares);
+        document.removed_tenants = self.removed_on(node, &document);
+        Some(document)
     }
 
     /// The pools that have instances placed on a node.

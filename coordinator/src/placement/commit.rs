@@ -5,18 +5,25 @@
 //! ```
 //! A record of zeros is of a pool that is being deleted: the node had instances of it, and has not said yet that they are
 //! gone.
+//!
+//! ```text
+//! held/<tenant>/<node>            the node had instances of the tenant at some time, and the stores of their sessions
+//! ```
+//! It stays until nothing of the tenant is left there.
 
 use std::collections::BTreeMap;
 
 use mvm_planner::fleet::{Placed, PoolKey};
 use mvm_proto::document::DesiredCounts;
-use mvm_proto::{NodeId, Problem};
+use mvm_proto::{NodeId, Problem, TenantId};
 
 use super::batch::{Batch, Change};
 use crate::state::State;
 use crate::stored::{Backend, StateError, encode, load_all};
+use crate::world::{Holding, Holdings};
 
 pub(crate) const PLACED: &str = "placed/";
+const HELD: &str = "held/";
 
 fn placed_key(key: &PoolKey, node: &NodeId) -> String {
     format!("{PLACED}{}/{}/{node}", key.tenant, key.pool)
@@ -46,10 +53,39 @@ pub(super) fn changes(key: &PoolKey, before: &Placed, after: &Placed) -> Vec<Cha
     puts.chain(gone.map(|node| (placed_key(key, node), None))).collect()
 }
 
+/// The nodes that have instances of tenants, or had.
+pub(super) async fn load_holdings(store: &Backend) -> Result<Holdings, StateError> {
+    let mut all = Holdings::default();
+    for (path, record) in load_all::<Holding>(store, HELD).await? {
+        let Some((tenant, node)) = path.split_once('/') else { continue };
+        if let (Ok(tenant), Ok(node)) = (tenant.parse(), node.parse()) {
+            all.set(&tenant, &node, record.value);
+        }
+    }
+    Ok(all)
+}
+
+pub(super) fn holding(tenant: &TenantId, node: &NodeId, holding: Option<&Holding>) -> Change {
+    (format!("{HELD}{tenant}/{node}"), holding.map(encode))
+}
+
+/// Nothing of a tenant is left on these nodes.
+pub(super) async fn forget_holdings(
+    state: &State,
+    tenant: &TenantId,
+    nodes: &[NodeId],
+) -> Result<(), Problem> {
+    write(state, nodes.iter().map(|node| holding(tenant, node, None))).await
+}
+
 /// A pool is placed nowhere any more.
 pub(super) async fn remove(state: &State, key: &PoolKey, placed: &Placed) -> Result<(), Problem> {
+    write(state, changes(key, placed, &Placed::new()).into_iter()).await
+}
+
+async fn write(state: &State, changes: impl Iterator<Item = Change>) -> Result<(), Problem> {
     let mut batch = Batch::default();
-    for change in changes(key, placed, &Placed::new()) {
+    for change in changes {
         if !batch.takes_placement(&change) {
             std::mem::take(&mut batch).commit(state).await?;
         }

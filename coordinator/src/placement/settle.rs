@@ -20,9 +20,14 @@ pub(super) struct Settled {
 
 /// Places what is not placed, stores where everything is, and issues the documents of the nodes that it touches.
 pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
-    let differences = state.world.lock().settle_and_store(now());
-    let placements: Vec<Change> =
-        differences.iter().flat_map(|(key, before, after)| commit::changes(key, before, after)).collect();
+    let (differences, holdings) = {
+        let mut world = state.world.lock();
+        (world.settle_and_store(now()), world.new_holdings())
+    };
+    // Before what is placed: a node that has something of a tenant is always known to.
+    let held = holdings.iter().map(|(tenant, node, holding)| commit::holding(tenant, node, Some(holding)));
+    let placed = differences.iter().flat_map(|(key, before, after)| commit::changes(key, before, after));
+    let placements: Vec<Change> = held.chain(placed).collect();
     let mut settled = Settled { placements: placements.len(), documents: 0 };
     let mut batch = match store_placements(state, placements).await {
         Ok(last) => last,
@@ -31,12 +36,16 @@ pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
             return Err(problem);
         }
     };
+    let mut holdings = Some(holdings);
     let mut failed: Option<Problem> = None;
     let mut again = BTreeSet::new();
     for _ in 0..MAX_TRIES {
         let touched = std::mem::take(&mut state.world.lock().touched);
         match issue_all(state, &touched, std::mem::take(&mut batch)).await {
             Ok(issued) => {
+                if let Some(holdings) = holdings.take() {
+                    state.world.lock().note_holdings(holdings);
+                }
                 settled.documents += issued.documents;
                 for (node, problem) in issued.refused {
                     again.insert(node);

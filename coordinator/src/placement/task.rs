@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_planner::fleet::{AwayGrace, PoolKey};
-use mvm_proto::object::{KINDS, Object, kind_named};
+use mvm_proto::object::{KINDS, Object, OnDelete, TenantSpec, kind_named};
 use mvm_proto::{NodeId, Problem, TenantId};
 use mvm_store::{Event, Store, StoreError, Watch};
 use tokio::time::Instant;
@@ -46,6 +46,7 @@ pub(crate) async fn load_world(store: &Backend, away_grace: AwayGrace) -> Result
         world.declare(object);
     }
     world.stored = Placements::new(commit::load(store).await?);
+    world.holdings = commit::load_holdings(store).await?;
     world.restore();
     world.touched = world.nodes.keys().cloned().collect();
     world.stale_pools = world.pools.keys().cloned().collect();
@@ -108,7 +109,8 @@ pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
 /// When there is something to do although nothing happens.
 fn next_wake(state: &State, status_due: Instant, again: Option<Instant>) -> Instant {
     let world = state.world.lock();
-    let stale = !world.stale_pools.is_empty() || !world.stale_nodes.is_empty();
+    let stale =
+        !(world.stale_pools.is_empty() && world.stale_nodes.is_empty() && world.stale_tenants.is_empty());
     // A node that is away is looked at when its grace is over.
     let grace = world.grace_ends(now()).map(|left| Instant::now() + left);
     let idle = Instant::now() + IDLE_AT_MOST;
@@ -176,11 +178,13 @@ fn hear_news(state: &State) {
 async fn finish_deletions(state: &State) -> Result<(), Problem> {
     let (tenants, pools) = state.world.lock().deleting();
     for tenant in &tenants {
-        if let Ok(id) = tenant.metadata.name.parse::<TenantId>() {
-            objects::delete_pools_of(&state.objects, &id, now()).await?;
-            if !state.world.lock().has_pools(&id) {
-                objects::finish(&state.objects, tenant, now()).await?;
-            }
+        let Ok(id) = tenant.metadata.name.parse::<TenantId>() else { continue };
+        objects::delete_pools_of(&state.objects, &id, now()).await?;
+        let waits = state.world.lock().tenant_waits(&id);
+        let is_done = waits.is_none();
+        state.world.lock().set_tenant_waits(&id, waits);
+        if is_done {
+            finish_tenant(state, &id, tenant).await?;
         }
     }
     for (key, object) in pools {
@@ -191,8 +195,10 @@ async fn finish_deletions(state: &State) -> Result<(), Problem> {
                 newest.insert(node, assigned.numbers);
             }
         }
-        let still = state.world.lock().still_has(&key, |node| newest.get(node).copied());
-        if still.is_empty() {
+        let waits = state.world.lock().pool_waits(&key, |node| newest.get(node).copied());
+        let is_done = waits.is_none();
+        state.world.lock().set_pool_waits(&key, waits);
+        if is_done {
             let placed = state.world.lock().stored.remove(&key).unwrap_or_default();
             commit::remove(state, &key, &placed).await?;
             objects::finish(&state.objects, &object, now()).await?;
@@ -201,28 +207,48 @@ async fn finish_deletions(state: &State) -> Result<(), Problem> {
     Ok(())
 }
 
+/// A tenant goes of which no node has anything left. Where its data is kept, it stays known which nodes have it.
+async fn finish_tenant(state: &State, id: &TenantId, tenant: &Object) -> Result<(), Problem> {
+    let with_data = tenant.spec::<TenantSpec>().is_ok_and(|spec| spec.on_delete == OnDelete::Delete);
+    if with_data {
+        let nodes: Vec<NodeId> = state.world.lock().holdings.nodes_of(id).cloned().collect();
+        commit::forget_holdings(state, id, &nodes).await?;
+        state.world.lock().forget_holdings(id);
+    }
+    objects::finish(&state.objects, tenant, now()).await
+}
+
 async fn write_statuses(state: &State) -> Result<(), Problem> {
-    let (pools, nodes): (Vec<_>, Vec<_>) = {
+    let (pools, nodes, tenants): (Vec<_>, Vec<_>, Vec<_>) = {
         let mut world = state.world.lock();
         (
             std::mem::take(&mut world.stale_pools).into_iter().collect(),
             std::mem::take(&mut world.stale_nodes).into_iter().collect(),
+            std::mem::take(&mut world.stale_tenants).into_iter().collect(),
         )
     };
     let kind = |name| kind_named(name).map_err(refuse::bad_request);
-    let (of_pools, of_nodes) = (kind("pools")?, kind("nodes")?);
-    let mut all = Vec::with_capacity(pools.len() + nodes.len());
+    let (of_pools, of_nodes, of_tenants) = (kind("pools")?, kind("nodes")?, kind("tenants")?);
+    let mut all = Vec::with_capacity(pools.len() + nodes.len() + tenants.len());
     for PoolKey { tenant, pool } in &pools {
         all.push(StatusOf { kind: of_pools, tenant: Some(tenant), name: pool.as_str() });
     }
     for node in &nodes {
         all.push(StatusOf { kind: of_nodes, tenant: None, name: node.as_str() });
     }
+    for tenant in &tenants {
+        all.push(StatusOf { kind: of_tenants, tenant: None, name: tenant.as_str() });
+    }
+    let place = |at: usize| match at.checked_sub(pools.len()) {
+        None => (pools.get(at), None, None),
+        Some(at) => (None, nodes.get(at), at.checked_sub(nodes.len()).and_then(|at| tenants.get(at))),
+    };
     let status = |at: usize, object: &Object| {
         let world = state.world.lock();
-        match pools.get(at) {
-            Some(key) => world.pool_status(key, object, now()),
-            None => world.node_status(nodes.get(at - pools.len())?, object, now()),
+        match place(at) {
+            (Some(key), ..) => world.pool_status(key, object, now()),
+            (_, Some(node), _) => world.node_status(node, object, now()),
+            (.., tenant) => world.tenant_status(tenant?, object, now()),
         }
     };
     let written = objects::set_statuses(&state.objects, &all, &status).await;
@@ -232,10 +258,10 @@ async fn write_statuses(state: &State) -> Result<(), Problem> {
     };
     let mut world = state.world.lock();
     for at in lost {
-        match pools.get(at) {
-            Some(key) => drop(world.stale_pools.insert(key.clone())),
-            None => world.stale_nodes.extend(nodes.get(at - pools.len()).cloned()),
-        }
+        let (pool, node, tenant) = place(at);
+        world.stale_pools.extend(pool.cloned());
+        world.stale_nodes.extend(node.cloned());
+        world.stale_tenants.extend(tenant.cloned());
     }
     written.map(drop)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use mvm_planner::fleet::PoolKey;
 use mvm_proto::object::PoolCounts;
-use mvm_proto::status::{NodeInfo, NodeStatus};
+use mvm_proto::status::{NodeInfo, NodeStatus, TenantRemoval};
 use mvm_proto::{PoolId, TenantId, Timestamp};
 
 use crate::fleet::Live;
@@ -21,6 +21,8 @@ pub(crate) struct NodeNews {
     pub(crate) refused: Option<String>,
     /// What it has of each pool that it knows of.
     pub(crate) pools: BTreeMap<PoolKey, PoolNews>,
+    /// How far it deleted the data of tenants, by the uid of each tenant's object.
+    pub(crate) removals: BTreeMap<(TenantId, String), TenantRemoval>,
 }
 
 /// What a node has of a pool.
@@ -73,8 +75,13 @@ impl NodeNews {
             converged: converged.map(Numbers::from),
             refused: None,
             pools: status.into_iter().flat_map(|status| &status.pools).filter_map(pool_news).collect(),
+            removals: status.into_iter().flat_map(|status| &status.removals).filter_map(removal).collect(),
         }
     }
+}
+
+fn removal(told: &TenantRemoval) -> Option<((TenantId, String), TenantRemoval)> {
+    Some(((told.tenant_id.parse().ok()?, told.uid.clone()), told.clone()))
 }
 
 fn pool_news(pool: &mvm_proto::status::PoolStatus) -> Option<(PoolKey, PoolNews)> {

@@ -2,10 +2,11 @@
 
 use mvm_planner::fleet::PoolKey;
 use mvm_proto::object::{
-    NodeCounts, NodeObjectStatus, NodeResources, Object, PoolCounts, PoolObjectStatus, UnplacedCounts,
+    NodeCounts, NodeObjectStatus, NodeResources, Object, PoolCounts, PoolObjectStatus, TenantObjectStatus,
+    UnplacedCounts,
 };
 use mvm_proto::status::{Condition, set_condition};
-use mvm_proto::{NodeId, Timestamp};
+use mvm_proto::{NodeId, TenantId, Timestamp};
 use serde_json::Value;
 
 use super::World;
@@ -84,6 +85,18 @@ impl World {
             kind("Ready", true, "AllPlaced", String::new())
         };
         set_condition(conditions, ready);
+        if let Some(waits) = self.pool_waits.get(key) {
+            set_condition(conditions, waits.condition(now));
+        }
+        serde_json::to_value(&status).ok()
+    }
+
+    /// The status of a tenant: what its deletion waits for.
+    pub(crate) fn tenant_status(&self, tenant: &TenantId, object: &Object, now: Timestamp) -> Option<Value> {
+        let mut status: TenantObjectStatus = object.status().ok()?;
+        status.observed.observed_generation = object.metadata.generation;
+        let waits = self.tenant_waits.get(tenant)?;
+        set_condition(&mut status.observed.conditions, waits.condition(now));
         serde_json::to_value(&status).ok()
     }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod crowding;
+mod deletion;
 mod enrolment;
 mod grpc;
 mod hostile;
