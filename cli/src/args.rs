@@ -76,6 +76,9 @@ pub(crate) enum Command {
     /// Pools, and how each fares against its document
     #[command(subcommand)]
     Pool(commands::tenant::PoolCommand),
+    /// Guest sessions in the stores that nodes use: list and delete them
+    #[command(subcommand)]
+    Session(commands::session::SessionCommand),
     /// Tenants that have instances
     #[command(subcommand)]
     Tenant(commands::tenant::TenantCommand),

@@ -30,6 +30,7 @@ pub(crate) mod reference;
 pub(crate) mod resources;
 pub(crate) mod root;
 pub(crate) mod schema;
+pub(crate) mod session;
 pub(crate) mod tenant;
 pub(crate) mod token;
 pub(crate) mod top;
@@ -71,6 +72,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Tenant(command) => block_on(tenant::run(&global, command)),
         Command::Pool(command) => block_on(tenant::run_pool(&global, command)),
         Command::Instance(command) => block_on(instance::run(&global, command)),
+        Command::Session(command) => block_on(session::run(&global, command)),
         Command::Net(command) => block_on(net::run(&global, command)),
         Command::Node(command) => block_on(node::run(&global, command)),
         Command::Plan(args) => plan::run(&global, args),

@@ -7,6 +7,7 @@ mod commands;
 mod connections;
 mod crash_matrix;
 mod day;
+mod deletion;
 mod encrypted_sleep;
 mod firecracker;
 mod fleet;

@@ -153,6 +153,9 @@ pub(crate) struct NodeArgs {
     /// How long one copy of a session may take before it is cut off
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = humantime::parse_duration)]
     session_copy_within: Duration,
+    /// Delete sessions that were not used for so long [default: never]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    session_retention: Option<Duration>,
     /// How long a guest may take from boot to ready
     #[arg(long, value_name = "TIME", default_value = "90s", value_parser = humantime::parse_duration)]
     boot_deadline: Duration,
@@ -316,6 +319,7 @@ impl ServeArgs {
         settings.secrets_dir.clone_from(&args.node.secrets_dir);
         settings.sessions_dir = args.node.sessions_dir();
         settings.session_limits = args.node.session_limits();
+        settings.session_retention = args.node.session_retention;
         settings.boot_deadline = args.node.boot_deadline;
         settings.sweep_after = args.node.sweep_after;
         settings.node_id = args.node.node_id;
