@@ -120,7 +120,7 @@ mod tests {
             stopped: 1,
             ..empty.clone()
         };
-        assert_eq!(consequence(&node, ManagedBy::Objects, &[empty.clone()]), None);
+        assert_eq!(consequence(&node, ManagedBy::Objects, std::slice::from_ref(&empty)), None);
         let told = consequence(&node, ManagedBy::Objects, &[empty, pool.clone()]).unwrap();
         assert!(told.contains("of acme/web (3)") && told.contains("destroyed"), "{told}");
         let told = consequence(&node, ManagedBy::Push, &[pool]).unwrap();
