@@ -8,6 +8,7 @@
 
 mod frame;
 mod probes;
+mod removal;
 mod trial;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +32,7 @@ use super::network::{
 };
 use super::{HostError, Operation, Outcome};
 
+pub use removal::remove_firewall;
 pub use trial::try_network;
 
 /// An abstract name, of which each network namespace has its own.

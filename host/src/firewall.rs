@@ -112,6 +112,17 @@ impl Firewall {
         self.repair()
     }
 
+    /// Removes all tables of ours. Those that are not there are done.
+    pub fn remove(self) -> Result<(), FirewallError> {
+        let mut changes = Changes::new();
+        for family in Family::ALL {
+            // Added first, so that there is one to delete.
+            changes.add_table(family);
+            changes.delete_table(family);
+        }
+        self.link.commit("remove the firewall's tables", &changes.finish())
+    }
+
     /// Adds a network, or changes one that is there. Its cost does not depend on how many there are.
     pub fn add_net(&mut self, net: &TenantNet) -> Result<(), FirewallError> {
         for port in self.ports_of(net.net_id) {

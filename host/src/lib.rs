@@ -47,7 +47,7 @@ pub use access::{Access, JAIL};
 pub use any::AnyHost;
 use cgroup::{InstanceGroup, InstanceLimits, TenantLimits};
 #[cfg(feature = "network")]
-pub use fabric::try_network;
+pub use fabric::{remove_firewall, try_network};
 pub use files::{Dir, OpenHow, Owner, QuotaExceeded, fits, free_space};
 pub use groups::GroupsFound;
 pub use jail::{Jail, JailFile};
@@ -68,6 +68,23 @@ pub struct ProcessIdentity {
     /// Field 22 of `/proc/PID/stat`: clock ticks since the boot.
     pub start_time: u64,
     pub boot_id: String,
+}
+
+impl ProcessIdentity {
+    /// The process that has this pid now, if any.
+    pub fn of(pid: u32) -> io::Result<Option<Self>> {
+        process::identify(pid)
+    }
+
+    /// Whether exactly this process lives. One that has ended but was not waited for does not.
+    pub fn lives(&self) -> io::Result<bool> {
+        process::lives(self)
+    }
+
+    /// Signals exactly this process. Whether it was there.
+    pub fn signal(&self, signal: EndSignal) -> io::Result<bool> {
+        process::signal(self, signal)
+    }
 }
 
 /// The number under which a VMM finds the TAP that it was given.

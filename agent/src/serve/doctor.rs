@@ -86,6 +86,14 @@ pub async fn examine(
     checks
 }
 
+/// Looks only at what keeps tenants apart: the checks `user`, `rights`, `network`, `cgroups` and `jail`. Without the right to
+/// the last three they are left out.
+#[must_use]
+pub fn examine_isolation(settings: &AgentSettings, user: Option<&str>) -> Vec<Check> {
+    let (vmm, data_dir) = (&settings.vmm, &settings.data_dir);
+    bounds::examine(settings, choice::look_with(settings.driver, vmm, data_dir), user)
+}
+
 /// The worst of them.
 #[must_use]
 pub fn worst(checks: &[Check]) -> Health {

@@ -5,6 +5,7 @@ mod drift;
 mod flushed;
 mod frames;
 mod made;
+mod removal;
 mod scale;
 mod tenants;
 mod trial;
