@@ -4,6 +4,7 @@
 //! that it was told; when the server no longer has what came after that (the problem `gone`) it lists again. A copy that
 //! is replaced at each [`Change::Listed`] and changed by what follows misses nothing.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::Stream;
@@ -38,12 +39,22 @@ pub struct Watch {
     version: Option<String>,
     stream: Option<Streaming<WatchEvent>>,
     has_listed: bool,
+    /// The references of what was told of and not deleted since.
+    known: BTreeSet<String>,
     pause: Duration,
 }
 
 impl Watch {
     pub(crate) fn new(objects: Objects, query: Query) -> Self {
-        Self { objects, query, version: None, stream: None, has_listed: false, pause: Duration::ZERO }
+        Self {
+            objects,
+            query,
+            version: None,
+            stream: None,
+            has_listed: false,
+            known: BTreeSet::new(),
+            pause: Duration::ZERO,
+        }
     }
 
     /// The next change. Waits while the server can't be reached, but for the first list, whose failure is told.
@@ -58,6 +69,7 @@ impl Watch {
                     Ok(Listing { objects, resource_version }) => {
                         self.version = Some(resource_version);
                         self.has_listed = true;
+                        self.known = objects.iter().map(Object::reference).collect();
                         self.pause = Duration::ZERO;
                         return Ok(Change::Listed(objects));
                     }
@@ -117,6 +129,19 @@ impl Watch {
             "deleted" => Some(Change::Deleted(changed()?)),
             // Also what a later server tells beyond that.
             _ => None,
+        };
+        // A server can't know which objects were listed before: it calls everything deleted that the query does not select.
+        let change = match change {
+            Some(Change::Deleted(object)) if !self.known.remove(&object.reference()) => None,
+            Some(Change::Added(object)) => {
+                self.known.insert(object.reference());
+                Some(Change::Added(object))
+            }
+            Some(Change::Modified(object)) => {
+                self.known.insert(object.reference());
+                Some(Change::Modified(object))
+            }
+            change => change,
         };
         if !resource_version.is_empty() {
             self.version = Some(resource_version);

@@ -55,6 +55,8 @@ fn every_example_is_what_the_server_takes() {
     };
     let objects = ["Tenant acme", "Tenant globex", "Pool workers", "Pool gateway", "Pool web"];
     assert_eq!(names("objects.yaml"), objects);
+    let demo = ["Tenant acme", "Tenant globex", "Pool web", "Pool workers", "Pool api"];
+    assert_eq!(names("demo.yaml"), demo);
     assert_eq!(names("placement.yaml"), ["Tenant acme", "Node node-a", "Pool trainers"]);
 }
 
@@ -160,14 +162,20 @@ async fn a_server_that_is_not_there_at_first_is_an_error_and_no_endless_wait() {
 async fn waiting_ends_when_the_condition_holds_or_the_object_is_gone() {
     let server = Server::start();
     let mut objects = server.objects();
+    put(&mut objects, "workers", 0).await;
+    let (saw, sees) = tokio::sync::oneshot::channel();
     let waiting = tokio::spawn({
-        let objects = objects.clone();
+        let (objects, mut saw) = (objects.clone(), Some(saw));
         async move {
-            let running =
-                |object: Option<&Object>| object.is_some_and(|it| it.spec["counts"]["running"] == 3);
+            let running = |object: Option<&Object>| {
+                saw.take().map(|saw| saw.send(()));
+                let object = object.expect("it is there, whatever becomes of others");
+                object.spec["counts"]["running"] == 3
+            };
             objects.wait_for(&name("workers"), running).await
         }
     });
+    sees.await.unwrap();
     for running in 1..4 {
         put(&mut objects, "others", 3).await;
         put(&mut objects, "workers", running).await;

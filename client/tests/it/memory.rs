@@ -218,12 +218,13 @@ impl objects_server::Objects for Service {
         let versions = WatchStream::new(self.version.subscribe());
         let events = versions.flat_map(move |_| {
             let kept = kept.lock().unwrap();
-            let news =
-                kept.changes.iter().filter(|(version, _, object)| *version > sent && fields.matches(object));
+            let news = kept.changes.iter().filter(|(version, ..)| *version > sent);
             let events: Vec<_> = news
                 .map(|(version, r#type, object)| {
+                    // As a coordinator does: it does not know what its client has been told of.
+                    let r#type = if fields.matches(object) { *r#type } else { "deleted" };
                     Ok(WatchEvent {
-                        r#type: (*r#type).to_owned(),
+                        r#type: r#type.to_owned(),
                         object: Some(carried(object)),
                         resource_version: version.to_string(),
                     })
