@@ -10,7 +10,7 @@ image:
 	@scripts/setup run
 	@scripts/build-test-image
 
-# The main job end to end: enrol, sign, push, converge. Cleans up after itself.
+# The main job end to end: `mvm dev up`, then two nodes, of which one dies. Cleans up after itself.
 demo: image
 	@scripts/demo
 

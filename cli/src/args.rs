@@ -14,7 +14,10 @@ Exit codes: 0 done, 1 failed or refused, 2 usage or unreadable input, 3 gave up 
 5 push --dry-run has found changes, 130 and 143 interrupted. `diff` exits 1 and `plan -f` 2 when something would change.
 
 First steps:
-  mvm coordinator init --dev          make a cluster's keys and certificates
+  mvm dev up                          a cluster on this machine, to try things out
+
+For real clusters:
+  mvm coordinator init                make a cluster's keys and certificates
   mvm coordinator serve               run the coordinator
   mvm coordinator token create --node node-a
   mvm agent certs request --coordinator https://HOST:4433 --token-file FILE
@@ -54,6 +57,9 @@ pub(crate) enum Command {
     Delete(commands::delete::DeleteArgs),
     /// Everything about declared objects, for people
     Describe(commands::describe::DescribeArgs),
+    /// A cluster on this machine to try things out: one command, no set-up
+    #[command(subcommand)]
+    Dev(commands::dev::DevCommand),
     /// What applying files would change in the objects
     Diff(commands::diff::DiffArgs),
     /// Change an object in your editor

@@ -9,6 +9,7 @@ pub(crate) mod coordinator;
 pub(crate) mod cordon;
 pub(crate) mod delete;
 pub(crate) mod describe;
+pub(crate) mod dev;
 pub(crate) mod diff;
 pub(crate) mod direct;
 pub(crate) mod doctor;
@@ -61,6 +62,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Coordinator(command) => coordinator::run(&global, command),
         Command::Delete(args) => block_on(delete::run(&global, args)),
         Command::Describe(args) => block_on(describe::run(&global, args)),
+        Command::Dev(command) => dev::run(&global, command),
         Command::Diff(args) => block_on(diff::run(&global, args)),
         Command::Doctor(args) => block_on(doctor::run(&global, *args)),
         Command::Events(args) => block_on(events::run(&global, args)),

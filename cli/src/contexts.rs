@@ -5,6 +5,7 @@
 //! context, which beats the settings file.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
@@ -21,6 +22,9 @@ pub(crate) struct Context {
     pub(crate) operator_dir: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tenant: Option<TenantId>,
+    /// The agent of the cluster's only node, for what does not go through a coordinator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) node_endpoint: Option<String>,
 }
 
 /// The file.
@@ -49,6 +53,26 @@ impl Contexts {
             text => text.with_context(|| format!("could not read the contexts in {}", file.display()))?,
         };
         toml::from_str(&text).with_context(|| format!("could not use the contexts in {}", file.display()))
+    }
+
+    /// Loads the file, changes it and saves it while no other `mvm` does. What `change` refuses is not saved.
+    pub(crate) fn change<T>(
+        file: &Path,
+        change: impl FnOnce(&mut Self) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let folder = file.parent().unwrap_or(Path::new("/"));
+        let lock = || -> std::io::Result<File> {
+            std::fs::create_dir_all(folder)?;
+            // The folder, since the file is replaced by its new version.
+            let lock = File::open(folder)?;
+            lock.lock()?;
+            Ok(lock)
+        };
+        let _lock = lock().with_context(|| format!("could not lock the contexts in {}", folder.display()))?;
+        let mut contexts = Self::load(file)?;
+        let changed = change(&mut contexts)?;
+        contexts.save(file)?;
+        Ok(changed)
     }
 
     /// Only its user may read it; what was there is replaced at once or not at all.
@@ -85,10 +109,13 @@ impl Context {
     pub(crate) fn values(&self) -> Vec<(&'static str, String)> {
         let folder = self.operator_dir.as_ref().map(|folder| folder.display().to_string());
         let tenant = self.tenant.as_ref().map(ToString::to_string);
-        [("MVM_COORDINATOR", self.coordinator.clone()), ("MVM_OPERATOR_DIR", folder), ("MVM_TENANT", tenant)]
-            .into_iter()
-            .filter_map(|(name, value)| Some((name, value?)))
-            .collect()
+        let all = [
+            ("MVM_COORDINATOR", self.coordinator.clone()),
+            ("MVM_OPERATOR_DIR", folder),
+            ("MVM_TENANT", tenant),
+            ("MVM_NODE_ENDPOINT", self.node_endpoint.clone()),
+        ];
+        all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
     }
 }
 
@@ -103,6 +130,7 @@ mod tests {
             coordinator: Some("https://c1.example:4433".to_owned()),
             operator_dir: Some("/etc/mvm/alice".into()),
             tenant: Some("acme".parse().unwrap()),
+            node_endpoint: Some("unix:/run/mvm/agent.sock".to_owned()),
         };
         let contexts = [("prod".to_owned(), prod), ("dev".to_owned(), Context::default())];
         Contexts { current: Some("dev".to_owned()), contexts: contexts.into() }
@@ -127,7 +155,7 @@ mod tests {
     fn a_chosen_context_must_exist_and_the_current_one_counts_otherwise() {
         let contexts = contexts();
         assert_eq!(contexts.in_force(None).unwrap(), Some(&Context::default()));
-        assert_eq!(contexts.in_force(Some("prod")).unwrap().unwrap().values().len(), 3);
+        assert_eq!(contexts.in_force(Some("prod")).unwrap().unwrap().values().len(), 4);
         let told = contexts.in_force(Some("prood")).unwrap_err().to_string();
         assert!(told.contains("dev, prod") && told.contains("mvm context set prood"), "{told}");
     }

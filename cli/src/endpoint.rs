@@ -57,6 +57,9 @@ struct EndpointFlags {
     /// The agent or coordinator to call: unix:PATH (an agent here), agent:https://HOST:4434 (an agent), https://HOST:4433 (a coordinator) [default: the coordinator if one is named, else this machine's agent]
     #[arg(long, value_name = "ENDPOINT", env = "MVM_ENDPOINT")]
     endpoint: Option<Endpoint>,
+    /// The agent of the node that is meant, for what does not go through the coordinator that is called: unix:PATH or agent:URL
+    #[arg(long, value_name = "ENDPOINT", env = "MVM_NODE_ENDPOINT")]
+    node_endpoint: Option<Endpoint>,
     /// Folder of this machine's agent, which holds its socket
     #[arg(long, value_name = "DIR", env = "MVM_AGENT_DATA_DIR", default_value_os_t = default_data_dir("agent"))]
     data_dir: PathBuf,
@@ -153,7 +156,36 @@ impl EndpointArgs {
 
     /// For what only an agent can answer.
     pub(crate) async fn open_agent(&self, global: &Global, what: &str) -> Result<AgentClient, Outcome> {
-        self.open(global).await?.agent(what)
+        match (&self.flags.node_endpoint, self.chosen()) {
+            (Some(agent), Endpoint::Coordinator(_)) => {
+                self.of_the_node(agent.open(&self.flags.operator, global).await?).await?.agent(what)
+            }
+            _ => self.open(global).await?.agent(what),
+        }
+    }
+
+    /// The same for what concerns this node, as a coordinator has said.
+    pub(crate) async fn open_agent_of(
+        &self,
+        global: &Global,
+        node: &str,
+        what: &str,
+    ) -> Result<AgentClient, Outcome> {
+        let refused = || {
+            Outcome::Failed(anyhow::anyhow!(
+                "{what} does not go through a coordinator yet\nask the node's agent: run this on {node}, or with \
+                 --endpoint agent:https://{node}:4434"
+            ))
+        };
+        match (&self.flags.node_endpoint, self.chosen()) {
+            (None, Endpoint::Coordinator(_)) => Err(refused()),
+            (None, _) => self.open_agent(global, what).await,
+            (Some(_), _) => {
+                let agent = self.open_agent(global, what).await?;
+                let NodeInfo { node_id, .. } = agent.get("/v1/node/info").await?;
+                if node_id == node { Ok(agent) } else { Err(refused()) }
+            }
+        }
     }
 }
 

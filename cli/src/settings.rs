@@ -24,13 +24,16 @@ const AGENT: &str = "agent";
 const COORDINATOR: &str = "coordinator";
 /// Whom commands talk to, and as whom.
 const CLIENT: &str = "client";
+/// The development cluster of this machine.
+const DEV: &str = "dev";
 /// Tables whose settings many commands share.
-const SHARED: [&str; 3] = [AGENT, COORDINATOR, CLIENT];
+const SHARED: [&str; 4] = [AGENT, COORDINATOR, CLIENT, DEV];
 
 /// What `[client]` holds, with the names that it has in the environment.
-const CLIENT_NAMES: [(&str, &str); 4] = [
+const CLIENT_NAMES: [(&str, &str); 5] = [
     ("MVM_COORDINATOR", "coordinator"),
     ("MVM_ENDPOINT", "endpoint"),
+    ("MVM_NODE_ENDPOINT", "node-endpoint"),
     ("MVM_OPERATOR_DIR", "operator-dir"),
     ("MVM_TENANT", "tenant"),
 ];
@@ -114,7 +117,7 @@ impl Places {
         if let Some((_, key)) = CLIENT_NAMES.iter().find(|(name, _)| *name == named) {
             return at(CLIENT, key);
         }
-        for table in [AGENT, COORDINATOR] {
+        for table in [AGENT, COORDINATOR, DEV] {
             if let Some(rest) = named.strip_prefix(&format!("MVM_{}_", table.to_uppercase())) {
                 return at(table, &rest.to_lowercase().replace('_', "-"));
             }

@@ -8,6 +8,7 @@ mod connections;
 mod crash_matrix;
 mod day;
 mod deletion;
+mod dev;
 mod encrypted_sleep;
 mod firecracker;
 mod fleet;

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::client::parse_target;
 use crate::contexts::{self, Context, Contexts};
+use crate::endpoint::Endpoint;
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
 use crate::output::{self, or_dash};
@@ -57,6 +58,16 @@ pub(crate) struct SetArgs {
     /// The tenant of objects that are named without one
     #[arg(short, long, value_name = "TENANT")]
     tenant: Option<TenantId>,
+    /// The agent of a cluster with one node, for what does not go through a coordinator: unix:PATH or agent:URL
+    #[arg(long, value_name = "ENDPOINT", value_parser = agent_endpoint)]
+    node_endpoint: Option<String>,
+}
+
+fn agent_endpoint(text: &str) -> Result<String, String> {
+    match text.parse::<Endpoint>()? {
+        Endpoint::Coordinator(_) => Err("must be an agent's: unix:PATH or agent:URL".to_owned()),
+        Endpoint::Socket(_) | Endpoint::Agent(_) => Ok(text.to_owned()),
+    }
 }
 
 /// A context as lists show it.
@@ -72,7 +83,7 @@ pub(crate) fn run(global: &Global, command: &ContextCommand) -> Run {
     let file = contexts::file().ok_or_else(|| {
         Outcome::Usage(anyhow!("no folder for contexts: set HOME, XDG_CONFIG_HOME or MVM_CONTEXTS"))
     })?;
-    let mut contexts = Contexts::load(&file).map_err(Outcome::Usage)?;
+    let contexts = Contexts::load(&file).map_err(Outcome::Usage)?;
     let progress = Progress::new(global.quiet);
     match command {
         ContextCommand::List => return list(global, &contexts),
@@ -83,26 +94,31 @@ pub(crate) fn run(global: &Global, command: &ContextCommand) -> Run {
             return Ok(output::show_line(output::Format::Table, &(), [current])?);
         }
         ContextCommand::Use(args) => {
-            contexts.named(&args.name)?;
-            contexts.current = Some(args.name.clone());
-            contexts.save(&file)?;
+            Contexts::change(&file, |contexts| {
+                contexts.named(&args.name)?;
+                contexts.current = Some(args.name.clone());
+                Ok(())
+            })?;
             progress.say(format!("the current context is {}", args.name));
         }
         ContextCommand::Set(args) => {
             if args.name.is_empty() || args.name.starts_with('-') {
                 return Err(Outcome::Usage(anyhow!("a context needs a name")));
             }
-            let context = contexts.contexts.entry(args.name.clone()).or_default();
-            set(context, args)?;
-            contexts.current.get_or_insert_with(|| args.name.clone());
-            contexts.save(&file)?;
+            Contexts::change(&file, |contexts| {
+                set(contexts.contexts.entry(args.name.clone()).or_default(), args)?;
+                contexts.current.get_or_insert_with(|| args.name.clone());
+                Ok(())
+            })?;
             progress.say(format!("context {} is in {}", args.name, file.display()));
         }
         ContextCommand::Delete(args) => {
-            contexts.named(&args.name)?;
-            contexts.contexts.remove(&args.name);
-            contexts.current = contexts.current.filter(|current| *current != args.name);
-            contexts.save(&file)?;
+            Contexts::change(&file, |contexts| {
+                contexts.named(&args.name)?;
+                contexts.contexts.remove(&args.name);
+                contexts.current = contexts.current.take().filter(|current| *current != args.name);
+                Ok(())
+            })?;
             progress.say(format!("context {} is forgotten", args.name));
         }
     }
@@ -120,6 +136,9 @@ fn set(context: &mut Context, args: &SetArgs) -> anyhow::Result<()> {
     }
     if let Some(tenant) = &args.tenant {
         context.tenant = Some(tenant.clone());
+    }
+    if args.node_endpoint.is_some() {
+        context.node_endpoint.clone_from(&args.node_endpoint);
     }
     Ok(())
 }

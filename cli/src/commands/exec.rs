@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::agent_client::Pieces;
-use crate::endpoint::{EndpointArgs, Session};
+use crate::endpoint::EndpointArgs;
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
 use crate::instances::InstanceName;
@@ -77,13 +77,7 @@ struct Exit {
 
 pub(crate) async fn run(global: &Global, args: ExecArgs) -> Run {
     let found = Instances::open(global, &args.endpoint).await?.find(&args.instance).await?;
-    let Session::Agent(agent) = args.endpoint.open(global).await? else {
-        let node = &found.node_id;
-        return Err(Outcome::Failed(anyhow!(
-            "exec does not go through a coordinator yet\nask the node's agent: run this on {node}, or with \
-             --endpoint agent:https://{node}:4434"
-        )));
-    };
+    let agent = args.endpoint.open_agent_of(global, &found.node_id, "exec").await?;
     let env: BTreeMap<_, _> = args.env.into_iter().collect();
     let mut body = json!({ "command": args.command, "env": env });
     if let Some(directory) = args.workdir {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use clap::{Command, CommandFactory as _};
 
-use super::{AGENT, CLIENT, COORDINATOR, Setting, all, environment_name};
+use super::{AGENT, CLIENT, COORDINATOR, DEV, Setting, all, environment_name};
 use crate::args::Cli;
 use crate::paths::default_data_dir;
 
@@ -14,7 +14,7 @@ const HEAD: &str = r#"# Settings
 Generated from the commands' flags in `cli/src`; a test fails when the two differ.
 
 Every flag can also come from the environment or from a settings file: **flag beats environment beats context beats file**. A
-context (`mvm context`) says `coordinator`, `operator-dir` and `tenant` of `[client]`, for every command but `mvm agent`; contexts are in
+context (`mvm context`) says `coordinator`, `operator-dir`, `tenant` and `node-endpoint` of `[client]`, for every command but `mvm agent`; contexts are in
 `MVM_CONTEXTS`, else `$XDG_CONFIG_HOME/mvm/contexts.toml`, and `--context` or `MVM_CONTEXT` chooses one. The settings file is the first of
 `--config FILE`, `MVM_CONFIG`, `$XDG_CONFIG_HOME/mvm/config.toml` (`~/.config/mvm/config.toml`) and `/etc/mvm/config.toml`; only one is
 read. It has one form for all commands:
@@ -68,6 +68,7 @@ fn page(command: &Command) -> String {
         (AGENT, "`[agent]`: this machine's agent"),
         (COORDINATOR, "`[coordinator]`: this machine's coordinator"),
         (CLIENT, "`[client]`: whom commands talk to"),
+        (DEV, "`[dev]`: the cluster of `mvm dev`"),
     ] {
         page += &format!("\n## {title}\n\n");
         page += "| key | environment | default | |\n|---|---|---|---|\n";
