@@ -17,6 +17,7 @@ pub mod migration;
 mod needs;
 pub mod observe;
 mod once;
+mod pool_readiness;
 pub mod reconcile_task;
 pub(crate) mod removals;
 mod resolvers;

@@ -19,6 +19,7 @@ mod member;
 pub mod privileges;
 pub mod settings;
 pub mod shutdown;
+mod start_record;
 mod tasks;
 
 use std::net::SocketAddr;
@@ -122,6 +123,7 @@ impl Agent {
         // The listeners first: two agents on one data directory must not both open its state.
         let listeners = Listeners::bind(&settings, member.as_ref()).await?;
         let (api_address, metrics_address) = listeners.addresses();
+        let start = start_record::count(data_dir);
 
         let capacity = info.capacity.unwrap_or_default();
         let acceptor =
@@ -250,6 +252,7 @@ impl Agent {
                     metrics,
                     removed_operators,
                     state: session_state,
+                    start,
                 };
                 tasks.spawn("session", coordinator_session_task(context, stop.clone()));
             }

@@ -86,15 +86,15 @@ pub(crate) async fn write_statuses(state: &State) -> Result<(), StateError> {
 
 #[cfg(test)]
 mod tests {
-    use mvm_proto::status::fit::fit_status;
-    use mvm_proto::status::{Mark, NodeStatus, PoolStatus};
+    use mvm_proto::status::delta::KeptStatus;
+    use mvm_proto::status::{Mark, NodeInfo, NodeStatus, PoolStatus};
 
     use super::*;
 
     fn live(status: NodeStatus) -> LiveNode {
-        let live = LiveNode::new(&"node-a".parse().unwrap(), &tokio::sync::broadcast::Sender::new(1));
+        let live = LiveNode::new(&"node-a".parse().unwrap(), &tokio::sync::broadcast::Sender::new(1), now());
         live.change(|live| {
-            live.status = Some(status);
+            live.set_status(KeptStatus::whole(status, now()));
             live.accepted = Some(Mark::default());
         });
         live
@@ -108,8 +108,7 @@ mod tests {
             pool_id: "\u{1}".repeat(256),
             ..PoolStatus::default()
         };
-        let mut status = NodeStatus { pools: vec![pool; 10_000], ..NodeStatus::default() };
-        fit_status(&mut status, now());
+        let status = NodeStatus { pools: vec![pool; 10_000], ..NodeStatus::default() };
         let value = value_of(&live(status));
         assert!(value.len() <= MAX_VALUE_BYTES, "{}", value.len());
         assert!(serde_json::from_slice::<StatusRecord>(&value).unwrap().status.is_some());
@@ -117,8 +116,10 @@ mod tests {
 
     #[test]
     fn what_the_store_would_refuse_is_stored_without_what_makes_it_large() {
-        let pool = PoolStatus { tenant_id: "x".repeat(MAX_VALUE_BYTES), ..PoolStatus::default() };
-        let value = value_of(&live(NodeStatus { pools: vec![pool], ..NodeStatus::default() }));
+        let live = live(NodeStatus::default());
+        let info = NodeInfo { driver: "x".repeat(MAX_VALUE_BYTES), ..NodeInfo::default() };
+        live.change(|live| live.info = Some(info));
+        let value = value_of(&live);
         let stored: StatusRecord = serde_json::from_slice(&value).unwrap();
         assert_eq!((stored.status, stored.accepted), (None, Some(Mark::default())));
     }

@@ -5,6 +5,8 @@
 
 mod live;
 mod outbox;
+mod presence;
+pub(crate) mod second_session;
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -12,8 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use mvm_proto::status::delta::KeptStatus;
 use mvm_proto::status::{Event, Mark, NodeInfo};
-use mvm_proto::wire::session::v1::{Goodbye, Request, request};
+use mvm_proto::wire::session::v1::{Goodbye, Ping, Request, request};
 use mvm_proto::{NodeId, Problem, Timestamp};
 use mvm_transport::SessionControl;
 use mvm_transport::session::close_code;
@@ -24,8 +27,12 @@ use crate::documents::Stored;
 use crate::metrics::Metrics;
 use crate::refuse;
 
-pub(crate) use live::{Answer, Followers, Live, LiveNode, Refused, SessionEntry};
+pub(crate) use live::{Answer, Followers, Live, LiveNode, PoolsWithNews, Refused, SessionEntry};
 pub(crate) use outbox::{Item, Outbox};
+pub(crate) use presence::{Rules, Standing};
+use second_session::{ANSWER_WITHIN, Agent, SecondMachine};
+
+use crate::stored::now;
 
 /// How many events a follower may be behind before it misses some.
 const EVENTS_BEHIND: usize = 1024;
@@ -41,7 +48,29 @@ pub(crate) struct Fleet {
     /// Nodes of which placement has not heard the newest.
     news: Mutex<HashSet<NodeId>>,
     news_came: Notify,
+    /// Nodes whose sessions began or ended.
+    sessions_of: Mutex<HashSet<NodeId>>,
+    session_changed: Notify,
+    rules: Rules,
     metrics: Arc<Metrics>,
+}
+
+/// A session that wants to be its node's.
+pub(crate) struct Newcomer {
+    pub(crate) control: SessionControl,
+    pub(crate) address: SocketAddr,
+    pub(crate) agent: Agent,
+    pub(crate) info: Option<NodeInfo>,
+    pub(crate) high_water: Option<Mark>,
+}
+
+/// Whether the agent of a session is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Presumed {
+    There,
+    Gone,
+    /// It is being asked for another newcomer.
+    BeingAsked,
 }
 
 /// What came of offering a document.
@@ -52,7 +81,7 @@ pub(crate) enum Offered {
 }
 
 impl Fleet {
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(rules: Rules, metrics: Arc<Metrics>) -> Self {
         Self {
             nodes: RwLock::default(),
             next_session: AtomicU64::new(1),
@@ -61,6 +90,9 @@ impl Fleet {
             dirty: Mutex::default(),
             news: Mutex::default(),
             news_came: Notify::new(),
+            sessions_of: Mutex::default(),
+            session_changed: Notify::new(),
+            rules,
             metrics,
         }
     }
@@ -80,7 +112,9 @@ impl Fleet {
         }
         let mut nodes = self.nodes.write();
         Arc::clone(
-            nodes.entry(node.clone()).or_insert_with(|| Arc::new(LiveNode::new(node, &self.followers))),
+            nodes
+                .entry(node.clone())
+                .or_insert_with(|| Arc::new(LiveNode::new(node, &self.followers, now()))),
         )
     }
 
@@ -99,49 +133,117 @@ impl Fleet {
         *self.sessions.borrow()
     }
 
-    /// Makes this the node's session; an older one is closed.
+    /// Makes this the node's session in place of `older`. None when another one is there, or none any more.
     pub(crate) fn attach(
         self: &Arc<Self>,
         node: &NodeId,
-        control: SessionControl,
-        address: SocketAddr,
-        info: Option<NodeInfo>,
-        high_water: Option<&Mark>,
+        newcomer: Newcomer,
+        older: Option<u64>,
         now: Timestamp,
-    ) -> Attached {
+    ) -> Option<Attached> {
         let id = self.next_session.fetch_add(1, Ordering::Relaxed);
         let outbox = Arc::new(Outbox::default());
-        let entry = SessionEntry { id, control, outbox: Arc::clone(&outbox), since: now, address };
         let live = self.get_or_insert(node);
-        let older = live.change(|live| {
-            let older = live.session.take();
+        let Newcomer { control, address, agent, info, high_water } = newcomer;
+        let entry = SessionEntry { id, control, outbox: Arc::clone(&outbox), since: now, address, agent };
+        let (replaced, is_news) = live.change(|live| {
+            if live.session.as_ref().map(|session| session.id) != older {
+                return None;
+            }
+            let standing = live.presence.standing(&self.rules, now);
+            let mut is_news = live.info != info;
+            let replaced = live.session.take();
+            if let Some(replaced) = &replaced {
+                live.presence.disconnect(&self.rules, now);
+                if replaced.agent.start != entry.agent.start {
+                    is_news |= live.second.take().is_some();
+                }
+            }
             live.end_session();
             live.session = Some(entry);
             live.info = info;
             live.last_seen_at = Some(now);
-            if let Some(mark) = high_water {
-                live.accept(mark);
+            // The numbers of its changes begin anew.
+            live.status.iter_mut().for_each(KeptStatus::await_whole);
+            if let Some(mark) = &high_water {
+                is_news |= live.accept(mark);
             }
-            older
-        });
-        match older {
+            live.presence.connect(&self.rules, now);
+            is_news |= live.presence.standing(&self.rules, now) != standing;
+            Some((replaced, is_news))
+        })?;
+        match replaced {
             Some(older) => older.control.close(close_code::REPLACED, "replaced by a newer session"),
             None => self.count(1),
         }
-        self.mark_dirty(node);
-        Attached { fleet: Arc::clone(self), node: node.clone(), live, outbox, id }
+        self.note_session(node);
+        if is_news {
+            self.mark_dirty(node);
+        }
+        Some(Attached { fleet: Arc::clone(self), node: node.clone(), live, outbox, id })
     }
 
-    fn detach(&self, live: &LiveNode, id: u64) {
+    fn detach(&self, node: &NodeId, live: &LiveNode, id: u64) {
         let was_current = live.change(|live| {
             let current = live.session.as_ref().is_some_and(|session| session.id == id);
             if current {
                 live.end_session();
+                live.presence.disconnect(&self.rules, now());
             }
             current
         });
         if was_current {
             self.count(-1);
+            self.note_session(node);
+        }
+    }
+
+    /// A node's session began, ended or became old enough to count: when its standing changes is to be looked at.
+    pub(crate) fn note_session(&self, node: &NodeId) {
+        self.sessions_of.lock().insert(node.clone());
+        self.session_changed.notify_one();
+    }
+
+    /// Waits until a session of some node began or ended. One task waits.
+    pub(crate) async fn sessions_changed(&self) {
+        self.session_changed.notified().await;
+    }
+
+    pub(crate) fn take_changed_sessions(&self) -> HashSet<NodeId> {
+        std::mem::take(&mut *self.sessions_of.lock())
+    }
+
+    /// When something of a node changes because time passes.
+    pub(crate) fn changes_at(&self, node: &NodeId, now: Timestamp) -> Option<Timestamp> {
+        let live = self.get(node)?;
+        let live = live.lock();
+        let second = live.second.as_ref().map(SecondMachine::until).filter(|until| *until > now);
+        [live.presence.changes_at(&self.rules, now), second].into_iter().flatten().min()
+    }
+
+    /// Whether a node counts as there, and since when it does not.
+    pub(crate) fn standing(&self, live: &Live, now: Timestamp) -> (Standing, Option<Timestamp>) {
+        (live.presence.standing(&self.rules, now), live.presence.absent_since(&self.rules, now))
+    }
+
+    /// Asks a node's session whether its agent is there. One question at a time.
+    pub(crate) async fn ask_if_there(&self, node: &NodeId) -> Presumed {
+        let Some(live) = self.get(node) else { return Presumed::Gone };
+        {
+            let mut live = live.lock();
+            if live.asked_until.is_some_and(|until| Instant::now() < until) {
+                return Presumed::BeingAsked;
+            }
+            live.asked_until = Some(Instant::now() + ANSWER_WITHIN);
+        }
+        let answer = self.ask(node, request::Ask::Ping(Ping {}), ANSWER_WITHIN).await;
+        live.lock().asked_until = None;
+        match answer {
+            // Whatever it answers, also that it does not know the question.
+            Err(problem) if matches!(problem.code.as_str(), "node_not_connected" | "node_silent") => {
+                Presumed::Gone
+            }
+            Ok(_) | Err(_) => Presumed::There,
         }
     }
 
@@ -225,7 +327,7 @@ impl Fleet {
         names
     }
 
-    /// The nodes that have had a session since this coordinator started.
+    /// The nodes of the cluster.
     pub(crate) fn known_nodes(&self) -> Vec<NodeId> {
         self.nodes.read().keys().cloned().collect()
     }
@@ -257,6 +359,8 @@ impl Fleet {
 
     /// Says goodbye to all and waits until they are gone, or `wait` is over.
     pub(crate) async fn close_all(&self, wait: Duration) {
+        // When they were last seen is written with what else is.
+        self.dirty.lock().extend(self.connected_nodes());
         let goodbye = Goodbye { reason: "the coordinator is stopping".to_owned(), redial: true };
         self.outboxes().iter().for_each(|outbox| outbox.put_goodbye(goodbye.clone()));
         let mut sessions = self.sessions.subscribe();
@@ -302,7 +406,6 @@ pub(crate) struct Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        self.fleet.detach(&self.live, self.id);
-        self.fleet.mark_dirty(&self.node);
+        self.fleet.detach(&self.node, &self.live, self.id);
     }
 }

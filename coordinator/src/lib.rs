@@ -15,6 +15,7 @@ mod enrolment;
 mod error;
 mod fleet;
 mod grpc_listener;
+mod health_task;
 mod http;
 mod init;
 mod metrics;

@@ -42,6 +42,33 @@ impl From<bool> for Outcome {
     }
 }
 
+/// What a record of the store is of: the beginning of its key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct WriteOf {
+    of: &'static str,
+}
+
+impl WriteOf {
+    const KNOWN: [&str; 11] = [
+        "assigned",
+        "audit",
+        "envelopes",
+        "idempotency",
+        "meta",
+        "nodes",
+        "objects",
+        "operators",
+        "placed",
+        "status",
+        "tokens",
+    ];
+
+    pub(crate) fn key(key: &str) -> Self {
+        let first = key.split('/').next().unwrap_or_default();
+        Self { of: Self::KNOWN.into_iter().find(|known| *known == first).unwrap_or("other") }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Metrics {
     pub(crate) sessions: Gauge,
@@ -53,6 +80,9 @@ pub(crate) struct Metrics {
     pub(crate) renewals: Family<Outcome, Counter>,
     pub(crate) tokens_created: Counter,
     pub(crate) grpc_handshakes_failed: Counter,
+    pub(crate) documents_sent: Counter,
+    pub(crate) store_writes: Family<WriteOf, Counter>,
+    pub(crate) placement_wakes: Counter,
     epoch: Gauge<i64, AtomicI64>,
     ready: AtomicBool,
     registry: Mutex<Registry>,
@@ -70,6 +100,9 @@ impl Metrics {
             renewals: Family::default(),
             tokens_created: Counter::default(),
             grpc_handshakes_failed: Counter::default(),
+            documents_sent: Counter::default(),
+            store_writes: Family::default(),
+            placement_wakes: Counter::default(),
             epoch: Gauge::default(),
             ready: AtomicBool::new(false),
             registry: Mutex::new(Registry::with_prefix("mvm_coordinator")),
@@ -98,6 +131,17 @@ impl Metrics {
             "grpc_handshakes_failed",
             "TLS handshakes on TCP that did not succeed",
             self.grpc_handshakes_failed.clone(),
+        );
+        r.register("documents_sent", "Documents sent to nodes", self.documents_sent.clone());
+        r.register(
+            "store_writes",
+            "Records written to the store, by what they are of",
+            self.store_writes.clone(),
+        );
+        r.register(
+            "placement_wakes",
+            "How often placement looked what is to be done",
+            self.placement_wakes.clone(),
         );
         r.register("epoch", "The fencing number of this process", self.epoch.clone());
     }
@@ -159,6 +203,7 @@ pub(crate) fn example() -> String {
     metrics.enrolments.get_or_create(&Outcome::from(true)).inc();
     metrics.renewals.get_or_create(&Outcome::from(true)).inc();
     metrics.push_to_accepted.observe(0.004);
+    metrics.store_writes.get_or_create(&WriteOf::key("status/n1")).inc();
     let at = mvm_proto::Timestamp::from_unix_ms(99_000);
     let fleet = FleetState::new(vec![("root_ca", at)], vec![("alice".to_owned(), at)]);
     // Writing to a string can't fail.

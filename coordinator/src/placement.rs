@@ -11,8 +11,10 @@ mod batch;
 mod commit;
 mod documents;
 mod settle;
+mod statuses;
 mod task;
 
 pub(crate) use answers::{explain, plan};
 pub(crate) use documents::take_for_push;
+pub(crate) use statuses::show_live;
 pub(crate) use task::{load_world, placement_task};

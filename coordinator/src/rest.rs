@@ -156,7 +156,8 @@ async fn collection(
         return stream::changes(&app, &caller, kind, filter, &query.resource_version).await;
     }
     let limit = usize::try_from(query.limit).unwrap_or(usize::MAX);
-    let page = objects::list(&app.store, &caller, kind, &filter, limit, &query.continue_from).await?;
+    let mut page = objects::list(&app.store, &caller, kind, &filter, limit, &query.continue_from).await?;
+    page.objects.iter_mut().for_each(|object| placement::show_live(&app, object));
     let body = json!({
         "api_version": mvm_proto::object::API_VERSION,
         "kind": format!("{}List", kind.name),

@@ -26,7 +26,8 @@ use crate::cleanup_task::{cleanup_task, write_statuses};
 use crate::documents::{Carried, Documents};
 use crate::enrolment::Members;
 use crate::error::{BoxError, CoordinatorError};
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Rules};
+use crate::health_task::health_task;
 use crate::init::{ClusterFile, InitError, read_cluster_file};
 use crate::metrics::{self, FleetOf, FleetState, Metrics};
 use crate::objects::Objects;
@@ -80,7 +81,8 @@ pub async fn serve(
     )
     .await
     .map_err(|cause| store_error(cause.into()))?;
-    let store = Backend::new(store);
+    let metrics = Arc::new(Metrics::new());
+    let store = Backend::new(store, Arc::clone(&metrics));
     let (epoch, epoch_version) = take_epoch(&store).await.map_err(|cause| store_error(cause.into()))?;
 
     let issuing_root = issuing_root(&data, &authority, &anchors, now()).unwrap_or_else(|error| {
@@ -91,7 +93,6 @@ pub async fn serve(
     let authority = Arc::new(authority);
     let anchors = LiveAnchors::new(anchors);
     let trust = Arc::new(trust);
-    let metrics = Arc::new(Metrics::new());
     metrics.set_epoch(epoch);
     let documents = Documents::new(
         store.clone(),
@@ -107,9 +108,10 @@ pub async fn serve(
         .map_err(|cause: StateError| store_error(cause.into()))?;
     let operators = Operators::open(&store, data.operator_notes());
     let operators = operators.await.map_err(|cause| store_error(cause.into()))?;
+    let rules = Rules::new(settings.heartbeat, settings.node_grace);
     let state = Arc::new(State {
         operators,
-        fleet: Arc::new(Fleet::new(Arc::clone(&metrics))),
+        fleet: Arc::new(Fleet::new(rules, Arc::clone(&metrics))),
         enrol_limit: RateLimit::new(settings.enrol_per_second, settings.enrol_burst),
         renew_limit: RateLimit::new(enrolment::RENEW_PER_SECOND, enrolment::RENEW_BURST),
         session_limit: RateLimit::new(session::SESSIONS_PER_SECOND, session::SESSIONS_BURST),
@@ -130,6 +132,9 @@ pub async fn serve(
         started_at: now(),
         shutdown,
     });
+    for node in state.world.lock().nodes.keys() {
+        state.fleet.get_or_insert(node);
+    }
     take_notes(&state, now()).await.map_err(|problem| store_error(problem.into()))?;
     tracing::info!(cluster = %state.cluster.cluster, epoch, documents = known, "opened the store");
     run(state, &data, object_changes).await
@@ -294,6 +299,7 @@ fn start_tasks(
     let mut tasks = Tasks::default();
     tasks.spawn("reissue task", reissue_task(Arc::clone(state)).map(Ok));
     tasks.spawn("placement", placement_task(Arc::clone(state), object_changes).map(Ok));
+    tasks.spawn("node health", health_task(Arc::clone(state)).map(Ok));
     tasks.spawn("cleanup task", cleanup_task(Arc::clone(state)).map(Ok));
     let own_leaf = own_leaf::own_leaf_task(
         data.clone(),
@@ -320,7 +326,7 @@ fn fleet_of(state: &Arc<State>, live: &LiveCredential) -> FleetOf {
         let (credential, anchors, trust) = (live.current(), state.anchors.current(), state.trust.current());
         let own = expiries(Some(&credential), Some(&anchors), Some(&trust));
         let mut fleet = FleetState::new(own, state.operators.expiries());
-        state.fleet.for_each_connected(|node| fleet.add(node.info.as_ref(), node.status.as_ref()));
+        state.fleet.for_each_connected(|node| fleet.add(node.info.as_ref(), node.status()));
         fleet
     })
 }

@@ -6,6 +6,7 @@
 //! keeps no queue and no document; what must survive is in the store before it gets here.
 
 mod incoming;
+mod join;
 mod outgoing;
 
 use std::net::SocketAddr;
@@ -17,10 +18,10 @@ use futures::future::BoxFuture;
 use mvm_pki::{Identity, Role};
 use mvm_proto::status::fit::{fit_info, shorten};
 use mvm_proto::status::{Mark, NodeInfo};
-use mvm_proto::wire::SESSION_PROTOCOL;
 use mvm_proto::wire::session::v1::{
     AgentFrame, CoordinatorFrame, Goodbye, Hello, Welcome, agent_frame, coordinator_frame,
 };
+use mvm_proto::wire::{SESSION_FEATURES, SESSION_PROTOCOL};
 use mvm_proto::{Digest, NodeId, Problem};
 use mvm_transport::session::close_code;
 use mvm_transport::{
@@ -186,14 +187,7 @@ async fn converse(
     admit(state, &node, control).await?;
     // The place in the fleet is taken before the store is asked again. Removing the node or storing a document does
     // it the other way round, so neither can slip between.
-    let attached = state.fleet.attach(
-        &node,
-        control.clone(),
-        address,
-        hello.info.clone(),
-        hello.high_water.as_ref(),
-        now(),
-    );
+    let attached = Box::pin(join::join(state, &node, control, address, &hello)).await?;
     admit(state, &node, control).await?;
     if let Some(mark) = forgotten {
         attached.live.change(|live| live.forget_mark(&mark));
@@ -207,6 +201,7 @@ async fn converse(
         coordinator: state.cluster.name.clone(),
         heartbeat_seconds: u32::try_from(state.settings.heartbeat.as_secs().max(1)).unwrap_or(u32::MAX),
         now: now().to_string(),
+        features: features(&hello),
     };
     frames_out.send(&frame(coordinator_frame::Body::Welcome(welcome))).await?;
 
@@ -219,6 +214,8 @@ async fn converse(
         refusals: Refusals::default(),
         renumbered: 0,
         retry: None,
+        whole_wanted: false,
+        ask_for_whole: false,
     };
     talk.attached.outbox.put_trust();
     // A node that keeps entries is told also when there are none any more.
@@ -276,6 +273,13 @@ fn agree(node: &NodeId, hello: &Hello) -> Result<u32, End> {
     Ok(hello.protocol.min(SESSION_PROTOCOL))
 }
 
+/// What both sides can do beyond the version.
+fn features(hello: &Hello) -> Vec<String> {
+    let known =
+        SESSION_FEATURES.iter().filter(|feature| hello.features.iter().any(|named| named == *feature));
+    known.map(|feature| (*feature).to_owned()).collect()
+}
+
 /// A node may describe only itself, within a size limit.
 fn check_info(node: &NodeId, info: Option<&NodeInfo>) -> Result<(), End> {
     let claimed = info.map_or("", |info| info.node_id.as_str());
@@ -312,6 +316,10 @@ struct Talk<'a> {
     renumbered: u32,
     /// When to try again what the node could not take.
     retry: Option<tokio::time::Instant>,
+    /// The node was asked for its whole status, which has not come.
+    whole_wanted: bool,
+    /// It is still to be asked.
+    ask_for_whole: bool,
 }
 
 impl Talk<'_> {

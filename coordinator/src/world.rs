@@ -1,7 +1,10 @@
 //! What placement is decided from: declared objects, what is placed, and what nodes said.
 
+mod conditions;
 mod deletion;
+mod hear;
 mod holdings;
+mod kind;
 mod live;
 mod placements;
 mod status;
@@ -15,15 +18,16 @@ use mvm_planner::fleet::{
 use mvm_planner::observation::Capacity;
 use mvm_proto::document::{DesiredCounts, Quotas};
 use mvm_proto::object::{ManagedBy, NodeSpec, Object, PoolSpec, TenantSpec};
-use mvm_proto::status::Feature;
 use mvm_proto::{ClusterId, DesiredState, NodeId, PoolId, TenantId, Timestamp};
 
+use crate::fleet::Standing;
 use crate::render::{self, RenderedTenant, Share};
 
 pub(crate) use deletion::Waits;
 use holdings::Divided;
 pub(crate) use holdings::{Holding, Holdings};
-pub(crate) use live::{NodeNews, PoolNews};
+pub(crate) use kind::{same_kind_of_node, same_kind_of_pool};
+pub(crate) use live::{NodeNews, PoolNews, PoolsHeard};
 pub(crate) use placements::Placements;
 
 /// The objects as they are declared, the placements, and the news of nodes.
@@ -222,50 +226,6 @@ impl World {
         }
     }
 
-    /// What a node said last.
-    pub(crate) fn hear(&mut self, id: &NodeId, news: NodeNews) {
-        let entry = self.nodes.entry(id.clone()).or_default();
-        if entry.news == news {
-            return;
-        }
-        let before = std::mem::replace(&mut entry.news, news);
-        let changed = before.pools.keys().chain(entry.news.pools.keys());
-        let changed = changed.filter(|key| before.pools.get(key) != entry.news.pools.get(key));
-        self.stale_pools.extend(changed.cloned());
-        if before.connected != entry.news.connected || before.converged != entry.news.converged {
-            self.stale_pools.extend(self.stored.pools_on(id).cloned());
-        }
-        let could = before.info.as_ref().is_some_and(|info| info.has(Feature::RemovedTenants));
-        if (entry.news.connected && !before.connected) || entry.can_remove_tenants() != could {
-            self.touched.insert(id.clone());
-        }
-        for key in entry.news.pools.keys().filter(|key| !before.pools.contains_key(*key)) {
-            self.heard_of.entry(key.clone()).or_default().insert(id.clone());
-        }
-        let gone: Vec<_> =
-            before.pools.into_keys().filter(|key| !entry.news.pools.contains_key(key)).collect();
-        for key in gone {
-            self.unhear(&key, id);
-        }
-        self.stale_nodes.insert(id.clone());
-        self.update_node(id);
-    }
-
-    fn unhear(&mut self, key: &PoolKey, id: &NodeId) {
-        if let Some(nodes) = self.heard_of.get_mut(key) {
-            nodes.remove(id);
-            if nodes.is_empty() {
-                self.heard_of.remove(key);
-            }
-        }
-    }
-
-    /// What the nodes said last that said something of a pool.
-    fn news_of<'a>(&'a self, key: &'a PoolKey) -> impl Iterator<Item = (&'a NodeId, &'a PoolNews)> {
-        let nodes = self.heard_of.get(key).into_iter().flatten();
-        nodes.filter_map(|id| Some((id, self.nodes.get(id)?.news.pools.get(key)?)))
-    }
-
     /// Tells the placer of a node, if something changed that it decides by.
     fn update_node(&mut self, id: &NodeId) {
         let started_at = self.started_at;
@@ -436,8 +396,9 @@ impl NodeEntry {
         let capacity = info.capacity.unwrap_or_default();
         let mut labels = object.metadata.labels.clone();
         labels.extend(spec.labels.clone());
-        let away_since =
-            (!self.news.connected).then(|| self.news.last_seen_at.unwrap_or(started_at).max(started_at));
+        // What was before the start is not held against a node.
+        let away_since = (self.news.standing != Standing::Present)
+            .then(|| self.news.away_since.unwrap_or(started_at).max(started_at));
         Some(FleetNode {
             labels,
             taints: spec.taints.iter().cloned().collect(),

@@ -6,6 +6,7 @@ pub use crate::wire::node::v1::{
 };
 
 mod condition;
+pub mod delta;
 pub mod fit;
 
 pub use condition::{ConditionKind, ConditionStatus, cause_of, set_condition};

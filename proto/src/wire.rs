@@ -16,6 +16,15 @@ pub mod measure;
 #[cfg(feature = "control")]
 pub const SESSION_PROTOCOL: u32 = 1;
 
+/// After the first whole status of a session only what changed of it is sent.
+#[cfg(feature = "control")]
+pub const FEATURE_STATUS_DELTAS: &str = "status-deltas";
+
+/// What this build can do in a session beyond the version. Agents name theirs in the hello, and coordinators answer
+/// with those that both know.
+#[cfg(feature = "control")]
+pub const SESSION_FEATURES: &[&str] = &[FEATURE_STATUS_DELTAS];
+
 /// The largest message of the operators' services: the largest document with room for what gRPC puts around it.
 #[cfg(feature = "control")]
 pub const MAX_MESSAGE_BYTES: usize = crate::envelope::MAX_ENVELOPE_BYTES + 64 * 1024;

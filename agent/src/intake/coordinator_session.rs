@@ -7,6 +7,7 @@
 mod acks;
 mod conversation;
 mod requests;
+mod status_feed;
 mod status_pacer;
 
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use mvm_pki::{LiveAnchors, LiveCredential};
 use mvm_proto::status::{Condition, ConditionKind, NodeInfo};
 use mvm_proto::text::chain;
+use mvm_proto::wire::session::v1::AgentStart;
 use mvm_proto::{Problem, Timestamp};
 use mvm_transport::session::close_code;
 use mvm_transport::{ALPN_SESSION, Backoff, ClientSession, Limits, SessionError, Target, dial_session};
@@ -72,6 +74,8 @@ pub struct SessionContext {
     pub metrics: Arc<Metrics>,
     pub removed_operators: Arc<RemovedOperators>,
     pub state: watch::Sender<SessionState>,
+    /// Which process this is.
+    pub start: AgentStart,
 }
 
 impl std::fmt::Debug for SessionContext {

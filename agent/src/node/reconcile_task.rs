@@ -19,6 +19,7 @@ use crate::node::CurrentDocument;
 use crate::node::assemble::Node;
 use crate::node::engine::{Found, tell_done};
 use crate::node::handle::Pass;
+use crate::node::pool_readiness::PoolReadiness;
 use crate::node::removals;
 use crate::node::status::{self, Facts};
 
@@ -180,10 +181,14 @@ fn tell(
         let subject = record.map_or_else(|| id.to_string(), Record::full_name);
         node.handle.events().publish(kind, subject, message.as_str());
     }
+    let observed = engine.records.observed();
+    let ready = PoolReadiness::of(&observed, &engine.records.templates(), engine.blocked());
     let facts = Facts {
         now: engine.clock.now(),
         current_document,
         records: &records,
+        ready: &ready,
+        memory_pressure: *engine.pressed.borrow(),
         plan: engine.plan(),
         converged: engine.is_converged() && driver_error.is_none(),
         write_error: engine.records.write_error(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mvm_planner::{NodePlan, revision_of};
+use mvm_planner::NodePlan;
 use mvm_proto::document::{Pool, Resources};
 use mvm_proto::status::{
     Condition, ConditionKind, Counts, NodeStatus, PoolStatus, TenantRemoval, Usage, set_condition,
@@ -10,6 +10,7 @@ use mvm_proto::status::{
 use mvm_proto::{InstanceId, Phase, Timestamp, WorkloadState};
 
 use crate::instance::record::Record;
+use crate::node::pool_readiness::PoolReadiness;
 use crate::node::{CurrentDocument, removals};
 
 /// How many deferred steps a condition names: the rest are in their pools' status.
@@ -21,6 +22,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) now: Timestamp,
     pub(crate) current_document: Option<&'a CurrentDocument>,
     pub(crate) records: &'a [Record],
+    pub(crate) ready: &'a PoolReadiness<'a>,
+    pub(crate) memory_pressure: bool,
     pub(crate) plan: Option<&'a NodePlan>,
     pub(crate) converged: bool,
     pub(crate) write_error: Option<String>,
@@ -57,6 +60,7 @@ pub(crate) fn update(status: &mut NodeStatus, facts: &Facts<'_>) {
         driver(facts),
         accounted(facts),
         workloads(facts),
+        memory(facts),
         images,
         sessions,
         removals::condition(&facts.removals, now),
@@ -120,6 +124,20 @@ fn driver(facts: &Facts<'_>) -> Condition {
     match &facts.driver_error {
         None => Condition::new(ConditionKind::DriverReady, true, "Answers", "", facts.now),
         Some(error) => Condition::new(ConditionKind::DriverReady, false, "Failed", error.clone(), facts.now),
+    }
+}
+
+fn memory(facts: &Facts<'_>) -> Condition {
+    let new = |holds, reason, message: &str| {
+        Condition::new(ConditionKind::MemoryAvailable, holds, reason, message, facts.now)
+    };
+    match facts.memory_pressure {
+        false => new(true, "NoPressure", ""),
+        true => new(
+            false,
+            "Pressure",
+            "processes of this machine wait for memory; idle instances are put to sleep",
+        ),
     }
 }
 
@@ -260,6 +278,7 @@ fn pools(facts: &Facts<'_>) -> Vec<PoolStatus> {
         let key = (tenant.tenant_id.as_str(), pool.pool_id.as_str());
         let seen = found.remove(&key).unwrap_or_default();
         let counts = &pool.desired_counts;
+        let of_pool = facts.ready.pool(tenant, pool);
         pools.push(PoolStatus {
             tenant_id: tenant.tenant_id.to_string(),
             pool_id: pool.pool_id.to_string(),
@@ -273,7 +292,11 @@ fn pools(facts: &Facts<'_>) -> Vec<PoolStatus> {
             allocated: Some(seen.allocated.unwrap_or_default()),
             requested: Some(requested(pool)),
             managed: true,
-            revision: revision_of(tenant, pool).to_string(),
+            revision: of_pool.revision.to_string(),
+            current: Some(of_pool.current),
+            claimable: of_pool.claimable,
+            has_template: of_pool.has_template,
+            has_image: of_pool.has_image,
             deferred: deferred.remove(&key).unwrap_or_default(),
             ..seen
         });

@@ -188,7 +188,12 @@ pub(crate) fn nodes(nodes: &[Node], wide: bool) -> output::Table {
         let info = node.info.clone().unwrap_or_default();
         let (desired, actual) = (node.desired.unwrap_or_default(), node.actual.unwrap_or_default());
         let (used, capacity) = (status.usage.unwrap_or_default(), info.capacity.unwrap_or_default());
-        let connected = if node.connected { "yes" } else { "no" }.to_owned();
+        let connected = match (node.connected, node.second_address.is_empty()) {
+            (true, true) => "yes",
+            (true, false) => "yes, two machines",
+            (false, _) => "no",
+        };
+        let connected = connected.to_owned();
         let mut row = vec![
             node.node_id.clone(),
             connected,
@@ -239,6 +244,9 @@ pub(crate) fn details(node: &Node, wide: bool) -> output::Table {
         ("driver", format!("{} ({})", or_dash(&info.driver), or_dash(&info.accelerator))),
         ("agent", format!("{} on {} {}", or_dash(&info.version), or_dash(&info.kernel), or_dash(&info.arch))),
     ];
+    if !node.second_address.is_empty() {
+        rows.push(("second machine", second_machine(node)));
+    }
     rows.extend(resources::of_node(&info, Some(&status)));
     rows.extend(capability_rows(&info.capabilities));
     rows.extend(info.passed_over.iter().map(|over| ("not used", format!("{}: {}", over.what, over.reason))));
@@ -251,6 +259,19 @@ pub(crate) fn details(node: &Node, wide: bool) -> output::Table {
         rows.push(("event", format!("{} {} {} {}", event.at, event.kind, event.subject, event.message)));
     }
     output::properties(rows)
+}
+
+/// Two machines with the certificate of one node, and what to do about it.
+fn second_machine(node: &Node) -> String {
+    format!(
+        "{} at {} wants a session with the certificate of this node since {}; {} has it. Stop the wrong one, or: mvm node \
+         remove {node_id}, then enrol the right one with a new token",
+        or_dash(&node.second_hostname),
+        node.second_address,
+        when_exactly(&node.second_since),
+        or_dash(&node.remote_address),
+        node_id = node.node_id,
+    )
 }
 
 pub(crate) fn status_rows(node: &Node) -> Vec<(&'static str, String)> {

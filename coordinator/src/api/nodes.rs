@@ -105,6 +105,11 @@ fn message(
             converged: newest.converged.or(written.converged),
         };
         node.events = live.events.iter().cloned().collect();
+        if let Some(second) = live.second.as_ref().filter(|second| now() < second.until()) {
+            node.second_address = second.address.to_string();
+            node.second_hostname.clone_from(&second.hostname);
+            node.second_since = second.since.to_string();
+        }
         if let Some(session) = &live.session {
             node.connected = true;
             node.connected_since = session.since.to_string();

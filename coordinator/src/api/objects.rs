@@ -18,6 +18,7 @@ use super::{Answer, answer};
 use crate::objects::{
     Caller, DeleteOptions, Filter, Mode, Watching, Writing, apply, delete, get, list, watch,
 };
+use crate::placement::show_live;
 use crate::refuse;
 use crate::state::State;
 
@@ -76,7 +77,9 @@ impl ObjectService {
     async fn get(&self, request: Request<GetRequest>) -> Result<ObjectJson, Problem> {
         let caller = caller(&request)?;
         let Named { kind, tenant, name } = named(request.into_inner().r#ref)?;
-        Ok(message(&get(&self.0.store, &caller, kind, tenant.as_ref(), &name).await?))
+        let mut object = get(&self.0.store, &caller, kind, tenant.as_ref(), &name).await?;
+        show_live(&self.0, &mut object);
+        Ok(message(&object))
     }
 
     async fn list(&self, request: Request<ListRequest>) -> Result<ListResponse, Problem> {
@@ -86,7 +89,8 @@ impl ObjectService {
         let filter = Filter::new(&request.tenant, &request.label_selector, &request.field_selector)?;
         let filter = filter.within(&caller, kind);
         let limit = usize::try_from(request.limit).unwrap_or(usize::MAX);
-        let page = list(&self.0.store, &caller, kind, &filter, limit, &request.continue_from).await?;
+        let mut page = list(&self.0.store, &caller, kind, &filter, limit, &request.continue_from).await?;
+        page.objects.iter_mut().for_each(|object| show_live(&self.0, object));
         Ok(ListResponse {
             objects: page.objects.iter().map(message).collect(),
             continue_from: page.continue_from,

@@ -1,10 +1,11 @@
 //! What is known of one node right now: its session, its newest word, and who waits for its answers.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use mvm_proto::status::delta::{KeptStatus, PoolKey, Touched};
 use mvm_proto::status::fit::shorten;
 use mvm_proto::status::{Event, Mark, NodeInfo, NodeStatus};
 use mvm_proto::wire::session::v1::reply;
@@ -14,6 +15,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{broadcast, oneshot, watch};
 
 use super::outbox::Outbox;
+use super::presence::Presence;
+use super::second_session::{Agent, SecondMachine};
 use crate::records::{Numbers, StatusRecord};
 
 /// Events kept per node: a screenful, and at most some 60 KiB however chatty the node is.
@@ -36,6 +39,7 @@ pub(crate) struct SessionEntry {
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) since: Timestamp,
     pub(crate) address: SocketAddr,
+    pub(crate) agent: Agent,
 }
 
 /// A document that the node would not take.
@@ -46,11 +50,26 @@ pub(crate) struct Refused {
     pub(crate) problem: Vec<u8>,
 }
 
-#[derive(Debug, Default)]
+/// Pools of which placement has not heard the newest.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) enum PoolsWithNews {
+    /// A whole status came.
+    #[default]
+    All,
+    Some(BTreeSet<PoolKey>),
+}
+
+#[derive(Debug)]
 pub(crate) struct Live {
     pub(crate) session: Option<SessionEntry>,
     pub(crate) info: Option<NodeInfo>,
-    pub(crate) status: Option<NodeStatus>,
+    pub(crate) status: Option<KeptStatus>,
+    pub(crate) pools_with_news: PoolsWithNews,
+    pub(crate) presence: Presence,
+    /// Another machine that wants a session as this node.
+    pub(crate) second: Option<SecondMachine>,
+    /// The session is being asked whether it is still there, until then at the latest.
+    pub(crate) asked_until: Option<Instant>,
     pub(crate) events: VecDeque<Event>,
     followers: Option<(NodeId, Followers)>,
     pub(crate) last_seen_at: Option<Timestamp>,
@@ -75,8 +94,9 @@ pub(crate) struct LiveNode {
 }
 
 impl LiveNode {
-    pub(crate) fn new(node: &NodeId, followers: &Followers) -> Self {
-        let live = Live { followers: Some((node.clone(), followers.clone())), ..Live::default() };
+    /// Nothing is known of the node before `now`.
+    pub(crate) fn new(node: &NodeId, followers: &Followers, now: Timestamp) -> Self {
+        let live = Live { followers: Some((node.clone(), followers.clone())), ..Live::new(now) };
         Self { live: Mutex::new(live), changed: watch::Sender::new(()) }
     }
 
@@ -97,6 +117,52 @@ impl LiveNode {
 }
 
 impl Live {
+    fn new(now: Timestamp) -> Self {
+        Self {
+            session: None,
+            info: None,
+            status: None,
+            pools_with_news: PoolsWithNews::default(),
+            presence: Presence::new(now),
+            second: None,
+            asked_until: None,
+            events: VecDeque::new(),
+            followers: None,
+            last_seen_at: None,
+            sent: None,
+            accepted: None,
+            converged: None,
+            refused: None,
+            forgotten: Vec::new(),
+            pushed: None,
+            removed: false,
+            waiting: Vec::new(),
+        }
+    }
+
+    /// Whether the node said anything since the start.
+    pub(crate) fn was_heard(&self) -> bool {
+        self.info.is_some() || self.status.is_some()
+    }
+
+    /// The node's newest status.
+    pub(crate) fn status(&self) -> Option<&NodeStatus> {
+        self.status.as_ref().map(KeptStatus::get)
+    }
+
+    /// A whole status came.
+    pub(crate) fn set_status(&mut self, status: KeptStatus) {
+        self.status = Some(status);
+        self.pools_with_news = PoolsWithNews::All;
+    }
+
+    /// What changed of the status was taken in.
+    pub(crate) fn note_touched(&mut self, touched: Touched) {
+        if let PoolsWithNews::Some(pools) = &mut self.pools_with_news {
+            pools.extend(touched.pools);
+        }
+    }
+
     /// Takes over the node's word that it accepted or made true what `mark` names. `true` when that is news.
     pub(crate) fn accept(&mut self, mark: &Mark) -> bool {
         if self.forgotten.contains(mark) {
@@ -190,7 +256,7 @@ impl Live {
         StatusRecord {
             last_seen_at: self.last_seen_at,
             info: self.info.clone(),
-            status: self.status.clone(),
+            status: self.status().cloned(),
             accepted: self.accepted.clone(),
             converged: self.converged.clone(),
         }
@@ -217,7 +283,7 @@ mod tests {
 
     #[test]
     fn marks_only_move_forward() {
-        let mut live = Live::default();
+        let mut live = Live::new(Timestamp::from_unix_ms(0));
         assert!(live.accept(&mark(2)));
         assert!(!live.accept(&mark(1)) && !live.accept(&mark(2)));
         assert!(live.converge(&mark(3)));
@@ -226,7 +292,7 @@ mod tests {
 
     #[test]
     fn marks_from_before_a_reset_no_longer_count_and_lower_ones_do() {
-        let mut live = Live::default();
+        let mut live = Live::new(Timestamp::from_unix_ms(0));
         live.converge(&mark(900));
         live.forget_marks();
         assert!(!live.converge(&mark(900)) && live.converge(&mark(1)));
@@ -236,7 +302,7 @@ mod tests {
     #[test]
     fn a_refusal_is_forgotten_once_that_document_or_a_newer_is_accepted() {
         let refused = Refused { numbers: Numbers { epoch: 1, generation: 5 }, problem: Vec::new() };
-        let mut live = Live { refused: Some(refused.clone()), ..Live::default() };
+        let mut live = Live { refused: Some(refused.clone()), ..Live::new(Timestamp::from_unix_ms(0)) };
         live.accept(&mark(4));
         assert_eq!(live.refused, Some(refused));
         live.accept(&mark(5));
@@ -245,7 +311,7 @@ mod tests {
 
     #[test]
     fn events_are_bounded_in_number_and_length() {
-        let mut live = Live::default();
+        let mut live = Live::new(Timestamp::from_unix_ms(0));
         let event =
             |n: usize| Event { kind: n.to_string(), message: "é".repeat(10_000), ..Event::default() };
         let (followers, mut told) = broadcast::channel(300);
@@ -264,7 +330,8 @@ mod tests {
     #[test]
     fn the_time_of_a_push_is_taken_once() {
         let numbers = Numbers { epoch: 1, generation: 2 };
-        let mut live = Live { pushed: Some((numbers, Instant::now())), ..Live::default() };
+        let mut live =
+            Live { pushed: Some((numbers, Instant::now())), ..Live::new(Timestamp::from_unix_ms(0)) };
         live.accept(&mark(1));
         assert!(live.take_push_time().is_none());
         live.accept(&mark(2));

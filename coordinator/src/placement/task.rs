@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_planner::fleet::{AwayGrace, PoolKey};
+use mvm_planner::fleet::AwayGrace;
 use mvm_proto::object::{KINDS, Object, OnDelete, TenantSpec, kind_named};
 use mvm_proto::{NodeId, Problem, TenantId};
 use mvm_store::{Event, Store, StoreError, Watch};
@@ -12,9 +12,10 @@ use tokio::time::Instant;
 
 use super::commit;
 use super::settle::{Settled, settle};
-use crate::objects::{self, OBJECTS, StatusOf, decode_object};
+use super::statuses::Statuses;
+use crate::fleet::{Fleet, PoolsWithNews};
+use crate::objects::{self, OBJECTS, decode_object};
 use crate::records::{NODES, NodeRecord, STATUS, StatusRecord};
-use crate::refuse;
 use crate::state::State;
 use crate::stored::{Backend, StateError, load_all, now};
 use crate::world::{NodeNews, Placements, World};
@@ -34,7 +35,8 @@ pub(crate) async fn load_world(store: &Backend, away_grace: AwayGrace) -> Result
     let mut world = World::new(started_at, away_grace);
     for (name, record) in load_all::<StatusRecord>(store, STATUS).await? {
         if let Ok(node) = name.parse::<NodeId>() {
-            world.hear(&node, NodeNews::stored(&record.value));
+            let (news, pools) = NodeNews::stored(&record.value);
+            world.hear(&node, news, pools);
         }
     }
     let listing = store.list(OBJECTS).await?;
@@ -57,10 +59,12 @@ pub(crate) async fn load_world(store: &Backend, away_grace: AwayGrace) -> Result
 pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
     ensure_nodes(&state).await;
     let mut status_due = Instant::now();
+    let mut statuses = Statuses::default();
+    let mut news_due = Instant::now();
     let mut again: Option<Instant> = Some(Instant::now());
     let mut gathered = Instant::now();
     loop {
-        let sleep_until = next_wake(&state, status_due, again);
+        let sleep_until = next_wake(&state, &statuses, status_due, again);
         tokio::select! {
             () = state.shutdown.cancelled() => return,
             event = changes.next() => match event {
@@ -71,7 +75,8 @@ pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
                 },
                 Err(_) => return state.shutdown.cancelled().await,
             },
-            () = state.fleet.news() => hear_news(&state),
+            // News that comes without end is heard at a pace.
+            () = news(&state, news_due) => {}
             () = tokio::time::sleep_until(sleep_until) => {}
         }
         // The first change after a quiet time is settled at once, with what came together with it.
@@ -81,7 +86,9 @@ pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
                 Err(_) => break,
             }
         }
+        state.metrics.placement_wakes.inc();
         hear_news(&state);
+        news_due = Instant::now() + GATHER;
         let settled = settle(&state).await;
         match &settled {
             // More that follows is one document more, and not one for each.
@@ -98,7 +105,7 @@ pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
         }
         again = settled.is_err().then(|| Instant::now() + TRY_AGAIN);
         if Instant::now() >= status_due {
-            if let Err(problem) = write_statuses(&state).await {
+            if let Err(problem) = statuses.write(&state).await {
                 tracing::warn!(%problem, "could not write the status of objects");
             }
             status_due = Instant::now() + STATUS_EVERY;
@@ -106,15 +113,20 @@ pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
     }
 }
 
+async fn news(state: &State, due: Instant) {
+    tokio::time::sleep_until(due).await;
+    state.fleet.news().await;
+}
+
 /// When there is something to do although nothing happens.
-fn next_wake(state: &State, status_due: Instant, again: Option<Instant>) -> Instant {
+fn next_wake(state: &State, statuses: &Statuses, status_due: Instant, again: Option<Instant>) -> Instant {
     let world = state.world.lock();
     let stale =
         !(world.stale_pools.is_empty() && world.stale_nodes.is_empty() && world.stale_tenants.is_empty());
     // A node that is away is looked at when its grace is over.
     let grace = world.grace_ends(now()).map(|left| Instant::now() + left);
     let idle = Instant::now() + IDLE_AT_MOST;
-    [stale.then_some(status_due), again, grace].into_iter().flatten().min().unwrap_or(idle)
+    [stale.then_some(status_due), statuses.due(), again, grace].into_iter().flatten().min().unwrap_or(idle)
 }
 
 /// Every enrolled node has an object.
@@ -132,7 +144,9 @@ async fn reload(state: &State) -> Option<Watch> {
         Ok((mut world, changes)) => {
             for node in state.fleet.known_nodes() {
                 if let Some(live) = state.fleet.get(&node) {
-                    world.hear(&node, NodeNews::of(&live.lock()));
+                    // The new world has heard nothing yet.
+                    live.lock().pools_with_news = PoolsWithNews::All;
+                    hear_node(&mut world, &state.fleet, &node);
                 }
             }
             *state.world.lock() = world;
@@ -167,10 +181,21 @@ fn hear_event(state: &State, event: &Event) {
 }
 
 fn hear_news(state: &State) {
-    for node in state.fleet.take_news() {
-        let Some(live) = state.fleet.get(&node) else { continue };
-        let news = NodeNews::of(&live.lock());
-        state.world.lock().hear(&node, news);
+    let nodes = state.fleet.take_news();
+    if !nodes.is_empty() {
+        let mut world = state.world.lock();
+        nodes.iter().for_each(|node| hear_node(&mut world, &state.fleet, node));
+    }
+}
+
+fn hear_node(world: &mut World, fleet: &Fleet, node: &NodeId) {
+    let Some(live) = fleet.get(node) else { return };
+    let mut live = live.lock();
+    if live.was_heard() {
+        let (news, pools) = NodeNews::take(&mut live, fleet, now());
+        world.hear(node, news, pools);
+    } else {
+        world.hear_standing(node, fleet.standing(&live, now()).0);
     }
 }
 
@@ -216,52 +241,4 @@ async fn finish_tenant(state: &State, id: &TenantId, tenant: &Object) -> Result<
         state.world.lock().forget_holdings(id);
     }
     objects::finish(&state.objects, tenant, now()).await
-}
-
-async fn write_statuses(state: &State) -> Result<(), Problem> {
-    let (pools, nodes, tenants): (Vec<_>, Vec<_>, Vec<_>) = {
-        let mut world = state.world.lock();
-        (
-            std::mem::take(&mut world.stale_pools).into_iter().collect(),
-            std::mem::take(&mut world.stale_nodes).into_iter().collect(),
-            std::mem::take(&mut world.stale_tenants).into_iter().collect(),
-        )
-    };
-    let kind = |name| kind_named(name).map_err(refuse::bad_request);
-    let (of_pools, of_nodes, of_tenants) = (kind("pools")?, kind("nodes")?, kind("tenants")?);
-    let mut all = Vec::with_capacity(pools.len() + nodes.len() + tenants.len());
-    for PoolKey { tenant, pool } in &pools {
-        all.push(StatusOf { kind: of_pools, tenant: Some(tenant), name: pool.as_str() });
-    }
-    for node in &nodes {
-        all.push(StatusOf { kind: of_nodes, tenant: None, name: node.as_str() });
-    }
-    for tenant in &tenants {
-        all.push(StatusOf { kind: of_tenants, tenant: None, name: tenant.as_str() });
-    }
-    let place = |at: usize| match at.checked_sub(pools.len()) {
-        None => (pools.get(at), None, None),
-        Some(at) => (None, nodes.get(at), at.checked_sub(nodes.len()).and_then(|at| tenants.get(at))),
-    };
-    let status = |at: usize, object: &Object| {
-        let world = state.world.lock();
-        match place(at) {
-            (Some(key), ..) => world.pool_status(key, object, now()),
-            (_, Some(node), _) => world.node_status(node, object, now()),
-            (.., tenant) => world.tenant_status(tenant?, object, now()),
-        }
-    };
-    let written = objects::set_statuses(&state.objects, &all, &status).await;
-    let lost: Vec<usize> = match &written {
-        Ok(lost) => lost.clone(),
-        Err(_) => (0..all.len()).collect(),
-    };
-    let mut world = state.world.lock();
-    for at in lost {
-        let (pool, node, tenant) = place(at);
-        world.stale_pools.extend(pool.cloned());
-        world.stale_nodes.extend(node.cloned());
-        world.stale_tenants.extend(tenant.cloned());
-    }
-    written.map(drop)
 }

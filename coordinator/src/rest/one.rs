@@ -15,6 +15,7 @@ use super::query::{self, OneQuery};
 use super::{Answer, App, body, caller, shown, stream, tenant_id, write};
 use crate::api::identify::Identified;
 use crate::objects::{self, Caller, DeleteOptions, Mode};
+use crate::placement::show_live;
 use crate::refuse;
 use crate::stored::MAX_TRIES;
 
@@ -89,8 +90,9 @@ fn asked(
 }
 
 async fn show(kind: &'static Kind, asked: Asked) -> Answer {
-    let object =
+    let mut object =
         objects::get(&asked.app.store, &asked.caller, kind, asked.tenant.as_ref(), &asked.name).await?;
+    show_live(&asked.app, &mut object);
     Ok(shown(&object, None))
 }
 

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use mvm_proto::status::NodeStatus;
-use mvm_proto::status::fit::{fit_info, fit_instance, fit_status};
-use mvm_proto::wire::session::v1::{Ack, Reply, Stage, agent_frame, reply};
+use mvm_proto::status::delta::{KeptStatus, NeedsWhole, is_news};
+use mvm_proto::status::fit::{fit_info, fit_instance};
+use mvm_proto::wire::session::v1::{Ack, Reply, Stage, StatusDelta, agent_frame, reply};
 use mvm_proto::{NodeId, Problem};
 use tokio::time::Instant;
 
@@ -32,8 +33,15 @@ impl Talk<'_> {
                 if let Some(mut info) = heartbeat.info {
                     check_info(&self.attached.node, Some(&info))?;
                     fit_info(&mut info, now());
-                    self.attached.live.change(|live| live.info = Some(info));
-                    self.state.fleet.mark_dirty(&self.attached.node);
+                    let is_news = self.attached.live.change(|live| {
+                        let info = Some(info);
+                        let is_news = live.info != info;
+                        live.info = info;
+                        is_news
+                    });
+                    if is_news {
+                        self.state.fleet.mark_dirty(&self.attached.node);
+                    }
                 }
                 self.unanswered = Some(heartbeat.sequence);
             }
@@ -46,6 +54,7 @@ impl Talk<'_> {
                 }
             }
             agent_frame::Body::Status(status) => self.hear_status(status)?,
+            agent_frame::Body::StatusDelta(delta) => self.hear_delta(delta)?,
             agent_frame::Body::Events(events) => {
                 self.attached.live.change(|live| live.add_events(events.events));
             }
@@ -114,23 +123,68 @@ impl Talk<'_> {
         Ok(())
     }
 
-    fn hear_status(&mut self, mut status: NodeStatus) -> Result<(), End> {
+    fn hear_status(&mut self, status: NodeStatus) -> Result<(), End> {
+        self.check_status(&status)?;
+        self.whole_wanted = false;
+        // Ending the session would cut the node off for ever: it would come back with the same status. What is kept of
+        // it says what is missing.
+        let kept = KeptStatus::whole(status, now());
+        let before = self.attached.live.lock().status().cloned();
+        let is_news = before.is_none_or(|before| is_news(&before, kept.get()));
+        self.news(|live| {
+            let status = kept.get();
+            let accepted = status.accepted.as_ref().is_some_and(|mark| live.accept(mark));
+            let converged = status.converged.as_ref().is_some_and(|mark| live.converge(mark));
+            live.set_status(kept);
+            accepted || converged
+        });
+        self.told_status(is_news);
+        Ok(())
+    }
+
+    fn hear_delta(&mut self, mut delta: StatusDelta) -> Result<(), End> {
+        let changed = delta.changed.get_or_insert_default();
+        self.check_status(changed)?;
+        let (accepted, converged) = (changed.accepted.clone(), changed.converged.clone());
+        let mut taken = Err(NeedsWhole);
+        let mut tells_news = false;
+        self.news(|live| {
+            taken = live.status.as_mut().ok_or(NeedsWhole).and_then(|status| status.apply(delta, now()));
+            let Ok(touched) = &mut taken else { return false };
+            tells_news = touched.is_news;
+            live.note_touched(std::mem::take(touched));
+            let accepted = accepted.as_ref().is_some_and(|mark| live.accept(mark));
+            let converged = converged.as_ref().is_some_and(|mark| live.converge(mark));
+            accepted || converged
+        });
+        match taken {
+            Ok(_) => self.told_status(tells_news),
+            // Asked for once: what comes before the whole is passed over.
+            Err(NeedsWhole) if !self.whole_wanted => {
+                tracing::debug!(node = %self.attached.node, "asks for the whole status");
+                (self.whole_wanted, self.ask_for_whole) = (true, true);
+            }
+            Err(NeedsWhole) => {}
+        }
+        Ok(())
+    }
+
+    fn check_status(&self, status: &NodeStatus) -> Result<(), End> {
         if status.node_id != self.attached.node.as_str() {
             return Err(End::protocol("the node sent the status of another node".to_owned()));
         }
         check_mark(status.accepted.as_ref())?;
-        check_mark(status.converged.as_ref())?;
-        // Ending the session would cut the node off for ever: it would come back with the same status. What is kept of
-        // it says what is missing.
-        fit_status(&mut status, now());
-        self.news(|live| {
-            let accepted = status.accepted.as_ref().is_some_and(|mark| live.accept(mark));
-            let converged = status.converged.as_ref().is_some_and(|mark| live.converge(mark));
-            live.status = Some(status);
-            accepted || converged
-        });
-        self.state.fleet.tell_news(&self.attached.node);
-        Ok(())
+        check_mark(status.converged.as_ref())
+    }
+
+    /// Placement hears of a status only where it says something new.
+    fn told_status(&self, is_news: bool) {
+        if self.attached.live.lock().presence.report() {
+            self.state.fleet.note_session(&self.attached.node);
+        }
+        if is_news {
+            self.state.fleet.tell_news(&self.attached.node);
+        }
     }
 
     fn hear_reply(&self, reply: Reply) {

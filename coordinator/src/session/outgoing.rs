@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use mvm_proto::wire::session::v1::{
-    AgentFrame, CoordinatorFrame, Document, HeartbeatAck, Trust, coordinator_frame,
+    AgentFrame, CoordinatorFrame, Document, HeartbeatAck, StatusWanted, Trust, coordinator_frame,
 };
 use mvm_transport::frame::encode_once;
 use mvm_transport::{FrameReceiver, FrameSender};
@@ -40,6 +40,7 @@ impl Talk<'_> {
         }
         if let Some(numbers) = numbers {
             self.attached.live.change(|live| live.sent = Some(numbers));
+            self.state.metrics.documents_sent.inc();
             tracing::debug!(node = %self.attached.node, generation = numbers.generation, "sent a document");
         }
         Ok(ControlFlow::Continue(()))
@@ -49,6 +50,9 @@ impl Talk<'_> {
     pub(super) fn next_out(&mut self) -> Result<Option<coordinator_frame::Body>, End> {
         if let Some(sequence) = self.unanswered.take() {
             return Ok(Some(coordinator_frame::Body::HeartbeatAck(HeartbeatAck { sequence })));
+        }
+        if std::mem::take(&mut self.ask_for_whole) {
+            return Ok(Some(coordinator_frame::Body::StatusWanted(StatusWanted {})));
         }
         while let Some(item) = self.attached.outbox.take() {
             let body = match item {

@@ -10,16 +10,19 @@ use std::time::Duration;
 use mvm_store::{Committed, Entry, LeaseId, Listing, SledStore, Store, StoreError, Transaction, Watch};
 use tokio::sync::watch;
 
+use crate::metrics::{Metrics, WriteOf};
+
 /// The trait's futures are not object-safe, so a second implementation makes the inner store an enum.
 #[derive(Debug, Clone)]
 pub(crate) struct Backend {
     store: SledStore,
     failure: Arc<watch::Sender<Option<StoreError>>>,
+    metrics: Arc<Metrics>,
 }
 
 impl Backend {
-    pub(crate) fn new(store: SledStore) -> Self {
-        Self { store, failure: Arc::new(watch::Sender::new(None)) }
+    pub(crate) fn new(store: SledStore, metrics: Arc<Metrics>) -> Self {
+        Self { store, failure: Arc::new(watch::Sender::new(None)), metrics }
     }
 
     pub(crate) async fn close(&self) {
@@ -56,7 +59,12 @@ impl Store for Backend {
     }
 
     async fn commit(&self, transaction: Transaction) -> Result<Committed, StoreError> {
-        self.noted(self.store.commit(transaction).await)
+        let writes: Vec<_> = transaction.changes().iter().map(|change| WriteOf::key(change.key())).collect();
+        let committed = self.noted(self.store.commit(transaction).await)?;
+        for of in writes {
+            self.metrics.store_writes.get_or_create(&of).inc();
+        }
+        Ok(committed)
     }
 
     fn watch(&self, prefix: &str, after: u64) -> Watch {

@@ -10,6 +10,7 @@ use mvm_proto::{DesiredState, NodeId, TenantId, Timestamp};
 
 use super::holdings::{self, Divided, Holding};
 use super::{NodeEntry, TenantEntry, World};
+use crate::fleet::Standing;
 use crate::records::Numbers;
 
 /// How many nodes or pools a condition names; the others are counted.
@@ -59,10 +60,14 @@ impl NodeEntry {
         self.news.info.as_ref().is_some_and(|info| info.has(Feature::RemovedTenants))
     }
 
+    fn is_present(&self) -> bool {
+        self.news.standing == Standing::Present
+    }
+
     /// Why nothing is to be expected of it now; nothing: it is connected.
     fn away(&self) -> Option<String> {
-        let seen = || self.news.last_seen_at.map_or_else(String::new, |at| format!(" since {at}"));
-        (!self.news.connected).then(|| format!("it is not connected{}", seen()))
+        let since = || self.news.away_since.map_or_else(String::new, |at| format!(" since {at}"));
+        (!self.is_present()).then(|| format!("it is not connected{}", since()))
     }
 }
 
@@ -95,8 +100,8 @@ impl World {
     fn divide(&self, tenant: &TenantId) -> Divided {
         let Some(of_tenant) = self.holdings.get(tenant) else { return Divided::new() };
         let is_in_cluster = |id: &NodeId| self.nodes.get(id).is_some_and(|entry| entry.declared.is_some());
-        let able = |connected: bool| {
-            let nodes = self.nodes.iter().filter(move |(_, entry)| entry.news.connected == connected);
+        let able = |present: bool| {
+            let nodes = self.nodes.iter().filter(move |(_, entry)| entry.is_present() == present);
             nodes.filter(|(id, entry)| self.is_managed(id) && entry.can_remove_tenants())
         };
         let others = able(true).chain(able(false)).map(|(id, _)| id.clone());

@@ -1,28 +1,44 @@
 //! What placement needs to know of a node from its session: when it was heard, what it has, what it said.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mvm_planner::fleet::PoolKey;
 use mvm_proto::object::PoolCounts;
-use mvm_proto::status::{NodeInfo, NodeStatus, TenantRemoval};
+use mvm_proto::status::{Condition, ConditionKind, NodeInfo, NodeStatus, TenantRemoval, Usage};
 use mvm_proto::{PoolId, TenantId, Timestamp};
 
-use crate::fleet::Live;
+use crate::fleet::second_session::SecondMachine;
+use crate::fleet::{Fleet, Live, PoolsWithNews, Standing};
 use crate::records::{Numbers, StatusRecord};
 
 /// A node's newest word.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct NodeNews {
-    pub(crate) connected: bool,
-    pub(crate) last_seen_at: Option<Timestamp>,
+    pub(crate) standing: Standing,
+    /// Since when it does not count as there; none: it does, or was not heard of since the start.
+    pub(crate) away_since: Option<Timestamp>,
     pub(crate) info: Option<NodeInfo>,
     pub(crate) ready: Option<(bool, String)>,
     pub(crate) converged: Option<Numbers>,
     pub(crate) refused: Option<String>,
+    /// What it says of itself beside being ready.
+    pub(crate) conditions: Vec<Condition>,
+    pub(crate) usage: Option<Usage>,
+    /// What is to be said of another machine that wants a session as this node.
+    pub(crate) second_machine: Option<String>,
     /// What it has of each pool that it knows of.
     pub(crate) pools: BTreeMap<PoolKey, PoolNews>,
     /// How far it deleted the data of tenants, by the uid of each tenant's object.
     pub(crate) removals: BTreeMap<(TenantId, String), TenantRemoval>,
+}
+
+/// What was heard of a node's pools.
+#[derive(Debug, Clone)]
+pub(crate) enum PoolsHeard {
+    /// All that it has.
+    All(BTreeMap<PoolKey, PoolNews>),
+    /// Those that changed; none: the node has nothing of it any more.
+    Some(Vec<(PoolKey, Option<PoolNews>)>),
 }
 
 /// What a node has of a pool.
@@ -34,54 +50,98 @@ pub(crate) struct PoolNews {
     /// In any phase, also stopped and failed ones.
     pub(crate) instances: u32,
     pub(crate) deferred: Vec<String>,
+    /// Warm, of the revision of its document, free, with a guest that works.
+    pub(crate) claimable: u32,
+    /// Of an older revision; none: the agent does not tell.
+    pub(crate) old: Option<u32>,
+    pub(crate) has_template: bool,
+    pub(crate) has_image: bool,
 }
 
 impl NodeNews {
-    pub(crate) fn of(live: &Live) -> Self {
+    /// What a node says now, and what of its pools was not taken before.
+    pub(crate) fn take(live: &mut Live, fleet: &Fleet, now: Timestamp) -> (Self, PoolsHeard) {
         let refused = live.refused.as_ref().map(|refused| {
             let problem: Option<mvm_proto::Problem> = serde_json::from_slice(&refused.problem).ok();
             problem.map_or_else(|| "the node refused its document".to_owned(), |problem| problem.detail)
         });
-        Self {
-            connected: live.session.is_some(),
+        let (standing, away_since) = fleet.standing(live, now);
+        let with_news = std::mem::replace(&mut live.pools_with_news, PoolsWithNews::Some(BTreeSet::new()));
+        let pools = match (with_news, &live.status) {
+            (PoolsWithNews::All, status) => {
+                let status = status.iter().flat_map(|status| &status.get().pools);
+                PoolsHeard::All(status.filter_map(pool_news).collect())
+            }
+            (PoolsWithNews::Some(names), Some(status)) => {
+                let named = |(tenant, pool): &(String, String)| {
+                    Some(PoolKey { tenant: tenant.parse().ok()?, pool: pool.parse().ok()? })
+                };
+                let heard = names.iter().filter_map(|name| {
+                    Some((named(name)?, status.pool(name).and_then(pool_news).map(|(_, news)| news)))
+                });
+                PoolsHeard::Some(heard.collect())
+            }
+            (PoolsWithNews::Some(_), None) => PoolsHeard::Some(Vec::new()),
+        };
+        let second = live.second.as_ref().filter(|second| now < second.until());
+        let news = Self {
+            standing,
+            away_since,
             refused,
-            ..Self::said(live.last_seen_at, live.info.as_ref(), live.status.as_ref(), live.converged.as_ref())
-        }
+            second_machine: second.map(|second| second_machine(live, second)),
+            ..Self::said(live.info.as_ref(), live.status(), live.converged.as_ref())
+        };
+        (news, pools)
     }
 
     /// What a node said before this coordinator started.
-    pub(crate) fn stored(record: &StatusRecord) -> Self {
-        Self::said(
-            record.last_seen_at,
-            record.info.as_ref(),
-            record.status.as_ref(),
-            record.converged.as_ref(),
-        )
+    pub(crate) fn stored(record: &StatusRecord) -> (Self, PoolsHeard) {
+        let news = Self::said(record.info.as_ref(), record.status.as_ref(), record.converged.as_ref());
+        let pools = record.status.iter().flat_map(|status| &status.pools);
+        (news, PoolsHeard::All(pools.filter_map(pool_news).collect()))
     }
 
     fn said(
-        last_seen_at: Option<Timestamp>,
         info: Option<&NodeInfo>,
         status: Option<&NodeStatus>,
         converged: Option<&mvm_proto::status::Mark>,
     ) -> Self {
         let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
-        let ready = conditions.iter().find(|condition| condition.r#type == "Ready");
+        let is_ready = |condition: &&Condition| condition.is(ConditionKind::Ready);
+        // A node that says of itself that it is not ready says so with its description.
+        let of_info = info.map(|info| info.conditions.as_slice()).unwrap_or_default();
+        let ready = conditions.iter().chain(of_info).find(is_ready);
         Self {
-            connected: false,
-            last_seen_at,
             info: info.cloned(),
-            ready: ready.map(|ready| (ready.status == "True", ready.message.clone())),
+            ready: ready.map(|ready| (ready.holds(), ready.message.clone())),
             converged: converged.map(Numbers::from),
-            refused: None,
-            pools: status.into_iter().flat_map(|status| &status.pools).filter_map(pool_news).collect(),
+            conditions: conditions.iter().filter(|condition| !is_ready(condition)).cloned().collect(),
+            usage: status.and_then(|status| status.usage),
             removals: status.into_iter().flat_map(|status| &status.removals).filter_map(removal).collect(),
+            ..Self::default()
         }
     }
 }
 
 fn removal(told: &TenantRemoval) -> Option<((TenantId, String), TenantRemoval)> {
     Some(((told.tenant_id.parse().ok()?, told.uid.clone()), told.clone()))
+}
+
+/// What the object of a node says of a second machine.
+fn second_machine(live: &Live, second: &SecondMachine) -> String {
+    let named = |host: &str| if host.is_empty() { "a machine".to_owned() } else { host.to_owned() };
+    let other = format!(
+        "{} at {} wants a session as this node since {}",
+        named(&second.hostname),
+        second.address,
+        second.since
+    );
+    match &live.session {
+        Some(session) => {
+            format!("{other}, and {} at {} has it", named(&session.agent.hostname), session.address)
+        }
+        None => other,
+    }
 }
 
 fn pool_news(pool: &mvm_proto::status::PoolStatus) -> Option<(PoolKey, PoolNews)> {
@@ -93,5 +153,18 @@ fn pool_news(pool: &mvm_proto::status::PoolStatus) -> Option<(PoolKey, PoolNews)
     let counts = PoolCounts { running: actual.running, warm: actual.warm, sleeping: actual.sleeping };
     let instances = [actual.running, actual.warm, actual.sleeping, pool.stopped, pool.failed];
     let instances = instances.into_iter().fold(0u32, u32::saturating_add);
-    Some((key, PoolNews { actual: counts, down: actual.down, instances, deferred: pool.deferred.clone() }))
+    let sum = |counts: mvm_proto::status::Counts| {
+        counts.running.saturating_add(counts.warm).saturating_add(counts.sleeping)
+    };
+    let news = PoolNews {
+        actual: counts,
+        down: actual.down,
+        instances,
+        deferred: pool.deferred.clone(),
+        claimable: pool.claimable,
+        old: pool.current.map(|current| sum(actual).saturating_sub(sum(current))),
+        has_template: pool.has_template,
+        has_image: pool.has_image,
+    };
+    Some((key, news))
 }

@@ -9,7 +9,8 @@ use mvm_proto::status::{Condition, set_condition};
 use mvm_proto::{NodeId, TenantId, Timestamp};
 use serde_json::Value;
 
-use super::World;
+use super::{World, conditions};
+use crate::fleet::Standing;
 use crate::records::Numbers;
 
 impl World {
@@ -20,11 +21,14 @@ impl World {
         let wanted = entry.spec.counts;
         let mut counts = PoolCounts::default();
         let mut down = 0;
+        (status.claimable, status.outdated) = (0, 0);
         for (_, news) in self.news_of(key) {
             counts.running = counts.running.saturating_add(news.actual.running);
             counts.warm = counts.warm.saturating_add(news.actual.warm);
             counts.sleeping = counts.sleeping.saturating_add(news.actual.sleeping);
             down = news.down.saturating_add(down);
+            status.claimable = status.claimable.saturating_add(news.claimable);
+            status.outdated = status.outdated.saturating_add(news.old.unwrap_or(0));
         }
         let placed = self.stored.get(key).into_iter().flatten().map(|(node, counts)| NodeCounts {
             node: node.clone(),
@@ -61,7 +65,7 @@ impl World {
         let away: Vec<_> = self
             .stored
             .nodes_of(key)
-            .filter(|node| self.nodes.get(*node).is_none_or(|entry| !entry.news.connected))
+            .filter(|node| self.nodes.get(*node).is_none_or(|entry| entry.news.standing != Standing::Present))
             .map(NodeId::as_str)
             .collect();
         let ready = if unplaced.is_some() {
@@ -100,6 +104,15 @@ impl World {
         serde_json::to_value(&status).ok()
     }
 
+    /// Images of declared pools that a node says it has, by their digests.
+    fn images_on(&self, id: &NodeId) -> Vec<String> {
+        let pools = self.nodes.get(id).into_iter().flat_map(|entry| &entry.news.pools);
+        let here = pools.filter(|(_, news)| news.has_image);
+        let digests = here.filter_map(|(key, _)| self.pools.get(key)?.spec.image.digest);
+        let digests: std::collections::BTreeSet<_> = digests.map(|digest| digest.to_string()).collect();
+        digests.into_iter().collect()
+    }
+
     /// The status of a node.
     pub(crate) fn node_status(&self, id: &NodeId, object: &Object, now: Timestamp) -> Option<Value> {
         let entry = self.nodes.get(id)?;
@@ -116,7 +129,10 @@ impl World {
             status.driver.clone_from(&info.driver);
             status.accelerator.clone_from(&info.accelerator);
             status.version.clone_from(&info.version);
+            status.kernel.clone_from(&info.kernel);
+            status.arch.clone_from(&info.arch);
         }
+        status.images = self.images_on(id);
         status.allocated = NodeResources::default();
         for (key, counts) in self.stored.counts_on(id) {
             if let Some(pool) = self.pools.get(key) {
@@ -125,20 +141,26 @@ impl World {
                     .add(&pool.spec.resources.into(), counts.running + counts.warm + counts.sleeping);
             }
         }
-        let away_for = news.last_seen_at.map(|seen| now.since(seen));
-        let (state, holds, reason, message) = match (news.connected, &news.ready) {
-            (false, _) if away_for.is_some_and(|away| away >= self.away_grace.0) => (
+        let (state, holds, reason, message) = match (news.standing, &news.ready) {
+            (Standing::Lost, _) => (
                 "NotReady",
                 "False",
                 "Lost",
-                "it was not heard of for so long that its instances are placed elsewhere",
+                "it was away for so long that its instances are placed elsewhere",
             ),
-            (false, _) => ("Unknown", "Unknown", "NotConnected", "it has no session to this coordinator"),
-            (true, Some((false, message))) => ("NotReady", "False", "AgentNotReady", message.as_str()),
-            (true, _) if news.refused.is_some() => {
+            (Standing::Unknown, _) => (
+                "Unknown",
+                "Unknown",
+                "NotConnected",
+                "it has no session to this coordinator, or lost several and has not stayed for long enough since",
+            ),
+            (Standing::Present, Some((false, message))) => {
+                ("NotReady", "False", "AgentNotReady", message.as_str())
+            }
+            (Standing::Present, _) if news.refused.is_some() => {
                 ("NotReady", "False", "DocumentRefused", news.refused.as_deref().unwrap_or_default())
             }
-            (true, _) => ("Ready", "True", "Connected", ""),
+            (Standing::Present, _) => ("Ready", "True", "Connected", ""),
         };
         status.state = state.to_owned();
         status.observed.observed_generation = object.metadata.generation;
@@ -150,6 +172,7 @@ impl World {
             since: now.to_string(),
         };
         set_condition(&mut status.observed.conditions, condition);
+        conditions::update(&mut status.observed.conditions, news, now);
         serde_json::to_value(&status).ok()
     }
 

@@ -124,14 +124,14 @@ async fn explode_or_quiet(session: &mut Session, bomb: Bytes, may_go_on: bool) -
 async fn a_status_with_more_pools_than_a_node_can_have_is_cut_and_its_row_says_so() {
     let (_dir, running, node) = started().await;
     let mut session = node.connect(None).await;
-    let pools = vec![PoolStatus::default(); 30_000];
+    let pools = vec![PoolStatus::default(); 25_000];
     let status = NodeStatus { node_id: "n1".into(), pools, ..NodeStatus::default() };
     session.send(agent_frame::Body::Status(status)).await;
     session.expect_quiet().await;
     let kept = status_of(&running, "n1").await;
     assert_eq!(kept.pools.len(), mvm_proto::status::fit::MAX_POOLS);
     let told = kept.conditions.iter().find(|condition| condition.r#type == "StatusComplete").unwrap();
-    assert!(told.message.contains("of 30000 pools"), "{told:?}");
+    assert!(told.message.contains("of 25000 pools"), "{told:?}");
 }
 
 #[tokio::test]

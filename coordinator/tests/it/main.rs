@@ -5,6 +5,7 @@
 mod crowding;
 mod deletion;
 mod enrolment;
+mod fleet_view;
 mod grpc;
 mod hostile;
 mod init;
@@ -16,6 +17,7 @@ mod push;
 mod rest;
 mod restart;
 mod roots;
+mod second_machine;
 mod sessions;
 mod support;
 mod tokens;

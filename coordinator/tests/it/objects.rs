@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use crate::rest::{Answered, Rest};
 use crate::support::{Node, Running, Session, document, mark_of, new_cluster, now, soon, stages, wait_until};
 
-fn tenant() -> Value {
+pub(crate) fn tenant() -> Value {
     json!({ "spec": { "quotas": { "max_pools": 2 } } })
 }
 
-fn pool(running: u32) -> Value {
+pub(crate) fn pool(running: u32) -> Value {
     json!({ "spec": {
         "image": { "ref": "builtin:busybox" },
         "resources": { "vcpus": 1, "mem_mib": 64 },
@@ -21,21 +21,21 @@ fn pool(running: u32) -> Value {
     } })
 }
 
-const POOL: &str = "/v1/tenants/acme/pools/web";
+pub(crate) const POOL: &str = "/v1/tenants/acme/pools/web";
 
-async fn acme(rest: &mut Rest) {
+pub(crate) async fn acme(rest: &mut Rest) {
     let made = rest.put("/v1/tenants/acme", &tenant()).await;
     assert_eq!(made.status, 201, "{}", made.body);
 }
 
 /// A node that says that it has room for so much.
-async fn join(running: &Running, name: &str, vcpus: u32) -> (Node, Session) {
+pub(crate) async fn join(running: &Running, name: &str, vcpus: u32) -> (Node, Session) {
     let node = running.enrol(name).await;
     let session = connect(&node, vcpus, None).await;
     (node, session)
 }
 
-async fn connect(node: &Node, vcpus: u32, mark: Option<mvm_proto::status::Mark>) -> Session {
+pub(crate) async fn connect(node: &Node, vcpus: u32, mark: Option<mvm_proto::status::Mark>) -> Session {
     let mut session = node.dial().await.unwrap();
     let capacity = Capacity { vcpus, mem_mib: 65_536, disk_mib: 65_536, max_instances: 100 };
     let mut hello = node.hello(mark);
@@ -72,11 +72,11 @@ async fn wanted(session: &mut Session) -> u32 {
     pools.map(|pool| pool.desired_counts.running).sum()
 }
 
-async fn field(rest: &mut Rest, path: &str, pointer: &str) -> Value {
+pub(crate) async fn field(rest: &mut Rest, path: &str, pointer: &str) -> Value {
     rest.get(path).await.body.pointer(pointer).cloned().unwrap_or(Value::Null)
 }
 
-async fn until(rest: &mut Rest, path: &str, pointer: &str, expected: &Value) {
+pub(crate) async fn until(rest: &mut Rest, path: &str, pointer: &str, expected: &Value) {
     let rest = tokio::sync::Mutex::new(rest);
     let what = format!("{path} {pointer} to be {expected}");
     wait_until(&what, async || field(*rest.lock().await, path, pointer).await == *expected).await;

@@ -18,15 +18,18 @@ use mvm_pki::{
     TrustBundle, TrustStore,
 };
 use mvm_proto::status::{Mark, NodeInfo};
+use mvm_proto::wire::SESSION_FEATURES;
 use mvm_proto::wire::control::v1::{CreateTokenRequest, PushProgress, PushRequest};
 use mvm_proto::wire::session::v1::{
-    Ack, Acks, AgentFrame, CoordinatorFrame, Hello, Stage, Trust, Welcome, agent_frame, coordinator_frame,
+    Ack, Acks, AgentFrame, AgentStart, CoordinatorFrame, Hello, Stage, Trust, Welcome, agent_frame,
+    coordinator_frame,
 };
 use mvm_proto::{ClusterId, Problem, SignedDocument, Timestamp, Unverified, Verified};
 use mvm_transport::{ALPN_H3, ALPN_SESSION, Client, ClientSession, Limits, Target, dial_session};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -111,6 +114,18 @@ impl Running {
         soon("the coordinator's end", self.task).await.unwrap().unwrap();
     }
 
+    /// The sum of a metric's samples whose line begins like this.
+    pub(crate) async fn metric(&self, begins: &str) -> u64 {
+        let mut tcp = tokio::net::TcpStream::connect(self.addresses.metrics.unwrap()).await.unwrap();
+        tcp.write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            .await
+            .unwrap();
+        let mut text = String::new();
+        tcp.read_to_string(&mut text).await.unwrap();
+        let lines = text.lines().filter(|line| line.starts_with(begins));
+        lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
+    }
+
     pub(crate) fn target(&self) -> Target {
         format!("127.0.0.1:{}", self.addresses.grpc.port()).parse().unwrap()
     }
@@ -159,6 +174,7 @@ impl Running {
             anchors: self.anchors(),
             trust: TrustStore::pin_digest(&bundle, digest, now()).unwrap().0,
             address: self.addresses.quic,
+            start: Some(AgentStart { id: node.to_owned(), data_dir: node.to_owned(), number: 1 }),
         }
     }
 
@@ -230,6 +246,8 @@ pub(crate) struct Node {
     pub(crate) anchors: LiveAnchors,
     pub(crate) trust: TrustStore,
     pub(crate) address: SocketAddr,
+    /// What it says of itself in its hello.
+    pub(crate) start: Option<AgentStart>,
 }
 
 impl Node {
@@ -240,6 +258,8 @@ impl Node {
             high_water,
             trust_root_version: self.trust.root_version(),
             images_version: self.trust.images_version(),
+            features: SESSION_FEATURES.iter().map(|feature| (*feature).to_owned()).collect(),
+            start: self.start.clone(),
             ..Hello::default()
         }
     }

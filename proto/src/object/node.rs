@@ -80,7 +80,12 @@ pub struct NodeObjectStatus {
     pub allocated: NodeResources,
     pub driver: String,
     pub accelerator: String,
+    /// Of the agent.
     pub version: String,
+    pub kernel: String,
+    pub arch: String,
+    /// Images of declared pools that are on it, by their digests.
+    pub images: Vec<String>,
 }
 
 /// Sums over a node.

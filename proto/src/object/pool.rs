@@ -117,6 +117,10 @@ pub struct PoolObjectStatus {
     pub counts: PoolCounts,
     /// Running of wanted: `3/4`.
     pub ready: String,
+    /// Of the warm ones, those that can be claimed at once.
+    pub claimable: u32,
+    /// Of all, those of an older revision of the pool.
+    pub outdated: u32,
     pub placed: Vec<NodeCounts>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unplaced: Option<UnplacedCounts>,

@@ -22,6 +22,8 @@ named! {
         InfoComplete = "InfoComplete",
         /// The cgroups are as they should be.
         LimitsHeld = "LimitsHeld",
+        /// The kernel does not report that processes wait for memory.
+        MemoryAvailable = "MemoryAvailable",
         NetworkReady = "NetworkReady",
         PrivilegesDropped = "PrivilegesDropped",
         /// What `/health` answers.

@@ -18,8 +18,8 @@ pub const MAX_DEFERRED: usize = 16;
 pub const MAX_TEXT_BYTES: usize = 1024;
 /// Bytes of an id, a digest, a version, a time.
 pub const MAX_WORD_BYTES: usize = 256;
-/// Bytes of a whole status: [`MAX_POOLS`] pools with the longest names fit, without deferred steps and what their instances
-/// may use.
+/// Bytes of a whole status: [`MAX_POOLS`] pools with the longest names fit, without deferred steps, what their instances
+/// may use and how many are of the newest revision.
 pub const MAX_STATUS_BYTES: usize = 1024 * 1024;
 
 /// Cuts a status to what is kept of it.
@@ -50,9 +50,9 @@ pub fn fit_status(status: &mut NodeStatus, now: Timestamp) {
     }
     if status.encoded_len() > MAX_STATUS_BYTES {
         for pool in &mut status.pools {
-            (pool.allocated, pool.requested) = (None, None);
+            (pool.allocated, pool.requested, pool.current) = (None, None, None);
         }
-        cuts.note("what the instances of pools may use".to_owned());
+        cuts.note("what the instances of pools may use, and how many are of the newest revision".to_owned());
     }
     let mut bytes = status.encoded_len();
     let all = status.pools.len();
@@ -213,13 +213,18 @@ mod tests {
             deferred: Vec::new(),
             allocated: None,
             requested: None,
+            current: None,
+            claimable: 1000,
+            has_template: true,
+            has_image: true,
         }
     }
 
     #[test]
     fn what_pools_may_use_gives_way_before_a_pool_does() {
         let usage = Some(Usage { vcpus: 1000, mem_mib: 1 << 20, disk_mib: 1 << 20, ..Usage::default() });
-        let used = |at| PoolStatus { allocated: usage, requested: usage, ..pool(at) };
+        let used =
+            |at| PoolStatus { allocated: usage, requested: usage, current: pool(at).actual, ..pool(at) };
         let mut status = NodeStatus { pools: (0..MAX_POOLS).map(used).collect(), ..NodeStatus::default() };
         fit_status(&mut status, now());
         assert_eq!(status.pools, (0..MAX_POOLS).map(pool).collect::<Vec<_>>());

@@ -40,8 +40,8 @@ impl Frame for AgentFrame {
         match kind {
             // Hello and heartbeat, each with a description of the node.
             1 | 3 => BodyLimit { bytes: MAX_FIRST_FRAME_BYTES, memory: MIB },
-            // Status: 25,000 pools. Agents cut theirs to far less (`status::fit`); older ones do not.
-            4 => BodyLimit { bytes: ANY_LENGTH, memory: 16 * MIB },
+            // Status, whole or what changed: 25,000 pools. Agents cut theirs to far less (`status::fit`); older ones do not.
+            4 | 7 => BodyLimit { bytes: ANY_LENGTH, memory: 16 * MIB },
             // Reply: the end of a console, or 90,000 instances of an agent that does not know pages.
             6 => BodyLimit { bytes: ANY_LENGTH, memory: 64 * MIB },
             // Acks, with the problems of refused documents; events.

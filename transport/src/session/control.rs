@@ -29,6 +29,8 @@ pub mod close_code {
     pub const OVERLOADED: u32 = 6;
     /// The protocol is not spoken on this endpoint, or not with this peer.
     pub const NOT_HERE: u32 = 7;
+    /// Another machine has a session with the same certificate.
+    pub const SECOND_MACHINE: u32 = 8;
 }
 
 /// Why a session can't go on.

@@ -7,29 +7,28 @@
 //! are dropped at their source.
 
 use std::pin::pin;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
-use mvm_proto::status::fit::fit_status;
 use mvm_proto::status::{ConditionKind, Event, NodeInfo, NodeStatus};
-use mvm_proto::wire::SESSION_PROTOCOL;
 use mvm_proto::wire::session::v1::{
     Ack, AgentFrame, CoordinatorFrame, Document, Events, Heartbeat, Hello, RemovedOperators, Reply, Request,
     Trust, Welcome, agent_frame, coordinator_frame,
 };
-use mvm_proto::{Digest, Problem, Timestamp};
+use mvm_proto::wire::{FEATURE_STATUS_DELTAS, SESSION_FEATURES, SESSION_PROTOCOL};
+use mvm_proto::{Digest, Problem};
 use mvm_transport::frame::encode_once;
 use mvm_transport::session::close_code;
 use mvm_transport::{AckBatcher, ClientSession, SessionControl, SessionError};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::acks::{self, Awaiting};
 use super::requests;
-use super::status_pacer::StatusPacer;
+use super::status_feed::StatusFeed;
 use super::{Ending, SessionContext, SessionFailure, SessionState};
 use crate::node::event_log::EventLog;
 
@@ -79,7 +78,8 @@ pub(super) async fn converse(
 
     let heartbeat = heartbeat_of(welcome.heartbeat_seconds);
     session.frames_in.set_silence(Some(heartbeat * MISSED_HEARTBEATS));
-    let mut conversation = Conversation::new(context);
+    let deltas = welcome.features.iter().any(|feature| feature == FEATURE_STATUS_DELTAS);
+    let mut conversation = Conversation::new(context, deltas);
     match conversation.run(&mut session, heartbeat, shutdown).await {
         Ok(ending) => ending,
         Err(error) => Ending::Failed(error.into()),
@@ -103,6 +103,8 @@ async fn greet(context: &SessionContext, session: &mut ClientSession) -> Result<
         trust_root_version,
         images_version,
         removed_operators: u32::try_from(context.removed_operators.len()).unwrap_or(u32::MAX),
+        features: SESSION_FEATURES.iter().map(|feature| (*feature).to_owned()).collect(),
+        start: Some(context.start.clone()),
     };
     let failed = |failure: SessionFailure| Ending::Failed(failure);
     let sent = session.frames_out.send_encoded(encode(agent_frame::Body::Hello(hello))).await;
@@ -133,12 +135,6 @@ fn without_session(mut info: NodeInfo) -> NodeInfo {
     info
 }
 
-/// As much of a status as a coordinator keeps; what is missing is said in a condition.
-fn cut_to_fit(mut status: NodeStatus) -> NodeStatus {
-    fit_status(&mut status, Timestamp::from(SystemTime::now()));
-    status
-}
-
 fn encode(body: agent_frame::Body) -> Bytes {
     encode_once(&AgentFrame { body: Some(body) })
 }
@@ -149,7 +145,7 @@ struct Conversation<'a> {
     /// How many the batcher holds.
     unsent_acks: usize,
     awaiting: Awaiting,
-    pacer: StatusPacer,
+    feed: StatusFeed,
     requests: JoinSet<Reply>,
     heartbeats: u64,
     /// What guests run on here was not known at the hello.
@@ -159,7 +155,7 @@ struct Conversation<'a> {
 }
 
 impl<'a> Conversation<'a> {
-    fn new(context: &'a SessionContext) -> Self {
+    fn new(context: &'a SessionContext, deltas: bool) -> Self {
         let mut awaiting = Awaiting::default();
         // The coordinator may have missed the convergence of what was accepted in an earlier session.
         awaiting.expect(context.intake.high_water());
@@ -168,7 +164,7 @@ impl<'a> Conversation<'a> {
             acks: AckBatcher::new(),
             unsent_acks: 0,
             awaiting,
-            pacer: StatusPacer::default(),
+            feed: StatusFeed::new(context.node.status(), deltas),
             requests: JoinSet::new(),
             heartbeats: 0,
             still_finding_out: true,
@@ -198,14 +194,13 @@ impl<'a> Conversation<'a> {
         heartbeat: Duration,
         shutdown: &CancellationToken,
     ) -> Result<Ending, SessionError> {
-        let mut status = self.context.node.status();
+        let status = self.context.node.status();
         let log = &self.context.events;
         let mut newest_event = log.newest();
         let mut told = newest_event.borrow().saturating_sub(EVENTS_TOLD_AGAIN);
         newest_event.mark_changed();
         let mut ticks = interval(heartbeat);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut due = Instant::now();
         loop {
             let frame = tokio::select! {
                 received = session.frames_in.recv() => {
@@ -218,20 +213,10 @@ impl<'a> Conversation<'a> {
                     self.unsent_acks = 0;
                     Some(encode(agent_frame::Body::Acks(batch)))
                 }
-                changed = status.changed() => {
-                    if changed.is_err() {
-                        return Ok(Ending::Stopping);
-                    }
-                    due = self.pacer.due(&status.borrow_and_update(), Instant::now());
-                    None
-                }
-                () = tokio::time::sleep_until(due) => {
-                    let newest = status.borrow_and_update().clone();
-                    let frame = encode(agent_frame::Body::Status(cut_to_fit(newest.clone())));
-                    let now = Instant::now();
-                    due = self.pacer.sent(newest, now);
-                    Some(frame)
-                }
+                told = self.feed.next() => match told {
+                    Some(body) => Some(encode(body)),
+                    None => return Ok(Ending::Stopping),
+                },
                 Ok(()) = newest_event.changed() => {
                     let (events, last) = next_events(log, told);
                     told = last;
@@ -340,6 +325,7 @@ impl<'a> Conversation<'a> {
             coordinator_frame::Body::Goodbye(goodbye) => {
                 return Some(Ending::Goodbye { reason: goodbye.reason, redial: goodbye.redial });
             }
+            coordinator_frame::Body::StatusWanted(_) => self.feed.send_whole(),
             coordinator_frame::Body::HeartbeatAck(_) | coordinator_frame::Body::Welcome(_) => {}
         }
         None

@@ -40,6 +40,7 @@ pub(super) async fn answer(
             }
             Ok(Some(guest_sessions::delete(node, tenant, pool, asked).await))
         }
+        Some(request::Ask::Ping(_)) => Ok(None),
         None => Err(unknown_request()),
     }
 }

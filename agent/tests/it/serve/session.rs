@@ -42,7 +42,7 @@ impl Talk {
         let mut talk = Self { session, acks: VecDeque::new() };
         let Some(agent_frame::Body::Hello(hello)) = talk.next().await else { panic!("hello comes first") };
         let welcome =
-            Welcome { protocol: 1, coordinator: "c1".to_owned(), heartbeat_seconds: 5, now: String::new() };
+            Welcome { protocol: 1, coordinator: "c1".to_owned(), heartbeat_seconds: 5, ..Welcome::default() };
         talk.send(coordinator_frame::Body::Welcome(welcome)).await;
         (talk, hello)
     }

@@ -1,0 +1,105 @@
+//! What nodes say comes into the world: only what differs from before makes anything be looked at again.
+
+use std::collections::BTreeMap;
+
+use mvm_planner::fleet::PoolKey;
+use mvm_proto::NodeId;
+use mvm_proto::status::Feature;
+
+use super::{NodeNews, PoolNews, PoolsHeard, World};
+use crate::fleet::Standing;
+
+impl World {
+    /// What a node said last; `news` has no pools of its own.
+    pub(crate) fn hear(&mut self, id: &NodeId, news: NodeNews, heard: PoolsHeard) {
+        let entry = self.nodes.entry(id.clone()).or_default();
+        let mut pools = std::mem::take(&mut entry.news.pools);
+        let differences = take_in(&mut pools, heard);
+        let is_news = entry.news != news || !differences.is_empty();
+        let before = std::mem::replace(&mut entry.news, NodeNews { pools, ..news });
+        if !is_news {
+            return;
+        }
+        let now = &entry.news;
+        let came = now.standing == Standing::Present && before.standing != Standing::Present;
+        if before.standing != now.standing || before.converged != now.converged {
+            self.stale_pools.extend(self.stored.pools_on(id).cloned());
+        }
+        let could = before.info.as_ref().is_some_and(|info| info.has(Feature::RemovedTenants));
+        if came || entry.can_remove_tenants() != could {
+            self.touched.insert(id.clone());
+        }
+        for (key, difference) in differences {
+            match difference {
+                Difference::Came => drop(self.heard_of.entry(key.clone()).or_default().insert(id.clone())),
+                Difference::Went => self.unhear(&key, id),
+                Difference::Changed => {}
+            }
+            self.stale_pools.insert(key);
+        }
+        self.stale_nodes.insert(id.clone());
+        self.update_node(id);
+    }
+
+    /// Whether a node that nothing was heard of since the start counts as there.
+    pub(crate) fn hear_standing(&mut self, id: &NodeId, standing: Standing) {
+        let Some(entry) = self.nodes.get_mut(id).filter(|entry| entry.news.standing != standing) else {
+            return;
+        };
+        entry.news.standing = standing;
+        self.stale_nodes.insert(id.clone());
+        self.stale_pools.extend(self.stored.pools_on(id).cloned());
+        self.update_node(id);
+    }
+
+    pub(super) fn unhear(&mut self, key: &PoolKey, id: &NodeId) {
+        if let Some(nodes) = self.heard_of.get_mut(key) {
+            nodes.remove(id);
+            if nodes.is_empty() {
+                self.heard_of.remove(key);
+            }
+        }
+    }
+
+    /// What the nodes said last that said something of a pool.
+    pub(super) fn news_of<'a>(
+        &'a self,
+        key: &'a PoolKey,
+    ) -> impl Iterator<Item = (&'a NodeId, &'a PoolNews)> {
+        let nodes = self.heard_of.get(key).into_iter().flatten();
+        nodes.filter_map(|id| Some((id, self.nodes.get(id)?.news.pools.get(key)?)))
+    }
+}
+
+enum Difference {
+    Came,
+    Changed,
+    Went,
+}
+
+/// Brings a node's pools up to date, and says which differ from before.
+fn take_in(pools: &mut BTreeMap<PoolKey, PoolNews>, heard: PoolsHeard) -> Vec<(PoolKey, Difference)> {
+    let changes = match heard {
+        PoolsHeard::Some(changes) => changes,
+        PoolsHeard::All(all) => {
+            let gone: Vec<_> = pools.keys().filter(|key| !all.contains_key(*key)).cloned().collect();
+            let gone = gone.into_iter().map(|key| (key, None));
+            gone.chain(all.into_iter().map(|(key, news)| (key, Some(news)))).collect()
+        }
+    };
+    let mut differences = Vec::new();
+    for (key, news) in changes {
+        let before = match news.clone() {
+            Some(news) => pools.insert(key.clone(), news),
+            None => pools.remove(&key),
+        };
+        let difference = match (before, news) {
+            (before, news) if before == news => continue,
+            (None, _) => Difference::Came,
+            (Some(_), None) => Difference::Went,
+            (Some(_), Some(_)) => Difference::Changed,
+        };
+        differences.push((key, difference));
+    }
+    differences
+}
