@@ -385,31 +385,37 @@ impl World {
     }
 }
 
+/// What a node has that has not said it to this coordinator, nor in time to one before it. It counts as away, so it takes nothing
+/// new; what is placed on it stays.
+const UNKNOWN_CAPACITY: Capacity =
+    Capacity { vcpus: u32::MAX, mem_mib: 1 << 40, disk_mib: 1 << 40, max_instances: u32::MAX };
+
 impl NodeEntry {
-    /// None of a node that nothing is placed on: one that is driven by pushes, or that never said what it has.
+    /// None of a node that nothing is placed on: one that is driven by pushes.
     fn as_fleet_node(&self, started_at: Timestamp) -> Option<FleetNode> {
         let (object, spec) = self.declared.as_ref()?;
         if spec.managed_by != ManagedBy::Objects {
             return None;
         }
-        let info = self.news.info.as_ref()?;
-        let capacity = info.capacity.unwrap_or_default();
+        let capacity = self.news.info.as_ref().map(|info| info.capacity.unwrap_or_default());
+        let is_unknown = capacity.is_none();
+        let capacity = capacity.map_or(UNKNOWN_CAPACITY, |capacity| Capacity {
+            vcpus: capacity.vcpus,
+            mem_mib: capacity.mem_mib,
+            disk_mib: capacity.disk_mib,
+            max_instances: capacity.max_instances,
+        });
         let mut labels = object.metadata.labels.clone();
         labels.extend(spec.labels.clone());
         // What was before the start is not held against a node.
-        let away_since = (self.news.standing != Standing::Present)
+        let away_since = (is_unknown || self.news.standing != Standing::Present)
             .then(|| self.news.away_since.unwrap_or(started_at).max(started_at));
         Some(FleetNode {
             labels,
             taints: spec.taints.iter().cloned().collect(),
             cordoned: spec.cordoned || object.metadata.deleting_since.is_some(),
             away_since,
-            capacity: Capacity {
-                vcpus: capacity.vcpus,
-                mem_mib: capacity.mem_mib,
-                disk_mib: capacity.disk_mib,
-                max_instances: capacity.max_instances,
-            },
+            capacity,
             overcommit: overcommit(spec),
             images: BTreeSet::new(),
             beyond: BTreeMap::new(),
