@@ -235,10 +235,9 @@ pub(crate) async fn remove(state: &State, node_id: &NodeId, now: Timestamp) -> R
             .delete(assigned_key(node_id))
             .delete(envelope_key(node_id))
             .delete(status_key(node_id));
-        match state.store.commit(txn).await {
+        match state.store.commit(objects::remove_node(txn, node_id)?).await {
             Ok(_) => {
                 tracing::info!(node = %node_id, "removed");
-                objects::remove_node(&state.objects, node_id).await?;
                 // After the commit: a session that comes up meanwhile finds the node removed when it looks.
                 return Ok(state.fleet.forget(node_id));
             }

@@ -10,6 +10,7 @@
 
 mod api;
 mod cleanup_task;
+mod crash;
 mod documents;
 mod enrolment;
 mod error;
@@ -43,6 +44,8 @@ mod tokens;
 mod trust;
 mod world;
 
+#[doc(hidden)]
+pub use crash::CrashPoints;
 pub use error::{BoxError, CoordinatorError};
 pub use init::{
     ClusterFile, InitError, InitReport, InitSettings, OfflineKey, OperatorFiles, coordinator_credential,

@@ -82,7 +82,7 @@ pub async fn serve(
     .await
     .map_err(|cause| store_error(cause.into()))?;
     let metrics = Arc::new(Metrics::new());
-    let store = Backend::new(store, Arc::clone(&metrics));
+    let store = Backend::new(store, Arc::clone(&metrics), settings.crash.clone());
     let (epoch, epoch_version) = take_epoch(&store).await.map_err(|cause| store_error(cause.into()))?;
 
     let issuing_root = issuing_root(&data, &authority, &anchors, now()).unwrap_or_else(|error| {

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use mvm_transport::Limits;
 
+use crate::crash::CrashPoints;
+
 /// People are not renewed in the background as nodes are: a week bridges holidays, and the cli renews on use.
 pub const OPERATOR_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -73,6 +75,9 @@ pub struct CoordinatorSettings {
     pub ips: Vec<IpAddr>,
     pub on_ready: Option<OnReady>,
     pub on_beat: Option<OnBeat>,
+    /// Where a test makes it end.
+    #[doc(hidden)]
+    pub crash: CrashPoints,
 }
 
 impl CoordinatorSettings {
@@ -95,6 +100,7 @@ impl CoordinatorSettings {
             ips: Vec::new(),
             on_ready: None,
             on_beat: None,
+            crash: CrashPoints::default(),
         }
     }
 }

@@ -329,10 +329,8 @@ pub(crate) async fn ensure_node(objects: &Objects, node: &NodeId) -> Result<(), 
     }
 }
 
-/// A node was removed from the cluster: its object goes.
-pub(crate) async fn remove_node(objects: &Objects, node: &NodeId) -> Result<(), Problem> {
+/// With a node that is removed from the cluster goes its object, in the same transaction.
+pub(crate) fn remove_node(txn: Transaction, node: &NodeId) -> Result<Transaction, Problem> {
     let kind = kind_named("nodes").map_err(refuse::bad_request)?;
-    let txn = Transaction::new().delete(object_key(kind, None, node.as_str()));
-    objects.store.commit(txn).await.map_err(StateError::from)?;
-    Ok(())
+    Ok(txn.delete(object_key(kind, None, node.as_str())))
 }

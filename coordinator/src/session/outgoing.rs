@@ -26,6 +26,10 @@ impl Talk<'_> {
         let is_document = matches!(body, coordinator_frame::Body::Document(_));
         let numbers = self.sent.filter(|_| is_document);
         let encoded = encode_once(&frame(body));
+        let crash = &self.state.settings.crash;
+        if is_document {
+            crash.before(|| "document".to_owned()).await;
+        }
         let mut sending = std::pin::pin!(frames_out.send_encoded(encoded));
         loop {
             tokio::select! {
@@ -37,6 +41,9 @@ impl Talk<'_> {
                     return Ok(ControlFlow::Break(()));
                 },
             }
+        }
+        if is_document {
+            crash.after(|| "document".to_owned()).await;
         }
         if let Some(numbers) = numbers {
             self.attached.live.change(|live| live.sent = Some(numbers));

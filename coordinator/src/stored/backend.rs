@@ -10,6 +10,7 @@ use std::time::Duration;
 use mvm_store::{Committed, Entry, LeaseId, Listing, SledStore, Store, StoreError, Transaction, Watch};
 use tokio::sync::watch;
 
+use crate::crash::{CrashPoints, written};
 use crate::metrics::{Metrics, WriteOf};
 
 /// The trait's futures are not object-safe, so a second implementation makes the inner store an enum.
@@ -18,11 +19,12 @@ pub(crate) struct Backend {
     store: SledStore,
     failure: Arc<watch::Sender<Option<StoreError>>>,
     metrics: Arc<Metrics>,
+    crash: CrashPoints,
 }
 
 impl Backend {
-    pub(crate) fn new(store: SledStore, metrics: Arc<Metrics>) -> Self {
-        Self { store, failure: Arc::new(watch::Sender::new(None)), metrics }
+    pub(crate) fn new(store: SledStore, metrics: Arc<Metrics>, crash: CrashPoints) -> Self {
+        Self { store, failure: Arc::new(watch::Sender::new(None)), metrics, crash }
     }
 
     pub(crate) async fn close(&self) {
@@ -60,7 +62,10 @@ impl Store for Backend {
 
     async fn commit(&self, transaction: Transaction) -> Result<Committed, StoreError> {
         let writes: Vec<_> = transaction.changes().iter().map(|change| WriteOf::key(change.key())).collect();
+        let what = if cfg!(debug_assertions) { written(&transaction) } else { String::new() };
+        self.crash.before(|| what.clone()).await;
         let committed = self.noted(self.store.commit(transaction).await)?;
+        self.crash.after(|| what).await;
         for of in writes {
             self.metrics.store_writes.get_or_create(&of).inc();
         }

@@ -1,0 +1,173 @@
+//! A node of the crash table: it obeys what it is sent at once, says so, and comes back to whichever coordinator runs.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use mvm_proto::status::{Capacity, Counts, Mark, NodeInfo, NodeStatus, PoolStatus};
+use mvm_proto::wire::session::v1::{Stage, agent_frame, coordinator_frame};
+use mvm_proto::{DesiredState, Unverified};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::support::{Node, Session, now};
+
+/// What a node has and was sent.
+#[derive(Debug, Default)]
+pub(super) struct Heard {
+    pub(super) mark: Option<Mark>,
+    pub(super) desired: Option<DesiredState>,
+    /// What it says beside its pools, for the operation that is about that.
+    pub(super) said: String,
+    /// The content of every document by its numbers.
+    numbered: BTreeMap<(u64, u64), String>,
+}
+
+impl Heard {
+    /// Notes a document; one number is of one content.
+    pub(super) fn note(&mut self, mark: &Mark) {
+        let had = self.numbered.insert((mark.epoch, mark.generation), mark.digest.clone());
+        assert!(had.is_none_or(|had| had == mark.digest), "{mark:?} had another content before");
+    }
+}
+
+pub(super) struct FakeNode {
+    pub(super) id: String,
+    pub(super) heard: Arc<Mutex<Heard>>,
+    say: watch::Sender<(Option<SocketAddr>, u64)>,
+    task: JoinHandle<()>,
+}
+
+impl FakeNode {
+    pub(super) fn start(mut node: Node) -> Self {
+        let heard = Arc::new(Mutex::new(Heard::default()));
+        let (say, mut said) = watch::channel((Some(node.address), 0));
+        let (id, shared) = (node.id.clone(), Arc::clone(&heard));
+        let task = tokio::spawn(async move {
+            loop {
+                let Some(address) = said.borrow_and_update().0 else {
+                    if said.changed().await.is_err() {
+                        return;
+                    }
+                    continue;
+                };
+                node.address = address;
+                tokio::select! {
+                    () = talk(&node, &shared, said.clone()) => {}
+                    // Another coordinator runs.
+                    _ = said.wait_for(|(now, _)| *now != Some(address)) => continue,
+                }
+                // Its session ended; it is told when there is another coordinator.
+                if said.wait_for(|(now, _)| *now != Some(address)).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Self { id, heard, say, task }
+    }
+
+    /// Where the coordinator is now; none: there is none.
+    pub(super) fn follow(&self, address: Option<SocketAddr>) {
+        self.say.send_modify(|(at, _)| *at = address);
+    }
+
+    /// Has it say its status again.
+    pub(super) fn say(&self, text: &str) {
+        self.heard.lock().said = text.to_owned();
+        self.say.send_modify(|(_, times)| *times += 1);
+    }
+}
+
+impl Drop for FakeNode {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// One session, until it ends.
+async fn talk(
+    node: &Node,
+    heard: &Mutex<Heard>,
+    mut said: watch::Receiver<(Option<SocketAddr>, u64)>,
+) {
+    let Ok(mut session) = node.dial().await else { return };
+    let capacity = Capacity { vcpus: 64, mem_mib: 1 << 20, disk_mib: 1 << 20, max_instances: 1000 };
+    let mut hello = node.hello(heard.lock().mark.clone());
+    hello.info = Some(NodeInfo { node_id: node.id.clone(), capacity: Some(capacity), ..NodeInfo::default() });
+    said.mark_unchanged();
+    if !send(&mut session, agent_frame::Body::Hello(hello)).await || !report(node, heard, &mut session).await {
+        return;
+    }
+    loop {
+        let frame = tokio::select! {
+            frame = session.session.frames_in.recv() => frame,
+            changed = said.changed() => {
+                if changed.is_err() || !report(node, heard, &mut session).await {
+                    return;
+                }
+                continue;
+            }
+        };
+        let Ok(Some(frame)) = frame else { return };
+        let Some(coordinator_frame::Body::Document(document)) = frame.body else { continue };
+        let envelope = Unverified::from_json(&document.envelope).unwrap();
+        let verified = node.trust.verify_document(envelope, now()).unwrap();
+        let mark = crate::support::mark_of(&verified);
+        {
+            let mut heard = heard.lock();
+            heard.note(&mark);
+            let newer = heard.mark.as_ref().is_none_or(|had| (had.epoch, had.generation) < (mark.epoch, mark.generation));
+            assert!(newer, "{}: {mark:?} is not above {:?}", node.id, heard.mark);
+            heard.mark = Some(mark.clone());
+            heard.desired = Some(verified.get().desired.clone());
+        }
+        for stage in [Stage::Accepted, Stage::Converged] {
+            let ack = mvm_proto::wire::session::v1::Ack { mark: Some(mark.clone()), stage: stage.into(), ..Default::default() };
+            let acks = mvm_proto::wire::session::v1::Acks { acks: vec![ack] };
+            if !send(&mut session, agent_frame::Body::Acks(acks)).await {
+                return;
+            }
+        }
+        if !report(node, heard, &mut session).await {
+            return;
+        }
+    }
+}
+
+async fn send(session: &mut Session, body: agent_frame::Body) -> bool {
+    let frame = mvm_proto::wire::session::v1::AgentFrame { body: Some(body) };
+    session.session.frames_out.send(&frame).await.is_ok()
+}
+
+/// Says that it has what its document wants.
+async fn report(node: &Node, heard: &Mutex<Heard>, session: &mut Session) -> bool {
+    let status = {
+        let heard = heard.lock();
+        let tenants = heard.desired.iter().flat_map(|desired| &desired.tenants);
+        let pools = tenants.flat_map(|tenant| {
+            tenant.pools.iter().map(|pool| PoolStatus {
+                tenant_id: tenant.tenant_id.to_string(),
+                pool_id: pool.pool_id.to_string(),
+                actual: Some(Counts { running: pool.desired_counts.running, ..Counts::default() }),
+                ..PoolStatus::default()
+            })
+        });
+        let ready = mvm_proto::status::Condition {
+            r#type: "Ready".to_owned(),
+            status: if heard.said.is_empty() { "True" } else { "False" }.to_owned(),
+            message: heard.said.clone(),
+            ..Default::default()
+        };
+        NodeStatus {
+            node_id: node.id.clone(),
+            observed_at: now().to_string(),
+            accepted: heard.mark.clone(),
+            converged: heard.mark.clone(),
+            pools: pools.collect(),
+            conditions: vec![ready],
+            ..NodeStatus::default()
+        }
+    };
+    send(session, agent_frame::Body::Status(status)).await
+}
