@@ -257,6 +257,8 @@ impl Objects {
             let now = match watch.next().await? {
                 Change::Listed(objects) => objects.into_iter().next(),
                 Change::Added(object) | Change::Modified(object) => Some(object),
+                // An older server tells of objects that were never meant.
+                Change::Deleted(object) if object.metadata.name != name.name => continue,
                 Change::Deleted(_) => None,
             };
             if condition(now.as_ref()) {

@@ -59,13 +59,24 @@ mod on {
     struct Steps {
         /// How many steps are left until the one that ends it.
         left: Option<u32>,
+        /// Only steps of this name count; none: all do.
+        named: Option<String>,
         passed: Vec<String>,
     }
 
     impl CrashPoints {
         /// The `nth` step from now on ends the coordinator; 0: none does.
         pub fn arm(&self, nth: u32) {
-            *self.0.steps.lock() = Steps { left: (nth > 0).then_some(nth), passed: Vec::new() };
+            self.set(Steps { left: (nth > 0).then_some(nth), ..Steps::default() });
+        }
+
+        /// The next step of this name ends the coordinator.
+        pub fn arm_named(&self, name: &str) {
+            self.set(Steps { left: Some(1), named: Some(name.to_owned()), ..Steps::default() });
+        }
+
+        fn set(&self, steps: Steps) {
+            *self.0.steps.lock() = steps;
             self.0.hit.send_replace(None);
         }
 
@@ -97,7 +108,9 @@ mod on {
             let ended = self.0.hit.borrow().is_some() || {
                 let mut steps = self.0.steps.lock();
                 steps.passed.push(name.clone());
-                steps.left = steps.left.map(|left| left.saturating_sub(1));
+                if steps.named.as_ref().is_none_or(|named| *named == name) {
+                    steps.left = steps.left.map(|left| left.saturating_sub(1));
+                }
                 steps.left == Some(0)
             };
             if ended {

@@ -26,7 +26,7 @@ pub(crate) use read::{Filter, get, list};
 pub(crate) use record::{OBJECTS, decode_object};
 pub(crate) use statuses::{StatusOf, set_statuses};
 use turns::Turns;
-pub(crate) use watch::{Changed, Watching, watch};
+pub(crate) use watch::{Changed, Watching, revision, watch};
 pub(crate) use write::{
     DeleteOptions, Mode, Writing, Written, apply, change_spec, delete, delete_pools_of, ensure_node, finish,
     propose, remove_node,

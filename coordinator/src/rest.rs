@@ -59,6 +59,7 @@ pub(crate) fn router(state: App) -> Router {
         .fallback(unknown)
         .method_not_allowed_fallback(|| async { Refused(wrong_method()) })
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .layer(middleware::from_fn(known_callers_only))
         .layer(middleware::from_fn(name_request))
         .with_state(state)
 }
@@ -85,6 +86,16 @@ fn routes(kind: &'static Kind) -> Router<App> {
         .route(&all, get(everywhere))
         .route(&of_tenant, get(list).post(make))
         .route(&format!("{of_tenant}/{{name}}"), one::tenant_routes(kind))
+}
+
+/// Refuses requests of unknown callers before anything of their bodies is read.
+async fn known_callers_only(request: axum::extract::Request, next: Next) -> Response {
+    let is_open = !request.uri().path().starts_with("/v1/");
+    let identified = request.extensions().get::<Identified>().cloned();
+    match caller(identified.map(Extension)) {
+        Err(problem) if !is_open => Refused(problem).into_response(),
+        _ => next.run(request).await,
+    }
 }
 
 /// Gives every request an id: in the answer's header, in problems, and in the log.

@@ -30,7 +30,7 @@ use crate::fleet::{Fleet, Rules};
 use crate::health_task::health_task;
 use crate::init::{ClusterFile, InitError, read_cluster_file};
 use crate::metrics::{self, FleetOf, FleetState, Metrics};
-use crate::objects::Objects;
+use crate::objects::{OBJECTS, Objects};
 use crate::operators::{Operators, take_notes};
 use crate::paths::DataDir;
 use crate::placement::{load_world, placement_task};
@@ -49,6 +49,9 @@ const STOP_WITHIN: Duration = Duration::from_secs(9);
 const GOODBYES_WITHIN: Duration = Duration::from_secs(3);
 /// sled's page cache: the numbers of some thousand nodes stay in it.
 const STORE_CACHE_BYTES: u64 = 32 * 1024 * 1024;
+/// What watchers of objects may be behind: some thousand changes of the largest pools, and what is far more than the fleet's
+/// statuses write in the time that a client takes to come back.
+const STORE_LOG_BYTES: usize = 16 * 1024 * 1024;
 /// With port 0, the UDP port that the system picks may be taken on TCP; another one is then tried.
 const PORT_TRIES: usize = 16;
 
@@ -77,7 +80,12 @@ pub async fn serve(
     let store_error = |cause: BoxError| CoordinatorError::Store { path: data.store_dir(), cause };
     let store = SledStore::open(
         data.store_dir(),
-        StoreSettings { cache_bytes: STORE_CACHE_BYTES, ..StoreSettings::default() },
+        StoreSettings {
+            cache_bytes: STORE_CACHE_BYTES,
+            log_bytes: STORE_LOG_BYTES,
+            watched: vec![OBJECTS.to_owned()],
+            ..StoreSettings::default()
+        },
     )
     .await
     .map_err(|cause| store_error(cause.into()))?;

@@ -46,6 +46,9 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// How much of the past a watch can go back to, in bytes of keys and values; held in memory and on disk.
     pub log_bytes: usize,
+    /// The prefixes of what can be watched. Changes under no other one are in the log, so that however much is written
+    /// there, no watcher falls behind for it.
+    pub watched: Vec<String>,
     /// Commits are refused while less than this is free on the file system, because sled does not survive a
     /// disk that fills up under it. 0 turns the check off.
     pub reserve_bytes: u64,
@@ -53,7 +56,12 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { cache_bytes: 8 * 1024 * 1024, log_bytes: 1024 * 1024, reserve_bytes: 8 * 1024 * 1024 }
+        Self {
+            cache_bytes: 8 * 1024 * 1024,
+            log_bytes: 1024 * 1024,
+            watched: vec![String::new()],
+            reserve_bytes: 8 * 1024 * 1024,
+        }
     }
 }
 
@@ -64,6 +72,8 @@ struct Shared {
     state: RwLock<State>,
     progress: watch::Sender<Progress>,
     deadlines: Deadlines,
+    /// See [`Settings::watched`].
+    watched: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,7 +125,8 @@ impl SledStore {
         for (lease, ttl) in &state.leases {
             deadlines.start(*lease, *ttl);
         }
-        let shared = Arc::new(Shared { path, state: RwLock::new(state), progress, deadlines });
+        let watched = settings.watched.clone();
+        let shared = Arc::new(Shared { path, state: RwLock::new(state), progress, deadlines, watched });
         let (writer, queue) = mpsc::channel(QUEUE_REQUESTS);
         tokio::spawn(writer_task(queue, disk, Arc::clone(&shared), settings));
         tokio::spawn(lease_task(Arc::clone(&shared), writer.downgrade()));

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use mvm_proto::object::{FieldSelector, Kind, LabelSelector, Object};
+use mvm_proto::object::{FieldSelector, Kind, LabelSelector, Metadata, Object};
 use mvm_proto::{Problem, TenantId};
 use mvm_store::Store;
 
@@ -41,6 +41,11 @@ impl Filter {
             self.tenant.clone_from(&caller.tenant);
         }
         self
+    }
+
+    /// Whether an object of this name, as it is or was, may be one of those: names never change.
+    pub(crate) fn may_match(&self, metadata: &Metadata) -> bool {
+        self.fields.may_match_name(&metadata.name)
     }
 
     pub(crate) fn matches(&self, caller: &Caller, kind: &Kind, object: &Object) -> bool {

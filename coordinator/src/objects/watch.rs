@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use futures::FutureExt as _;
 use mvm_proto::Problem;
 use mvm_proto::object::{API_VERSION, Kind, Metadata, Object};
 use mvm_store::{Event, Store, StoreError, Watch};
@@ -10,6 +11,7 @@ use serde_json::Value;
 use super::access::{Caller, Verb, allowed};
 use super::read::{Filter, list};
 use super::record::{OBJECTS, collection_prefix, decode_object};
+use crate::records::EPOCH_KEY;
 use crate::refuse;
 use crate::stored::{Backend, StateError};
 
@@ -41,9 +43,12 @@ pub(crate) struct Watching {
     kind: &'static Kind,
     filter: Filter,
     ready: VecDeque<(Changed, Option<Object>, u64)>,
-    /// What the caller has been told of, by their references; all that there is, if it began with a list.
+    /// What the caller knows of that it asked for, by their references.
     known: BTreeSet<String>,
+    /// Whether that is all: it began with a list. Otherwise the caller may know of more.
     knows_all: bool,
+    /// What it was told is gone, or is none of those, and has not come back.
+    gone: BTreeSet<String>,
     changes: Watch,
 }
 
@@ -81,8 +86,30 @@ pub(crate) async fn watch(
             .parse()
             .map_err(|_| refuse::bad_request("resource_version must be a version that a list gave"))?
     };
-    let changes = store.watch(&collection_prefix(kind, filter.tenant.as_ref()), after);
-    Ok(Watching { caller: caller.clone(), kind, filter, ready, known, knows_all, changes })
+    let newest = revision(store).await?;
+    if after > newest {
+        let detail = format!(
+            "version {after} is not of this store, whose newest is {newest}: it was restored, perhaps"
+        );
+        return Err(gone(detail));
+    }
+    let mut changes = store.watch(&collection_prefix(kind, filter.tenant.as_ref()), after);
+    let gone = BTreeSet::new();
+    // What is no longer kept is told as an answer, and not in a stream that has begun.
+    let first = changes.next().now_or_never().transpose().map_err(problem)?;
+    let mut watching =
+        Watching { caller: caller.clone(), kind, filter, ready, known, knows_all, gone, changes };
+    if let Some(first) = first
+        && let Some(change) = watching.read(&first)?
+    {
+        watching.ready.push_back(change);
+    }
+    Ok(watching)
+}
+
+/// The newest revision of the store.
+pub(crate) async fn revision(store: &Backend) -> Result<u64, Problem> {
+    Ok(store.list(EPOCH_KEY).await.map_err(StateError::from)?.revision)
 }
 
 impl Watching {
@@ -101,28 +128,38 @@ impl Watching {
 
     fn read(&mut self, event: &Event) -> Result<Option<(Changed, Option<Object>, u64)>, Problem> {
         let version = event.version();
-        match event {
+        let (object, is_meant) = match event {
             Event::Put(entry) => {
                 let object = decode_object(entry)?;
-                let is_first = self.known.insert(object.reference());
-                let is_new = is_first && (self.knows_all || object.metadata.generation == 1);
-                let changed = match self.filter.matches(&self.caller, self.kind, &object) {
-                    true if is_new => Changed::Added,
-                    true => Changed::Modified,
-                    false => Changed::Deleted,
-                };
-                let sees =
-                    self.caller.may_see(self.kind, object.metadata.tenant.as_ref(), &object.metadata.name);
-                Ok(sees.then_some((changed, Some(object), version)))
+                let is_meant = self.filter.matches(&self.caller, self.kind, &object);
+                (object, is_meant)
             }
-            Event::Delete { key, .. } => {
-                let Some(object) = named_by(key, self.kind, version) else { return Ok(None) };
-                self.known.remove(&object.reference());
-                let sees =
-                    self.caller.may_see(self.kind, object.metadata.tenant.as_ref(), &object.metadata.name);
-                Ok(sees.then_some((Changed::Deleted, Some(object), version)))
-            }
+            Event::Delete { key, .. } => match named_by(key, self.kind, version) {
+                Some(object) => (object, false),
+                None => return Ok(None),
+            },
+        };
+        let metadata = &object.metadata;
+        if !self.caller.may_see(self.kind, metadata.tenant.as_ref(), &metadata.name)
+            || !self.filter.may_match(metadata)
+        {
+            return Ok(None);
         }
+        let reference = object.reference();
+        let was_gone = self.gone.remove(&reference);
+        if is_meant {
+            let is_first = self.known.insert(reference);
+            let is_new = is_first && (self.knows_all || was_gone || metadata.generation == 1);
+            let changed = if is_new { Changed::Added } else { Changed::Modified };
+            return Ok(Some((changed, Some(object), version)));
+        }
+        let was_known = self.known.remove(&reference);
+        if !self.knows_all {
+            self.gone.insert(reference);
+        }
+        // One that goes on from a version may have been told of it before.
+        let is_news = was_known || (!self.knows_all && !was_gone);
+        Ok(is_news.then_some((Changed::Deleted, Some(object), version)))
     }
 }
 
@@ -147,10 +184,13 @@ fn named_by(key: &str, kind: &Kind, version: u64) -> Option<Object> {
 fn problem(error: StoreError) -> Problem {
     match error {
         StoreError::Compacted { oldest, .. } => {
-            let detail = format!("changes before version {oldest} are no longer kept");
-            Problem::new(410, "gone", detail, "List again, and watch from the version of the list.")
+            gone(format!("changes before version {oldest} are no longer kept"))
         }
         StoreError::Closed => refuse::stopping(),
         error => StateError::from(error).into(),
     }
+}
+
+fn gone(detail: String) -> Problem {
+    Problem::new(410, "gone", detail, "List again, and watch from the version of the list.")
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
 use futures::stream;
-use mvm_proto::Problem;
 use mvm_proto::object::{Kind, Object};
+use mvm_proto::{Problem, TenantId};
 use serde_json::json;
 
 use super::Refused;
@@ -97,8 +97,11 @@ async fn follow(
     until: impl Fn(Changed, &Object) -> bool,
 ) -> Result<Option<Object>, Problem> {
     let tenant = object.metadata.tenant.as_ref();
-    let filter = Filter { tenant: tenant.cloned(), ..Filter::default() };
-    let mut watching = watch(&app.store, caller, kind, filter, &object.metadata.resource_version).await?;
+    let name = format!("metadata.name={}", object.metadata.name);
+    let filter = Filter::new(tenant.map(TenantId::as_str).unwrap_or_default(), "", &name)?;
+    // From now on: what the object's own version was may be long ago, and no longer kept.
+    let from = objects::revision(&app.store).await?.to_string();
+    let mut watching = watch(&app.store, caller, kind, filter, &from).await?;
     // What has happened already is in no change to come.
     let mut newest = match objects::get(&app.store, caller, kind, tenant, &object.metadata.name).await {
         Ok(now) if until(Changed::Modified, &now) => return Ok(Some(now)),
@@ -109,9 +112,7 @@ async fn follow(
     let following = async {
         loop {
             let (changed, found, _) = watching.next().await?;
-            let Some(found) = found.filter(|found| found.metadata.name == object.metadata.name) else {
-                continue;
-            };
+            let Some(found) = found else { continue };
             let done = until(changed, &found);
             newest = Some(found);
             if done || changed == Changed::Deleted {

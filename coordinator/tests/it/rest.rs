@@ -13,6 +13,7 @@ use rustls::pki_types::ServerName;
 use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use crate::support::{Running, coordinator, soon};
 
@@ -40,13 +41,21 @@ impl Rest {
     }
 
     async fn connect(running: &Running, credential: Option<&LiveCredential>, key: Option<String>) -> Self {
-        let tls = mvm_pki::tls::client_config(credential, &running.anchors(), coordinator(), &[b"http/1.1"]);
-        let connector = TlsConnector::from(Arc::new(tls.unwrap()));
-        let tcp = TcpStream::connect(running.addresses.grpc).await.unwrap();
-        let stream = connector.connect(ServerName::try_from("127.0.0.1").unwrap(), tcp).await.unwrap();
+        let stream = Self::stream(running, credential).await;
         let (sender, connection) = handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
         Self { sender, key }
+    }
+
+    /// A connection without HTTP on it.
+    pub(crate) async fn stream(
+        running: &Running,
+        credential: Option<&LiveCredential>,
+    ) -> TlsStream<TcpStream> {
+        let tls = mvm_pki::tls::client_config(credential, &running.anchors(), coordinator(), &[b"http/1.1"]);
+        let connector = TlsConnector::from(Arc::new(tls.unwrap()));
+        let tcp = TcpStream::connect(running.addresses.grpc).await.unwrap();
+        connector.connect(ServerName::try_from("127.0.0.1").unwrap(), tcp).await.unwrap()
     }
 
     pub(crate) async fn send(
@@ -67,6 +76,18 @@ impl Rest {
         headers: &[(&str, &str)],
         body: Option<&Value>,
     ) -> Result<Response<Incoming>, hyper::Error> {
+        let text = body.map(|body| Bytes::from(body.to_string()));
+        self.send_bytes(method, path, headers, text).await
+    }
+
+    /// The same with whatever bytes.
+    pub(crate) async fn send_bytes(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<Bytes>,
+    ) -> Result<Response<Incoming>, hyper::Error> {
         let mut request = Request::builder().method(method).uri(path).header("host", "127.0.0.1");
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));
@@ -77,8 +98,7 @@ impl Rest {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let body = body.map(|body| Bytes::from(body.to_string())).unwrap_or_default();
-        let sent = self.sender.send_request(request.body(Full::new(body)).unwrap());
+        let sent = self.sender.send_request(request.body(Full::new(body.unwrap_or_default())).unwrap());
         soon("an answer", sent).await
     }
 
@@ -89,11 +109,7 @@ impl Rest {
         headers: &[(&str, &str)],
         body: Option<&Value>,
     ) -> Answered {
-        let response = self.send(method, path, headers, body).await;
-        let (parts, body) = response.into_parts();
-        let bytes = soon("a body", body.collect()).await.unwrap().to_bytes();
-        let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
-        Answered { status: parts.status.as_u16(), headers: parts.headers, body }
+        Answered::read(self.send(method, path, headers, body).await).await
     }
 
     pub(crate) async fn get(&mut self, path: &str) -> Answered {
@@ -106,8 +122,64 @@ impl Rest {
 }
 
 impl Answered {
+    pub(crate) async fn read(response: Response<Incoming>) -> Self {
+        let (parts, body) = response.into_parts();
+        let bytes = soon("a body", body.collect()).await.unwrap().to_bytes();
+        let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+        Self { status: parts.status.as_u16(), headers: parts.headers, body }
+    }
+
     /// The code of a problem.
     pub(crate) fn code(&self) -> &str {
         self.body["code"].as_str().unwrap_or_default()
+    }
+}
+
+/// The events of a watch.
+pub(crate) struct Events {
+    body: Incoming,
+    text: String,
+}
+
+/// What an event says: what happened, the version to go on from, and the object.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Told {
+    pub(crate) what: String,
+    pub(crate) version: u64,
+    pub(crate) object: Value,
+}
+
+impl Events {
+    /// Watches at this path, which must be answered with a stream.
+    pub(crate) async fn of(rest: &mut Rest, path: &str) -> Self {
+        let response = rest.send("GET", path, &[], None).await;
+        assert_eq!(response.status(), 200, "{path}");
+        Self { body: response.into_body(), text: String::new() }
+    }
+
+    pub(crate) async fn next(&mut self) -> Told {
+        loop {
+            if let Some((event, more)) = self.text.clone().split_once("\n\n") {
+                self.text = more.to_owned();
+                let line =
+                    |start: &str| event.lines().find_map(|line| line.strip_prefix(start)).unwrap_or_default();
+                if line("event: ").is_empty() {
+                    continue;
+                }
+                let object = serde_json::from_str(line("data: ")).unwrap_or_default();
+                let version = line("id: ").parse().unwrap_or_default();
+                return Told { what: line("event: ").to_owned(), version, object };
+            }
+            let frame = soon("an event", self.body.frame()).await.unwrap().unwrap();
+            if let Some(data) = frame.data_ref() {
+                self.text.push_str(&String::from_utf8_lossy(data));
+            }
+        }
+    }
+}
+
+impl Told {
+    pub(crate) fn name(&self) -> &str {
+        self.object["metadata"]["name"].as_str().unwrap_or_default()
     }
 }

@@ -9,6 +9,8 @@ use crate::placement::Labels;
 
 /// The most requirements of one selector.
 const MAX_REQUIREMENTS: usize = 32;
+/// The longest selector: each object of a list is held against all of it.
+const MAX_SELECTOR_BYTES: usize = 4096;
 
 /// Why a text is no selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -52,6 +54,7 @@ impl FromStr for LabelSelector {
     type Err = SelectorError;
 
     fn from_str(text: &str) -> Result<Self, SelectorError> {
+        check_length(text)?;
         let parts: Vec<&str> =
             split(text).into_iter().map(str::trim).filter(|part| !part.is_empty()).collect();
         if parts.len() > MAX_REQUIREMENTS {
@@ -59,6 +62,13 @@ impl FromStr for LabelSelector {
         }
         parts.into_iter().map(requirement).collect::<Result<_, _>>().map(Self)
     }
+}
+
+fn check_length(text: &str) -> Result<(), SelectorError> {
+    if text.len() > MAX_SELECTOR_BYTES {
+        return Err(SelectorError(format!("a selector has at most {MAX_SELECTOR_BYTES} bytes")));
+    }
+    Ok(())
 }
 
 /// Divides at the commas that are in no parentheses.
@@ -121,6 +131,13 @@ impl FieldSelector {
         self.0.iter().all(|(path, equal, wanted)| (shown(&object, path) == *wanted) == *equal)
     }
 
+    /// Whether an object of this name may match, whatever else it has.
+    #[must_use]
+    pub fn may_match_name(&self, name: &str) -> bool {
+        let of_name = self.0.iter().filter(|(path, ..)| path == "metadata.name");
+        of_name.into_iter().all(|(_, equal, wanted)| (name == wanted) == *equal)
+    }
+
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -140,6 +157,7 @@ impl FromStr for FieldSelector {
     type Err = SelectorError;
 
     fn from_str(text: &str) -> Result<Self, SelectorError> {
+        check_length(text)?;
         let parts: Vec<&str> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
         if parts.len() > MAX_REQUIREMENTS {
             return Err(SelectorError(format!("a selector has at most {MAX_REQUIREMENTS} requirements")));

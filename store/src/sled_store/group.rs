@@ -32,13 +32,14 @@ pub(super) struct Delta {
 #[derive(Debug)]
 pub(super) struct Group<'a> {
     base: &'a State,
+    watched: &'a [String],
     delta: Delta,
 }
 
 impl<'a> Group<'a> {
-    pub(super) fn new(base: &'a State) -> Self {
+    pub(super) fn new(base: &'a State, watched: &'a [String]) -> Self {
         let delta = Delta { revision: base.revision, last_lease: base.last_lease, ..Delta::default() };
-        Self { base, delta }
+        Self { base, watched, delta }
     }
 
     pub(super) fn commit(&mut self, transaction: &Transaction) -> Result<Committed, StoreError> {
@@ -126,14 +127,24 @@ impl<'a> Group<'a> {
         }
     }
 
-    fn log(&mut self, revision: u64, events: Vec<Event>) {
+    fn log(&mut self, revision: u64, mut events: Vec<Event>) {
         if events.is_empty() {
             return;
         }
-        let chunks = record::chunks_of(StoredChanges::of(&events).encoded_len());
-        let bytes = events.iter().map(event_bytes).sum();
-        self.delta.log.push(LogRecord { revision, events, bytes, chunks });
         self.delta.revision = revision;
+        events.retain(|event| self.watched.iter().any(|prefix| event.key().starts_with(prefix)));
+        if events.is_empty() {
+            return;
+        }
+        let previous = self.last_logged();
+        let chunks = record::chunks_of(StoredChanges::of(&events, previous).encoded_len());
+        let bytes = events.iter().map(event_bytes).sum();
+        self.delta.log.push(LogRecord { revision, previous, events, bytes, chunks });
+    }
+
+    /// The revision of the newest record of the log.
+    fn last_logged(&self) -> u64 {
+        self.delta.log.last().map_or_else(|| self.base.last_logged(), |record| record.revision)
     }
 
     /// The whole group as one delta and one batch; `None` if it changes nothing.
@@ -189,12 +200,19 @@ impl<'a> Group<'a> {
             record::remove(&mut batch, &Name::Log(record.revision).to_bytes(), record.chunks);
         }
         for record in log.iter().skip(trimmed.saturating_sub(self.base.log.len())) {
-            let stored = StoredChanges::of(&record.events).encode_to_vec();
+            let stored = StoredChanges::of(&record.events, record.previous).encode_to_vec();
             record::put(&mut batch, &Name::Log(record.revision).to_bytes(), &stored, 0);
         }
         let last_trimmed = self.base.log.iter().chain(log).take(*trimmed).last();
         let compacted = last_trimmed.map_or(self.base.compacted, |record| record.revision);
-        let meta = StoredMeta { format: FORMAT, revision: *revision, compacted, last_lease: *last_lease };
+        let last_logged = Some(self.last_logged());
+        let meta = StoredMeta {
+            format: FORMAT,
+            revision: *revision,
+            compacted,
+            last_lease: *last_lease,
+            last_logged,
+        };
         record::put(&mut batch, &Name::Meta.to_bytes(), &meta.encode_to_vec(), 1);
         batch
     }

@@ -5,7 +5,9 @@ use bytes::Bytes;
 use crate::{Entry, Event, LeaseId};
 
 /// The layout of names and payloads in this file and in `record.rs`. Raise it when an older mvm can't read them.
-pub(super) const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 2;
+/// In the first format each revision had a record in the log.
+pub(super) const OLDEST_FORMAT: u32 = 1;
 
 const DATA: &[u8] = b"data/";
 const LEASE: &[u8] = b"lease/";
@@ -23,6 +25,9 @@ pub(super) struct StoredMeta {
     pub(super) compacted: u64,
     #[prost(uint64, tag = "4")]
     pub(super) last_lease: u64,
+    /// The revision of the newest record of the log.
+    #[prost(uint64, optional, tag = "5")]
+    pub(super) last_logged: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -47,6 +52,9 @@ pub(super) struct StoredLease {
 pub(super) struct StoredChanges {
     #[prost(message, repeated, tag = "1")]
     pub(super) changes: Vec<StoredChange>,
+    /// The revision of the record before this one.
+    #[prost(uint64, optional, tag = "2")]
+    pub(super) previous: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -59,12 +67,12 @@ pub(super) struct StoredChange {
 }
 
 impl StoredChanges {
-    pub(super) fn of(events: &[Event]) -> Self {
+    pub(super) fn of(events: &[Event], previous: u64) -> Self {
         let change = |event: &Event| match event {
             Event::Put(entry) => StoredChange { key: entry.key.clone(), value: Some(entry.value.clone()) },
             Event::Delete { key, .. } => StoredChange { key: key.clone(), value: None },
         };
-        Self { changes: events.iter().map(change).collect() }
+        Self { changes: events.iter().map(change).collect(), previous: Some(previous) }
     }
 
     pub(super) fn into_events(self, version: u64) -> Vec<Event> {

@@ -27,6 +27,8 @@ pub(super) struct Held {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LogRecord {
     pub(super) revision: u64,
+    /// The revision of the record before it. What lies between changed nothing that can be watched.
+    pub(super) previous: u64,
     pub(super) events: Vec<Event>,
     pub(super) bytes: usize,
     pub(super) chunks: usize,
@@ -35,7 +37,7 @@ pub(super) struct LogRecord {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct State {
     pub(super) revision: u64,
-    /// The log holds everything after this revision, and nothing up to it.
+    /// The log holds everything after this revision that can be watched, and nothing up to it.
     pub(super) compacted: u64,
     pub(super) last_lease: u64,
     pub(super) entries: BTreeMap<String, Held>,
@@ -78,6 +80,11 @@ impl State {
             next = record.revision;
         }
         Ok((events, next))
+    }
+
+    /// The revision of the newest record of the log, also of one that is no longer in it.
+    pub(super) fn last_logged(&self) -> u64 {
+        self.log.back().map_or(self.compacted, |record| record.revision)
     }
 
     /// Takes over what a flush has made durable.

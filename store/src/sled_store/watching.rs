@@ -25,6 +25,11 @@ pub(super) fn watch(shared: Arc<Shared>, prefix: &str, after: u64) -> Watch {
     if let Err(error) = check_prefix(prefix) {
         return Watch::from_stream(stream::iter([Err(error)]));
     }
+    if !shared.watched.iter().any(|watched| prefix.starts_with(watched)) {
+        let reason = "what changes under it is not kept for watchers";
+        let error = StoreError::InvalidKey { key: prefix.to_owned(), reason };
+        return Watch::from_stream(stream::iter([Err(error)]));
+    }
     let progress = shared.progress.subscribe();
     let watching =
         Watching { shared, progress, prefix: prefix.to_owned(), cursor: after, ready: VecDeque::new() };

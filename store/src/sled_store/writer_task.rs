@@ -171,7 +171,7 @@ fn write_group(
     let requests = refuse_without_space(disk, requests, settings);
     let (answers, written) = {
         let state = shared.read();
-        let mut group = Group::new(&state);
+        let mut group = Group::new(&state, &settings.watched);
         let answers: Vec<Answer> =
             requests.into_iter().filter_map(|request| decide(&mut group, request)).collect();
         (answers, group.finish(settings.log_bytes))

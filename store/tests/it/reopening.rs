@@ -140,3 +140,27 @@ async fn a_full_disk_is_refused_before_it_is_full() {
     store.commit(Transaction::new().delete("a")).await.unwrap();
     assert!(store.list("").await.unwrap().entries.is_empty());
 }
+
+#[tokio::test]
+async fn what_is_written_where_nothing_is_watched_takes_no_watcher_its_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = Settings { log_bytes: 4096, watched: vec!["seen/".to_owned()], ..Settings::default() };
+    let store = SledStore::open(directory.path(), settings.clone()).await.unwrap();
+    let first = store.commit(Transaction::new().put("seen/a", "1")).await.unwrap().revision;
+    let mut slow = store.watch("seen/", first);
+    for n in 0..100 {
+        store.commit(Transaction::new().put("unseen/key", format!("{n:0100}"))).await.unwrap();
+    }
+    let both = Transaction::new().put("seen/a", "2").put("unseen/key", "last");
+    let second = store.commit(both).await.unwrap().revision;
+    assert_eq!(second, first + 101, "each transaction has its revision");
+    let expected = |event: Event| {
+        assert!(matches!(event, Event::Put(entry) if entry.key == "seen/a" && entry.version == second))
+    };
+    expected(slow.next().await.unwrap());
+    assert!(matches!(store.watch("unseen/", 0).next().await, Err(StoreError::InvalidKey { .. })));
+    store.close().await;
+    let store = SledStore::open(directory.path(), settings).await.unwrap();
+    expected(store.watch("seen/", first).next().await.unwrap());
+    assert_eq!(store.list("").await.unwrap().revision, second);
+}

@@ -3,21 +3,20 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use http_body_util::BodyExt as _;
 use mvm_planner::fleet::{Fleet, FleetNode, FleetPool, FleetTenant, Overcommit, Placed, PoolKey, place};
 use mvm_planner::observation::Capacity;
 use mvm_proto::document::DesiredCounts;
+use mvm_proto::envelope::{Envelope, Payload as _};
 use mvm_proto::object::{ManagedBy, NodeSpec, Object, PoolSpec, TenantSpec};
 use mvm_proto::status::Mark;
-use mvm_proto::envelope::{Envelope, Payload as _};
 use mvm_proto::{DesiredState, SignedDocument};
 use mvm_store::{Settings, SledStore, Store as _};
 use serde_json::Value;
 
 use super::node::FakeNode;
 use super::{Case, Operation};
-use crate::rest::Rest;
-use crate::support::{Running, now, soon};
+use crate::rest::{Events, Rest};
+use crate::support::{Running, now};
 
 /// What a store has.
 pub(super) struct Stored {
@@ -32,7 +31,8 @@ impl Stored {
         let listing = store.list("").await.ok()?;
         store.close().await;
         let entries = listing.entries.into_iter();
-        let entries = entries.map(|entry| (entry.key, (entry.version, serde_json::from_slice(&entry.value).unwrap())));
+        let entries =
+            entries.map(|entry| (entry.key, (entry.version, serde_json::from_slice(&entry.value).unwrap())));
         Some(Self { revision: listing.revision, entries: entries.collect() })
     }
 
@@ -47,7 +47,9 @@ impl Stored {
 
     fn objects(&self, plural: &str) -> Vec<Object> {
         let prefix = format!("objects/{plural}/");
-        self.under(&prefix).map(|(_, (_, record))| serde_json::from_value(record["object"].clone()).unwrap()).collect()
+        self.under(&prefix)
+            .map(|(_, (_, record))| serde_json::from_value(record["object"].clone()).unwrap())
+            .collect()
     }
 
     fn object(&self, plural: &str, name: &str) -> Option<Object> {
@@ -61,7 +63,9 @@ impl Stored {
             let steps: Vec<&str> = path.split('/').collect();
             let [tenant, pool, node] = steps[..] else { panic!("{path}") };
             let key = PoolKey { tenant: tenant.parse().unwrap(), pool: pool.parse().unwrap() };
-            all.entry(key).or_default().insert(node.parse().unwrap(), serde_json::from_value(counts.clone()).unwrap());
+            all.entry(key)
+                .or_default()
+                .insert(node.parse().unwrap(), serde_json::from_value(counts.clone()).unwrap());
         }
         all
     }
@@ -91,7 +95,8 @@ impl Stored {
 
 /// What holds at every instant: what one transaction writes is there as a whole.
 pub(super) fn whole(stored: &Stored) {
-    let versions = |prefix| stored.under(prefix).map(|(node, (version, _))| (node, *version)).collect::<Vec<_>>();
+    let versions =
+        |prefix| stored.under(prefix).map(|(node, (version, _))| (node, *version)).collect::<Vec<_>>();
     assert_eq!(versions("assigned/"), versions("envelopes/"), "a document and its numbers");
     let count = |object: &str, outcome: &str| {
         let entries = stored.under("audit/");
@@ -100,7 +105,12 @@ pub(super) fn whole(stored: &Stored) {
     let mut uids = Vec::new();
     for plural in ["tenants", "pools", "api-keys"] {
         for object in stored.objects(plural) {
-            assert_eq!(count(&object.reference(), "created"), 1, "{} and its entry in the audit log", object.reference());
+            assert_eq!(
+                count(&object.reference(), "created"),
+                1,
+                "{} and its entry in the audit log",
+                object.reference()
+            );
             let deleting = usize::from(object.metadata.deleting_since.is_some());
             let deleted = count(&object.reference(), "deleted");
             // The pools of a tenant that is deleted are deleted with it, and not by themselves.
@@ -127,7 +137,9 @@ pub(super) fn done_or_not(case: &Case, before: &Stored, left: &Stored, acknowled
     if acknowledged && case.operation != Operation::Status {
         assert!(is_there(case, left), "{case:?} was acknowledged and is lost");
     }
-    let news = left.audited_since(before).filter(|entry| Some(entry["object"].as_str().unwrap()) == case.object().as_deref());
+    let news = left
+        .audited_since(before)
+        .filter(|entry| Some(entry["object"].as_str().unwrap()) == case.object().as_deref());
     let news = news.count();
     let expected = usize::from(case.object().is_some() && is_there(case, left));
     assert_eq!(news, expected, "{case:?} and its entries in the audit log");
@@ -138,12 +150,16 @@ pub(super) fn done_once(case: &Case, before: &Stored, after: &Stored) {
     done_or_not(case, before, after, true);
     whole(after);
     let uid = |object: Option<Object>| object.map(|object| object.metadata.uid).unwrap_or_default();
-    let made_by_key = |uid: String| after.under("idempotency/").filter(|(_, (_, record))| record["uid"] == uid.as_str()).count();
+    let made_by_key = |uid: String| {
+        after.under("idempotency/").filter(|(_, (_, record))| record["uid"] == uid.as_str()).count()
+    };
     let pool = format!("{}/{}", case.tenant(), case.pool());
     match case.operation {
         Operation::CreateTenant => assert_eq!(made_by_key(uid(after.object("tenants", &case.tenant()))), 1),
         Operation::CreatePool => assert_eq!(made_by_key(uid(after.object("pools", &pool))), 1),
-        Operation::CreateKey => assert_eq!(made_by_key(uid(after.object("api-keys", &format!("k{}", case.number)))), 1),
+        Operation::CreateKey => {
+            assert_eq!(made_by_key(uid(after.object("api-keys", &format!("k{}", case.number)))), 1)
+        }
         Operation::ChangePool | Operation::ScaleDown => {
             assert_eq!(after.object("pools", &pool).unwrap().metadata.generation, 2);
         }
@@ -153,14 +169,18 @@ pub(super) fn done_once(case: &Case, before: &Stored, after: &Stored) {
         }
         Operation::DeletePool => assert!(after.object("pools", &pool).is_none()),
         Operation::DeleteTenant => {
-            assert!(after.object("tenants", &case.tenant()).is_none() && after.object("pools", &pool).is_none());
+            assert!(
+                after.object("tenants", &case.tenant()).is_none() && after.object("pools", &pool).is_none()
+            );
             assert_eq!(after.under(&format!("placed/{}/", case.tenant())).count(), 0);
         }
         Operation::Push => {
             let spec: NodeSpec = after.object("nodes", &case.node()).unwrap().spec().unwrap();
             assert_eq!(spec.managed_by, ManagedBy::Push);
         }
-        Operation::Enrol => assert!(after.object("nodes", &case.node()).is_some(), "{} has no object", case.node()),
+        Operation::Enrol => {
+            assert!(after.object("nodes", &case.node()).is_some(), "{} has no object", case.node())
+        }
         Operation::RemoveNode => {
             assert!(after.object("nodes", &case.node()).is_none(), "{} still has an object", case.node());
         }
@@ -172,7 +192,8 @@ pub(super) fn done_once(case: &Case, before: &Stored, after: &Stored) {
 fn is_there(case: &Case, stored: &Stored) -> bool {
     let pool = stored.object("pools", &format!("{}/{}", case.tenant(), case.pool()));
     let running = |wanted: u64| pool.as_ref().is_some_and(|pool| pool.spec["counts"]["running"] == wanted);
-    let is_going = |object: Option<&Object>| object.is_none_or(|object| object.metadata.deleting_since.is_some());
+    let is_going =
+        |object: Option<&Object>| object.is_none_or(|object| object.metadata.deleting_since.is_some());
     let node = stored.get(&format!("nodes/{}", case.node()));
     match case.operation {
         Operation::CreateTenant => stored.object("tenants", &case.tenant()).is_some(),
@@ -180,9 +201,9 @@ fn is_there(case: &Case, stored: &Stored) -> bool {
         Operation::CreateKey => stored.object("api-keys", &format!("k{}", case.number)).is_some(),
         Operation::ChangePool => running(3),
         Operation::ScaleDown => running(1),
-        Operation::Cordon => {
-            stored.object("nodes", "a").is_some_and(|node| node.spec["labels"]["case"] == case.number.to_string())
-        }
+        Operation::Cordon => stored
+            .object("nodes", "a")
+            .is_some_and(|node| node.spec["labels"]["case"] == case.number.to_string()),
         Operation::DeletePool => is_going(pool.as_ref()),
         Operation::DeleteTenant => is_going(stored.object("tenants", &case.tenant()).as_ref()),
         Operation::Push => stored.get(&format!("assigned/{}", case.node())).is_some(),
@@ -194,7 +215,8 @@ fn is_there(case: &Case, stored: &Stored) -> bool {
 
 /// What is declared is placed as the planner places it, each document says what is placed, and its node has it.
 pub(super) fn is_at_rest(stored: &Stored, nodes: &[FakeNode]) -> bool {
-    let going = |plural: &str| stored.objects(plural).iter().any(|object| object.metadata.deleting_since.is_some());
+    let going =
+        |plural: &str| stored.objects(plural).iter().any(|object| object.metadata.deleting_since.is_some());
     if going("tenants") || going("pools") {
         return false;
     }
@@ -222,13 +244,17 @@ fn has_its_document(stored: &Stored, fleet: &Fleet, node: &FakeNode) -> bool {
     };
     heard.note(&mark);
     let pools = desired.tenants.iter().flat_map(|tenant| {
-        let key = |pool: &mvm_proto::document::Pool| PoolKey { tenant: tenant.tenant_id.clone(), pool: pool.pool_id.clone() };
+        let key = |pool: &mvm_proto::document::Pool| PoolKey {
+            tenant: tenant.tenant_id.clone(),
+            pool: pool.pool_id.clone(),
+        };
         tenant.pools.iter().map(move |pool| (key(pool), pool.desired_counts, pool.instance_resources))
     });
     let pools: Vec<_> = pools.collect();
     let rendered: BTreeMap<_, _> = pools.iter().map(|(key, counts, _)| (key.clone(), *counts)).collect();
-    let as_declared =
-        pools.iter().all(|(key, _, resources)| fleet.pools.get(key).is_some_and(|pool| pool.resources == *resources));
+    let as_declared = pools
+        .iter()
+        .all(|(key, _, resources)| fleet.pools.get(key).is_some_and(|pool| pool.resources == *resources));
     rendered == wanted && as_declared && heard.mark.as_ref() == Some(&mark)
 }
 
@@ -238,7 +264,11 @@ fn filled(placed: &BTreeMap<PoolKey, Placed>) -> BTreeMap<PoolKey, Placed> {
         let some = placed.iter().filter(|(_, counts)| **counts != DesiredCounts::default());
         some.map(|(node, counts)| (node.clone(), *counts)).collect()
     };
-    placed.iter().map(|(key, placed)| (key.clone(), of(placed))).filter(|(_, placed)| !placed.is_empty()).collect()
+    placed
+        .iter()
+        .map(|(key, placed)| (key.clone(), of(placed)))
+        .filter(|(_, placed)| !placed.is_empty())
+        .collect()
 }
 
 /// What is declared, as the planner takes it.
@@ -261,11 +291,16 @@ fn fleet(stored: &Stored, nodes: &[FakeNode]) -> Fleet {
     }
     for tenant in stored.objects("tenants") {
         let spec: TenantSpec = tenant.spec().unwrap();
-        fleet.tenants.insert(tenant.metadata.name.parse().unwrap(), FleetTenant { quotas: spec.quotas.into() });
+        fleet
+            .tenants
+            .insert(tenant.metadata.name.parse().unwrap(), FleetTenant { quotas: spec.quotas.into() });
     }
     for pool in stored.objects("pools") {
         let spec: PoolSpec = pool.spec().unwrap();
-        let key = PoolKey { tenant: pool.metadata.tenant.clone().unwrap(), pool: pool.metadata.name.parse().unwrap() };
+        let key = PoolKey {
+            tenant: pool.metadata.tenant.clone().unwrap(),
+            pool: pool.metadata.name.parse().unwrap(),
+        };
         let pool = FleetPool {
             resources: spec.resources.into(),
             counts: spec.counts.into(),
@@ -286,24 +321,16 @@ pub(super) async fn told_once(case: &Case, before: &Stored, after: &Stored, runn
     let plural = if kind == "apikey" { "api-keys".to_owned() } else { format!("{kind}s") };
     let newest = after.entries.get(&format!("objects/{plural}/{name}")).map(|(version, _)| *version);
     let path = format!("/v1/{plural}?watch=true&resource_version={}", before.revision);
-    let mut rest = Rest::operator(running).await;
-    let response = rest.try_send("GET", &path, &[], None).await.unwrap();
-    assert_eq!(response.status(), 200);
-    let (mut body, mut text) = (response.into_body(), String::new());
+    let mut events = Events::of(&mut Rest::operator(running).await, &path).await;
     let mut told: Vec<(String, u64, u64)> = Vec::new();
     let is_over = |told: &[(String, u64, u64)]| {
         told.last().is_some_and(|(what, id, _)| newest.map_or(what == "deleted", |newest| *id >= newest))
     };
     while !is_over(&told) {
-        let frame = soon("a change", body.frame()).await.unwrap().unwrap();
-        text.push_str(&String::from_utf8_lossy(frame.data_ref().unwrap()));
-        while let Some((event, more)) = text.clone().split_once("\n\n") {
-            text = more.to_owned();
-            let line = |start: &str| event.lines().find_map(|line| line.strip_prefix(start)).unwrap_or_default();
-            let Ok(object) = serde_json::from_str::<Object>(line("data: ")) else { continue };
-            if object.reference() == reference {
-                told.push((line("event: ").to_owned(), line("id: ").parse().unwrap(), object.metadata.generation));
-            }
+        let event = events.next().await;
+        let Ok(object) = serde_json::from_value::<Object>(event.object) else { continue };
+        if object.reference() == reference {
+            told.push((event.what, event.version, object.metadata.generation));
         }
     }
     assert!(told.windows(2).all(|pair| pair[0].1 < pair[1].1), "{reference}: {told:?}");

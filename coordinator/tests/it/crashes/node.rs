@@ -86,17 +86,14 @@ impl Drop for FakeNode {
 }
 
 /// One session, until it ends.
-async fn talk(
-    node: &Node,
-    heard: &Mutex<Heard>,
-    mut said: watch::Receiver<(Option<SocketAddr>, u64)>,
-) {
+async fn talk(node: &Node, heard: &Mutex<Heard>, mut said: watch::Receiver<(Option<SocketAddr>, u64)>) {
     let Ok(mut session) = node.dial().await else { return };
     let capacity = Capacity { vcpus: 64, mem_mib: 1 << 20, disk_mib: 1 << 20, max_instances: 1000 };
     let mut hello = node.hello(heard.lock().mark.clone());
     hello.info = Some(NodeInfo { node_id: node.id.clone(), capacity: Some(capacity), ..NodeInfo::default() });
     said.mark_unchanged();
-    if !send(&mut session, agent_frame::Body::Hello(hello)).await || !report(node, heard, &mut session).await {
+    if !send(&mut session, agent_frame::Body::Hello(hello)).await || !report(node, heard, &mut session).await
+    {
         return;
     }
     loop {
@@ -117,13 +114,20 @@ async fn talk(
         {
             let mut heard = heard.lock();
             heard.note(&mark);
-            let newer = heard.mark.as_ref().is_none_or(|had| (had.epoch, had.generation) < (mark.epoch, mark.generation));
+            let newer = heard
+                .mark
+                .as_ref()
+                .is_none_or(|had| (had.epoch, had.generation) < (mark.epoch, mark.generation));
             assert!(newer, "{}: {mark:?} is not above {:?}", node.id, heard.mark);
             heard.mark = Some(mark.clone());
             heard.desired = Some(verified.get().desired.clone());
         }
         for stage in [Stage::Accepted, Stage::Converged] {
-            let ack = mvm_proto::wire::session::v1::Ack { mark: Some(mark.clone()), stage: stage.into(), ..Default::default() };
+            let ack = mvm_proto::wire::session::v1::Ack {
+                mark: Some(mark.clone()),
+                stage: stage.into(),
+                ..Default::default()
+            };
             let acks = mvm_proto::wire::session::v1::Acks { acks: vec![ack] };
             if !send(&mut session, agent_frame::Body::Acks(acks)).await {
                 return;

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::checks::{self, Stored};
 use super::node::FakeNode;
-use super::{Case, Operation, Round};
+use super::{At, Case, Operation, Round};
 use crate::rest::Rest;
 use crate::support::{Running, new_cluster, soon, wait_until};
 
@@ -48,7 +48,8 @@ impl Site {
     pub(super) async fn start() -> Self {
         let (dir, report) = new_cluster();
         let data_dir = report.data_dir.clone();
-        let mut site = Self { dir, data_dir, points: CrashPoints::default(), victim: None, nodes: Vec::new() };
+        let mut site =
+            Self { dir, data_dir, points: CrashPoints::default(), victim: None, nodes: Vec::new() };
         site.restart(0).await;
         for name in ["a", "b"] {
             let node = site.running().enrol(name).await;
@@ -75,7 +76,8 @@ impl Site {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
                 runtime.block_on(async {
                     let life = async {
-                        let running = Running::start_with(&data_dir, |settings| settings.crash = points.clone()).await;
+                        let running =
+                            Running::start_with(&data_dir, |settings| settings.crash = points.clone()).await;
                         let _ = started.send(running);
                         killed.await.ok();
                     };
@@ -98,7 +100,8 @@ impl Site {
             }
             // Its steps go on once the nodes are back.
             if self.victim.is_some() {
-                let hit = tokio::time::timeout(std::time::Duration::from_millis(300), self.points.hit()).await;
+                let hit =
+                    tokio::time::timeout(std::time::Duration::from_millis(300), self.points.hit()).await;
                 if hit.is_err() {
                     self.points.arm(0);
                     return;
@@ -152,11 +155,14 @@ impl Site {
         conditions.iter().any(|condition| condition["message"] == format!("said {number}"))
     }
 
-    /// Asks for the operation and ends the coordinator at its `step`th step; the name of the step, or none where the operation
-    /// was done before it.
-    pub(super) async fn end_at(&mut self, case: &Case, step: u32, round: Round) -> Option<String> {
+    /// Asks for the operation and ends the coordinator `at` a step; the step's name, or none where the operation was done
+    /// before it.
+    pub(super) async fn end_at(&mut self, case: &Case, at: &At, round: Round) -> Option<String> {
         let before = self.stored_soon().await;
-        self.points.arm(step);
+        match at {
+            At::Nth(step) => self.points.arm(*step),
+            At::Named(name) => self.points.arm_named(name),
+        }
         if case.operation == Operation::Status {
             self.nodes[0].say(&format!("said {}", case.number));
         }
@@ -185,7 +191,7 @@ impl Site {
         let left = self.stored_soon().await;
         checks::whole(&left);
         checks::done_or_not(case, &before, &left, acknowledged);
-        self.restart(if round == Round::EndedTwice { 1 + step % 7 } else { 0 }).await;
+        self.restart(if round == Round::EndedTwice { 1 + case.number % 7 } else { 0 }).await;
         if round != Round::Repeated {
             self.wait_at_rest().await;
             checks::done_or_not(case, &before, &self.stored_soon().await, acknowledged);
