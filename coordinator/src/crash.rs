@@ -65,9 +65,17 @@ mod on {
     }
 
     impl CrashPoints {
-        /// The `nth` step from now on ends the coordinator; 0: none does.
+        /// The `nth` step from now on ends the coordinator that runs next, or runs; 0: none does.
         pub fn arm(&self, nth: u32) {
             self.set(Steps { left: (nth > 0).then_some(nth), ..Steps::default() });
+        }
+
+        /// No step ends it from now on, unless one has: that one's name.
+        #[must_use]
+        pub fn disarm(&self) -> Option<String> {
+            let mut steps = self.0.steps.lock();
+            steps.left = None;
+            self.0.hit.borrow().clone()
         }
 
         /// The next step of this name ends the coordinator.
@@ -76,7 +84,8 @@ mod on {
         }
 
         fn set(&self, steps: Steps) {
-            *self.0.steps.lock() = steps;
+            let mut now = self.0.steps.lock();
+            *now = steps;
             self.0.hit.send_replace(None);
         }
 
@@ -105,16 +114,19 @@ mod on {
         async fn pass(&self, side: &str, what: &str) {
             end_where_asked(side, what);
             let name = format!("{side}.{what}");
-            let ended = self.0.hit.borrow().is_some() || {
+            let ended = {
                 let mut steps = self.0.steps.lock();
-                steps.passed.push(name.clone());
-                if steps.named.as_ref().is_none_or(|named| *named == name) {
+                let counts = steps.named.as_ref().is_none_or(|named| *named == name);
+                if counts && self.0.hit.borrow().is_none() {
                     steps.left = steps.left.map(|left| left.saturating_sub(1));
                 }
-                steps.left == Some(0)
+                if steps.left == Some(0) {
+                    self.0.hit.send_if_modified(|hit| hit.is_none() && hit.replace(name.clone()).is_none());
+                }
+                steps.passed.push(name);
+                self.0.hit.borrow().is_some()
             };
             if ended {
-                self.0.hit.send_if_modified(|hit| hit.is_none() && hit.replace(name).is_none());
                 // Nothing after the step happens any more.
                 std::future::pending::<()>().await;
             }

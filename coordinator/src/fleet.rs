@@ -23,6 +23,7 @@ use mvm_transport::session::close_code;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, broadcast, oneshot, watch};
 
+use crate::clock::SteadyClock;
 use crate::documents::Stored;
 use crate::metrics::Metrics;
 use crate::refuse;
@@ -31,8 +32,6 @@ pub(crate) use live::{Answer, Followers, Live, LiveNode, PoolsWithNews, Refused,
 pub(crate) use outbox::{Item, Outbox};
 pub(crate) use presence::{Rules, Standing};
 use second_session::{ANSWER_WITHIN, Agent, SecondMachine};
-
-use crate::stored::now;
 
 /// How many events a follower may be behind before it misses some.
 const EVENTS_BEHIND: usize = 1024;
@@ -52,6 +51,8 @@ pub(crate) struct Fleet {
     sessions_of: Mutex<HashSet<NodeId>>,
     session_changed: Notify,
     rules: Rules,
+    /// What sessions that begin and end are dated with.
+    pub(crate) steady: SteadyClock,
     metrics: Arc<Metrics>,
 }
 
@@ -81,7 +82,7 @@ pub(crate) enum Offered {
 }
 
 impl Fleet {
-    pub(crate) fn new(rules: Rules, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(rules: Rules, steady: SteadyClock, metrics: Arc<Metrics>) -> Self {
         Self {
             nodes: RwLock::default(),
             next_session: AtomicU64::new(1),
@@ -93,6 +94,7 @@ impl Fleet {
             sessions_of: Mutex::default(),
             session_changed: Notify::new(),
             rules,
+            steady,
             metrics,
         }
     }
@@ -114,7 +116,7 @@ impl Fleet {
         Arc::clone(
             nodes
                 .entry(node.clone())
-                .or_insert_with(|| Arc::new(LiveNode::new(node, &self.followers, now()))),
+                .or_insert_with(|| Arc::new(LiveNode::new(node, &self.followers, self.steady.now()))),
         )
     }
 
@@ -150,11 +152,12 @@ impl Fleet {
             if live.session.as_ref().map(|session| session.id) != older {
                 return None;
             }
-            let standing = live.presence.standing(&self.rules, now);
+            let steady = self.steady.now();
+            let standing = live.presence.standing(&self.rules, steady);
             let mut is_news = live.info != info;
             let replaced = live.session.take();
             if let Some(replaced) = &replaced {
-                live.presence.disconnect(&self.rules, now);
+                live.presence.disconnect(&self.rules, steady);
                 if replaced.agent.start != entry.agent.start {
                     is_news |= live.second.take().is_some();
                 }
@@ -162,14 +165,14 @@ impl Fleet {
             live.end_session();
             live.session = Some(entry);
             live.info = info;
-            live.last_seen_at = Some(now);
+            live.seen(now);
             // The numbers of its changes begin anew.
             live.status.iter_mut().for_each(KeptStatus::await_whole);
             if let Some(mark) = &high_water {
                 is_news |= live.accept(mark);
             }
-            live.presence.connect(&self.rules, now);
-            is_news |= live.presence.standing(&self.rules, now) != standing;
+            live.presence.connect(&self.rules, steady);
+            is_news |= live.presence.standing(&self.rules, steady) != standing;
             Some((replaced, is_news))
         })?;
         match replaced {
@@ -188,7 +191,7 @@ impl Fleet {
             let current = live.session.as_ref().is_some_and(|session| session.id == id);
             if current {
                 live.end_session();
-                live.presence.disconnect(&self.rules, now());
+                live.presence.disconnect(&self.rules, self.steady.now());
             }
             current
         });

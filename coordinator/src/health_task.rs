@@ -9,7 +9,6 @@ use mvm_proto::{NodeId, Timestamp};
 use tokio::time::Instant;
 
 use crate::state::State;
-use crate::stored::now;
 
 /// Without anything to wait for, the task still looks around this often.
 const IDLE_AT_MOST: Duration = Duration::from_secs(300);
@@ -48,22 +47,22 @@ impl Due {
 pub(crate) async fn health_task(state: Arc<State>) {
     let (fleet, mut due) = (&state.fleet, Due::default());
     for node in fleet.known_nodes() {
-        due.set(&node, fleet.changes_at(&node, now()));
+        due.set(&node, fleet.changes_at(&node, fleet.steady.now()));
     }
     loop {
-        let wait = due.first().map_or(IDLE_AT_MOST, |at| at.since(now()).min(IDLE_AT_MOST));
+        let wait = due.first().map_or(IDLE_AT_MOST, |at| at.since(fleet.steady.now()).min(IDLE_AT_MOST));
         tokio::select! {
             () = state.shutdown.cancelled() => return,
             () = fleet.sessions_changed() => {}
             () = tokio::time::sleep_until(Instant::now() + wait) => {}
         }
         for node in fleet.take_changed_sessions() {
-            due.set(&node, fleet.changes_at(&node, now()));
+            due.set(&node, fleet.changes_at(&node, fleet.steady.now()));
         }
-        while let Some(node) = due.take(now()) {
+        while let Some(node) = due.take(fleet.steady.now()) {
             // Also what is known of it last is written: it may be away for long.
             fleet.mark_dirty(&node);
-            due.set(&node, fleet.changes_at(&node, now()));
+            due.set(&node, fleet.changes_at(&node, fleet.steady.now()));
         }
     }
 }

@@ -10,6 +10,7 @@
 
 mod api;
 mod cleanup_task;
+mod clock;
 mod crash;
 mod documents;
 mod enrolment;
@@ -44,6 +45,9 @@ mod tokens;
 mod trust;
 mod world;
 
+#[cfg(debug_assertions)]
+#[doc(hidden)]
+pub use clock::shift::shift_clock;
 #[doc(hidden)]
 pub use crash::CrashPoints;
 pub use error::{BoxError, CoordinatorError};

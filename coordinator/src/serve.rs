@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::tasks::Tasks;
 use crate::cleanup_task::{cleanup_task, write_statuses};
+use crate::clock::SteadyClock;
 use crate::documents::{Carried, Documents};
 use crate::enrolment::Members;
 use crate::error::{BoxError, CoordinatorError};
@@ -111,7 +112,8 @@ pub async fn serve(
         settings.document_life,
     );
     let known = documents.count_assigned().await.map_err(|cause: StateError| store_error(cause.into()))?;
-    let (world, object_changes) = load_world(&store, AwayGrace(settings.node_grace))
+    let steady = SteadyClock::start();
+    let (world, object_changes) = load_world(&store, steady.now(), AwayGrace(settings.node_grace))
         .await
         .map_err(|cause: StateError| store_error(cause.into()))?;
     let operators = Operators::open(&store, data.operator_notes());
@@ -119,7 +121,7 @@ pub async fn serve(
     let rules = Rules::new(settings.heartbeat, settings.node_grace);
     let state = Arc::new(State {
         operators,
-        fleet: Arc::new(Fleet::new(rules, Arc::clone(&metrics))),
+        fleet: Arc::new(Fleet::new(rules, steady, Arc::clone(&metrics))),
         enrol_limit: RateLimit::new(settings.enrol_per_second, settings.enrol_burst),
         renew_limit: RateLimit::new(enrolment::RENEW_PER_SECOND, enrolment::RENEW_BURST),
         session_limit: RateLimit::new(session::SESSIONS_PER_SECOND, session::SESSIONS_BURST),
@@ -138,6 +140,7 @@ pub async fn serve(
         epoch_version,
         world: parking_lot::Mutex::new(world),
         started_at: now(),
+        steady,
         shutdown,
     });
     for node in state.world.lock().nodes.keys() {

@@ -9,6 +9,7 @@ use mvm_transport::RateLimit;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::SteadyClock;
 use crate::documents::Documents;
 use crate::fleet::Fleet;
 use crate::init::ClusterFile;
@@ -47,5 +48,7 @@ pub(crate) struct State {
     /// What placement is decided from. Held for single steps only, never over an await.
     pub(crate) world: Mutex<World>,
     pub(crate) started_at: Timestamp,
+    /// What tells how long nodes are away.
+    pub(crate) steady: SteadyClock,
     pub(crate) shutdown: CancellationToken,
 }

@@ -2,9 +2,7 @@
 
 mod backend;
 
-use std::time::SystemTime;
-
-use mvm_proto::{Problem, Timestamp};
+use mvm_proto::Problem;
 use mvm_store::{Guard, Store, StoreError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -12,16 +10,12 @@ use serde::de::DeserializeOwned;
 use crate::records::EPOCH_KEY;
 use crate::refuse;
 
+pub(crate) use crate::clock::now;
 pub(crate) use backend::Backend;
 
 /// How often a transaction that lost a race is tried again before the caller is told. Each try means that someone
 /// else's transaction on the same key succeeded, so only a storm on one key gets there.
 pub(crate) const MAX_TRIES: usize = 64;
-
-/// The clock, read at the edges only: decisions get the time as an argument.
-pub(crate) fn now() -> Timestamp {
-    Timestamp::from(SystemTime::now())
-}
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StateError {

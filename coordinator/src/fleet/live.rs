@@ -140,6 +140,11 @@ impl Live {
         }
     }
 
+    /// It said something.
+    pub(crate) fn seen(&mut self, now: Timestamp) {
+        self.last_seen_at = Some(now);
+    }
+
     /// Whether the node said anything since the start.
     pub(crate) fn was_heard(&self) -> bool {
         self.info.is_some() || self.status.is_some()

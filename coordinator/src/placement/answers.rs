@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 use crate::objects::{self, Caller, Verb, allowed, propose};
 use crate::refuse;
 use crate::state::State;
-use crate::stored::now;
 use crate::world::World;
 
 /// What declaring some objects, and deleting others, would do.
@@ -52,7 +51,7 @@ pub(crate) async fn plan(
         });
         next.forget(kind.name, tenant.as_ref(), name);
     }
-    let now = now();
+    let now = state.steady.now();
     next.placer.settle(now);
     let after = next.fleet();
     let difference = difference(&before, &after, &next.placer.plan(), now);

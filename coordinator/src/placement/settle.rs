@@ -22,7 +22,7 @@ pub(super) struct Settled {
 pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
     let (differences, holdings) = {
         let mut world = state.world.lock();
-        (world.settle_and_store(now()), world.new_holdings())
+        (world.settle_and_store(state.steady.now()), world.new_holdings())
     };
     // Before what is placed: a node that has something of a tenant is always known to.
     let held = holdings.iter().map(|(tenant, node, holding)| commit::holding(tenant, node, Some(holding)));

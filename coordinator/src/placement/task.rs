@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mvm_planner::fleet::AwayGrace;
 use mvm_proto::object::{KINDS, Object, OnDelete, TenantSpec, kind_named};
-use mvm_proto::{NodeId, Problem, TenantId};
+use mvm_proto::{NodeId, Problem, TenantId, Timestamp};
 use mvm_store::{Event, Store, StoreError, Watch};
 use tokio::time::Instant;
 
@@ -30,8 +30,11 @@ const IDLE_AT_MOST: Duration = Duration::from_secs(300);
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// The world as the store has it, and the changes from there on.
-pub(crate) async fn load_world(store: &Backend, away_grace: AwayGrace) -> Result<(World, Watch), StateError> {
-    let started_at = now();
+pub(crate) async fn load_world(
+    store: &Backend,
+    started_at: Timestamp,
+    away_grace: AwayGrace,
+) -> Result<(World, Watch), StateError> {
     let mut world = World::new(started_at, away_grace);
     for (name, record) in load_all::<StatusRecord>(store, STATUS).await? {
         if let Ok(node) = name.parse::<NodeId>() {
@@ -124,7 +127,7 @@ fn next_wake(state: &State, statuses: &Statuses, status_due: Instant, again: Opt
     let stale =
         !(world.stale_pools.is_empty() && world.stale_nodes.is_empty() && world.stale_tenants.is_empty());
     // A node that is away is looked at when its grace is over.
-    let grace = world.grace_ends(now()).map(|left| Instant::now() + left);
+    let grace = world.grace_ends(state.steady.now()).map(|left| Instant::now() + left);
     let idle = Instant::now() + IDLE_AT_MOST;
     [stale.then_some(status_due), statuses.due(), again, grace].into_iter().flatten().min().unwrap_or(idle)
 }
@@ -140,7 +143,7 @@ async fn ensure_nodes(state: &State) {
 }
 
 async fn reload(state: &State) -> Option<Watch> {
-    match load_world(&state.store, AwayGrace(state.settings.node_grace)).await {
+    match load_world(&state.store, state.steady.now(), AwayGrace(state.settings.node_grace)).await {
         Ok((mut world, changes)) => {
             for node in state.fleet.known_nodes() {
                 if let Some(live) = state.fleet.get(&node) {
@@ -192,10 +195,10 @@ fn hear_node(world: &mut World, fleet: &Fleet, node: &NodeId) {
     let Some(live) = fleet.get(node) else { return };
     let mut live = live.lock();
     if live.was_heard() {
-        let (news, pools) = NodeNews::take(&mut live, fleet, now());
+        let (news, pools) = NodeNews::take(&mut live, fleet, fleet.steady.now());
         world.hear(node, news, pools);
     } else {
-        world.hear_standing(node, fleet.standing(&live, now()).0);
+        world.hear_standing(node, fleet.standing(&live, fleet.steady.now()).0);
     }
 }
 

@@ -29,7 +29,7 @@ impl Talk<'_> {
         match body {
             agent_frame::Body::Hello(_) => return Err(End::protocol("a second hello came".to_owned())),
             agent_frame::Body::Heartbeat(heartbeat) => {
-                self.attached.live.lock().last_seen_at = Some(now());
+                self.attached.live.lock().seen(now());
                 if let Some(mut info) = heartbeat.info {
                     check_info(&self.attached.node, Some(&info))?;
                     fit_info(&mut info, now());
@@ -80,7 +80,7 @@ impl Talk<'_> {
     /// Changes the node's marks; what is new is counted, and written to the store soon.
     fn news(&self, change: impl FnOnce(&mut crate::fleet::Live) -> bool) {
         let (news, push_seconds) = self.attached.live.change(|live| {
-            live.last_seen_at = Some(now());
+            live.seen(now());
             (change(live), live.take_push_time())
         });
         if let Some(seconds) = push_seconds {

@@ -90,7 +90,7 @@ fn refuse(
             .is_none_or(|it| (it.address.ip(), &it.hostname) != (address.ip(), &agent.hostname));
         let since = before.filter(|_| !is_news).map_or_else(now, |it| it.since);
         let hostname = agent.hostname.clone();
-        live.second = Some(SecondMachine { address, hostname, since, last_at: now() });
+        live.second = Some(SecondMachine { address, hostname, since, last_at: state.fleet.steady.now() });
         let event = Event {
             at: now().to_string(),
             kind: "SecondMachine".to_owned(),

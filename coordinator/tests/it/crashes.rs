@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use mvm_proto::wire::control::v1::RemoveNodeRequest;
 use serde_json::{Value, json};
 
+pub(crate) use self::node::FakeNode;
 use self::site::Site;
 use crate::rest::Rest;
 use crate::support::{Running, document, enrol_body, new_request, post, push_request};

@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinSet;
 
+use crate::crashes::FakeNode;
 use crate::rest::{Answered, Events, Rest};
-use crate::support::{PATIENCE, Running, cluster_id, document, new_cluster, soon};
+use crate::support::{PATIENCE, Running, cluster_id, document, new_cluster, soon, wait_until};
 
 const POOL: &str = "/v1/tenants/acme/pools/web";
 
@@ -550,4 +551,89 @@ async fn what_a_tenants_key_may_not_see_is_told_as_what_is_not_there() {
         assert_eq!(watching.next().await.object["metadata"]["tenant"], "acme");
     }
     assert_eq!(rest.get("/v1/tenants/zeta/pools/hidden").await.status, 200);
+}
+
+const FIVE_MINUTES_MS: i64 = 5 * 60 * 1000;
+
+/// What a clock that is set while everything runs must leave as it is.
+#[tokio::test]
+async fn a_clock_that_is_set_while_it_runs_loses_no_node_and_no_request() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let mut rest = Rest::operator(&running).await;
+    assert_eq!(rest.put("/v1/tenants/acme", &tenant()).await.status, 201);
+    let node = FakeNode::start(running.enrol("a").await);
+    let spare = FakeNode::start(running.enrol("b").await);
+    let is = async |node: &str, state: &str| {
+        Rest::operator(&running).await.get(&format!("/v1/nodes/{node}")).await.body["status"]["state"]
+            == state
+    };
+    wait_until("both nodes", async || is("a", "Ready").await && is("b", "Ready").await).await;
+    let mut body = pool(2);
+    body["metadata"] = json!({ "name": "web" });
+    let once = [("idempotency-key", "one")];
+    let made = rest.call("POST", "/v1/tenants/acme/pools", &once, Some(&body)).await;
+    assert_eq!(made.status, 201);
+    let has = |node: &FakeNode| node.heard.lock().mark.clone();
+    wait_until("the documents", async || has(&node).is_some() && has(&spare).is_some()).await;
+    let marks = (has(&node), has(&spare));
+    // One is away, for much less than the grace of five minutes.
+    node.follow(None);
+    wait_until("it to be away", async || is("a", "Unknown").await).await;
+    for shift_ms in [FIVE_MINUTES_MS, -FIVE_MINUTES_MS, 2 * FIVE_MINUTES_MS, 0] {
+        mvm_coordinator::shift_clock(shift_ms);
+        // A change has everything settled by the new time.
+        let labels = json!({ "metadata": { "labels": { "at": format!("s{}", shift_ms.unsigned_abs()) } }, "spec": {} });
+        assert!(rest.put("/v1/tenants/other", &labels).await.status < 300);
+        spare.say(&format!("at {shift_ms}"));
+        wait_until("what the node says", async || {
+            let shown = Rest::operator(&running).await.get("/v1/nodes/b").await.body;
+            shown["status"]["conditions"][0]["message"] == format!("at {shift_ms}")
+        })
+        .await;
+        assert!(is("a", "Unknown").await, "by {shift_ms} ms it is lost");
+        let again = rest.call("POST", "/v1/tenants/acme/pools", &once, Some(&body)).await;
+        assert_eq!(
+            (again.status, &again.body["metadata"]["uid"]),
+            (200, &made.body["metadata"]["uid"]),
+            "by {shift_ms} ms"
+        );
+        assert_eq!(has(&spare), marks.1, "by {shift_ms} ms what the other node had went over to this one");
+    }
+    node.follow(Some(running.addresses.quic));
+    wait_until("it to be back", async || is("a", "Ready").await).await;
+    assert_eq!((has(&node), has(&spare)), marks);
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_between_two_starts_changes_nothing() {
+    let (_dir, report) = new_cluster();
+    let mut running = Running::start(&report.data_dir).await;
+    let mut rest = Rest::operator(&running).await;
+    assert_eq!(rest.put("/v1/tenants/acme", &tenant()).await.status, 201);
+    let node = FakeNode::start(running.enrol("a").await);
+    assert_eq!(rest.put(POOL, &pool(1)).await.status, 201);
+    let mark = || node.heard.lock().mark.clone();
+    wait_until("the document", async || mark().is_some()).await;
+    let had = mark();
+    // Back, and forward.
+    for shift_ms in [-FIVE_MINUTES_MS, 0] {
+        node.follow(None);
+        running.stop().await;
+        mvm_coordinator::shift_clock(shift_ms);
+        running = Running::start(&report.data_dir).await;
+        node.follow(Some(running.addresses.quic));
+        let ready = async || {
+            let mut rest = Rest::operator(&running).await;
+            let (node, pool) = (rest.get("/v1/nodes/a").await.body, rest.get(POOL).await.body);
+            (node["status"]["state"] == "Ready") && pool["status"]["ready"] == "1/1"
+        };
+        wait_until("the node to be back", ready).await;
+        assert_eq!(mark(), had, "by {shift_ms} ms: what it has is not issued again");
+    }
+    // What comes after is above what there was, whatever the clock says.
+    assert_eq!(Rest::operator(&running).await.put(POOL, &pool(2)).await.status, 200);
+    wait_until("the next document", async || mark() != had).await;
+    let audit = Rest::operator(&running).await.get("/v1/audit").await.body;
+    assert_eq!(audit["items"].as_array().unwrap().len(), 3, "{audit}");
 }

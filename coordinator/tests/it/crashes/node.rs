@@ -1,4 +1,4 @@
-//! A node of the crash table: it obeys what it is sent at once, says so, and comes back to whichever coordinator runs.
+//! A node of the crash table and of other faults: it obeys what it is sent at once, says so, and comes back to whichever coordinator runs.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,32 +15,32 @@ use crate::support::{Node, Session, now};
 
 /// What a node has and was sent.
 #[derive(Debug, Default)]
-pub(super) struct Heard {
-    pub(super) mark: Option<Mark>,
-    pub(super) desired: Option<DesiredState>,
+pub(crate) struct Heard {
+    pub(crate) mark: Option<Mark>,
+    pub(crate) desired: Option<DesiredState>,
     /// What it says beside its pools, for the operation that is about that.
-    pub(super) said: String,
+    pub(crate) said: String,
     /// The content of every document by its numbers.
     numbered: BTreeMap<(u64, u64), String>,
 }
 
 impl Heard {
     /// Notes a document; one number is of one content.
-    pub(super) fn note(&mut self, mark: &Mark) {
+    pub(crate) fn note(&mut self, mark: &Mark) {
         let had = self.numbered.insert((mark.epoch, mark.generation), mark.digest.clone());
         assert!(had.is_none_or(|had| had == mark.digest), "{mark:?} had another content before");
     }
 }
 
-pub(super) struct FakeNode {
-    pub(super) id: String,
-    pub(super) heard: Arc<Mutex<Heard>>,
+pub(crate) struct FakeNode {
+    pub(crate) id: String,
+    pub(crate) heard: Arc<Mutex<Heard>>,
     say: watch::Sender<(Option<SocketAddr>, u64)>,
     task: JoinHandle<()>,
 }
 
 impl FakeNode {
-    pub(super) fn start(mut node: Node) -> Self {
+    pub(crate) fn start(mut node: Node) -> Self {
         let heard = Arc::new(Mutex::new(Heard::default()));
         let (say, mut said) = watch::channel((Some(node.address), 0));
         let (id, shared) = (node.id.clone(), Arc::clone(&heard));
@@ -68,12 +68,12 @@ impl FakeNode {
     }
 
     /// Where the coordinator is now; none: there is none.
-    pub(super) fn follow(&self, address: Option<SocketAddr>) {
+    pub(crate) fn follow(&self, address: Option<SocketAddr>) {
         self.say.send_modify(|(at, _)| *at = address);
     }
 
     /// Has it say its status again.
-    pub(super) fn say(&self, text: &str) {
+    pub(crate) fn say(&self, text: &str) {
         self.heard.lock().said = text.to_owned();
         self.say.send_modify(|(_, times)| *times += 1);
     }

@@ -1,8 +1,10 @@
 //! A coordinator that is ended and started again, its two nodes, and what they had before.
 
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::thread::JoinHandle;
 
+use futures::FutureExt as _;
 use mvm_coordinator::CrashPoints;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -102,8 +104,7 @@ impl Site {
             if self.victim.is_some() {
                 let hit =
                     tokio::time::timeout(std::time::Duration::from_millis(300), self.points.hit()).await;
-                if hit.is_err() {
-                    self.points.arm(0);
+                if hit.is_err() && self.points.disarm().is_none() {
                     return;
                 }
                 self.end().await;
@@ -175,15 +176,19 @@ impl Site {
                 wait_until("the operation to be done", async || case.is_done(site).await).await;
                 site.wait_at_rest().await;
             };
-            let hit = tokio::select! {
+            let worked = tokio::select! {
                 biased;
-                name = site.points.hit() => Some(name),
-                () = working => None,
+                _ = site.points.hit() => Ok(()),
+                worked = AssertUnwindSafe(working).catch_unwind() => worked,
             };
-            hit.map(|name| (name, acknowledged))
+            match (site.points.disarm(), worked) {
+                (Some(name), _) => Some((name, acknowledged)),
+                (None, Ok(())) => None,
+                // It was not because its coordinator had ended.
+                (None, Err(panic)) => std::panic::resume_unwind(panic),
+            }
         };
         let Some((name, acknowledged)) = asked else {
-            self.points.arm(0);
             checks::done_once(case, &before, &self.stored_soon().await);
             return None;
         };
