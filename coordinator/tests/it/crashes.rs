@@ -227,6 +227,7 @@ fn is_of_the_operation(step: &str) -> bool {
 }
 
 /// Goes through the table of an operation.
+#[allow(clippy::print_stdout, reason = "the figures of the docs")]
 async fn table(operation: Operation) {
     let mut site = Site::start().await;
     let mut ends: BTreeMap<String, u32> = BTreeMap::new();

@@ -131,11 +131,11 @@ async fn hostile_selectors_and_page_tokens_are_refused_or_select_nothing_else() 
         "=".to_owned(),
     ] {
         let answer = rest.get(&format!("/v1/pools?label_selector={selector}")).await;
-        assert_eq!((answer.status, answer.code()), (400, "bad_request"), "{:.80}", selector);
+        assert_eq!((answer.status, answer.code()), (400, "bad_request"), "{selector:.80}");
     }
     for selector in [format!("spec{}=x", ".a".repeat(5000)), "kind=Pool".to_owned(), "spec.a".to_owned()] {
         let answer = rest.get(&format!("/v1/pools?field_selector={selector}")).await;
-        assert_eq!((answer.status, answer.code()), (400, "bad_request"), "{:.80}", selector);
+        assert_eq!((answer.status, answer.code()), (400, "bad_request"), "{selector:.80}");
     }
     // What looks like a pattern is compared as it is.
     let names = |answer: &Answered| {

@@ -158,7 +158,7 @@ pub(super) fn done_once(case: &Case, before: &Stored, after: &Stored) {
         Operation::CreateTenant => assert_eq!(made_by_key(uid(after.object("tenants", &case.tenant()))), 1),
         Operation::CreatePool => assert_eq!(made_by_key(uid(after.object("pools", &pool))), 1),
         Operation::CreateKey => {
-            assert_eq!(made_by_key(uid(after.object("api-keys", &format!("k{}", case.number)))), 1)
+            assert_eq!(made_by_key(uid(after.object("api-keys", &format!("k{}", case.number)))), 1);
         }
         Operation::ChangePool | Operation::ScaleDown => {
             assert_eq!(after.object("pools", &pool).unwrap().metadata.generation, 2);
@@ -179,7 +179,7 @@ pub(super) fn done_once(case: &Case, before: &Stored, after: &Stored) {
             assert_eq!(spec.managed_by, ManagedBy::Push);
         }
         Operation::Enrol => {
-            assert!(after.object("nodes", &case.node()).is_some(), "{} has no object", case.node())
+            assert!(after.object("nodes", &case.node()).is_some(), "{} has no object", case.node());
         }
         Operation::RemoveNode => {
             assert!(after.object("nodes", &case.node()).is_none(), "{} still has an object", case.node());
@@ -201,9 +201,9 @@ fn is_there(case: &Case, stored: &Stored) -> bool {
         Operation::CreateKey => stored.object("api-keys", &format!("k{}", case.number)).is_some(),
         Operation::ChangePool => running(3),
         Operation::ScaleDown => running(1),
-        Operation::Cordon => stored
-            .object("nodes", "a")
-            .is_some_and(|node| node.spec["labels"]["case"] == case.number.to_string()),
+        Operation::Cordon => stored.object("nodes", "a").is_some_and(|node| {
+            node.spec["labels"]["case"].as_str() == Some(case.number.to_string().as_str())
+        }),
         Operation::DeletePool => is_going(pool.as_ref()),
         Operation::DeleteTenant => is_going(stored.object("tenants", &case.tenant()).as_ref()),
         Operation::Push => stored.get(&format!("assigned/{}", case.node())).is_some(),
