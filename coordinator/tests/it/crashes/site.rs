@@ -102,9 +102,11 @@ impl Site {
             }
             // Its steps go on once the nodes are back.
             if self.victim.is_some() {
-                let hit =
-                    tokio::time::timeout(std::time::Duration::from_millis(300), self.points.hit()).await;
-                if hit.is_err() && self.points.disarm().is_none() {
+                tokio::select! {
+                    _ = self.points.hit() => {}
+                    () = self.wait_at_rest() => {}
+                }
+                if self.points.disarm().is_none() {
                     return;
                 }
                 self.end().await;
