@@ -155,7 +155,7 @@ async fn what_is_written_where_nothing_is_watched_takes_no_watcher_its_place() {
     let second = store.commit(both).await.unwrap().revision;
     assert_eq!(second, first + 101, "each transaction has its revision");
     let expected = |event: Event| {
-        assert!(matches!(event, Event::Put(entry) if entry.key == "seen/a" && entry.version == second))
+        assert!(matches!(event, Event::Put(entry) if entry.key == "seen/a" && entry.version == second));
     };
     expected(slow.next().await.unwrap());
     assert!(matches!(store.watch("unseen/", 0).next().await, Err(StoreError::InvalidKey { .. })));
