@@ -1,5 +1,7 @@
 //! Deleting tenants and pools while nodes are away, removed, too old, or the coordinator is.
 
+use std::time::Duration;
+
 use mvm_proto::status::{Capacity, Counts, Feature, Mark, NodeInfo, NodeStatus, PoolStatus, TenantRemoval};
 use mvm_proto::wire::control::v1::RemoveNodeRequest;
 use mvm_proto::wire::session::v1::{Stage, agent_frame};
@@ -138,7 +140,7 @@ async fn delete(rest: &mut Rest, path: &str) {
 #[tokio::test]
 async fn a_tenant_goes_with_its_data_once_its_nodes_said_that_nothing_is_left() {
     let (_dir, start) = new_cluster();
-    let running = Running::start(&start.data_dir).await;
+    let running = quick(&start.data_dir).await;
     let (mut rest, node, mut session) = one_node(&running, "delete").await;
     let uid = rest.get(TENANT).await.body["metadata"]["uid"].as_str().unwrap().to_owned();
     delete(&mut rest, TENANT).await;
@@ -191,7 +193,7 @@ async fn a_tenant_whose_data_is_kept_goes_once_its_instances_are_gone() {
 #[tokio::test]
 async fn a_tenant_waits_for_its_node_that_is_away_and_goes_when_that_returns() {
     let (_dir, start) = new_cluster();
-    let running = Running::start(&start.data_dir).await;
+    let running = quick(&start.data_dir).await;
     let (mut rest, node, session) = one_node(&running, "delete").await;
     until_counts(&running, 1).await;
     drop(session);
@@ -231,6 +233,11 @@ async fn until_counts(running: &Running, count: u32) {
     .await;
 }
 
+/// A coordinator that soon tells of a node that it is away: two heartbeats after its session ended.
+async fn quick(data_dir: &std::path::Path) -> Running {
+    Running::start_with(data_dir, |settings| settings.heartbeat = Duration::from_secs(5)).await
+}
+
 async fn until_told_away(running: &Running) {
     let rest = tokio::sync::Mutex::new(Rest::operator(running).await);
     wait_until("the node to be away", async || {
@@ -242,7 +249,7 @@ async fn until_told_away(running: &Running) {
 #[tokio::test]
 async fn what_a_removed_node_had_is_not_waited_for() {
     let (_dir, start) = new_cluster();
-    let running = Running::start(&start.data_dir).await;
+    let running = quick(&start.data_dir).await;
     let (mut rest, _node, session) = one_node(&running, "delete").await;
     until_counts(&running, 1).await;
     drop(session);
@@ -257,7 +264,7 @@ async fn what_a_removed_node_had_is_not_waited_for() {
 #[tokio::test]
 async fn a_bucket_that_only_a_removed_node_used_is_left_to_another_node() {
     let (_dir, start) = new_cluster();
-    let running = Running::start(&start.data_dir).await;
+    let running = quick(&start.data_dir).await;
     let (mut rest, _node, session) = one_node(&running, "delete").await;
     until_counts(&running, 1).await;
     drop(session);
@@ -301,7 +308,7 @@ async fn an_agent_that_is_too_old_is_named_gets_no_document_that_it_would_refuse
 #[tokio::test]
 async fn force_waits_for_no_data_and_not_before_its_pools_are_gone() {
     let (_dir, start) = new_cluster();
-    let running = Running::start(&start.data_dir).await;
+    let running = quick(&start.data_dir).await;
     let (mut rest, node, mut session) = one_node(&running, "delete").await;
     let force = |path: &str| format!("{path}?force=true");
     let refused = rest.call("DELETE", &force(TENANT), &[], None).await;
@@ -319,7 +326,7 @@ async fn force_waits_for_no_data_and_not_before_its_pools_are_gone() {
 #[tokio::test]
 async fn a_deletion_goes_on_after_a_restart_of_the_coordinator() {
     let (_dir, start) = new_cluster();
-    let running = Running::start(&start.data_dir).await;
+    let running = quick(&start.data_dir).await;
     let (mut rest, mut node, mut session) = one_node(&running, "delete").await;
     delete(&mut rest, TENANT).await;
     let (mark, document) = follow(&mut session, removes_acme).await;
@@ -327,7 +334,7 @@ async fn a_deletion_goes_on_after_a_restart_of_the_coordinator() {
     until_gone(&running, POOL).await;
     running.stop().await;
 
-    let running = Running::start(&start.data_dir).await;
+    let running = quick(&start.data_dir).await;
     node.address = running.addresses.quic;
     until_told(&running, TENANT, "WaitsForNodes", &["node a: it is not connected"]).await;
     let mut session = connect(&node, &Feature::ALL, Some(mark)).await;

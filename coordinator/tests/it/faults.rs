@@ -1,8 +1,10 @@
 //! Bad input, races and faults at the API of declared objects.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mvm_client::{Change, Objects, Query};
+use mvm_coordinator::CoordinatorSettings;
 use mvm_pki::{Credential, LiveCredential};
 use mvm_proto::object::kind_named;
 use mvm_proto::wire::objects::v1::objects_client::ObjectsClient;
@@ -559,7 +561,9 @@ const FIVE_MINUTES_MS: i64 = 5 * 60 * 1000;
 #[tokio::test]
 async fn a_clock_that_is_set_while_it_runs_loses_no_node_and_no_request() {
     let (_dir, report) = new_cluster();
-    let running = Running::start(&report.data_dir).await;
+    // A node is told as away two heartbeats after its session ended.
+    let quick = |settings: &mut CoordinatorSettings| settings.heartbeat = Duration::from_secs(5);
+    let running = Running::start_with(&report.data_dir, quick).await;
     let mut rest = Rest::operator(&running).await;
     assert_eq!(rest.put("/v1/tenants/acme", &tenant()).await.status, 201);
     let node = FakeNode::start(running.enrol("a").await);
