@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use mvm_proto::document::{DesiredCounts, Resources};
-use mvm_proto::{NodeId, Phase};
+use mvm_proto::{NodeId, Phase, TenantId};
 
 use super::filter::against_class;
 use super::placer::Placer;
@@ -35,6 +35,13 @@ impl Placer {
     pub fn set_beyond(&mut self, id: &NodeId, key: &PoolKey, beyond: Option<Beyond>) {
         self.state.set_beyond(id, key, beyond);
     }
+
+    /// The pools of a tenant of which a node was told to have something beyond what is placed there.
+    #[must_use]
+    pub fn told_beyond(&self, id: &NodeId, tenant: &TenantId) -> Vec<PoolKey> {
+        let node = self.state.nodes.get(id).into_iter();
+        node.flat_map(|node| node.spec.beyond.keys()).filter(|key| key.tenant == *tenant).cloned().collect()
+    }
 }
 
 impl State {
@@ -42,19 +49,15 @@ impl State {
         let Some(node) = self.nodes.get_mut(id) else { return };
         let pool = self.pools.get(key);
         let before = node.beyond_of(key, pool, id);
+        let told = self.beyond.entry(key.clone()).or_default();
         match beyond {
             Some(beyond) => {
                 node.spec.beyond.insert(key.clone(), beyond);
-                self.beyond.entry(key.clone()).or_default().insert(id.clone());
+                told.nodes.insert(id.clone());
             }
             None => {
                 node.spec.beyond.remove(key);
-                if let Some(nodes) = self.beyond.get_mut(key) {
-                    nodes.remove(id);
-                    if nodes.is_empty() {
-                        self.beyond.remove(key);
-                    }
-                }
+                told.nodes.remove(id);
             }
         }
         let after = node.beyond_of(key, pool, id);
@@ -66,22 +69,32 @@ impl State {
         if tenant.is_nothing() {
             self.tenants.remove(&key.tenant);
         }
+        self.count_beyond(key, before, after);
+        if self.beyond.get(key).is_some_and(|told| told.nodes.is_empty()) {
+            self.beyond.remove(key);
+        }
+    }
+
+    /// What one node has of a pool beyond what is placed there changed.
+    pub(super) fn count_beyond(&mut self, key: &PoolKey, before: Usage, after: Usage) {
+        if let Some(told) = self.beyond.get_mut(key) {
+            told.instances = (told.instances + after.instances).saturating_sub(before.instances);
+        }
     }
 
     /// How many instances of a pool all nodes have beyond what is placed.
     pub(super) fn beyond_instances(&self, key: &PoolKey) -> u64 {
-        let pool = self.pools.get(key);
-        let nodes = self.beyond.get(key).into_iter().flatten();
-        nodes.filter_map(|id| Some(self.nodes.get(id)?.beyond_of(key, pool, id).instances)).sum()
+        self.beyond.get(key).map_or(0, |told| told.instances)
     }
 
     /// Places what a pool lacks where it still is: that needs nothing that is not counted already. Says how many.
     pub(super) fn take_back(&mut self, key: &PoolKey, phase: Phase, lacking: u32) -> u32 {
-        let (Some(nodes), Some(pool)) = (self.beyond.get(key), self.pools.get(key)) else { return 0 };
-        if pool.spec.placement.colocate.is_some() {
+        let (Some(told), Some(pool)) = (self.beyond.get(key), self.pools.get(key)) else { return 0 };
+        // What is there is mostly what is placed there.
+        if told.instances == 0 || pool.spec.placement.colocate.is_some() {
             return 0;
         }
-        let (nodes, labels): (Vec<NodeId>, _) = (nodes.iter().cloned().collect(), BTreeMap::new());
+        let (nodes, labels): (Vec<NodeId>, _) = (told.nodes.iter().cloned().collect(), BTreeMap::new());
         let mut domains = Domains::of(self, key, &pool.spec.placement);
         let mut taken = 0;
         for id in nodes {

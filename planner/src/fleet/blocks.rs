@@ -46,6 +46,8 @@ pub struct BlockNode {
     pub in_use: BTreeSet<Block>,
     /// How many instances it is to have, and has beyond that.
     pub instances: u32,
+    /// How many more may be started there for a while: it gets addresses for them as far as nothing else needs them.
+    pub burst: u32,
     /// It was not heard of lately, and gives nothing back meanwhile.
     pub away: bool,
 }
@@ -62,6 +64,8 @@ pub struct NodeBlocks {
 pub struct BlockPlan {
     pub nodes: BTreeMap<NodeId, NodeBlocks>,
     pub exhausted: Vec<BlocksExhausted>,
+    /// Some node is to have more as soon as there is a block for it.
+    pub waiting: bool,
 }
 
 /// A node lacks addresses, and its tenant's subnet has no block left for it.
@@ -102,13 +106,18 @@ pub fn assign_blocks(
     elsewhere: &BTreeMap<u32, NodeId>,
 ) -> BlockPlan {
     let mut assigning = Assigning::new(subnet, nodes, elsewhere);
-    for id in nodes.keys() {
-        assigning.give_back(id, BLOCK_OFFSETS);
+    for (id, node) in nodes {
+        assigning.give_back(id, node.burst.max(BLOCK_OFFSETS));
     }
     let lacking: Vec<(NodeId, u32)> =
-        nodes.keys().filter_map(|id| Some((id.clone(), assigning.grow(id)?))).collect();
+        nodes.keys().filter_map(|id| Some((id.clone(), assigning.grow(id, 0)?))).collect();
     assigning.take_back(lacking.iter().map(|(_, lacking)| *lacking).sum());
-    assigning.plan(lacking)
+    let mut waiting = !lacking.is_empty();
+    for (id, node) in nodes.iter().filter(|(_, node)| lacking.is_empty() && node.instances > 0 && !node.away)
+    {
+        waiting |= assigning.grow(id, node.burst).is_some();
+    }
+    BlockPlan { waiting, ..assigning.plan(lacking) }
 }
 
 struct Assigning<'a> {
@@ -167,10 +176,12 @@ impl<'a> Assigning<'a> {
         }
     }
 
-    /// Gives a node blocks until it has enough. Says how many addresses it lacks if there are not enough of them.
-    fn grow(&mut self, id: &'a NodeId) -> Option<u32> {
+    /// Gives a node blocks until it has enough for its instances and `more`. Says how many addresses it lacks if there are
+    /// not enough of them.
+    fn grow(&mut self, id: &'a NodeId, more: u32) -> Option<u32> {
         loop {
             let (has, needs) = self.has_and_needs(id);
+            let needs = needs.saturating_add(more);
             if has >= needs {
                 return None;
             }
@@ -228,7 +239,7 @@ impl<'a> Assigning<'a> {
         let nodes = self.blocks.iter().map(|(id, blocks)| {
             ((*id).clone(), NodeBlocks { reserved: reserved(id, blocks), blocks: blocks.clone() })
         });
-        BlockPlan { nodes: nodes.collect(), exhausted }
+        BlockPlan { nodes: nodes.collect(), exhausted, waiting: false }
     }
 }
 

@@ -29,7 +29,8 @@ impl Placer {
             return 0;
         }
         let (need, spec) = (pool.need(phase), pool.spec.clone());
-        for id in self.state.beyond.get(key).into_iter().flatten() {
+        let told = self.state.beyond.get(key).filter(|told| told.instances > 0);
+        for id in told.iter().flat_map(|told| &told.nodes) {
             settling.note(&self.state, key, id);
         }
         let mut placed = self.state.take_back(key, phase, lacking);

@@ -102,6 +102,13 @@ impl<T: Most + Clone + PartialEq> Offers<T> {
         self.acknowledged = true;
     }
 
+    /// The node forgets its numbers, as a trust root may tell it to: what it said of them no longer counts, and any of
+    /// what was offered may be what it follows. Every number to come is above all that there were.
+    pub fn forget_numbers(&mut self) {
+        self.entries.iter_mut().for_each(|(number, _)| *number = (0, 0));
+        self.acknowledged = false;
+    }
+
     /// What the node's document says now.
     #[must_use]
     pub fn current(&self) -> Option<&T> {

@@ -29,6 +29,15 @@ pub struct PoolNeed {
     pub claimed: DesiredCounts,
 }
 
+impl PoolNeed {
+    /// How many instances it has, and how many more may be started for a while: each needs an address.
+    #[must_use]
+    pub fn addresses(&self) -> (u32, u32) {
+        let number = |instances: u64| u32::try_from(instances).unwrap_or(u32::MAX);
+        (number(self.instances()), number(self.burst().instances))
+    }
+}
+
 /// A tenant on a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ShareNode {
@@ -46,6 +55,8 @@ pub struct Shares {
     pub shares: BTreeMap<NodeId, Quotas>,
     /// Nodes whose share is less than what is placed there.
     pub short: Vec<ShareShort>,
+    /// Some node is to have more as soon as others acknowledged less. While none is, no acknowledgement changes a share.
+    pub waiting: bool,
 }
 
 /// A node has less of a quota than what is placed on it needs.
@@ -80,7 +91,7 @@ pub fn shares(tenant: &TenantId, quotas: &Quotas, nodes: &BTreeMap<NodeId, Share
     let mut whole = Amounts::of(quotas);
     whole.per_pool(|limit| limit.saturating_add(uneven_pools(nodes, &needs)));
     let mut given = vec![Amounts::default(); nodes.len()];
-    let mut short = Vec::new();
+    let (mut short, mut waiting) = (Vec::new(), false);
     for (at, limit) in AMOUNTS.iter().enumerate() {
         let line = |((node, need), held): ((&ShareNode, &Need), &Quotas)| Line {
             need: need.placed.0[at],
@@ -92,7 +103,8 @@ pub fn shares(tenant: &TenantId, quotas: &Quotas, nodes: &BTreeMap<NodeId, Share
         let lines: Vec<Line> = nodes.values().zip(&needs).zip(&held).map(line).collect();
         let most = Amounts::of(quotas).0[at];
         let divided = divide(whole.0[at], most, &lines);
-        for (((node, line), share), given) in nodes.keys().zip(&lines).zip(&divided).zip(&mut given) {
+        waiting |= divided.waiting;
+        for (((node, line), share), given) in nodes.keys().zip(&lines).zip(&divided.shares).zip(&mut given) {
             given.0[at] = *share;
             if *share < line.need {
                 let reason = reason(tenant, limit, whole.0[at], nodes, &lines);
@@ -109,7 +121,7 @@ pub fn shares(tenant: &TenantId, quotas: &Quotas, nodes: &BTreeMap<NodeId, Share
     let max_pools = |node: &ShareNode| if node.pools.is_empty() { 0 } else { quotas.max_pools };
     let shares =
         nodes.iter().zip(given).map(|((id, node), given)| (id.clone(), given.quotas(max_pools(node))));
-    Shares { shares: shares.collect(), short }
+    Shares { shares: shares.collect(), short, waiting }
 }
 
 /// The most that a tenant's nodes may follow together, as [`shares`] counts it: never more than its quotas.

@@ -27,8 +27,8 @@ pub(super) struct State {
     pub(super) pools: BTreeMap<PoolKey, PoolState>,
     pub(super) index: Index,
     pub(super) numbers: Numbers,
-    /// On which nodes there is something of a pool beyond what is placed.
-    pub(super) beyond: BTreeMap<PoolKey, BTreeSet<NodeId>>,
+    /// What there is of a pool beyond what is placed.
+    pub(super) beyond: BTreeMap<PoolKey, PoolBeyond>,
 }
 
 #[derive(Debug, Clone)]
@@ -45,6 +45,15 @@ pub(super) struct NodeState {
     pub(super) pools: BTreeSet<PoolKey>,
     pub(super) class: Arc<ClassKey>,
     pub(super) indexed: Option<Indexed>,
+}
+
+/// What nodes may have of one pool beyond what is placed on them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PoolBeyond {
+    /// The nodes that were told of it, with whatever they have.
+    pub(super) nodes: BTreeSet<NodeId>,
+    /// How many instances that is on all of them together.
+    pub(super) instances: u64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -175,6 +184,7 @@ impl State {
         let tenant = self.tenants.entry(key.tenant.clone()).or_default();
         tenant.used = tenant.used.plus(used);
         tenant.beyond = tenant.beyond.plus(after).beyond(before);
+        self.count_beyond(key, before, after);
     }
 
     /// Takes `number` instances of a pool off a node.
@@ -200,6 +210,7 @@ impl State {
             tenant.used = tenant.used.beyond(used);
             tenant.beyond = tenant.beyond.plus(after).beyond(before);
         }
+        self.count_beyond(key, before, after);
     }
 
     /// Whether this node takes one more of a pool, its tenant's quotas aside.

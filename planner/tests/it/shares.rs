@@ -43,11 +43,26 @@ proptest! {
         let rounds = world.converge();
         prop_assert!(rounds <= 20, "{rounds} rounds: {world:?}");
         let (plan, changed) = world.plan();
+        prop_assert!(!plan.waiting, "all was acknowledged, so nothing is waited for: {:?}", world);
         prop_assert_eq!(changed, vec![]);
         prop_assert_eq!(world.all_have_what_they_need(), plan.short.is_empty());
         prop_assert!(!world.fits() || plan.short.is_empty(), "{:?} of {world:?}", plan.short);
         for (id, node) in world.nodes.iter().filter(|(_, node)| node.pools.is_empty()) {
             prop_assert_eq!(plan.shares[id], NO_SHARE, "{:?}", node);
+        }
+    }
+
+    #[test]
+    fn while_no_node_waits_no_acknowledgement_changes_a_share(
+        quotas in quotas(), one_pool in any::<bool>(), events in events(),
+    ) {
+        let mut world = World::new(quotas, one_pool);
+        for event in &events {
+            world.happens(event);
+            if matches!(event, Event::Plan) && !world.plan().0.waiting {
+                world.all_arrives();
+                prop_assert_eq!(world.plan().1, vec![], "{:?}", world);
+            }
         }
     }
 
@@ -145,6 +160,22 @@ mod offers {
 
     fn counts(running: u32) -> DesiredCounts {
         DesiredCounts { running, ..DesiredCounts::default() }
+    }
+
+    #[test]
+    fn a_node_that_forgot_its_numbers_may_follow_any_of_what_was_offered() {
+        let mut offers = Offers::default();
+        offers.offer((5, 900), counts(3));
+        offers.acknowledge((5, 900));
+        offers.offer((5, 901), counts(1));
+        offers.forget_numbers();
+        assert_eq!((offers.acknowledged(), offers.current()), (None, Some(&counts(1))));
+        assert_eq!(offers.most(), Some(counts(3)));
+        // The same document under its new number.
+        offers.acknowledge((5, 1));
+        assert_eq!(offers.most(), Some(counts(1)));
+        offers.offer((5, 2), counts(2));
+        assert_eq!(offers.most(), Some(counts(2)));
     }
 
     proptest! {

@@ -30,12 +30,20 @@ impl Aim {
     }
 }
 
+/// What each node gets.
+#[derive(Debug)]
+pub(super) struct Divided {
+    pub(super) shares: Vec<u64>,
+    /// Some node is to have more as soon as others acknowledged less.
+    pub(super) waiting: bool,
+}
+
 /// The new share of each node; none is more than `most`.
 ///
 /// For each node the larger of what it may follow and its new share counts; the sum is at most `quota`, or at most what
 /// it was before if a quota was lowered. The targets of all nodes together are at most the quota, so repeating this while
 /// nodes acknowledge ends with every node at or about its target.
-pub(super) fn divide(quota: u64, most: u64, lines: &[Line]) -> Vec<u64> {
+pub(super) fn divide(quota: u64, most: u64, lines: &[Line]) -> Divided {
     let aims = aims(quota, most, lines);
     let mut shares: Vec<u64> = lines.iter().map(|line| line.offered).collect();
     let rises = |at: usize| !lines[at].away && lines[at].offered < aims[at].low;
@@ -68,7 +76,7 @@ pub(super) fn divide(quota: u64, most: u64, lines: &[Line]) -> Vec<u64> {
         .map(|at| i128::from(aims[at].target.saturating_sub(shares[at])))
         .sum();
     take_back(lacking - free, lines, &aims, &mut shares);
-    shares
+    Divided { shares, waiting: lacking > 0 }
 }
 
 /// Lowers the shares that are farthest above their targets, until what nodes will give back is enough.

@@ -72,7 +72,7 @@ impl Need {
         let (mut placed, mut burst) = (Usage::default(), Usage::default());
         let (mut largest, mut largest_with_burst) = (0, 0);
         for pool in pools.values() {
-            let more = burst_of(&pool.resources, &pool.placed);
+            let more = pool.burst();
             placed =
                 placed.plus(used(&pool.resources, &pool.placed)).plus(used(&pool.resources, &pool.claimed));
             burst = burst.plus(more);
@@ -96,6 +96,11 @@ impl PoolNeed {
     /// How many it has, in whatever phase, claimed or not.
     pub(super) fn instances(&self) -> u64 {
         used(&self.resources, &self.placed).instances + used(&self.resources, &self.claimed).instances
+    }
+
+    /// What may happen to it without a new document.
+    pub(super) fn burst(&self) -> Usage {
+        burst_of(&self.resources, &self.placed)
     }
 }
 

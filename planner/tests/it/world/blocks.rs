@@ -17,6 +17,8 @@ fn node_id(at: usize) -> NodeId {
 pub(crate) enum Event {
     /// So many instances are wanted on a node.
     Want(usize, u32),
+    /// So many more may be started there for a while.
+    Burst(usize, u32),
     Plan,
     /// The node accepts its newest document; it starts and ends instances as wanted.
     Accept(usize),
@@ -34,6 +36,7 @@ pub(crate) fn events() -> impl Strategy<Value = Vec<Event>> {
     let index = any::<prop::sample::Index>;
     let event = prop_oneof![
         3 => (0..NODES, 0u32..40).prop_map(|(node, wanted)| Event::Want(node, wanted)),
+        1 => (0..NODES, 0u32..40).prop_map(|(node, more)| Event::Burst(node, more)),
         6 => Just(Event::Plan),
         6 => (0..NODES).prop_map(Event::Accept),
         6 => (0..NODES).prop_map(Event::Acknowledge),
@@ -89,6 +92,11 @@ impl World {
             Event::Want(node, wanted) => {
                 if let Some(node) = self.nodes.get_mut(&node_id(*node)) {
                     node.instances = *wanted;
+                }
+            }
+            Event::Burst(node, more) => {
+                if let Some(node) = self.nodes.get_mut(&node_id(*node)) {
+                    node.burst = *more;
                 }
             }
             Event::Plan => drop(self.plan()),
