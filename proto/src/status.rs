@@ -2,7 +2,7 @@
 
 pub use crate::wire::node::v1::{
     Capability, Capacity, Condition, Counts, Event, GuestSession, InstanceStatus, Mark, NodeInfo, NodeStatus,
-    PassedOver, PoolStatus, TenantRemoval, Usage, WakeTiming,
+    PassedOver, PoolStatus, TenantAddresses, TenantRemoval, Usage, WakeTiming,
 };
 
 mod condition;

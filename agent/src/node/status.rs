@@ -1,11 +1,12 @@
 //! What the node says of itself after a pass.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mvm_planner::NodePlan;
-use mvm_proto::document::{Pool, Resources};
+use mvm_proto::document::{BLOCK_SIZE, Network, Pool, Resources};
 use mvm_proto::status::{
-    Condition, ConditionKind, Counts, NodeStatus, PoolStatus, TenantRemoval, Usage, set_condition,
+    Condition, ConditionKind, Counts, NodeStatus, PoolStatus, TenantAddresses, TenantRemoval, Usage,
+    set_condition,
 };
 use mvm_proto::{InstanceId, Phase, Timestamp, WorkloadState};
 
@@ -71,6 +72,33 @@ pub(crate) fn update(status: &mut NodeStatus, facts: &Facts<'_>) {
     status.usage = Some(usage(facts.records));
     status.pools = pools(facts);
     status.removals.clone_from(&facts.removals);
+    status.addresses = addresses(facts);
+}
+
+/// Which addresses instances have, by tenant: those in blocks of the document by their block, others one by one. All are
+/// in its blocks where the document gives a tenant its whole subnet, or does not name it any more.
+fn addresses(facts: &Facts<'_>) -> Vec<TenantAddresses> {
+    let tenants =
+        facts.current_document.iter().flat_map(|current_document| &current_document.desired.tenants);
+    let own: BTreeMap<&str, &Network> =
+        tenants.map(|tenant| (tenant.tenant_id.as_str(), &tenant.network)).collect();
+    let mut found: BTreeMap<&str, (BTreeSet<u32>, BTreeSet<u32>)> = BTreeMap::new();
+    for record in facts.records.iter().filter(|record| record.phase != Phase::Destroyed) {
+        let (blocks, offsets) = found.entry(record.tenant.as_str()).or_default();
+        let block = record.offset / BLOCK_SIZE;
+        let given = own.get(record.tenant.as_str()).and_then(|network| network.address_blocks.as_ref());
+        if given.is_none_or(|given| given.iter().any(|own| u32::from(*own) == block)) {
+            blocks.insert(block);
+        } else {
+            offsets.insert(record.offset);
+        }
+    }
+    let told = found.into_iter().map(|(tenant, (blocks, offsets))| TenantAddresses {
+        tenant_id: tenant.to_owned(),
+        blocks: blocks.into_iter().collect(),
+        offsets: offsets.into_iter().collect(),
+    });
+    told.collect()
 }
 
 fn converged(facts: &Facts<'_>) -> Condition {

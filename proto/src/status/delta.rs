@@ -23,6 +23,7 @@ pub fn between(before: &NodeStatus, after: &NodeStatus, sequence: u64) -> Option
     let has = |conditions: &[Condition], kind: &str| conditions.iter().any(|one| one.r#type == kind);
     if before.conditions.iter().any(|old| !has(&after.conditions, &old.r#type))
         || before.removals != after.removals
+        || before.addresses != after.addresses
     {
         return None;
     }
@@ -42,6 +43,7 @@ pub fn between(before: &NodeStatus, after: &NodeStatus, sequence: u64) -> Option
         next_reconcile_at: after.next_reconcile_at.clone(),
         last_reconcile_at: after.last_reconcile_at.clone(),
         removals: Vec::new(),
+        addresses: Vec::new(),
     };
     let gone =
         gone.map(|(tenant, pool)| PoolName { tenant_id: tenant.to_string(), pool_id: pool.to_string() });
@@ -131,6 +133,7 @@ impl KeptStatus {
         let (conditions, pools) =
             (std::mem::take(&mut changed.conditions), std::mem::take(&mut changed.pools));
         changed.removals.clone_from(&self.status.removals);
+        changed.addresses.clone_from(&self.status.addresses);
         self.check(&changed, &conditions, &pools, &gone)?;
 
         let mut touched = Touched {

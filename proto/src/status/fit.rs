@@ -25,7 +25,9 @@ pub const MAX_STATUS_BYTES: usize = 1024 * 1024;
 /// Cuts a status to what is kept of it.
 pub fn fit_status(status: &mut NodeStatus, now: Timestamp) {
     let mut cuts = Cuts::default();
-    let NodeStatus { node_id, observed_at, accepted, converged, conditions, pools, usage: _, .. } = status;
+    let NodeStatus {
+        node_id, observed_at, accepted, converged, conditions, pools, addresses, usage: _, ..
+    } = status;
     cuts.words([node_id, observed_at, &mut status.next_reconcile_at, &mut status.last_reconcile_at]);
     cuts.words(accepted.iter_mut().chain(converged).map(|mark| &mut mark.digest));
     cuts.conditions(conditions);
@@ -38,6 +40,13 @@ pub fn fit_status(status: &mut NodeStatus, now: Timestamp) {
     cuts.list("removed tenants", &mut status.removals, MAX_POOLS);
     cuts.words(status.removals.iter_mut().flat_map(|removal| [&mut removal.tenant_id, &mut removal.uid]));
     cuts.texts(status.removals.iter_mut().map(|removal| &mut removal.waits_for));
+    // A tenant of which no addresses are told has whatever it may have.
+    addresses.retain(|told| told.tenant_id.len() <= MAX_WORD_BYTES);
+    cuts.list("tenants with addresses", addresses, MAX_POOLS);
+    if status.encoded_len() > MAX_STATUS_BYTES && !status.addresses.is_empty() {
+        status.addresses = Vec::new();
+        cuts.note("which addresses instances have".to_owned());
+    }
     if status.encoded_len() > MAX_STATUS_BYTES {
         for removal in status.removals.iter_mut().filter(|removal| !removal.waits_for.is_empty()) {
             removal.waits_for = String::new();
