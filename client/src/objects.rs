@@ -1,12 +1,13 @@
-//! Declared objects: get, list, apply, delete, plan, explain.
+//! Declared objects: get, list, apply, delete, plan, explain, demand.
 
 use std::fmt;
 
-use mvm_proto::object::{FleetChange, Kind, Object, Outcome, PoolExplanation};
+use mvm_proto::object::{FleetChange, FleetDemand, Kind, Object, Outcome, PoolExplanation};
 use mvm_proto::wire::MAX_MESSAGE_BYTES;
 use mvm_proto::wire::objects::v1::objects_client::ObjectsClient;
 use mvm_proto::wire::objects::v1::{
-    ApplyRequest, DeleteRequest, ExplainRequest, GetRequest, ListRequest, ObjectJson, ObjectRef, PlanRequest,
+    ApplyRequest, DeleteRequest, DemandRequest, ExplainRequest, GetRequest, ListRequest, ObjectJson,
+    ObjectRef, PlanRequest,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -242,6 +243,11 @@ impl Objects {
     pub async fn explain(&mut self, name: &Name) -> Result<PoolExplanation, CallError> {
         let request = ExplainRequest { r#ref: Some(name.wire()) };
         read(&self.client.explain(request).await?.into_inner().json, "the explanation")
+    }
+
+    /// What has no place for want of nodes, and which nodes have nothing.
+    pub async fn demand(&mut self) -> Result<FleetDemand, CallError> {
+        read(&self.client.demand(DemandRequest {}).await?.into_inner().json, "the demand")
     }
 
     /// Waits until the condition holds of the object, which is none while there is no such object; gives it as it was

@@ -375,6 +375,14 @@ impl Documents {
         self.carried.replace(good).await.map_err(|error| refuse::internal(&error))
     }
 
+    /// What the newest document of a node says, with its numbers.
+    pub(crate) async fn content(&self, node: &NodeId) -> Result<Option<(Numbers, DesiredState)>, Problem> {
+        match self.load(node).await.map_err(|error| check::unloadable(node, error))? {
+            Some(stored) => Ok(Some((stored.assigned.numbers, self.stored_content(node, &stored)?))),
+            None => Ok(None),
+        }
+    }
+
     /// What a stored document says.
     fn stored_content(&self, node: &NodeId, stored: &Stored) -> Result<DesiredState, Problem> {
         let document = self.verify_stored(node, stored)?.into_inner();

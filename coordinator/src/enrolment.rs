@@ -21,7 +21,7 @@ use self::names::Reserved;
 use crate::rate_limit::{Holder, too_soon};
 use crate::records::{
     Assigned, FixedNames, IssuedRecord, NodeRecord, Numbers, assigned_key, envelope_key, node_key,
-    status_key, token_key,
+    offers_key, status_key, token_key,
 };
 use crate::state::State;
 use crate::stored::{MAX_TRIES, StateError, Versioned, encode, load, now, unchanged};
@@ -234,6 +234,7 @@ pub(crate) async fn remove(state: &State, node_id: &NodeId, now: Timestamp) -> R
             .put(key.as_str(), encode(&record))
             .delete(assigned_key(node_id))
             .delete(envelope_key(node_id))
+            .delete(offers_key(node_id))
             .delete(status_key(node_id));
         match state.store.commit(objects::remove_node(txn, node_id)?).await {
             Ok(_) => {

@@ -21,6 +21,7 @@ mod write;
 pub(crate) use access::{Caller, Verb, allowed};
 pub(crate) use audit::{newest as newest_audit, trim_audit};
 pub(crate) use keys::caller_of_key;
+pub(crate) use network::confirm_removals;
 pub(crate) use once::forget_old;
 pub(crate) use read::{Filter, get, list};
 pub(crate) use record::{OBJECTS, decode_object};
@@ -32,23 +33,37 @@ pub(crate) use write::{
     propose, remove_node,
 };
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use mvm_proto::ClusterId;
+use mvm_proto::{ClusterId, NodeId, TenantId};
+use parking_lot::Mutex;
 
 use crate::stored::Backend;
 use crate::trust::Trust;
+use crate::world::World;
 
 /// What declared objects are kept in, and held against.
 pub(crate) struct Objects {
     store: Backend,
     cluster: ClusterId,
     trust: Arc<Trust>,
+    world: Arc<Mutex<World>>,
     turns: Turns,
 }
 
 impl Objects {
-    pub(crate) fn new(store: Backend, cluster: ClusterId, trust: Arc<Trust>) -> Self {
-        Self { store, cluster, trust, turns: Turns::default() }
+    pub(crate) fn new(
+        store: Backend,
+        cluster: ClusterId,
+        trust: Arc<Trust>,
+        world: Arc<Mutex<World>>,
+    ) -> Self {
+        Self { store, cluster, trust, world, turns: Turns::default() }
+    }
+
+    /// The nodes that may still have something of a tenant.
+    fn nodes_of(&self, tenant: &TenantId) -> BTreeSet<NodeId> {
+        self.world.lock().offered.nodes_of(tenant).cloned().collect()
     }
 }

@@ -9,12 +9,14 @@
 mod answers;
 mod batch;
 mod commit;
+mod demand;
 mod documents;
 mod settle;
 mod statuses;
 mod task;
 
 pub(crate) use answers::{explain, plan};
+pub(crate) use demand::{demand, of as demand_of};
 pub(crate) use documents::take_for_push;
 pub(crate) use statuses::show_live;
 pub(crate) use task::{load_world, placement_task};

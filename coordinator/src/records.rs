@@ -8,6 +8,7 @@
 //! objects/<plural>/...    declared objects; see `objects`
 //! placed/<tenant>/...      where instances are placed; see `placement`
 //! held/<tenant>/<node>    nodes that have or had instances of a tenant; see `placement`
+//! offers/<node id>        what the node may be following of each tenant; written with its document
 //! operators/<name>        operators and their certificates, removed ones included
 //! assigned/<node id>      numbers of the newest document; the guard of every document transaction
 //! envelopes/<node id>     that document, signed, exactly as it is sent
@@ -33,6 +34,7 @@ pub(crate) const NODES: &str = "nodes/";
 pub(crate) const OPERATORS: &str = "operators/";
 pub(crate) const ASSIGNED: &str = "assigned/";
 pub(crate) const STATUS: &str = "status/";
+pub(crate) const OFFERS: &str = "offers/";
 
 pub(crate) fn token_key(id: &str) -> String {
     format!("{TOKENS}{id}")
@@ -48,6 +50,9 @@ pub(crate) fn assigned_key(node: &NodeId) -> String {
 }
 pub(crate) fn envelope_key(node: &NodeId) -> String {
     format!("envelopes/{node}")
+}
+pub(crate) fn offers_key(node: &NodeId) -> String {
+    format!("{OFFERS}{node}")
 }
 pub(crate) fn status_key(node: &NodeId) -> String {
     format!("{STATUS}{node}")

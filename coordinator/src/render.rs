@@ -32,7 +32,27 @@ impl RenderedTenant {
 pub(crate) struct Share<'a> {
     pub(crate) tenant: &'a RenderedTenant,
     pub(crate) quotas: Quotas,
+    pub(crate) network: Network,
     pub(crate) pools: BTreeMap<PoolId, (&'a PoolSpec, DesiredCounts)>,
+}
+
+impl Share<'_> {
+    /// Lowers the counts to what a document of these quotas and addresses may ask for: what is placed may have to wait
+    /// until other nodes let go of theirs. What sleeps is lowered last, because it has memory and disks to lose.
+    pub(crate) fn fit(&mut self) {
+        let per_pool = self.quotas.max_instances_per_pool;
+        let mut addresses = self.network.instance_capacity();
+        let mut left: Vec<u32> = self.pools.iter().map(|_| per_pool).collect();
+        let amounts: [fn(&mut DesiredCounts) -> &mut u32; 3] =
+            [|counts| &mut counts.sleeping, |counts| &mut counts.running, |counts| &mut counts.warm];
+        for amount in amounts {
+            for ((_, counts), left) in self.pools.values_mut().zip(&mut left) {
+                let count = amount(counts);
+                *count = (*count).min(*left).min(addresses);
+                (*left, addresses) = (*left - *count, addresses - *count);
+            }
+        }
+    }
 }
 
 /// The document that makes a node have these shares, and nothing else.
@@ -44,7 +64,7 @@ pub(crate) fn document(
     let tenants = shares.iter().map(|(id, share)| Tenant {
         tenant_id: id.clone(),
         pinned: share.tenant.spec.pinned,
-        network: share.tenant.network.clone(),
+        network: share.network.clone(),
         quotas: share.quotas,
         secrets_hash: None,
         egress: share.tenant.spec.egress.clone(),
@@ -110,7 +130,9 @@ pub(crate) fn alone(
     };
     let counts = DesiredCounts { running: 1, warm: 0, sleeping: 0 };
     let quotas = Quotas { max_pools: 1, max_instances_per_pool: 1, ..rendered.spec.quotas.into() };
-    let share = Share { tenant: &rendered, quotas, pools: BTreeMap::from([(pool_id, (spec, counts))]) };
+    let network = rendered.network.clone();
+    let pools = BTreeMap::from([(pool_id, (spec, counts))]);
+    let share = Share { tenant: &rendered, quotas, network, pools };
     let document = document(cluster, &node, &BTreeMap::from([(tenant_id, share)]));
     let text = serde_json::to_vec(&document).unwrap_or_default();
     DesiredState::parse(&text).map_err(|errors| {

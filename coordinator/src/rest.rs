@@ -6,6 +6,7 @@
 //! GET                   /v1/pools                                    of all tenants
 //! POST                  /v1/plan                                     what declaring objects would do
 //! GET                   /v1/explain/{kind}/{tenant}/{name}           why a pool is where it is
+//! GET                   /v1/demand                                   what has no place for want of nodes, and which have nothing
 //! GET                   /v1/audit, /openapi.json, /healthz, /readyz, /version
 //! ```
 
@@ -51,6 +52,7 @@ pub(crate) fn router(state: App) -> Router {
     router
         .route("/v1/plan", post(plan))
         .route("/v1/explain/{kind}/{tenant}/{name}", get(explain))
+        .route("/v1/demand", get(demand))
         .route("/v1/audit", get(audit))
         .route("/openapi.json", get(|| async { Json(openapi::document()) }))
         .route("/healthz", get(|| async { "ok" }))
@@ -267,6 +269,10 @@ async fn explain(
     let kind = kind_named(&kind).map_err(unknown)?;
     let tenant = tenant_id(Some(&tenant))?;
     Ok(Json(placement::explain(&app, &caller, kind, tenant.as_ref(), &name).await?).into_response())
+}
+
+async fn demand(Shared(app): Shared<App>, identified: Option<Extension<Identified>>) -> Answer {
+    Ok(Json(placement::demand(&app, &caller(identified)?)?).into_response())
 }
 
 /// The newest entries of the audit log; for those who may see all tenants.

@@ -116,6 +116,7 @@ pub async fn serve(
     let (world, object_changes) = load_world(&store, steady.now(), AwayGrace(settings.node_grace))
         .await
         .map_err(|cause: StateError| store_error(cause.into()))?;
+    let world = Arc::new(parking_lot::Mutex::new(world));
     let operators = Operators::open(&store, data.operator_notes());
     let operators = operators.await.map_err(|cause| store_error(cause.into()))?;
     let rules = Rules::new(settings.heartbeat, settings.node_grace);
@@ -126,7 +127,7 @@ pub async fn serve(
         renew_limit: RateLimit::new(enrolment::RENEW_PER_SECOND, enrolment::RENEW_BURST),
         session_limit: RateLimit::new(session::SESSIONS_PER_SECOND, session::SESSIONS_BURST),
         settings,
-        objects: Objects::new(store.clone(), cluster.cluster.clone(), Arc::clone(&trust)),
+        objects: Objects::new(store.clone(), cluster.cluster.clone(), Arc::clone(&trust), Arc::clone(&world)),
         cluster,
         store,
         authority,
@@ -138,7 +139,7 @@ pub async fn serve(
         metrics,
         epoch,
         epoch_version,
-        world: parking_lot::Mutex::new(world),
+        world,
         started_at: now(),
         steady,
         shutdown,
@@ -338,6 +339,7 @@ fn fleet_of(state: &Arc<State>, live: &LiveCredential) -> FleetOf {
         let own = expiries(Some(&credential), Some(&anchors), Some(&trust));
         let mut fleet = FleetState::new(own, state.operators.expiries());
         state.fleet.for_each_connected(|node| fleet.add(node.info.as_ref(), node.status()));
+        fleet.add_demand(&crate::placement::demand_of(&state.world.lock()));
         fleet
     })
 }

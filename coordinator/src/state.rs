@@ -46,7 +46,7 @@ pub(crate) struct State {
     /// Of the epoch's record: a guard of what only the newest process may write.
     pub(crate) epoch_version: u64,
     /// What placement is decided from. Held for single steps only, never over an await.
-    pub(crate) world: Mutex<World>,
+    pub(crate) world: Arc<Mutex<World>>,
     pub(crate) started_at: Timestamp,
     /// What tells how long nodes are away.
     pub(crate) steady: SteadyClock,

@@ -2,12 +2,17 @@
 
 mod conditions;
 mod deletion;
+mod division;
 mod hear;
 mod holdings;
 mod kind;
 mod live;
+mod offered;
 mod placements;
+mod sizes;
 mod status;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,7 +21,7 @@ use mvm_planner::fleet::{
     AwayGrace, Fleet, FleetNode, FleetPool, FleetTenant, Overcommit, Placed, Placer, PoolKey,
 };
 use mvm_planner::observation::Capacity;
-use mvm_proto::document::{DesiredCounts, Quotas};
+use mvm_proto::document::DesiredCounts;
 use mvm_proto::object::{ManagedBy, NodeSpec, Object, PoolSpec, TenantSpec};
 use mvm_proto::{ClusterId, DesiredState, NodeId, PoolId, TenantId, Timestamp};
 
@@ -24,11 +29,14 @@ use crate::fleet::Standing;
 use crate::render::{self, RenderedTenant, Share};
 
 pub(crate) use deletion::Waits;
+use division::Division;
 use holdings::Divided;
 pub(crate) use holdings::{Holding, Holdings};
 pub(crate) use kind::{same_kind_of_node, same_kind_of_pool};
 pub(crate) use live::{NodeNews, PoolNews, PoolsHeard};
+pub(crate) use offered::{NodeOffers, Offered};
 pub(crate) use placements::Placements;
+use sizes::Sizes;
 
 /// The objects as they are declared, the placements, and the news of nodes.
 #[derive(Debug, Clone)]
@@ -39,6 +47,21 @@ pub(crate) struct World {
     pub(crate) placer: Placer,
     /// What the store has of placements.
     pub(crate) stored: Placements,
+    /// What nodes may be following.
+    pub(crate) offered: Offered,
+    /// What nodes are to have of each tenant's quotas and addresses.
+    divisions: BTreeMap<TenantId, Division>,
+    /// Tenants of which nodes may have to get something else.
+    undivided: BTreeSet<TenantId>,
+    /// Nodes that were divided for as lost.
+    lost: BTreeSet<NodeId>,
+    /// Nodes whose newest document is to be read: it may be another's than this coordinator's objects made.
+    pub(crate) unread: BTreeSet<NodeId>,
+    /// Nodes of which the store has not what they may be following, and no document will bring it there.
+    pub(crate) unsaved: BTreeSet<NodeId>,
+    /// A node may have nothing left of a deleted tenant since it was last looked.
+    pub(crate) leaving: bool,
+    sizes: Sizes,
     /// The pools that are declared, by tenant.
     pools_of: BTreeMap<TenantId, BTreeSet<PoolId>>,
     /// The nodes that said something of a pool.
@@ -97,6 +120,14 @@ impl World {
             nodes: BTreeMap::new(),
             placer: Placer::of(&Fleet { elected_at: Some(started_at), away_grace, ..Fleet::default() }),
             stored: Placements::default(),
+            offered: Offered::default(),
+            divisions: BTreeMap::new(),
+            undivided: BTreeSet::new(),
+            lost: BTreeSet::new(),
+            unread: BTreeSet::new(),
+            unsaved: BTreeSet::new(),
+            leaving: false,
+            sizes: Sizes::default(),
             pools_of: BTreeMap::new(),
             heard_of: BTreeMap::new(),
             started_at,
@@ -136,6 +167,7 @@ impl World {
             self.placer.set_tenant(&id, Some(FleetTenant { quotas: spec.quotas.into() }));
         }
         if before.is_none_or(|before| before.rendered != rendered) {
+            self.undivided.insert(id.clone());
             for pool in self.pools_of.get(&id).into_iter().flatten() {
                 let key = PoolKey { tenant: id.clone(), pool: pool.clone() };
                 self.touched.extend(self.stored.nodes_of(&key).cloned());
@@ -160,6 +192,7 @@ impl World {
             self.stale_pools.insert(key.clone());
             self.unsettled.insert(key.clone());
             self.unheld.insert(key.clone());
+            self.undivided.insert(key.tenant.clone());
         }
         self.pools_of.entry(key.tenant.clone()).or_default().insert(key.pool.clone());
         self.pools.insert(key, PoolEntry { object: object.clone(), spec });
@@ -173,6 +206,9 @@ impl World {
         let was_by = entry.declared.as_ref().map(|(_, spec)| spec.managed_by);
         if was_by != Some(spec.managed_by) {
             self.touched.insert(id.clone());
+            if spec.managed_by == ManagedBy::Objects {
+                self.unread.insert(id.clone());
+            }
         }
         // What comes back here of its status alone is what was written of it.
         let version = |object: &Object| (object.metadata.generation, object.metadata.uid.clone());
@@ -193,6 +229,8 @@ impl World {
                     self.placer.set_tenant(&id, None);
                     self.tenant_waits.remove(&id);
                     self.removing.remove(&id);
+                    self.undivided.insert(id);
+                    self.leaving = true;
                 }
             }
             "Pool" => {
@@ -215,6 +253,10 @@ impl World {
                 if let Ok(id) = name.parse::<NodeId>() {
                     self.unsettle(&id);
                     self.placer.set_node(&id, None);
+                    self.sizes.forget(&id);
+                    let changed = self.offered.forget(&id);
+                    self.left(&changed);
+                    self.undivided.extend(changed);
                     if let Some(entry) = self.nodes.remove(&id) {
                         for key in entry.news.pools.keys() {
                             self.unhear(key, &id);
@@ -236,8 +278,23 @@ impl World {
             if fleet.is_none() {
                 self.unsettle(id);
             }
-            self.placer.set_node(id, fleet);
+            self.placer.set_node(id, fleet.map(|fleet| self.with_beyond(id, fleet)));
         }
+    }
+
+    /// The node as the placer takes it, with what it may still have beyond what is placed.
+    fn with_beyond(&self, id: &NodeId, fleet: FleetNode) -> FleetNode {
+        let offers = self.offered.get(id).into_iter();
+        let tenants = offers.flat_map(|offers| offers.tenants().filter_map(|id| Some((id, offers.of(id)?))));
+        let beyond = tenants.flat_map(|(tenant, offers)| Self::beyond_of(offers, tenant)).collect();
+        FleetNode { beyond, ..fleet }
+    }
+
+    /// Whether what is placed on a node is placed elsewhere, because it was not heard of for so long.
+    fn is_lost(&self, id: &NodeId, now: Timestamp) -> bool {
+        let fleet = self.nodes.get(id).and_then(|entry| entry.fleet.as_ref());
+        let away_since = fleet.and_then(|fleet| fleet.away_since);
+        away_since.is_some_and(|since| now.since(since.max(self.started_at)) >= self.away_grace.0)
     }
 
     /// What is placed on a node may be taken off it.
@@ -251,6 +308,12 @@ impl World {
         self.placer = Placer::of(&fleet);
         self.unsettled = self.stored.keys().chain(self.pools.keys()).cloned().collect();
         self.unheld.clone_from(&self.unsettled);
+        self.undivided = self.tenants.keys().cloned().collect();
+        self.stale_tenants = self.undivided.clone();
+        self.leaving = true;
+        // Of the others what they were offered is stored.
+        let offered = &self.offered;
+        self.unread.retain(|id| offered.get(id).is_none());
     }
 
     /// Settles what is open: what the store has to be told, by pool, as it was and as it is now.
@@ -286,6 +349,7 @@ impl World {
         for (key, before, after) in &differences {
             self.stored(key, before, after.clone());
         }
+        self.divide_all(now);
         differences
     }
 
@@ -294,6 +358,7 @@ impl World {
         for (key, before, _) in differences {
             self.stored.set(key, before.clone());
             self.unsettled.insert(key.clone());
+            self.undivided.insert(key.tenant.clone());
         }
     }
 
@@ -305,6 +370,7 @@ impl World {
         }
         self.stale_pools.insert(key.clone());
         self.unheld.insert(key.clone());
+        self.undivided.insert(key.tenant.clone());
         self.unsettled.remove(key);
         self.stored.set(key, after);
     }
@@ -330,7 +396,10 @@ impl World {
 
     /// What is declared, as the planner takes it, with what is placed now.
     pub(crate) fn fleet(&self) -> Fleet {
-        let nodes = self.nodes.iter().filter_map(|(id, entry)| Some((id.clone(), entry.fleet.clone()?)));
+        let nodes = self
+            .nodes
+            .iter()
+            .filter_map(|(id, entry)| Some((id.clone(), self.with_beyond(id, entry.fleet.clone()?))));
         let tenants = self.tenants.iter();
         let live = self.pools.iter().filter(|(_, pool)| pool.object.metadata.deleting_since.is_none());
         Fleet {
@@ -364,13 +433,17 @@ impl World {
                 continue;
             };
             let Some(rendered) = &tenant.rendered else { continue };
+            let division = self.divisions.get(&key.tenant).and_then(|division| division.of(node));
+            let Some((quotas, blocks)) = division else { continue };
             let share = shares.entry(key.tenant.clone()).or_insert_with(|| Share {
                 tenant: rendered,
-                quotas: Quotas::from(tenant.spec.quotas),
+                quotas: *quotas,
+                network: Self::network(rendered, blocks),
                 pools: BTreeMap::<PoolId, _>::new(),
             });
             share.pools.insert(key.pool.clone(), (&pool.spec, counts));
         }
+        shares.values_mut().for_each(Share::fit);
         let mut document = render::document(cluster, node, &shares);
         document.removed_tenants = self.removed_on(node, &document);
         Some(document)

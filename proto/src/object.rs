@@ -22,8 +22,8 @@ use serde_json::Value;
 use crate::status::Condition;
 
 pub use answers::{
-    FieldChange, FleetChange, NodeChange, NodeFit, ObjectChange, Outcome, PlannedStep, PoolExplanation,
-    PoolUnplaced, field_changes,
+    DemandShape, EmptyNode, FieldChange, FleetChange, FleetDemand, NodeChange, NodeFit, ObjectChange,
+    Outcome, PlannedStep, PoolExplanation, PoolUnplaced, field_changes,
 };
 pub use api_key::{ApiKeySpec, ApiKeyStatus, KeyRole};
 pub use kind::{Column, Kind, Scope, Spec, kind_named};

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
 use mvm_proto::TenantId;
+use mvm_proto::object::{DemandShape, FleetDemand};
 use mvm_proto::status::{Counts, Usage};
 use mvm_proto::wire::control::v1::Node;
 use serde::Serialize;
@@ -12,6 +13,7 @@ use crate::client::{Operator, all_nodes};
 use crate::commands::resources::plus;
 use crate::exit::Run;
 use crate::global::Global;
+use crate::objects::{ObjectArgs, within};
 use crate::output::{self, Table, mib};
 
 #[derive(Debug, Subcommand)]
@@ -22,6 +24,9 @@ pub(crate) enum TopCommand {
     /// Each pool: its instances and what they have, over all nodes
     #[command(alias = "pool", after_help = "Example:\n  mvm top pools -t acme")]
     Pools(TopPoolsArgs),
+    /// What has no place for want of nodes, by shape, and the nodes that have nothing
+    #[command(after_help = "Examples:\n  mvm top demand\n  mvm top demand -o json")]
+    Demand(ObjectArgs),
 }
 
 #[derive(Debug, Args)]
@@ -56,6 +61,11 @@ pub(crate) async fn run(global: &Global, command: TopCommand) -> Run {
             let only = args.tenant.filter(|_| !args.all_tenants);
             let lines = pool_lines(&nodes, only.as_ref());
             Ok(output::show(global.output, &lines, |_| pool_table(&lines))?)
+        }
+        TopCommand::Demand(args) => {
+            let mut objects = args.open(global).await?;
+            let demand = within(global.timeout(), objects.demand()).await?;
+            Ok(output::show_all(global.output, &demand, |_| demand_tables(&demand))?)
         }
     }
 }
@@ -155,6 +165,22 @@ pub(crate) fn pool_table(lines: &[PoolLine]) -> Table {
     table
 }
 
+/// What lacks a node, then the nodes that lack instances.
+pub(crate) fn demand_tables(demand: &FleetDemand) -> Vec<Table> {
+    let mut shapes = output::table(["VCPUS", "MEMORY", "NODE LABELS", "RUNNING", "WARM", "SLEEPING"]);
+    for DemandShape { vcpus, mem_mib, node_labels, counts } in &demand.unplaced {
+        let labels: Vec<_> = node_labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let labels = if labels.is_empty() { "-".to_owned() } else { labels.join(",") };
+        let counts = [counts.running, counts.warm, counts.sleeping].map(|count| count.to_string());
+        shapes.add_row([vcpus.to_string(), mib(*mem_mib), labels].into_iter().chain(counts));
+    }
+    let mut empty = output::table(["EMPTY NODE", "CORDONED"]);
+    for node in &demand.empty_nodes {
+        empty.add_row([node.node.as_str(), if node.cordoned { "yes" } else { "no" }]);
+    }
+    vec![shapes, empty]
+}
+
 #[cfg(test)]
 mod tests {
     use mvm_proto::status::{NodeStatus, PoolStatus};
@@ -171,6 +197,25 @@ mod tests {
         };
         let status = NodeStatus { pools: pools.iter().map(pool).collect(), ..NodeStatus::default() };
         Node { node_id: name.to_owned(), status: Some(status), ..Node::default() }
+    }
+
+    #[test]
+    fn demand_is_told_by_shape_beside_the_nodes_that_have_nothing() {
+        let demand: FleetDemand = serde_json::from_value(serde_json::json!({
+            "unplaced": [
+                { "vcpus": 2, "mem_mib": 4096, "node_labels": { "gpu": "yes" }, "counts": { "running": 3 } },
+                { "vcpus": 4, "mem_mib": 512, "counts": { "warm": 1 } },
+            ],
+            "empty_nodes": [{ "node": "n7", "cordoned": true }],
+        }))
+        .unwrap();
+        let told: Vec<String> = demand_tables(&demand).iter().map(Table::render).collect();
+        let shapes = "\
+VCPUS  MEMORY     NODE LABELS  RUNNING  WARM  SLEEPING
+2      4.0 GiB    gpu=yes      3        0     0
+4      512.0 MiB  -            0        1     0
+";
+        assert_eq!(told, [shapes, "EMPTY NODE  CORDONED\nn7          yes\n"]);
     }
 
     #[test]

@@ -12,8 +12,9 @@ use mvm_proto::object::{FieldSelector, Object, read};
 use mvm_proto::problem::PROBLEM_METADATA;
 use mvm_proto::wire::objects::v1::objects_server::{self, ObjectsServer};
 use mvm_proto::wire::objects::v1::{
-    ApplyRequest, ApplyResponse, DeleteRequest, DeleteResponse, ExplainRequest, ExplainResponse, GetRequest,
-    ListRequest, ListResponse, ObjectJson, ObjectRef, PlanRequest, PlanResponse, WatchEvent, WatchRequest,
+    ApplyRequest, ApplyResponse, DeleteRequest, DeleteResponse, DemandRequest, DemandResponse,
+    ExplainRequest, ExplainResponse, GetRequest, ListRequest, ListResponse, ObjectJson, ObjectRef,
+    PlanRequest, PlanResponse, WatchEvent, WatchRequest,
 };
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
@@ -264,6 +265,10 @@ impl objects_server::Objects for Service {
     }
 
     async fn explain(&self, _: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
+        Err(Status::unimplemented("it places nothing"))
+    }
+
+    async fn demand(&self, _: Request<DemandRequest>) -> Result<Response<DemandResponse>, Status> {
         Err(Status::unimplemented("it places nothing"))
     }
 }

@@ -7,8 +7,9 @@ use futures::stream::{self, BoxStream};
 use mvm_proto::object::{Kind, Object, kind_named, read};
 use mvm_proto::wire::objects::v1::objects_server::Objects;
 use mvm_proto::wire::objects::v1::{
-    ApplyRequest, ApplyResponse, DeleteRequest, DeleteResponse, ExplainRequest, ExplainResponse, GetRequest,
-    ListRequest, ListResponse, ObjectJson, ObjectRef, PlanRequest, PlanResponse, WatchEvent, WatchRequest,
+    ApplyRequest, ApplyResponse, DeleteRequest, DeleteResponse, DemandRequest, DemandResponse,
+    ExplainRequest, ExplainResponse, GetRequest, ListRequest, ListResponse, ObjectJson, ObjectRef,
+    PlanRequest, PlanResponse, WatchEvent, WatchRequest,
 };
 use mvm_proto::{Problem, TenantId};
 use tonic::{Request, Response};
@@ -159,6 +160,11 @@ impl ObjectService {
         let explanation = crate::placement::explain(&self.0, &caller, kind, tenant.as_ref(), &name).await?;
         Ok(ExplainResponse { json: serde_json::to_vec(&explanation).unwrap_or_default() })
     }
+
+    fn demand(&self, request: &Request<DemandRequest>) -> Result<DemandResponse, Problem> {
+        let demand = crate::placement::demand(&self.0, &caller(request)?)?;
+        Ok(DemandResponse { json: serde_json::to_vec(&demand).unwrap_or_default() })
+    }
 }
 
 #[tonic::async_trait]
@@ -211,5 +217,9 @@ impl Objects for ObjectService {
 
     async fn explain(&self, request: Request<ExplainRequest>) -> Answer<ExplainResponse> {
         answer(self.explain(request).await)
+    }
+
+    async fn demand(&self, request: Request<DemandRequest>) -> Answer<DemandResponse> {
+        answer(self.demand(&request))
     }
 }

@@ -96,6 +96,7 @@ async fn store_and_follow(
         Ok(stored) => stored,
         Err(problem) => return progress_sender.fail(&problem).await,
     };
+    state.world.lock().pushed(&desired.node_id, stored.assigned.numbers);
     state.metrics.documents_pushed.inc();
     let mark = stored.assigned.mark();
     tracing::info!(node = %progress_sender.node, generation = mark.generation, "stored a document");

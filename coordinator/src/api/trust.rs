@@ -28,6 +28,7 @@ pub(super) async fn update(state: &State, request: &UpdateTrustRequest) -> Resul
     state.fleet.trust_changed();
     if followed.roots.iter().any(|change| change.resets_high_water) {
         state.fleet.forget_marks();
+        state.world.lock().forget_numbers();
     }
     // Also when nothing is new: sending the root again retries what failed the last time.
     state.documents.follow_reset(now()).await?;

@@ -76,6 +76,8 @@ pub(crate) struct Live {
     pub(crate) sent: Option<Numbers>,
     pub(crate) accepted: Option<Mark>,
     pub(crate) converged: Option<Mark>,
+    /// The document that its newest status is of.
+    pub(crate) reported: Option<Mark>,
     pub(crate) refused: Option<Refused>,
     /// Marks from before a reset. A node names the document in force until it has the next, and that says nothing about
     /// the new order.
@@ -132,6 +134,7 @@ impl Live {
             sent: None,
             accepted: None,
             converged: None,
+            reported: None,
             refused: None,
             forgotten: Vec::new(),
             pushed: None,
@@ -187,9 +190,16 @@ impl Live {
         replace_if_newer(&mut self.converged, mark) || accepted
     }
 
+    /// Whether the node said that it accepted this one or a newer one.
+    pub(crate) fn is_accepted(&self, mark: &Mark) -> bool {
+        !self.forgotten.contains(mark)
+            && self.accepted.as_ref().map(Numbers::from) >= Some(Numbers::from(mark))
+    }
+
     /// The node forgets its numbers: what it said of them no longer counts.
     pub(crate) fn forget_marks(&mut self) {
         self.forgotten = self.accepted.take().into_iter().chain(self.converged.take()).collect();
+        self.reported = None;
         (self.sent, self.refused, self.pushed) = (None, None, None);
     }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use mvm_proto::Timestamp;
+use mvm_proto::object::{FleetDemand, PoolCounts};
 use mvm_proto::status::{Capacity, Condition, ConditionKind, Counts, NodeInfo, NodeStatus};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -26,6 +27,10 @@ pub(crate) struct FleetState {
     down: u64,
     capacity: Resources,
     allocated: Resources,
+    /// What has no place for want of nodes.
+    unplaced: Sums,
+    unplaced_room: Resources,
+    empty_nodes: u64,
     expiries: Vec<(&'static str, Timestamp)>,
     /// When the last certificate of each operator ends, by name.
     operators: Vec<(String, Timestamp)>,
@@ -97,6 +102,18 @@ impl FleetState {
         }
     }
 
+    /// What has no place for want of nodes, summed over all shapes.
+    pub(crate) fn add_demand(&mut self, demand: &FleetDemand) {
+        for shape in &demand.unplaced {
+            let PoolCounts { running, warm, sleeping } = shape.counts;
+            self.unplaced.add(Counts { running, warm, sleeping, down: 0 });
+            let awake = u64::from(running) + u64::from(warm);
+            let vcpus = shape.vcpus.saturating_mul(running);
+            self.unplaced_room.add(vcpus, shape.mem_mib.saturating_mul(awake), 0, 0);
+        }
+        self.empty_nodes = u64::try_from(demand.empty_nodes.len()).unwrap_or(u64::MAX);
+    }
+
     pub(super) fn registry(&self) -> Registry {
         let mut registry = Registry::with_prefix("mvm_coordinator");
         let failing = Family::<TypeLabel, Gauge>::default();
@@ -139,6 +156,29 @@ impl FleetState {
             tell("memory_bytes", "Memory", of.mem_mib.saturating_mul(MIB));
             tell("disk_bytes", "Disk", of.disk_mib.saturating_mul(MIB));
             tell("instances", "Places", of.instances);
+        }
+        let unplaced = Family::<StateLabel, Gauge>::default();
+        for (state, count) in self.unplaced.by_state() {
+            unplaced.get_or_create(&StateLabel { state }).set(gauge(count));
+        }
+        let help = "Instances that no node takes for want of nodes, by the state that they are to have";
+        registry.register("unplaced_instances", help, unplaced);
+        for (name, help, value) in [
+            ("unplaced_vcpus", "vCPUs that those of them need that are to run", self.unplaced_room.vcpus),
+            (
+                "unplaced_memory_bytes",
+                "Memory that those of them need that are to run or to be warm",
+                self.unplaced_room.mem_mib.saturating_mul(MIB),
+            ),
+            (
+                "empty_nodes",
+                "Nodes that are there and have nothing: nothing placed, and nothing left of what was",
+                self.empty_nodes,
+            ),
+        ] {
+            let one = Gauge::<i64>::default();
+            one.set(gauge(value));
+            registry.register(name, help, one);
         }
         let expiries = Family::<OfLabel, Gauge>::default();
         for (of, at) in &self.expiries {
@@ -183,6 +223,7 @@ struct OperatorLabel {
 
 #[cfg(test)]
 mod tests {
+    use mvm_proto::object::DemandShape;
     use mvm_proto::status::PoolStatus;
     use prometheus_client::encoding::text::encode;
 
@@ -201,6 +242,13 @@ mod tests {
         let mut fleet = FleetState::new(vec![("root_ca", Timestamp::from_unix_ms(5_000))], operators);
         fleet.add(None, Some(&status));
         fleet.add(None, Some(&status));
+        let shape = |running, warm| DemandShape {
+            vcpus: 2,
+            mem_mib: 512,
+            node_labels: BTreeMap::new(),
+            counts: PoolCounts { running, warm, sleeping: 0 },
+        };
+        fleet.add_demand(&FleetDemand { unplaced: vec![shape(3, 1), shape(1, 0)], empty_nodes: Vec::new() });
         let mut text = String::new();
         encode(&mut text, &fleet.registry()).unwrap();
         for line in [
@@ -208,6 +256,9 @@ mod tests {
             "mvm_coordinator_nodes_failing{type=\"DiskWritable\"} 0",
             "mvm_coordinator_desired_instances{state=\"running\"} 6",
             "mvm_coordinator_instances{state=\"running\"} 4",
+            "mvm_coordinator_unplaced_instances{state=\"running\"} 4",
+            "mvm_coordinator_unplaced_vcpus 8",
+            "mvm_coordinator_unplaced_memory_bytes 2684354560",
             "mvm_coordinator_expiry_timestamp_seconds{of=\"root_ca\"} 5",
             "mvm_coordinator_operator_expiry_timestamp_seconds{operator=\"operator-255\"} 0",
         ] {

@@ -1,7 +1,7 @@
 //! What must hold in the cluster for an object to be taken, and what comes with it: one function per kind that has such
 //! rules.
 
-use mvm_proto::document::{DesiredCounts, DesiredState};
+use mvm_proto::document::{DesiredCounts, DesiredState, MAX_DOCUMENT_BYTES};
 use mvm_proto::object::{ApiKeyStatus, Object, PoolSpec, TenantObjectStatus, TenantSpec, kind_named};
 use mvm_proto::{FieldError, NodeId, Problem, TenantId, Timestamp};
 use mvm_store::{Guard, Store, Transaction};
@@ -69,13 +69,20 @@ async fn tenant(
                     expected: format!("must stay {given}: instances have addresses in it"),
                     found: wanted.to_string(),
                 }])),
-            _ => Ok(Admitted::default()),
+            _ => {
+                // What a tenant says stands in each of its documents.
+                let more = serde_json::to_vec(&object.spec).unwrap_or_default().len();
+                check_size(objects, object, more, now)?;
+                Ok(Admitted::default())
+            }
         };
     }
     let found: Option<Versioned<Networks>> = load(&objects.store, NETWORKS_KEY).await?;
     let guard = unchanged(found.as_ref());
     let mut networks = found.map(|found| found.value).unwrap_or_default();
-    let (net_id, subnet) = networks.take(&object.metadata.name, spec.network.subnet, now)?;
+    let name = &object.metadata.name;
+    let id: TenantId = name.parse().map_err(|error| refuse::bad_request(format!("the name {error}")))?;
+    let (net_id, subnet) = networks.take(&id, spec.network.subnet, now)?;
     (status.net_id, status.subnet) = (Some(net_id), Some(subnet));
     object.status = serde_json::to_value(&status).unwrap_or(Value::Null);
     let txn = Transaction::new().guard(NETWORKS_KEY, guard).put(NETWORKS_KEY, encode(&networks));
@@ -134,8 +141,22 @@ async fn pool(
     }
     if let Ok(document) = render::alone(&objects.cluster, &tenant, &object.metadata.name, &spec) {
         check_images(objects, &document, now)?;
+        check_size(objects, object, serde_json::to_vec(&document).unwrap_or_default().len(), now)?;
     }
     Ok(Admitted { txn, secret: None })
+}
+
+/// Whether the documents of all nodes are small enough with an object that adds so many bytes to some of them.
+fn check_size(objects: &Objects, object: &Object, more: usize, now: Timestamp) -> Result<(), Problem> {
+    let too_large = objects.world.lock().too_large(object, more, &objects.cluster, now);
+    let Some((node, bytes)) = too_large else { return Ok(()) };
+    let detail = format!(
+        "with {} the document of node {node} would have {bytes} bytes; the limit is {MAX_DOCUMENT_BYTES}",
+        object.reference()
+    );
+    let advice = "Make the workloads of pools smaller (`workload.env`, `workload.args`), or keep pools from this node: \
+                  `placement.node_labels`, `placement.max_per_node`, or `mvm cordon` for new ones.";
+    Err(Problem::new(422, "document_too_large", detail, advice))
 }
 
 /// Whether agents would take the images, by the trust that this coordinator has.

@@ -1,98 +1,135 @@
-//! Net ids and subnets of tenants: which are taken, and which are free again.
+//! Net ids and subnets of tenants, as they are stored: [`mvm_planner::fleet::networks`] decides who gets which.
 //!
 //! One record holds all, and every transaction that gives one out is guarded by it, so that no two tenants ever share.
-//! What a deleted tenant had is given out again only after [`REST`]: until then an instance that was missed may have it.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
 
-use mvm_proto::document::{MAX_TENANT_NET_ID, Subnet};
-use mvm_proto::{Problem, Timestamp};
+use mvm_planner::fleet::networks::{NetworkError, Removal, TenantNetwork, allocate};
+use mvm_proto::document::Subnet;
+use mvm_proto::{NodeId, Problem, TenantId, Timestamp};
+use mvm_store::{Guard, Store, StoreError, Transaction};
 use serde::{Deserialize, Serialize};
 
-pub(crate) const NETWORKS_KEY: &str = "meta/networks";
-/// How long the net id and the subnet of a deleted tenant are left alone.
-const REST: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Subnets that are given out: the /20s of 10.240.0.0/12.
-const FIRST_SUBNET: u32 = u32::from_be_bytes([10, 240, 0, 0]);
-const SUBNET_PREFIX: u8 = 20;
-const SUBNETS: u32 = 1 << (SUBNET_PREFIX - 12);
+use super::Objects;
+use crate::stored::{MAX_TRIES, StateError, Versioned, encode, load};
 
-/// Who has which net id and subnet, by net id.
+pub(crate) const NETWORKS_KEY: &str = "meta/networks";
+
+/// What tenants have, and what deleted ones had.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Record")]
 pub(crate) struct Networks {
+    networks: Vec<TenantNetwork>,
+}
+
+/// The record, as this version or the one before it wrote it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Record {
+    networks: Vec<TenantNetwork>,
+    /// By net id.
     taken: BTreeMap<u16, Taken>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Taken {
-    tenant: String,
+    tenant: TenantId,
     subnet: Subnet,
-    /// Since when its tenant is gone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Since when its tenant is gone from every node.
+    #[serde(default)]
     freed_at: Option<Timestamp>,
+}
+
+impl From<Record> for Networks {
+    fn from(record: Record) -> Self {
+        let taken = record.taken.into_iter().map(|(net_id, Taken { tenant, subnet, freed_at })| {
+            let removal = freed_at.map(|at| Removal::new(BTreeSet::new(), at));
+            TenantNetwork { tenant, net_id, subnet, removal }
+        });
+        Self { networks: record.networks.into_iter().chain(taken).collect() }
+    }
 }
 
 impl Networks {
     /// A net id and a subnet for a new tenant: the subnet that it asks for, or a free one.
     pub(crate) fn take(
         &mut self,
-        tenant: &str,
+        tenant: &TenantId,
         wanted: Option<Subnet>,
         now: Timestamp,
     ) -> Result<(u16, Subnet), Problem> {
-        self.taken.retain(|_, taken| taken.freed_at.is_none_or(|at| now.since(at) < REST));
         // One that was deleted and is declared again gets back what its instances may still have.
-        let own = self.taken.iter().find(|(_, taken)| taken.tenant == tenant);
-        if let Some((id, taken)) = own.map(|(id, taken)| (*id, taken.clone()))
-            && wanted.is_none_or(|wanted| wanted == taken.subnet)
-        {
-            self.taken.insert(id, Taken { freed_at: None, ..taken.clone() });
-            return Ok((id, taken.subnet));
+        let own = self.networks.iter_mut().find(|network| network.tenant == *tenant);
+        if let Some(own) = own.filter(|own| wanted.is_none_or(|wanted| wanted == own.subnet)) {
+            own.removal = None;
+            return Ok((own.net_id, own.subnet));
         }
-        let overlapping =
-            |subnet: &Subnet| self.taken.values().find(|taken| taken.subnet.overlaps(subnet)).cloned();
-        let subnet = match wanted {
-            Some(subnet) => match overlapping(&subnet) {
-                None => subnet,
-                Some(Taken { tenant: other, subnet: theirs, .. }) => {
-                    let detail = format!("the subnet {subnet} overlaps {theirs} of tenant {other}");
-                    let advice = "Choose another subnet, or leave it out to be given one.";
-                    return Err(Problem::new(422, "subnet_taken", detail, advice));
-                }
-            },
-            None => (0..SUBNETS)
-                .filter_map(nth_subnet)
-                .find(|subnet| overlapping(subnet).is_none())
-                .ok_or_else(|| {
-                    let detail = format!("all {SUBNETS} subnets of 10.240.0.0/12 are taken");
-                    Problem::new(409, "subnets_exhausted", detail, "Name a subnet of another private range.")
-                })?,
-        };
-        let id = (0..=MAX_TENANT_NET_ID).find(|id| !self.taken.contains_key(id)).ok_or_else(|| {
-            let detail = format!("all {} net ids are taken", u32::from(MAX_TENANT_NET_ID) + 1);
-            Problem::new(
-                409,
-                "net_ids_exhausted",
-                detail,
-                "Delete tenants; ids are free again after 30 days.",
-            )
-        })?;
-        self.taken.insert(id, Taken { tenant: tenant.to_owned(), subnet, freed_at: None });
-        Ok((id, subnet))
+        let (net_id, subnet) = allocate(&self.networks, wanted, now).map_err(|error| refused(&error))?;
+        // What is used again is no longer remembered as another's.
+        self.networks.retain(|network| network.net_id != net_id && !network.subnet.overlaps(&subnet));
+        self.networks.push(TenantNetwork { tenant: tenant.clone(), net_id, subnet, removal: None });
+        Ok((net_id, subnet))
     }
 
-    /// The tenant is gone from every node.
-    pub(crate) fn free(&mut self, tenant: &str, now: Timestamp) {
-        for taken in self.taken.values_mut().filter(|taken| taken.tenant == tenant) {
-            taken.freed_at.get_or_insert(now);
+    /// The tenant is deleted; these nodes have not confirmed that nothing of it is left.
+    pub(crate) fn free(&mut self, tenant: &TenantId, nodes: &BTreeSet<NodeId>, now: Timestamp) {
+        for network in self.networks.iter_mut().filter(|network| network.tenant == *tenant) {
+            network.removal.get_or_insert_with(|| Removal::new(nodes.clone(), now));
         }
+    }
+
+    /// Nodes that are waited for and have nothing left confirm it. Says whether any did.
+    fn confirm(&mut self, has_left: impl Fn(&TenantId, &NodeId) -> bool, now: Timestamp) -> bool {
+        let mut is_news = false;
+        for TenantNetwork { tenant, removal, .. } in &mut self.networks {
+            let Some(removal) = removal else { continue };
+            let gone: Vec<NodeId> =
+                removal.waiting().iter().filter(|node| !has_left(tenant, node)).cloned().collect();
+            is_news |= !gone.is_empty();
+            gone.iter().for_each(|node| removal.confirm(node, now));
+        }
+        is_news
     }
 }
 
-fn nth_subnet(index: u32) -> Option<Subnet> {
-    let address = std::net::Ipv4Addr::from_bits(FIRST_SUBNET + (index << (32 - SUBNET_PREFIX)));
-    format!("{address}/{SUBNET_PREFIX}").parse().ok()
+/// Nodes confirm the removal of tenants of which they have nothing left.
+pub(crate) async fn confirm_removals(
+    objects: &Objects,
+    has_left: impl Fn(&TenantId, &NodeId) -> bool,
+    now: Timestamp,
+) -> Result<(), Problem> {
+    for _ in 0..MAX_TRIES {
+        let found: Option<Versioned<Networks>> = load(&objects.store, NETWORKS_KEY).await?;
+        let Some(Versioned { value: mut networks, version }) = found else { return Ok(()) };
+        if !networks.confirm(&has_left, now) {
+            return Ok(());
+        }
+        let txn = Transaction::new().guard(NETWORKS_KEY, Guard::Version(version));
+        match objects.store.commit(txn.put(NETWORKS_KEY, encode(&networks))).await {
+            Ok(_) => return Ok(()),
+            Err(StoreError::Conflict { .. }) => {}
+            Err(error) => return Err(StateError::from(error).into()),
+        }
+    }
+    Err(crate::refuse::too_busy("the networks of tenants"))
+}
+
+fn refused(error: &NetworkError) -> Problem {
+    let (status, code, advice) = match error {
+        NetworkError::Overlaps { .. } => {
+            (422, "subnet_taken", "Choose another subnet, or leave it out to be given one.")
+        }
+        NetworkError::Exhausted { what, .. } if what.contains("subnets") => {
+            (409, "subnets_exhausted", "Name a subnet of another private range.")
+        }
+        NetworkError::Exhausted { .. } => (
+            409,
+            "net_ids_exhausted",
+            "Delete tenants, and remove nodes that are gone for good: ids are free again 30 days after all nodes confirmed.",
+        ),
+    };
+    Problem::new(status, code, error.to_string(), advice)
 }
 
 #[cfg(test)]
@@ -103,42 +140,65 @@ mod tests {
         Timestamp::from_unix_ms(days * 24 * 3_600_000)
     }
 
-    #[test]
-    fn no_two_tenants_share_an_id_or_an_address() {
-        let mut networks = Networks::default();
-        let first = networks.take("a", None, at(0)).unwrap();
-        let own = networks.take("b", Some("10.240.16.0/24".parse().unwrap()), at(0)).unwrap();
-        let third = networks.take("c", None, at(0)).unwrap();
-        assert_eq!((first.0, first.1.to_string().as_str()), (0, "10.240.0.0/20"));
-        assert_eq!((own.0, third.0, third.1.to_string().as_str()), (1, 2, "10.240.32.0/20"));
-        let taken = networks.take("d", Some("10.240.0.0/16".parse().unwrap()), at(0)).unwrap_err();
-        assert_eq!(taken.code, "subnet_taken");
+    fn tenant(name: &str) -> TenantId {
+        name.parse().unwrap()
     }
 
     #[test]
-    fn what_a_deleted_tenant_had_rests_and_comes_back_to_it_alone() {
+    fn what_a_deleted_tenant_had_rests_until_nodes_confirmed_and_comes_back_to_it_alone() {
         let mut networks = Networks::default();
-        let first = networks.take("a", None, at(0)).unwrap();
-        networks.free("a", at(1));
-        assert_ne!(networks.clone().take("b", None, at(2)).unwrap(), first);
-        assert_eq!(networks.clone().take("a", None, at(2)).unwrap(), first);
-        assert_ne!(networks.clone().take("b", None, at(30)).unwrap(), first);
-        assert_eq!(networks.take("b", None, at(31)).unwrap(), first);
+        let nodes = ["n1", "n2"].map(|node| node.parse().unwrap());
+        let first = networks.take(&tenant("a"), None, at(0)).unwrap();
+        let wanted = Some(first.1);
+        networks.free(&tenant("a"), &nodes.clone().into(), at(1));
+        let told = networks.clone().take(&tenant("b"), wanted, at(100)).unwrap_err();
+        assert_eq!(told.code, "subnet_taken");
+        assert!(told.detail.contains("n1 and 1 more nodes have not confirmed"), "{told}");
+        assert_eq!(networks.clone().take(&tenant("a"), None, at(2)).unwrap(), first);
+        assert!(
+            networks.confirm(|_, node| *node == nodes[1], at(3)) && !networks.confirm(|_, _| true, at(4))
+        );
+        assert_eq!(networks.clone().take(&tenant("b"), wanted, at(100)).unwrap_err().code, "subnet_taken");
+        assert!(networks.confirm(|_, _| false, at(5)));
+        assert_eq!(networks.clone().take(&tenant("b"), wanted, at(34)).unwrap_err().code, "subnet_taken");
+        let (id, subnet) = networks.take(&tenant("b"), wanted, at(35)).unwrap();
+        assert_eq!((id, Some(subnet)), (1, wanted), "a net id that was never used comes first");
+        // It is another's now.
+        assert_ne!(networks.take(&tenant("a"), None, at(36)).unwrap().1, first.1);
     }
 
     #[test]
-    fn exhausted_is_told() {
+    fn a_record_of_the_version_before_is_read() {
+        let (freed, resting) = (at(1), at(20));
+        let text = format!(
+            r#"{{"taken":{{"0":{{"tenant":"a","subnet":"10.240.0.0/20"}},
+                "1":{{"tenant":"b","subnet":"10.240.16.0/20","freed_at":"{freed}"}},
+                "2":{{"tenant":"c","subnet":"10.240.32.0/20","freed_at":"{resting}"}}}}}}"#
+        );
+        let mut networks: Networks = serde_json::from_str(&text).unwrap();
+        let subnet = |text: &str| Some(text.parse::<Subnet>().unwrap());
+        let code = |taken: Result<(u16, Subnet), Problem>| taken.map_err(|problem| problem.code);
+        let taken = Err("subnet_taken".to_owned());
+        assert_eq!(code(networks.take(&tenant("x"), subnet("10.240.0.0/20"), at(40))), taken);
+        assert_eq!(code(networks.take(&tenant("x"), subnet("10.240.32.0/20"), at(40))), taken);
+        assert_eq!(networks.take(&tenant("x"), subnet("10.240.16.0/20"), at(40)).unwrap().0, 3);
+        assert_eq!(networks.take(&tenant("c"), None, at(40)).unwrap().0, 2);
+        // It is written in the new form, and read again.
+        let text = String::from_utf8(encode(&networks)).unwrap();
+        assert!(!text.contains("taken"), "{text}");
+        assert_eq!(serde_json::from_str::<Networks>(&text).unwrap(), networks);
+    }
+
+    #[test]
+    fn exhausted_is_told_with_its_numbers() {
         let mut networks = Networks::default();
-        for tenant in 0..SUBNETS {
-            networks.take(&tenant.to_string(), None, at(0)).unwrap();
+        for number in 0..256 {
+            networks.take(&tenant(&format!("t{number}")), None, at(0)).unwrap();
         }
-        assert_eq!(networks.take("x", None, at(0)).unwrap_err().code, "subnets_exhausted");
-        for id in SUBNETS..=u32::from(MAX_TENANT_NET_ID) {
-            let subnet =
-                format!("172.{}.{}.{}/29", 16 + id / 8192, id / 32 % 256, id % 32 * 8).parse().unwrap();
-            networks.take(&id.to_string(), Some(subnet), at(0)).unwrap();
-        }
-        let last = networks.take("x", Some("192.168.0.0/24".parse().unwrap()), at(0));
-        assert_eq!(last.unwrap_err().code, "net_ids_exhausted");
+        let told = networks.take(&tenant("x"), None, at(0)).unwrap_err();
+        assert_eq!((told.status, told.code.as_str()), (409, "subnets_exhausted"));
+        assert!(told.detail.contains("256 in use"), "{told}");
+        let named = networks.take(&tenant("x"), Some("192.168.0.0/24".parse().unwrap()), at(0)).unwrap();
+        assert_eq!(named.0, 256);
     }
 }

@@ -201,7 +201,7 @@ async fn remove(
             let found: Option<Versioned<Networks>> = load(&objects.store, NETWORKS_KEY).await?;
             if let Some(found) = found {
                 let mut networks = found.value;
-                networks.free(&object.metadata.name, now);
+                networks.free(&tenant, &objects.nodes_of(&tenant), now);
                 txn = txn
                     .guard(NETWORKS_KEY, Guard::Version(found.version))
                     .put(NETWORKS_KEY, encode(&networks));

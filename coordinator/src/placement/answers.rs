@@ -146,6 +146,8 @@ pub(crate) async fn explain(
         let deferred = entry.news.pools.get(&key).map(|news| news.deferred.as_slice()).unwrap_or_default();
         deferred.iter().map(move |reason| format!("{node}: {reason}"))
     });
+    let lacking = world.lacking(&key).into_iter().filter(|lacking| all_nodes || has(&lacking.node) > 0);
+    let lacking = lacking.map(|lacking| format!("{}: {}", lacking.node, lacking.message));
     Ok(PoolExplanation {
         pool: format!("{}/{}", key.tenant, key.pool),
         wanted: entry.spec.counts,
@@ -156,6 +158,6 @@ pub(crate) async fn explain(
         }),
         quota: explanation.quota.clone(),
         nodes: fits.collect(),
-        deferred: deferred.collect(),
+        deferred: lacking.chain(deferred).collect(),
     })
 }

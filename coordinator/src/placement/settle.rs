@@ -7,9 +7,10 @@ use mvm_proto::{NodeId, Problem};
 
 use super::batch::{Batch, Change, Issue};
 use super::commit;
+use crate::records::offers_key;
 use crate::refuse;
 use crate::state::State;
-use crate::stored::{MAX_TRIES, now};
+use crate::stored::{MAX_TRIES, encode, now};
 
 /// What one settling did.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -20,19 +21,34 @@ pub(super) struct Settled {
 
 /// Places what is not placed, stores where everything is, and issues the documents of the nodes that it touches.
 pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
-    let (differences, holdings) = {
+    let (differences, holdings, unsaved) = {
         let mut world = state.world.lock();
-        (world.settle_and_store(state.steady.now()), world.new_holdings())
+        let differences = world.settle_and_store(state.steady.now());
+        let nodes = std::mem::take(&mut world.unsaved);
+        let unsaved = nodes.into_iter().filter_map(|node| {
+            let offers = world.offered.get(&node).map(encode)?;
+            Some((node, offers))
+        });
+        let unsaved: Vec<_> = unsaved.collect();
+        (differences, world.new_holdings(), unsaved)
     };
     // Before what is placed: a node that has something of a tenant is always known to.
-    let held = holdings.iter().map(|(tenant, node, holding)| commit::holding(tenant, node, Some(holding)));
-    let placed = differences.iter().flat_map(|(key, before, after)| commit::changes(key, before, after));
-    let placements: Vec<Change> = held.chain(placed).collect();
+    let mut placements: Vec<Change> =
+        holdings.iter().map(|(tenant, node, holding)| commit::holding(tenant, node, Some(holding))).collect();
+    placements
+        .extend(differences.iter().flat_map(|(key, before, after)| commit::changes(key, before, after)));
+    placements.extend(unsaved.iter().map(|(node, offers)| (offers_key(node), Some(offers.clone()))));
+    let take_back = |touched: BTreeSet<NodeId>| {
+        let mut world = state.world.lock();
+        world.take_back(&differences);
+        world.unsaved.extend(unsaved.iter().map(|(node, _)| node.clone()));
+        world.touched.extend(touched);
+    };
     let mut settled = Settled { placements: placements.len(), documents: 0 };
     let mut batch = match store_placements(state, placements).await {
         Ok(last) => last,
         Err(problem) => {
-            state.world.lock().take_back(&differences);
+            take_back(BTreeSet::new());
             return Err(problem);
         }
     };
@@ -54,9 +70,7 @@ pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
             }
             Err(problem) => {
                 // What the store did not take is not stored, so all of it is tried again.
-                let mut world = state.world.lock();
-                world.take_back(&differences);
-                world.touched.extend(touched);
+                take_back(touched);
                 failed = Some(problem);
                 break;
             }
@@ -113,11 +127,21 @@ async fn issue_all(state: &State, nodes: &BTreeSet<NodeId>, mut batch: Batch) ->
 
 /// The document of a node, if it is to have another than its newest.
 async fn sign(state: &State, node: &NodeId) -> Result<Option<Issue>, Problem> {
-    let desired = state.world.lock().render(&state.cluster.cluster, node);
+    let desired = {
+        let mut world = state.world.lock();
+        let desired = world.render(&state.cluster.cluster, node);
+        desired.iter().for_each(|desired| world.note_size(desired));
+        desired
+    };
     let Some(desired) = desired else { return Ok(None) };
     match state.documents.sign_if_new(&desired, now()).await {
-        Ok(signed) => {
-            Ok(signed.map(|signed| Issue { node: node.clone(), desired, signed, beside: Vec::new() }))
+        Ok(None) => Ok(None),
+        Ok(Some(signed)) => {
+            let numbers = signed.stored.assigned.numbers;
+            // A new process must know what this one offered.
+            let offers = state.world.lock().offers_with(node, numbers, &desired.tenants);
+            let beside = vec![(offers_key(node), Some(encode(&offers)))];
+            Ok(Some(Issue { node: node.clone(), desired, signed, beside }))
         }
         // Its object goes with it.
         Err(problem) if refuse::is_no_node(&problem) => Ok(None),
@@ -129,7 +153,8 @@ async fn sign(state: &State, node: &NodeId) -> Result<Option<Issue>, Problem> {
 async fn finish(state: &State, batch: Batch) -> Result<usize, Problem> {
     let outcome = batch.commit(state).await?;
     let count = outcome.stored.len();
-    for (node, _, stored) in outcome.stored {
+    for (node, desired, stored) in outcome.stored {
+        state.world.lock().offer(&node, stored.assigned.numbers, &desired.tenants);
         let mark = stored.assigned.mark();
         tracing::info!(%node, generation = mark.generation, "issued a document");
         state.fleet.offer(&node, &stored, Some(std::time::Instant::now()));

@@ -15,15 +15,15 @@ use super::settle::{Settled, settle};
 use super::statuses::Statuses;
 use crate::fleet::{Fleet, PoolsWithNews};
 use crate::objects::{self, OBJECTS, decode_object};
-use crate::records::{NODES, NodeRecord, STATUS, StatusRecord};
+use crate::records::{NODES, NodeRecord, OFFERS, STATUS, StatusRecord};
 use crate::state::State;
 use crate::stored::{Backend, StateError, load_all, now};
-use crate::world::{NodeNews, Placements, World};
+use crate::world::{NodeNews, NodeOffers, Offered, Placements, World};
 
 /// After a settling that changed something, changes that come within this are one settling, and one document for each node.
 const GATHER: Duration = Duration::from_millis(20);
-/// How often the statuses of objects are written at most.
-const STATUS_EVERY: Duration = Duration::from_millis(500);
+/// How often the statuses of objects are written at most. What only moves is written much more rarely, see [`Statuses`].
+const STATUS_EVERY: Duration = Duration::from_millis(50);
 /// Without anything to do, the loop still looks around this often.
 const IDLE_AT_MOST: Duration = Duration::from_secs(300);
 /// After the store or a document failed, this long until it is tried again.
@@ -52,6 +52,9 @@ pub(crate) async fn load_world(
     }
     world.stored = Placements::new(commit::load(store).await?);
     world.holdings = commit::load_holdings(store).await?;
+    let offers = load_all::<NodeOffers>(store, OFFERS).await?.into_iter();
+    let offers = offers.filter_map(|(name, record)| Some((name.parse::<NodeId>().ok()?, record.value)));
+    world.offered = Offered::new(offers.collect());
     world.restore();
     world.touched = world.nodes.keys().cloned().collect();
     world.stale_pools = world.pools.keys().cloned().collect();
@@ -92,6 +95,7 @@ pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
         state.metrics.placement_wakes.inc();
         hear_news(&state);
         news_due = Instant::now() + GATHER;
+        adopt_documents(&state).await;
         let settled = settle(&state).await;
         match &settled {
             // More that follows is one document more, and not one for each.
@@ -100,7 +104,7 @@ pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
             Err(problem) => tracing::warn!(%problem, "could not carry out a placement"),
         }
         let settled = match settled {
-            Ok(_) => finish_deletions(&state).await,
+            Ok(_) => finish_deletions(&state).await.and(confirm_removals(&state).await),
             Err(problem) => Err(problem),
         };
         if let Err(problem) = &settled {
@@ -138,6 +142,22 @@ async fn ensure_nodes(state: &State) {
     for (_, record) in records.into_iter().filter(|(_, record)| record.value.removed_at.is_none()) {
         if let Err(problem) = objects::ensure_node(&state.objects, &record.value.node_id).await {
             tracing::warn!(%problem, node = %record.value.node_id, "could not make a node's object");
+        }
+    }
+}
+
+/// What was offered by pushes, or by a version that did not note it, is what the nodes' newest documents say.
+async fn adopt_documents(state: &State) {
+    let unread = std::mem::take(&mut state.world.lock().unread);
+    for node in unread {
+        match state.documents.content(&node).await {
+            Ok(Some((numbers, desired))) => {
+                let mut world = state.world.lock();
+                world.offer(&node, numbers, &desired.tenants);
+                world.unsaved.insert(node);
+            }
+            Ok(None) => {}
+            Err(problem) => tracing::warn!(%problem, %node, "could not read what a node was offered"),
         }
     }
 }
@@ -244,4 +264,18 @@ async fn finish_tenant(state: &State, id: &TenantId, tenant: &Object) -> Result<
         state.world.lock().forget_holdings(id);
     }
     objects::finish(&state.objects, tenant, now()).await
+}
+
+/// The networks of deleted tenants are free some time after nothing is left of them on any node.
+async fn confirm_removals(state: &State) -> Result<(), Problem> {
+    if !std::mem::take(&mut state.world.lock().leaving) {
+        return Ok(());
+    }
+    let has_left =
+        |tenant: &TenantId, node: &NodeId| state.world.lock().offered.nodes_of(tenant).any(|has| has == node);
+    let confirmed = objects::confirm_removals(&state.objects, has_left, now()).await;
+    if confirmed.is_err() {
+        state.world.lock().leaving = true;
+    }
+    confirmed
 }

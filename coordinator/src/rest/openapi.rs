@@ -20,6 +20,8 @@ pub(super) fn document() -> Value {
     }
     paths.insert("/v1/plan".to_owned(), plan());
     paths.insert("/v1/explain/{kind}/{tenant}/{name}".to_owned(), explain());
+    let about = "What has no place for want of nodes, and which nodes have nothing.";
+    paths.insert("/v1/demand".to_owned(), plain("demand", about, &object_answer()));
     paths.insert(
         "/v1/audit".to_owned(),
         plain("audit", "The newest writes: who, what, from where.", &object_answer()),

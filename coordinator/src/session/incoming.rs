@@ -134,6 +134,8 @@ impl Talk<'_> {
         self.news(|live| {
             let status = kept.get();
             let accepted = status.accepted.as_ref().is_some_and(|mark| live.accept(mark));
+            // Of a mark from before a reset of numbers nothing follows.
+            live.reported = status.accepted.clone().filter(|mark| live.is_accepted(mark));
             let converged = status.converged.as_ref().is_some_and(|mark| live.converge(mark));
             live.set_status(kept);
             accepted || converged
@@ -153,9 +155,10 @@ impl Talk<'_> {
             let Ok(touched) = &mut taken else { return false };
             tells_news = touched.is_news;
             live.note_touched(std::mem::take(touched));
-            let accepted = accepted.as_ref().is_some_and(|mark| live.accept(mark));
+            let is_new = accepted.as_ref().is_some_and(|mark| live.accept(mark));
+            live.reported = accepted.filter(|mark| live.is_accepted(mark));
             let converged = converged.as_ref().is_some_and(|mark| live.converge(mark));
-            accepted || converged
+            is_new || converged
         });
         match taken {
             Ok(_) => self.told_status(tells_news),

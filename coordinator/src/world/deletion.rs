@@ -97,7 +97,7 @@ impl World {
     }
 
     /// Which node deletes what of a tenant.
-    fn divide(&self, tenant: &TenantId) -> Divided {
+    fn divide_removal(&self, tenant: &TenantId) -> Divided {
         let Some(of_tenant) = self.holdings.get(tenant) else { return Divided::new() };
         let is_in_cluster = |id: &NodeId| self.nodes.get(id).is_some_and(|entry| entry.declared.is_some());
         let able = |present: bool| {
@@ -111,7 +111,7 @@ impl World {
     /// Divides among nodes what is to be deleted of tenants: their documents change with that.
     pub(super) fn divide_removals(&mut self) {
         let divided: BTreeMap<TenantId, Divided> =
-            self.removing.iter().map(|tenant| (tenant.clone(), self.divide(tenant))).collect();
+            self.removing.iter().map(|tenant| (tenant.clone(), self.divide_removal(tenant))).collect();
         let before = std::mem::replace(&mut self.divided, divided);
         let none = Divided::new();
         for tenant in before.keys().chain(self.divided.keys()) {

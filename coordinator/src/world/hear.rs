@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use mvm_planner::fleet::PoolKey;
-use mvm_proto::NodeId;
 use mvm_proto::status::Feature;
+use mvm_proto::{NodeId, TenantId};
 
-use super::{NodeNews, PoolNews, PoolsHeard, World};
+use super::live::Addresses;
+use super::{NodeNews, NodeOffers, PoolNews, PoolsHeard, World};
 use crate::fleet::Standing;
 
 impl World {
@@ -29,6 +30,16 @@ impl World {
         if came || entry.can_remove_tenants() != could {
             self.touched.insert(id.clone());
         }
+        if came && self.lost.remove(id) {
+            let offers = self.offered.get(id);
+            self.undivided.extend(offers.into_iter().flat_map(NodeOffers::tenants).cloned());
+        }
+        let addresses = &entry.news.addresses;
+        let moved = before.addresses.iter().chain(addresses).filter(|(tenant, told)| {
+            let of = |all: &BTreeMap<TenantId, Addresses>| all.get(*tenant).map(|told| told.offsets.clone());
+            !told.offsets.is_empty() && of(&before.addresses) != of(addresses)
+        });
+        self.undivided.extend(moved.map(|(tenant, _)| tenant.clone()));
         for (key, difference) in differences {
             match difference {
                 Difference::Came => drop(self.heard_of.entry(key.clone()).or_default().insert(id.clone())),
@@ -39,6 +50,7 @@ impl World {
         }
         self.stale_nodes.insert(id.clone());
         self.update_node(id);
+        self.acknowledge(id);
     }
 
     /// Whether a node that nothing was heard of since the start counts as there.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mvm_planner::fleet::PoolKey;
+use mvm_planner::fleet::blocks::Block;
 use mvm_proto::object::PoolCounts;
 use mvm_proto::status::{Condition, ConditionKind, NodeInfo, NodeStatus, TenantRemoval, Usage};
 use mvm_proto::{PoolId, TenantId, Timestamp};
@@ -20,6 +21,12 @@ pub(crate) struct NodeNews {
     pub(crate) info: Option<NodeInfo>,
     pub(crate) ready: Option<(bool, String)>,
     pub(crate) converged: Option<Numbers>,
+    /// The newest document that it said to follow; none of what it said to a coordinator before this one.
+    pub(crate) accepted: Option<Numbers>,
+    /// The document that its newest status is of.
+    pub(crate) reported: Option<Numbers>,
+    /// Which addresses its instances have, by tenant; none of an older agent.
+    pub(crate) addresses: BTreeMap<TenantId, Addresses>,
     pub(crate) refused: Option<String>,
     /// What it says of itself beside being ready.
     pub(crate) conditions: Vec<Condition>,
@@ -58,7 +65,22 @@ pub(crate) struct PoolNews {
     pub(crate) has_image: bool,
 }
 
+/// Which addresses of a tenant a node's instances have.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Addresses {
+    /// Blocks of its document.
+    pub(crate) blocks: BTreeSet<Block>,
+    /// Offsets outside them.
+    pub(crate) offsets: BTreeSet<u32>,
+}
+
 impl NodeNews {
+    /// Whether it has instances of a tenant, in any phase.
+    pub(crate) fn has_instances(&self, tenant: &TenantId) -> bool {
+        let pools = self.pools.iter().filter(|(key, _)| key.tenant == *tenant);
+        pools.into_iter().any(|(_, pool)| pool.instances > 0)
+    }
+
     /// What a node says now, and what of its pools was not taken before.
     pub(crate) fn take(live: &mut Live, fleet: &Fleet, now: Timestamp) -> (Self, PoolsHeard) {
         let refused = live.refused.as_ref().map(|refused| {
@@ -87,6 +109,8 @@ impl NodeNews {
         let news = Self {
             standing,
             away_since,
+            accepted: live.accepted.as_ref().map(Numbers::from),
+            reported: live.reported.as_ref().map(Numbers::from),
             refused,
             second_machine: second.map(|second| second_machine(live, second)),
             ..Self::said(live.info.as_ref(), live.status(), live.converged.as_ref())
@@ -117,6 +141,11 @@ impl NodeNews {
             converged: converged.map(Numbers::from),
             conditions: conditions.iter().filter(|condition| !is_ready(condition)).cloned().collect(),
             usage: status.and_then(|status| status.usage),
+            addresses: status
+                .into_iter()
+                .flat_map(|status| &status.addresses)
+                .filter_map(addresses)
+                .collect(),
             removals: status.into_iter().flat_map(|status| &status.removals).filter_map(removal).collect(),
             ..Self::default()
         }
@@ -142,6 +171,12 @@ fn second_machine(live: &Live, second: &SecondMachine) -> String {
         }
         None => other,
     }
+}
+
+fn addresses(told: &mvm_proto::status::TenantAddresses) -> Option<(TenantId, Addresses)> {
+    let blocks = told.blocks.iter().map(|block| Block(*block));
+    let offsets = told.offsets.iter().copied();
+    Some((told.tenant_id.parse().ok()?, Addresses { blocks: blocks.collect(), offsets: offsets.collect() }))
 }
 
 fn pool_news(pool: &mvm_proto::status::PoolStatus) -> Option<(PoolKey, PoolNews)> {

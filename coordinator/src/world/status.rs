@@ -9,9 +9,36 @@ use mvm_proto::status::{Condition, set_condition};
 use mvm_proto::{NodeId, TenantId, Timestamp};
 use serde_json::Value;
 
+use super::division::Lacking;
 use super::{World, conditions};
 use crate::fleet::Standing;
 use crate::records::Numbers;
+
+/// How many nodes the condition names that have less than they need.
+const LACKING_SHOWN: usize = 3;
+
+/// Whether nodes have as much of a tenant's quotas and addresses as what is placed on them needs. It is told from the
+/// first time on that one does not.
+fn set_shares_ready(conditions: &mut Vec<Condition>, lacking: &[Lacking], now: Timestamp) {
+    const KIND: &str = "SharesReady";
+    if lacking.is_empty() && !conditions.iter().any(|condition| condition.r#type == KIND) {
+        return;
+    }
+    let shown =
+        lacking.iter().take(LACKING_SHOWN).map(|lacking| format!("{}: {}", lacking.node, lacking.message));
+    let mut message = shown.collect::<Vec<_>>().join("; ");
+    if lacking.len() > LACKING_SHOWN {
+        message.push_str(&format!(" (and {} more)", lacking.len() - LACKING_SHOWN));
+    }
+    let condition = Condition {
+        r#type: KIND.to_owned(),
+        status: if lacking.is_empty() { "True" } else { "False" }.to_owned(),
+        reason: lacking.first().map_or("Enough", |lacking| lacking.reason).to_owned(),
+        message,
+        since: now.to_string(),
+    };
+    set_condition(conditions, condition);
+}
 
 impl World {
     /// The status of a pool.
@@ -22,7 +49,10 @@ impl World {
         let mut counts = PoolCounts::default();
         let mut down = 0;
         (status.claimable, status.outdated) = (0, 0);
-        for (_, news) in self.news_of(key) {
+        // What a lost node had is placed elsewhere, and counted there.
+        let is_lost =
+            |id: &NodeId| self.nodes.get(id).is_some_and(|entry| entry.news.standing == Standing::Lost);
+        for (_, news) in self.news_of(key).filter(|(id, _)| !is_lost(id)) {
             counts.running = counts.running.saturating_add(news.actual.running);
             counts.warm = counts.warm.saturating_add(news.actual.warm);
             counts.sleeping = counts.sleeping.saturating_add(news.actual.sleeping);
@@ -92,15 +122,19 @@ impl World {
         if let Some(waits) = self.pool_waits.get(key) {
             set_condition(conditions, waits.condition(now));
         }
+        set_shares_ready(conditions, &self.lacking(key), now);
         serde_json::to_value(&status).ok()
     }
 
-    /// The status of a tenant: what its deletion waits for.
+    /// The status of a tenant: what it lacks, and what its deletion waits for.
     pub(crate) fn tenant_status(&self, tenant: &TenantId, object: &Object, now: Timestamp) -> Option<Value> {
         let mut status: TenantObjectStatus = object.status().ok()?;
         status.observed.observed_generation = object.metadata.generation;
-        let waits = self.tenant_waits.get(tenant)?;
-        set_condition(&mut status.observed.conditions, waits.condition(now));
+        let conditions = &mut status.observed.conditions;
+        set_shares_ready(conditions, &self.tenant_lacking(tenant), now);
+        if let Some(waits) = self.tenant_waits.get(tenant) {
+            set_condition(conditions, waits.condition(now));
+        }
         serde_json::to_value(&status).ok()
     }
 

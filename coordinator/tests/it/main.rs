@@ -21,6 +21,7 @@ mod restart;
 mod roots;
 mod second_machine;
 mod sessions;
+mod shares;
 mod support;
 mod tokens;
 mod trust;

@@ -139,8 +139,10 @@ impl<'a> Assigning<'a> {
     ) -> Self {
         let held = |node: &BlockNode| &node.offers.most().unwrap_or_default() | &node.in_use;
         let held: BTreeMap<_, _> = nodes.iter().map(|(id, node)| (id, held(node))).collect();
-        let all: BTreeSet<Block> = (0..block_count(subnet)).map(Block).collect();
-        let free = held.values().fold(all, |free, held| &free - held);
+        let mut free: BTreeSet<Block> = (0..block_count(subnet)).map(Block).collect();
+        for block in held.values().flatten() {
+            free.remove(block);
+        }
         let current = |node: &BlockNode| node.offers.current().cloned().unwrap_or_default();
         let blocks = nodes.iter().map(|(id, node)| (id, current(node))).collect();
         Self { subnet, nodes, elsewhere, held, free, blocks }

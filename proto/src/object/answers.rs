@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::{NodeCounts, PoolCounts, UnplacedCounts};
 use crate::NodeId;
+use crate::placement::Labels;
 
 /// What a write did, or would do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -116,6 +117,33 @@ pub struct PoolExplanation {
     pub nodes: Vec<NodeFit>,
     /// What is not done yet, and why.
     pub deferred: Vec<String>,
+}
+
+/// What machines are lacking, and which could be taken away: for an autoscaler.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct FleetDemand {
+    /// What has no place for want of nodes. What a quota forbids is not in it: no machine would help.
+    pub unplaced: Vec<DemandShape>,
+    /// Nodes that are there and have nothing: nothing placed, and nothing left of what was.
+    pub empty_nodes: Vec<EmptyNode>,
+}
+
+/// Instances of one shape.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DemandShape {
+    pub vcpus: u32,
+    pub mem_mib: u64,
+    /// What a node has to carry to take them.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub node_labels: Labels,
+    pub counts: PoolCounts,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct EmptyNode {
+    pub node: NodeId,
+    pub cordoned: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
