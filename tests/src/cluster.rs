@@ -144,15 +144,21 @@ impl Cluster {
 
     /// Starts a coordinator on another data folder, at this cluster's address.
     pub fn start_coordinator_in(&mut self, data_dir: &Path) {
+        self.launch_coordinator(data_dir, &[]);
+        wait_until("the coordinator to answer", PATIENCE, || {
+            self.mvm(&["node", "list", "--timeout", "2s"]).status.success()
+        });
+    }
+
+    /// Starts a coordinator that may end before it answers: with `MVM_CRASH_AT` in its environment.
+    pub fn launch_coordinator(&mut self, data_dir: &Path, environment: &[(&str, &str)]) {
         let (listen, metrics) =
             (format!("127.0.0.1:{}", self.port), format!("127.0.0.1:{}", self.metrics_port));
         let mut command = self.command(&["coordinator", "serve", "--data-dir", path_text(data_dir)]);
         command.args(["--listen", &listen, "--metrics-listen", &metrics]).args(&self.settings.serve);
+        command.envs(environment.iter().copied());
         let process = Process::start(command, &self.path().join("coordinator.log"));
         self.coordinator = Some(process);
-        wait_until("the coordinator to answer", PATIENCE, || {
-            self.mvm(&["node", "list", "--timeout", "2s"]).status.success()
-        });
     }
 
     pub fn kill_coordinator(&mut self) {
