@@ -282,7 +282,7 @@ fn an_edit_is_not_refused_because_the_status_was_written_meanwhile() {
     let script = format!(
         "version=$(grep resource_version \"$1\"); {mvm} apply -f {quota} && \
          while {mvm} get pool/acme/workers -o yaml | grep -q \"$version\"; do :; done && sed -i 's/running: 2/running: 5/' \"$1\"",
-        mvm = path_text(&mvm_binary()),
+        mvm = path_text(mvm_binary()),
         quota = path_text(&quota),
     );
     let (code, stdout, stderr) = edit(&cluster, &script);
