@@ -28,7 +28,7 @@ const DIRECTION: [(&str, &[&str]); 17] = [
     ("mvm-planner", &["mvm-proto"]),
     ("mvm-pki", &["mvm-proto"]),
     ("mvm-transport", &["mvm-proto", "mvm-pki"]),
-    ("mvm-store", &["mvm-proto"]),
+    ("mvm-store", &[]),
     // It runs inside microVMs, and sees nothing of the world outside but the protocol.
     ("mvm-guest", &["mvm-proto"]),
     // All that needs privileges is in it, and nothing that speaks to a network of ours.

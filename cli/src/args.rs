@@ -6,15 +6,20 @@ use crate::commands;
 use crate::global::Global;
 
 const AFTER_HELP: &str = "\
-Settings: every flag can also come from the environment (MVM_TIMEOUT, MVM_AGENT_DATA_DIR ...) or from a settings
-file (--config, else $XDG_CONFIG_HOME/mvm/config.toml, else /etc/mvm/config.toml). Flag beats environment beats file.
-docs/settings.md lists every setting with its key in the file, environment name and default.
+Settings: every flag can also come from the environment (MVM_TIMEOUT,
+MVM_AGENT_DATA_DIR ...) or from a settings file (--config, else
+$XDG_CONFIG_HOME/mvm/config.toml, else /etc/mvm/config.toml). Flag beats
+environment beats context beats file. docs/settings.md lists every setting.
 
-Exit codes: 0 done, 1 failed or refused, 2 usage or unreadable input, 3 gave up waiting, 4 unreachable,
-5 push --dry-run has found changes, 130 and 143 interrupted. `diff` exits 1 and `plan -f` 2 when something would change.
+Exit codes: 0 done, 1 failed or refused, 2 usage or unreadable input,
+3 gave up waiting, 4 unreachable, 5 push --dry-run has found changes,
+130 and 143 interrupted. `diff` exits 1 and `plan -f` 2 when something
+would change.
 
 First steps:
   mvm dev up                          a cluster on this machine, to try things out
+  mvm get nodes,pools -A              what it has
+  mvm dev down                        nothing is left but images
 
 For real clusters:
   mvm coordinator init                make a cluster's keys and certificates
@@ -68,7 +73,7 @@ pub(crate) enum Command {
     Explain(commands::explain::ExplainArgs),
     /// Declared objects: tables, JSON or YAML, once or as they change
     Get(commands::get::GetArgs),
-    /// What nodes and pools have of what there is
+    /// What nodes and pools have of what there is, and what has no place
     #[command(subcommand)]
     Top(commands::top::TopCommand),
     /// Wait until a condition holds, a field has a value, or an object is gone

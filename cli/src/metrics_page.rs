@@ -52,13 +52,13 @@ const ALERTS: [Alert; 10] = [
         name: "MvmNotConverged",
         expression: "mvm_agent_condition{type=\"Converged\"} == 0",
         wait: "15m",
-        summary: "the node does not run what its document says: mvm node info says why",
+        summary: "the node does not run what its document says: mvm node get says why",
     },
     Alert {
         name: "MvmConditionFails",
         expression: "mvm_agent_condition{type=~\"DiskWritable|DriverReady|NetworkReady|VmsAccountedFor|WorkloadsRunning\"} == 0",
         wait: "5m",
-        summary: "{{ $labels.type }} does not hold: mvm node info says why",
+        summary: "{{ $labels.type }} does not hold: mvm node get says why",
     },
     Alert {
         name: "MvmPoolShort",
@@ -82,7 +82,7 @@ const ALERTS: [Alert; 10] = [
         name: "MvmDocumentsRefused",
         expression: "increase(mvm_coordinator_documents_refused_total[15m]) > 0",
         wait: "0m",
-        summary: "an agent refused a document: mvm node info says why",
+        summary: "an agent refused a document: mvm node get says why",
     },
 ];
 

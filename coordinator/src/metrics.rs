@@ -24,6 +24,9 @@ use prometheus_client::registry::{Registry, Unit};
 const PUSH_BUCKETS: [f64; 13] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0];
 
+/// From one changed pool (microseconds) to a whole fleet from nothing.
+const SCHEDULE_BUCKETS: [f64; 10] = [0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct Outcome {
     pub(crate) outcome: OutcomeKind,
@@ -83,6 +86,7 @@ pub(crate) struct Metrics {
     pub(crate) documents_sent: Counter,
     pub(crate) store_writes: Family<WriteOf, Counter>,
     pub(crate) placement_wakes: Counter,
+    pub(crate) schedule_duration: Histogram,
     epoch: Gauge<i64, AtomicI64>,
     ready: AtomicBool,
     registry: Mutex<Registry>,
@@ -103,6 +107,7 @@ impl Metrics {
             documents_sent: Counter::default(),
             store_writes: Family::default(),
             placement_wakes: Counter::default(),
+            schedule_duration: Histogram::new(SCHEDULE_BUCKETS),
             epoch: Gauge::default(),
             ready: AtomicBool::new(false),
             registry: Mutex::new(Registry::with_prefix("mvm_coordinator")),
@@ -142,6 +147,12 @@ impl Metrics {
             "placement_wakes",
             "How often placement looked what is to be done",
             self.placement_wakes.clone(),
+        );
+        r.register_with_unit(
+            "schedule_duration",
+            "How long placement took to decide where instances go, where something was to be decided",
+            Unit::Seconds,
+            self.schedule_duration.clone(),
         );
         r.register("epoch", "The fencing number of this process", self.epoch.clone());
     }

@@ -64,7 +64,7 @@ fn conditions<'a>(registry: &mut Registry, conditions: impl Iterator<Item = &'a 
     for (kind, condition) in conditions.filter_map(|condition| Some((condition.kind()?, condition))) {
         family.get_or_create(&TypeLabel { r#type: kind.as_str() }).set(i64::from(condition.holds()));
     }
-    registry.register("mvm_agent_condition", "1 where a condition of mvm node info is True, else 0", family);
+    registry.register("mvm_agent_condition", "1 where a condition of mvm node get is True, else 0", family);
 }
 
 fn pools(registry: &mut Registry, pools: &[PoolStatus]) {

@@ -153,7 +153,8 @@ pub(crate) struct NodeArgs {
     /// How long one copy of a session may take before it is cut off
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = humantime::parse_duration)]
     session_copy_within: Duration,
-    /// Delete sessions that were not used for so long [default: never]
+    /// Delete sessions that were not used for so long: all in this node's own folder, in other stores those of the tenants in
+    /// its document [default: never]
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     session_retention: Option<Duration>,
     /// How long a guest may take from boot to ready

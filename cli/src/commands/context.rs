@@ -41,12 +41,14 @@ The first context becomes the current one.")]
 
 #[derive(Debug, Args)]
 pub(crate) struct NameArgs {
+    /// The context's name
     #[arg(value_name = "CONTEXT")]
     name: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct SetArgs {
+    /// The context's name
     #[arg(value_name = "CONTEXT")]
     name: String,
     /// The coordinator to talk to

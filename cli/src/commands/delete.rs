@@ -32,7 +32,8 @@ pub(crate) struct DeleteArgs {
     /// Wait until they are gone, for as long as --timeout says
     #[arg(long)]
     wait: bool,
-    /// At once, and leave what runs as it is: for what a removed node had
+    /// Remove the object at once: nodes stop its instances with their next document, and are not waited for. A tenant must
+    /// have no pools
     #[arg(long)]
     force: bool,
     /// Say what would be deleted

@@ -16,8 +16,8 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ExplainArgs {
-    /// pool/TENANT/NAME or pool TENANT/NAME
-    #[arg(required = true, num_args = 1..=2, value_name = "KIND/NAME")]
+    /// A pool: pool/TENANT/NAME, or pool TENANT/NAME
+    #[arg(required = true, num_args = 1..=2, value_name = "POOL")]
     object_name: Vec<String>,
     #[command(flatten)]
     object: ObjectArgs,

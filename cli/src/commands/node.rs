@@ -54,6 +54,7 @@ pub(crate) struct StatsArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct OneArgs {
+    /// The node's id
     node: NodeId,
     #[command(flatten)]
     operator: Operator,

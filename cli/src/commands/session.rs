@@ -27,7 +27,7 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SessionCommand {
-    /// Sessions, a line each, with who has them and when they were last used
+    /// Sessions, a line each: which instance has it, and when it was last used
     #[command(visible_alias = "ls")]
     List(ListArgs),
     /// Delete sessions that are not in use
@@ -49,10 +49,10 @@ pub(crate) struct ListArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DeleteArgs {
-    /// tenant/pool/number
-    #[arg(value_name = "TENANT/POOL/ID", required_unless_present = "older_than")]
+    /// Sessions as `mvm session list` shows them
+    #[arg(value_name = "TENANT/POOL/NUMBER", required_unless_present = "older_than")]
     sessions: Vec<SessionName>,
-    /// All of a tenant that were not used for so long
+    /// All sessions of --tenant that were not used for so long
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "tenant", conflicts_with = "sessions")]
     older_than: Option<Duration>,
     /// The tenant of --older-than

@@ -69,7 +69,7 @@ pub(crate) fn told(node: &str, (host, address): (&str, &str), (second, at): (&st
     format!(
         "two machines use the certificate of node {node}: {host} at {address} has the session, and {second} at {at} was \
          refused. Stop the agent that is not to be this node. If that does not help, or the machine with the session is \
-         the wrong one: `mvm node remove {node}`, `mvm token create {node}`, and enrol the right machine anew, which \
+         the wrong one: `mvm node remove {node}`, `mvm coordinator token create --node {node}`, and enrol the right machine anew, which \
          makes every older certificate of the node useless"
     )
 }

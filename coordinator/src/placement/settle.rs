@@ -23,7 +23,11 @@ pub(super) struct Settled {
 pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
     let (differences, holdings, unsaved) = {
         let mut world = state.world.lock();
+        let begun = std::time::Instant::now();
         let differences = world.settle_and_store(state.steady.now());
+        if !differences.is_empty() {
+            state.metrics.schedule_duration.observe(begun.elapsed().as_secs_f64());
+        }
         let nodes = std::mem::take(&mut world.unsaved);
         let unsaved = nodes.into_iter().filter_map(|node| {
             let offers = world.offered.get(&node).map(encode)?;

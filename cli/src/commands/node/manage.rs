@@ -23,6 +23,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ManageArgs {
+    /// The node's id
     node: NodeId,
     /// Where the node's documents come from
     #[arg(long, value_enum)]

@@ -2,7 +2,7 @@
 
 use mvm_proto::status::{ConditionKind, NodeStatus, cause_of};
 
-/// As many as fit a screen; `mvm node info` has them all.
+/// As many as fit a screen; `mvm node get` has them all.
 const MAX_REASONS: usize = 20;
 
 /// A condition that does not hold because its operator left it out: no cause of anything.
