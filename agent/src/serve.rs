@@ -196,7 +196,9 @@ impl Agent {
         let sessions = Arc::clone(handle.sessions());
         let sessions = session_copy_task(sessions, Arc::clone(handle.records()), stop.clone());
         tasks.spawn("sessions", sessions);
-        tasks.spawn("removed_tenants", removed_tenants_task(handle.clone(), stop.clone()));
+        let session = session_watch.clone();
+        let is_connected = move || !dials || matches!(&*session.borrow(), SessionState::Connected { .. });
+        tasks.spawn("removed_tenants", removed_tenants_task(handle.clone(), is_connected, stop.clone()));
         let retention = session_retention_task(handle.clone(), settings.session_retention, stop.clone());
         tasks.spawn("session_retention", retention);
         tasks.spawn("reconcile", reconcile_task(node, current_document, stop.clone()));

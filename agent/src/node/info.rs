@@ -2,7 +2,9 @@
 //!
 //! Read once at start. [`measure`] does the reading; the parsing below it is pure.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use mvm_proto::Timestamp;
@@ -18,6 +20,9 @@ const HOST_RESERVE_DIVISOR: u64 = 4;
 
 /// One bridge's /24 has 252 addresses for instances; a node of a few tenants stays well under this.
 const DEFAULT_MAX_INSTANCES: u32 = 1000;
+
+/// Where instances have their files, in the data directory.
+const INSTANCES_DIR: &str = "vms";
 
 /// How many vcpus are offered per processor: microVMs are mostly idle, and cgroups hold them to their weight.
 const VCPU_OVERCOMMIT: u32 = 4;
@@ -59,7 +64,7 @@ pub fn measure(data_dir: &Path, driver: DriverKind, caps: &CapacityCaps, started
         driver: driver.to_string(),
         // A driver that runs no guest needs nothing to run it on; what the others found is known once they probed.
         accelerator: if driver.uses_host_resources() { "" } else { "none" }.to_owned(),
-        capacity: Some(capped(offered(data_dir, driver), caps)),
+        capacity: offered(data_dir, driver).map(|offered| capped(offered, caps)),
         processors,
         memory_mib,
         schema_versions: vec![SCHEMA_VERSION],
@@ -85,22 +90,40 @@ pub fn machine() -> (u32, u64) {
     (processors, total_memory_mib(&fs::read_to_string("/proc/meminfo").unwrap_or_default()))
 }
 
-/// What instances may use of this machine. Those of a driver that runs no guest use nothing of it.
-fn offered(data_dir: &Path, driver: DriverKind) -> Capacity {
+/// What instances may use of this machine; none where that can't be told. Those of a driver that runs no guest use nothing of it.
+fn offered(data_dir: &Path, driver: DriverKind) -> Option<Capacity> {
     if !driver.uses_host_resources() {
-        return IMAGINED;
+        return Some(IMAGINED);
     }
     let (processors, memory) = machine();
     // Before the first start the data directory is not there yet; it will lie on its parent's file system.
     let there = data_dir.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
-    let disk = nix::sys::statvfs::statvfs(there)
-        .map_or(0, |fs| fs.blocks_available().saturating_mul(fs.fragment_size()) / MIB);
-    Capacity {
+    let files = nix::sys::statvfs::statvfs(there).ok()?;
+    let free = files.blocks_available().saturating_mul(files.fragment_size());
+    // What instances have written already is promised to them, and is not less for that.
+    let disk = free.saturating_add(allocated_below(&data_dir.join(INSTANCES_DIR))) / MIB;
+    Some(Capacity {
         vcpus: processors.saturating_mul(VCPU_OVERCOMMIT),
         mem_mib: offered_memory_mib(memory),
         disk_mib: disk,
         max_instances: DEFAULT_MAX_INSTANCES,
+    })
+}
+
+/// Bytes on the disk of all files below a folder; what has several names counts once. What can't be read counts nothing.
+fn allocated_below(folder: &Path) -> u64 {
+    let (mut seen, mut folders, mut bytes) = (BTreeSet::new(), vec![folder.to_owned()], 0u64);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let Ok(file) = entry.metadata() else { continue };
+            if file.is_dir() {
+                folders.push(entry.path());
+            } else if seen.insert((file.dev(), file.ino())) {
+                bytes = bytes.saturating_add(file.blocks().saturating_mul(512));
+            }
+        }
     }
+    bytes
 }
 
 /// The operator's word goes, except that no word makes disk space.
@@ -165,6 +188,19 @@ mod tests {
             measure(Path::new("/"), DriverKind::Qemu, &caps, Timestamp::from_unix_ms(0)).capacity.unwrap();
         assert_eq!((found.vcpus, found.mem_mib, found.max_instances), (3, 99, 7));
         assert!(found.disk_mib < u64::MAX);
+    }
+
+    #[test]
+    fn what_instances_have_written_is_counted_once_whatever_its_names() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(allocated_below(&dir.path().join("none")), 0);
+        let folder = dir.path().join("i-1").join("root");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("disk"), vec![1; 1 << 20]).unwrap();
+        let once = allocated_below(dir.path());
+        assert!((1 << 20..2 << 20).contains(&once), "{once}");
+        fs::hard_link(folder.join("disk"), dir.path().join("template")).unwrap();
+        assert_eq!(allocated_below(dir.path()), once);
     }
 
     #[test]

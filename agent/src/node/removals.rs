@@ -57,6 +57,8 @@ pub(super) fn condition(removals: &[TenantRemoval], now: mvm_proto::Timestamp) -
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Waiting {
     NotLooked,
+    /// A newer document may exist.
+    NotConfirmed,
     Expired,
     Instances(usize),
     Templates(usize),
@@ -68,6 +70,9 @@ impl std::fmt::Display for Waiting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NotLooked => f.write_str("it was not looked at yet"),
+            Self::NotConfirmed => {
+                f.write_str("no coordinator has confirmed yet that the document is the newest")
+            }
             Self::Expired => f.write_str("the document has expired, so nothing is deleted"),
             Self::Instances(1) => f.write_str("one of its instances is still on this node"),
             Self::Instances(count) => write!(f, "{count} of its instances are still on this node"),
@@ -194,7 +199,7 @@ pub(crate) fn look_again(waiting: &Waiting, failures: u32) -> Duration {
     match waiting {
         Waiting::Data(_) => SOON.saturating_mul(1 << failures.min(6)).min(LONGEST),
         Waiting::Expired => LONGEST,
-        Waiting::NotLooked | Waiting::Instances(_) | Waiting::Templates(_) => SOON,
+        Waiting::NotLooked | Waiting::NotConfirmed | Waiting::Instances(_) | Waiting::Templates(_) => SOON,
     }
 }
 
