@@ -81,6 +81,7 @@ impl DevDir {
     /// Makes the directory if it is missing and takes its lock. One that holds something else is refused.
     pub(super) fn make_and_lock(&self, progress: Progress) -> Result<DirLock, Outcome> {
         mvm_pki::files::create_private_dir(&self.0).map_err(|cause| self.unusable(cause, "make"))?;
+        self.refuse_others()?;
         self.refuse_foreign()?;
         self.lock(progress)?.ok_or_else(|| {
             Outcome::Failed(anyhow!("{} was removed meanwhile\nrun this again", self.0.display()))
@@ -91,6 +92,9 @@ impl DevDir {
     pub(super) fn lock(&self, progress: Progress) -> Result<Option<DirLock>, Outcome> {
         let path = self.0.join(LOCK);
         let is_gone = |cause: &io::Error| cause.kind() == io::ErrorKind::NotFound;
+        if self.0.exists() {
+            self.refuse_others()?;
+        }
         loop {
             let lock = match File::options().create(true).append(true).open(&path) {
                 Err(cause) if is_gone(&cause) => return Ok(None),
@@ -115,6 +119,20 @@ impl DevDir {
                 Err(cause) => return Err(self.unusable(cause, "lock")),
             }
         }
+    }
+
+    /// What is in the directory of another user, or in one that others write to, is theirs to choose: which processes are
+    /// ended, and which files are written.
+    fn refuse_others(&self) -> Result<(), Outcome> {
+        let there = fs::symlink_metadata(&self.0).map_err(|cause| self.unusable(cause, "read"))?;
+        let is_own = there.is_dir() && there.uid() == nix::unistd::geteuid().as_raw();
+        if is_own && there.mode() & 0o022 == 0 {
+            return Ok(());
+        }
+        Err(Outcome::Usage(anyhow!(
+            "{} is a link, another user's, or others may write to it\nname a directory of your own: --dir DIR",
+            self.0.display()
+        )))
     }
 
     fn refuse_foreign(&self) -> Result<(), Outcome> {
