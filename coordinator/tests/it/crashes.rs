@@ -220,10 +220,12 @@ async fn rest(running: &Running, method: &str, path: &str, key: &str, body: Opti
     matches!(status, 200 | 201) || (method == "DELETE" && status == 404)
 }
 
-/// Not one that writes what is said of nodes and pools, which is written together with what else changed meanwhile.
+/// Not one that writes what is said of nodes, pools and tenants, which is written together with what else changed meanwhile. What
+/// an operation writes has its entry of the audit log or what belongs to the object beside it.
 fn is_of_the_operation(step: &str) -> bool {
     let (_, what) = step.split_once('.').unwrap();
-    !what.split('+').all(|kind| ["objects/nodes", "objects/pools", "status"].contains(&kind))
+    let told = ["objects/nodes", "objects/pools", "objects/tenants", "status"];
+    !what.split('+').all(|kind| told.contains(&kind))
 }
 
 /// Goes through the table of an operation.
