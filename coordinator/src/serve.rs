@@ -55,6 +55,8 @@ const STORE_CACHE_BYTES: u64 = 32 * 1024 * 1024;
 const STORE_LOG_BYTES: usize = 16 * 1024 * 1024;
 /// With port 0, the UDP port that the system picks may be taken on TCP; another one is then tried.
 const PORT_TRIES: usize = 16;
+/// Plans that are worked out at a time: each holds a copy of all that is known.
+const PLANS_AT_A_TIME: usize = 2;
 
 /// Runs a coordinator until `shutdown`, then stops it gracefully.
 pub async fn serve(
@@ -142,6 +144,7 @@ pub async fn serve(
         world,
         started_at: now(),
         steady,
+        plans: tokio::sync::Semaphore::new(PLANS_AT_A_TIME),
         shutdown,
     });
     for node in state.world.lock().nodes.keys() {

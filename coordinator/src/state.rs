@@ -50,5 +50,7 @@ pub(crate) struct State {
     pub(crate) started_at: Timestamp,
     /// What tells how long nodes are away.
     pub(crate) steady: SteadyClock,
+    /// How many plans are worked out at a time.
+    pub(crate) plans: tokio::sync::Semaphore,
     pub(crate) shutdown: CancellationToken,
 }

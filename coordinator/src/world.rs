@@ -27,6 +27,7 @@ use mvm_proto::{ClusterId, DesiredState, NodeId, PoolId, TenantId, Timestamp};
 
 use crate::fleet::Standing;
 use crate::render::{self, RenderedTenant, Share};
+use crate::stored::StateError;
 
 pub(crate) use deletion::Waits;
 use division::Division;
@@ -144,6 +145,17 @@ impl World {
             touched: BTreeSet::new(),
             unsettled: BTreeSet::new(),
         }
+    }
+
+    /// Whether this version can read what an object says.
+    pub(crate) fn check_readable(object: &Object) -> Result<(), StateError> {
+        let read = match object.kind.as_str() {
+            "Tenant" => object.spec::<TenantSpec>().map(drop),
+            "Pool" => object.spec::<PoolSpec>().map(drop),
+            "Node" => object.spec::<NodeSpec>().map(drop),
+            _ => Ok(()),
+        };
+        read.map_err(|cause| StateError::Unreadable { key: object.reference(), cause })
     }
 
     /// An object is as declared. What can't be read is left as it was: it was written by another version.
@@ -470,7 +482,7 @@ impl NodeEntry {
         if spec.managed_by != ManagedBy::Objects {
             return None;
         }
-        let capacity = self.news.info.as_ref().map(|info| info.capacity.unwrap_or_default());
+        let capacity = self.news.info.as_ref().and_then(|info| info.capacity);
         let is_unknown = capacity.is_none();
         let capacity = capacity.map_or(UNKNOWN_CAPACITY, |capacity| Capacity {
             vcpus: capacity.vcpus,

@@ -72,7 +72,14 @@ pub(super) async fn delete(
     let (told, missing) = ask_all(state, &asked.node_id, ask, DELETE_WAIT).await?;
     let (mut deleted, mut gone) = (Vec::new(), BTreeSet::new());
     let mut kept = BTreeMap::new();
-    for (node, told) in told {
+    let asked_for = match &pool {
+        Some(pool) => format!("{}/{pool}/", asked.tenant_id),
+        None => format!("{}/", asked.tenant_id),
+    };
+    for (node, mut told) in told {
+        // A node's word counts for what it was asked.
+        told.sessions.retain(|session| session.session.starts_with(&asked_for));
+        told.kept.retain(|kept| kept.session.starts_with(&asked_for));
         for session in told.sessions {
             gone.insert((session.session.clone(), session.store.clone(), of_node(&session.store, &node)));
             deleted.push(NodeGuestSession { node_id: node.to_string(), session: Some(session) });

@@ -228,8 +228,10 @@ pub(crate) async fn finish(objects: &Objects, object: &Object, now: Timestamp) -
     let kind = kind_named(&object.kind).map_err(refuse::bad_request)?;
     let key = object_key(kind, object.metadata.tenant.as_ref(), &object.metadata.name);
     let _turn = objects.turns.take(&key).await;
+    let decided_on = &object.metadata.uid;
     let Some((object, version)) = load_object(&objects.store, &key).await? else { return Ok(()) };
-    if object.metadata.deleting_since.is_none() {
+    // It may have been forced away and declared again meanwhile.
+    if object.metadata.deleting_since.is_none() || object.metadata.uid != *decided_on {
         return Ok(());
     }
     let txn = Transaction::new().guard(key.as_str(), Guard::Version(version));

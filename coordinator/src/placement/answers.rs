@@ -24,8 +24,7 @@ pub(crate) async fn plan(
     deleted: &[(&'static Kind, Option<TenantId>, String)],
 ) -> Result<FleetChange, Problem> {
     let mut change = FleetChange::default();
-    let mut next: World = state.world.lock().clone();
-    let before = next.fleet();
+    let mut proposals = Vec::new();
     for object in declared {
         let (outcome, stored, proposed) = propose(&state.objects, caller, object).await?;
         let fields = match &stored {
@@ -38,8 +37,9 @@ pub(crate) async fn plan(
             None => field_changes("spec", &Value::Null, &proposed.spec),
         };
         change.objects.push(ObjectChange { object: proposed.reference(), outcome, fields });
-        next.declare(&proposed);
+        proposals.push(proposed);
     }
+    let mut forgotten = Vec::new();
     for (kind, tenant, name) in deleted {
         allowed(caller, Verb::Write, kind, tenant.as_ref(), name)?;
         let object = objects::get(&state.store, caller, kind, tenant.as_ref(), name).await?;
@@ -49,12 +49,25 @@ pub(crate) async fn plan(
             outcome: Outcome::Deleted,
             fields: Vec::new(),
         });
-        next.forget(kind.name, tenant.as_ref(), name);
+        forgotten.push((kind.name, tenant.clone(), name.clone()));
     }
-    let now = state.steady.now();
-    next.placer.settle(now);
-    let after = next.fleet();
-    let difference = difference(&before, &after, &next.placer.plan(), now);
+    if proposals.is_empty() && forgotten.is_empty() {
+        return Ok(change);
+    }
+    // A copy of all that is known, and a while of a processor: a few at a time, and not where sessions are served.
+    let _turn = state.plans.acquire().await.map_err(|_| refuse::stopping())?;
+    let (mut next, now): (World, _) = (state.world.lock().clone(), state.steady.now());
+    let planned = tokio::task::spawn_blocking(move || {
+        let before = next.fleet();
+        proposals.iter().for_each(|proposed| next.declare(proposed));
+        for (kind, tenant, name) in &forgotten {
+            next.forget(kind, tenant.as_ref(), name);
+        }
+        next.placer.settle(now);
+        let after = next.fleet();
+        difference(&before, &after, &next.placer.plan(), now)
+    });
+    let difference = planned.await.map_err(|cause| refuse::internal(&cause))?;
     let sees = |tenant: &TenantId| caller.tenant.as_ref().is_none_or(|own| own == tenant);
     let mut nodes: BTreeMap<NodeId, Vec<PlannedStep>> = BTreeMap::new();
     for step in difference.changes.into_iter().filter(|step| sees(&step.tenant)) {

@@ -17,6 +17,8 @@ use crate::stored::{MAX_TRIES, encode, now};
 pub(super) struct Settled {
     pub(super) placements: usize,
     pub(super) documents: usize,
+    /// Nodes whose document could not be made. They keep nothing else from being done.
+    pub(super) refused: usize,
 }
 
 /// Places what is not placed, stores where everything is, and issues the documents of the nodes that it touches.
@@ -48,7 +50,7 @@ pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
         world.unsaved.extend(unsaved.iter().map(|(node, _)| node.clone()));
         world.touched.extend(touched);
     };
-    let mut settled = Settled { placements: placements.len(), documents: 0 };
+    let mut settled = Settled { placements: placements.len(), ..Settled::default() };
     let mut batch = match store_placements(state, placements).await {
         Ok(last) => last,
         Err(problem) => {
@@ -67,10 +69,7 @@ pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
                     state.world.lock().note_holdings(holdings);
                 }
                 settled.documents += issued.documents;
-                for (node, problem) in issued.refused {
-                    again.insert(node);
-                    failed = Some(problem);
-                }
+                again.extend(issued.refused.into_iter().map(|(node, _)| node));
             }
             Err(problem) => {
                 // What the store did not take is not stored, so all of it is tried again.
@@ -84,6 +83,7 @@ pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
             break;
         }
     }
+    settled.refused = again.len();
     state.world.lock().touched.extend(again);
     failed.map_or(Ok(settled), Err)
 }

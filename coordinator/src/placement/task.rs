@@ -15,7 +15,7 @@ use super::settle::{Settled, settle};
 use super::statuses::Statuses;
 use crate::fleet::{Fleet, PoolsWithNews};
 use crate::objects::{self, OBJECTS, decode_object};
-use crate::records::{NODES, NodeRecord, OFFERS, STATUS, StatusRecord};
+use crate::records::{NODES, NodeRecord, Numbers, OFFERS, STATUS, StatusRecord};
 use crate::state::State;
 use crate::stored::{Backend, StateError, load_all, now};
 use crate::world::{NodeNews, NodeOffers, Offered, Placements, World};
@@ -48,6 +48,8 @@ pub(crate) async fn load_world(
     let order = |object: &Object| KINDS.iter().position(|kind| kind.name == object.kind);
     found.sort_by_key(order);
     for object in &found {
+        // Left out, it would count as deleted, and what runs of it would end.
+        World::check_readable(object)?;
         world.declare(object);
     }
     world.stored = Placements::new(commit::load(store).await?);
@@ -97,11 +99,18 @@ pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
         news_due = Instant::now() + GATHER;
         adopt_documents(&state).await;
         let settled = settle(&state).await;
+        let refused = settled.as_ref().map_or(0, |settled| settled.refused);
         match &settled {
             // More that follows is one document more, and not one for each.
             Ok(settled) if *settled != Settled::default() => gathered = Instant::now() + GATHER,
             Ok(_) => {}
-            Err(problem) => tracing::warn!(%problem, "could not carry out a placement"),
+            Err(problem) => {
+                tracing::warn!(%problem, "could not carry out a placement");
+                // Some of it may be stored: what the store has is where the next one goes on from.
+                if let Some(next) = reload(&state).await {
+                    changes = next;
+                }
+            }
         }
         let settled = match settled {
             Ok(_) => finish_deletions(&state).await.and(confirm_removals(&state).await),
@@ -110,7 +119,7 @@ pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
         if let Err(problem) = &settled {
             tracing::warn!(%problem, "could not finish deletions");
         }
-        again = settled.is_err().then(|| Instant::now() + TRY_AGAIN);
+        again = (settled.is_err() || refused > 0).then(|| Instant::now() + TRY_AGAIN);
         if Instant::now() >= status_due {
             if let Err(problem) = statuses.write(&state).await {
                 tracing::warn!(%problem, "could not write the status of objects");
@@ -157,7 +166,10 @@ async fn adopt_documents(state: &State) {
                 world.unsaved.insert(node);
             }
             Ok(None) => {}
-            Err(problem) => tracing::warn!(%problem, %node, "could not read what a node was offered"),
+            Err(problem) => {
+                tracing::warn!(%problem, %node, "could not read what a node was offered");
+                state.world.lock().unread.insert(node);
+            }
         }
     }
 }
@@ -243,6 +255,10 @@ async fn finish_deletions(state: &State) -> Result<(), Problem> {
                 newest.insert(node, assigned.numbers);
             }
         }
+        // The document that says so could not be made yet.
+        let unmade = state.world.lock().touched.clone();
+        newest
+            .extend(unmade.into_iter().map(|node| (node, Numbers { epoch: u64::MAX, generation: u64::MAX })));
         let waits = state.world.lock().pool_waits(&key, |node| newest.get(node).copied());
         let is_done = waits.is_none();
         state.world.lock().set_pool_waits(&key, waits);

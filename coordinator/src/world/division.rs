@@ -151,8 +151,12 @@ impl World {
                 let holders = holders.get(block).into_iter().flatten();
                 holders.into_iter().any(|holder| *holder != node)
             };
-            block_node.in_use = has.blocks.iter().filter(|block| !is_anothers(block)).copied().collect();
-            for offset in &has.offsets {
+            // A node that claims what it was never given takes no addresses from others.
+            let offers = self.offered.of(node, id);
+            let may_use = |block: Block| offers.is_some_and(|offers| offers.may_use(block));
+            let own = has.blocks.iter().filter(|block| may_use(**block) && !is_anothers(block));
+            block_node.in_use = own.copied().collect();
+            for offset in has.offsets.iter().filter(|offset| may_use(Block::of(**offset))) {
                 let block = Block::of(*offset);
                 if is_anothers(&block) {
                     elsewhere.insert(*offset, node.clone());

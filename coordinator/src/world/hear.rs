@@ -73,12 +73,18 @@ impl World {
         }
     }
 
-    /// What the nodes said last that said something of a pool.
+    /// What nodes said last of a pool that they were given something of. What others say of it is not believed.
     pub(super) fn news_of<'a>(
         &'a self,
         key: &'a PoolKey,
     ) -> impl Iterator<Item = (&'a NodeId, &'a PoolNews)> {
         let nodes = self.heard_of.get(key).into_iter().flatten();
+        let was_given = |id: &&NodeId| {
+            self.stored.get(key).is_some_and(|placed| placed.contains_key(*id))
+                || self.offered.of(id, &key.tenant).is_some()
+                || self.holdings.nodes_of(&key.tenant).any(|has| has == *id)
+        };
+        let nodes = nodes.filter(was_given);
         nodes.filter_map(|id| Some((id, self.nodes.get(id)?.news.pools.get(key)?)))
     }
 }

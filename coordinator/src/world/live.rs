@@ -74,6 +74,13 @@ pub(crate) struct Addresses {
     pub(crate) offsets: BTreeSet<u32>,
 }
 
+impl Addresses {
+    /// All blocks that they are in.
+    pub(crate) fn in_use(&self) -> BTreeSet<Block> {
+        self.blocks.iter().copied().chain(self.offsets.iter().map(|offset| Block::of(*offset))).collect()
+    }
+}
+
 impl NodeNews {
     /// Whether it has instances of a tenant, in any phase.
     pub(crate) fn has_instances(&self, tenant: &TenantId) -> bool {

@@ -11,6 +11,7 @@ use mvm_proto::{NodeId, PoolId, TenantId};
 use serde::{Deserialize, Serialize};
 
 use super::NodeNews;
+use super::live::Addresses;
 use crate::records::Numbers;
 
 /// What one node may be following, as it is stored.
@@ -24,6 +25,12 @@ pub(crate) struct TenantOffers {
     pub(super) share: Offers<Quotas>,
     pub(super) blocks: Offers<BTreeSet<Block>>,
     pub(super) pools: Offers<BTreeMap<PoolId, PoolOffer>>,
+    /// Blocks that it was offered once, gave back, and has addresses of still.
+    #[serde(default)]
+    kept: BTreeSet<Block>,
+    /// It was given the whole subnet once, and may have any address until a status tells none outside its blocks.
+    #[serde(default)]
+    had_whole_subnet: bool,
 }
 
 /// How many instances of a pool, and of which size.
@@ -48,8 +55,26 @@ impl Most for PoolOffer {
 }
 
 impl TenantOffers {
+    /// Whether instances may have addresses of a block, for all that was ever offered. What a node says of others is not
+    /// believed.
+    pub(super) fn may_use(&self, block: Block) -> bool {
+        self.had_whole_subnet
+            || self.kept.contains(&block)
+            || self.blocks.most().is_some_and(|most| most.contains(&block))
+    }
+
+    /// A status of this document: blocks are given back, but for those that are in use.
+    fn report(&mut self, number: DocumentNumber, in_use: &BTreeSet<Block>) {
+        let before = &self.blocks.most().unwrap_or_default() | &self.kept;
+        self.blocks.acknowledge(number);
+        let held = self.blocks.most().unwrap_or_default();
+        self.kept = (&before - &held).intersection(in_use).copied().collect();
+        self.had_whole_subnet &= in_use.iter().any(|block| !held.contains(block));
+    }
+
     fn offer(&mut self, number: DocumentNumber, tenant: Option<&Tenant>) {
         let blocks = tenant.and_then(|tenant| tenant.network.address_blocks.as_ref());
+        self.had_whole_subnet |= tenant.is_some() && blocks.is_none();
         let pools = tenant.into_iter().flat_map(|tenant| &tenant.pools);
         let pools = pools.filter(|pool| pool.desired_counts != DesiredCounts::default()).map(|pool| {
             let offer = PoolOffer { resources: pool.instance_resources, counts: pool.desired_counts };
@@ -66,6 +91,8 @@ impl TenantOffers {
         agreed
             && self.share.current().is_none_or(|share| *share == NO_SHARE)
             && self.blocks.current().is_none_or(BTreeSet::is_empty)
+            && self.kept.is_empty()
+            && !self.had_whole_subnet
             && self.pools.current().is_none_or(BTreeMap::is_empty)
     }
 }
@@ -106,7 +133,8 @@ impl NodeOffers {
             // An older agent does not tell which addresses its instances have.
             let is_told = news.addresses.contains_key(id) || !news.has_instances(id);
             if let Some(reported) = news.reported.map(number).filter(|_| is_told) {
-                offers.blocks.acknowledge(reported);
+                let in_use = news.addresses.get(id).map(Addresses::in_use).unwrap_or_default();
+                offers.report(reported, &in_use);
             }
         }
         self.tenants.retain(|id, offers| !offers.is_nothing() || news.has_instances(id));

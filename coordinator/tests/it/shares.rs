@@ -212,6 +212,52 @@ async fn a_block_is_given_on_when_its_node_uses_none_of_its_addresses() {
     until_enough(&running, web).await;
 }
 
+#[tokio::test]
+async fn a_node_that_claims_the_addresses_of_others_takes_none_from_them() {
+    let (_dir, start) = new_cluster();
+    let running = Running::start(&start.data_dir).await;
+    let mut rest = Rest::operator(&running).await;
+    // Two blocks.
+    let spec = json!({ "spec": { "network": { "subnet": "10.9.0.0/27" } } });
+    assert_eq!(rest.put("/v1/tenants/acme", &spec).await.status, 201);
+    let (_a, mut honest) = join(&running, "a", 8).await;
+    let (_b, mut liar) = join(&running, "b", 8).await;
+    for node in ["/v1/nodes/a", "/v1/nodes/b"] {
+        until(&mut rest, node, "/status/state", &json!("Ready")).await;
+    }
+    let spec = json!({ "spec": {
+        "image": { "ref": "builtin:busybox" },
+        "resources": { "vcpus": 1, "mem_mib": 64 },
+        "counts": { "running": 2 },
+        "placement": { "max_per_node": 1 },
+    } });
+    assert_eq!(rest.put("/v1/tenants/acme/pools/web", &spec).await.status, 201);
+    let (of_honest, tenant) = offered(&mut honest).await;
+    let [own] = blocks(tenant.as_ref())[..] else { panic!("{tenant:?}") };
+    let (of_liar, tenant) = offered(&mut liar).await;
+    let [other] = blocks(tenant.as_ref())[..] else { panic!("{tenant:?}") };
+    honest.ack(of_honest.clone(), Stage::Accepted).await;
+    report(&mut honest, "a", &of_honest, 1, &[own.into()]).await;
+    liar.ack(of_liar.clone(), Stage::Accepted).await;
+    let own = u32::from(own);
+    let claims = TenantAddresses {
+        tenant_id: "acme".to_owned(),
+        blocks: vec![other.into(), own],
+        offsets: (own * 16..own * 16 + 16).collect(),
+    };
+    let status = NodeStatus {
+        node_id: "b".to_owned(),
+        accepted: Some(of_liar),
+        addresses: vec![claims],
+        ..NodeStatus::default()
+    };
+    liar.send(agent_frame::Body::Status(status)).await;
+    // What is told later is heard later.
+    pool(&mut rest, "other", 0).await;
+    until(&mut rest, "/v1/tenants/acme/pools/web", "/status/counts/running", &json!(1)).await;
+    honest.expect_quiet().await;
+}
+
 /// What a deleted tenant had is free 30 days after the last node confirmed that nothing of it is left.
 #[tokio::test]
 async fn the_subnet_of_a_deleted_tenant_waits_for_every_node() {
