@@ -148,7 +148,10 @@ async fn pool(
 
 /// Whether the documents of all nodes are small enough with an object that adds so many bytes to some of them.
 fn check_size(objects: &Objects, object: &Object, more: usize, now: Timestamp) -> Result<(), Problem> {
-    let too_large = objects.world.lock().too_large(object, more, &objects.cluster, now);
+    // Tried on a copy, so that sessions and placement go on meanwhile.
+    let near =
+        Some(objects.world.lock()).filter(|world| world.may_be_too_large(more)).map(|world| world.clone());
+    let too_large = near.and_then(|world| world.too_large(object, &objects.cluster, now));
     let Some((node, bytes)) = too_large else { return Ok(()) };
     let detail = format!(
         "with {} the document of node {node} would have {bytes} bytes; the limit is {MAX_DOCUMENT_BYTES}",

@@ -49,19 +49,20 @@ impl World {
         self.sizes.set(&desired.node_id, bytes_of(desired));
     }
 
-    /// A node whose document would be too large if this object were declared, and its bytes. `more` is the most that the
-    /// object adds to any document: only where that might be too much it is tried what would become of it.
+    /// Whether some node's document might be too large with so many bytes more.
+    pub(crate) fn may_be_too_large(&self, more: usize) -> bool {
+        self.sizes.largest().saturating_add(more) > MAX_DOCUMENT_BYTES
+    }
+
+    /// A node whose document would be too large if this object were declared, and its bytes: it is tried what would become of
+    /// this world.
     pub(crate) fn too_large(
-        &self,
+        self,
         object: &Object,
-        more: usize,
         cluster: &ClusterId,
         now: Timestamp,
     ) -> Option<(NodeId, usize)> {
-        if self.sizes.largest().saturating_add(more) <= MAX_DOCUMENT_BYTES {
-            return None;
-        }
-        let mut next = self.clone();
+        let mut next = self;
         next.declare(object);
         next.settle_and_store(now);
         let pool = super::pool_key(object).map(|key| key.pool);

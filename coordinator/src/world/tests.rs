@@ -475,6 +475,12 @@ fn a_block_is_given_back_by_a_status_and_not_by_an_acknowledgement() {
     assert_eq!(given(&mut lab), 1);
 }
 
+/// As admission asks, of an object of 31,000 bytes.
+fn too_large(lab: &Lab, object: &Object) -> Option<(NodeId, usize)> {
+    let is_near = lab.world.may_be_too_large(31_000);
+    is_near.then(|| lab.world.clone().too_large(object, &"c1".parse().unwrap(), lab.now)).flatten()
+}
+
 /// What would not fit into a node's document is found before anything is stored, and what fits is not.
 #[test]
 fn an_object_that_makes_a_document_too_large_is_found_before_it_is_declared() {
@@ -493,11 +499,10 @@ fn an_object_that_makes_a_document_too_large_is_found_before_it_is_declared() {
     for at in 1..NODES {
         lab.declare(object("Node", node_id(at).as_str(), &json!({ "cordoned": true }), Value::Null));
     }
-    let cluster = "c1".parse().unwrap();
     let mut took = 0;
     let refused = loop {
         let next = large(&format!("large-{took}"), 1);
-        if let Some(refused) = lab.world.too_large(&next, 31_000, &cluster, lab.now) {
+        if let Some(refused) = too_large(&lab, &next) {
             break refused;
         }
         lab.declare(next);
@@ -510,10 +515,10 @@ fn an_object_that_makes_a_document_too_large_is_found_before_it_is_declared() {
     assert!((130..140).contains(&took), "{took} pools of 30 kB fit into 4 MiB");
     assert_eq!((refused.0, refused.1 > mvm_proto::document::MAX_DOCUMENT_BYTES), (node_id(0), true));
     // Without an instance it is in no document.
-    assert_eq!(lab.world.too_large(&large("idle", 0), 31_000, &cluster, lab.now), None);
+    assert_eq!(too_large(&lab, &large("idle", 0)), None);
     // Where another node takes it, it fits.
     lab.declare(object("Node", node_id(1).as_str(), &json!({}), Value::Null));
-    assert_eq!(lab.world.too_large(&large("moved", 1), 31_000, &cluster, lab.now), None);
+    assert_eq!(too_large(&lab, &large("moved", 1)), None);
 }
 
 /// The worlds of the laws are neither idle nor all within their quotas.
