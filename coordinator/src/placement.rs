@@ -11,6 +11,7 @@ mod batch;
 mod commit;
 mod demand;
 mod documents;
+mod pace;
 mod settle;
 mod statuses;
 mod task;

@@ -11,6 +11,7 @@ use mvm_store::{Event, Store, StoreError, Watch};
 use tokio::time::Instant;
 
 use super::commit;
+use super::pace::rest_after;
 use super::settle::{Settled, settle};
 use super::statuses::Statuses;
 use crate::fleet::{Fleet, PoolsWithNews};
@@ -22,8 +23,10 @@ use crate::world::{NodeNews, NodeOffers, Offered, Placements, World};
 
 /// After a settling that changed something, changes that come within this are one settling, and one document for each node.
 const GATHER: Duration = Duration::from_millis(20);
-/// How often the statuses of objects are written at most. What only moves is written much more rarely, see [`Statuses`].
-const STATUS_EVERY: Duration = Duration::from_millis(50);
+/// News of nodes wait no longer than this until they are heard.
+const NEWS_WAIT: Duration = Duration::from_millis(20);
+/// Statuses of objects wait no longer than this. What only moves is written much more rarely, see [`Statuses`].
+const STATUS_WAIT: Duration = Duration::from_millis(50);
 /// Without anything to do, the loop still looks around this often.
 const IDLE_AT_MOST: Duration = Duration::from_secs(300);
 /// After the store or a document failed, this long until it is tried again.
@@ -95,14 +98,16 @@ pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
             }
         }
         state.metrics.placement_wakes.inc();
+        let begun = Instant::now();
         hear_news(&state);
-        news_due = Instant::now() + GATHER;
         adopt_documents(&state).await;
         let settled = settle(&state).await;
         let refused = settled.as_ref().map_or(0, |settled| settled.refused);
         match &settled {
             // More that follows is one document more, and not one for each.
-            Ok(settled) if *settled != Settled::default() => gathered = Instant::now() + GATHER,
+            Ok(settled) if *settled != Settled::default() => {
+                gathered = Instant::now() + rest_after(begun.elapsed(), GATHER);
+            }
             Ok(_) => {}
             Err(problem) => {
                 tracing::warn!(%problem, "could not carry out a placement");
@@ -120,11 +125,13 @@ pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
             tracing::warn!(%problem, "could not finish deletions");
         }
         again = (settled.is_err() || refused > 0).then(|| Instant::now() + TRY_AGAIN);
-        if Instant::now() >= status_due {
+        news_due = Instant::now() + rest_after(begun.elapsed(), NEWS_WAIT);
+        let begun = Instant::now();
+        if begun >= status_due {
             if let Err(problem) = statuses.write(&state).await {
                 tracing::warn!(%problem, "could not write the status of objects");
             }
-            status_due = Instant::now() + STATUS_EVERY;
+            status_due = Instant::now() + rest_after(begun.elapsed(), STATUS_WAIT);
         }
     }
 }
