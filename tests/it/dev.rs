@@ -385,14 +385,15 @@ fn a_directory_of_another_user_and_a_full_disk_are_told_with_what_to_do() {
     let nobody = Home::of_nobody();
     let roots = TempDir::new().unwrap();
     fs::set_permissions(roots.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    for (dir, attempt) in [(roots.path().join("dev"), "make"), (roots.path().to_owned(), "write to")] {
-        let said = nobody.fails(&["dev", "up", "--driver", "fake", "--dir", path_text(&dir)], 1);
-        assert!(said.contains(&format!("could not {attempt}")), "{said}");
+    let (own, theirs) = (roots.path().join("dev"), roots.path().to_owned());
+    for (dir, code, what) in [(own, 1, "could not make"), (theirs, 2, "others may write to it")] {
+        let said = nobody.fails(&["dev", "up", "--driver", "fake", "--dir", path_text(&dir)], code);
+        assert!(said.contains(what), "{said}");
         assert!(said.contains("another user's") && said.contains("--dir DIR"), "{said}");
     }
     let full = roots.path().join("full");
     fs::create_dir(&full).unwrap();
-    let mount = format!("mount -t tmpfs -o size=64k tmpfs {0} && exec \"$@\"", full.display());
+    let mount = format!("mount -t tmpfs -o size=64k,mode=0755 tmpfs {0} && exec \"$@\"", full.display());
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c", &mount, "sh"]).arg(mvm_binary());
     command.args(["dev", "up", "--driver", "fake", "--dir", path_text(&full)]);
