@@ -21,7 +21,7 @@ pub(crate) fn written(transaction: &Transaction) -> String {
 
 /// `objects/pools` of `objects/pools/acme/web`, `audit` of `audit/1`.
 fn kind_of(key: &str) -> &str {
-    let ends = if key.starts_with(crate::objects::OBJECTS) { 2 } else { 1 };
+    let ends = if key.starts_with(crate::records::OBJECTS) { 2 } else { 1 };
     key.match_indices('/').nth(ends - 1).map_or(key, |(at, _)| &key[..at])
 }
 

@@ -24,7 +24,7 @@ pub(crate) use keys::caller_of_key;
 pub(crate) use network::confirm_removals;
 pub(crate) use once::forget_old;
 pub(crate) use read::{Filter, get, list};
-pub(crate) use record::{OBJECTS, decode_object};
+pub(crate) use record::decode_object;
 pub(crate) use statuses::{StatusOf, set_statuses};
 use turns::Turns;
 pub(crate) use watch::{Changed, Watching, revision, watch};

@@ -31,6 +31,7 @@ pub(crate) use operator::{IssuedOffline, OperatorRecord};
 pub(crate) const EPOCH_KEY: &str = "meta/epoch";
 pub(crate) const TOKENS: &str = "tokens/";
 pub(crate) const NODES: &str = "nodes/";
+pub(crate) const OBJECTS: &str = "objects/";
 pub(crate) const OPERATORS: &str = "operators/";
 pub(crate) const ASSIGNED: &str = "assigned/";
 pub(crate) const STATUS: &str = "status/";

@@ -109,5 +109,11 @@ spec: { role: admin }
     let report = String::from_utf8_lossy(&output.stdout);
     println!("{report}");
     assert!(output.status.success(), "{report}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(report.contains("Tested: 31"), "{report}");
+    let counts = |label: &str| {
+        let line = report.lines().find_map(|line| line.trim().strip_prefix(label));
+        line.unwrap_or_else(|| panic!("no {label} in\n{report}")).trim().to_owned()
+    };
+    let tested = counts("Tested:");
+    assert_eq!(counts("Selected:"), format!("{tested}/{tested}"), "{report}");
+    assert!(tested.parse::<u32>().is_ok_and(|tested| tested >= 32), "{report}");
 }

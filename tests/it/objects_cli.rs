@@ -277,7 +277,7 @@ fn an_edit_is_not_refused_because_the_status_was_written_meanwhile() {
     // The quota is in the reason why nothing is placed.
     let quota = cluster.file(
         "quota.yaml",
-        "api_version: mvm/v1\nkind: Tenant\nmetadata: { name: acme, labels: { made: here } }\nspec: { quotas: { max_running: 1 } }\n",
+        "api_version: mvm/v1\nkind: Tenant\nmetadata: { name: acme, labels: { made: here } }\nspec: { quotas: { max_running: 0 } }\n",
     );
     let script = format!(
         "version=$(grep resource_version \"$1\"); {mvm} apply -f {quota} && \

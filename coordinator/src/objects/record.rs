@@ -10,9 +10,9 @@ use mvm_proto::object::{Kind, Object};
 use mvm_store::{Entry, Store};
 use serde::{Deserialize, Serialize};
 
+use crate::records::OBJECTS;
 use crate::stored::{Backend, StateError, encode};
 
-pub(crate) const OBJECTS: &str = "objects/";
 /// The version of the records that this build writes.
 const SCHEMA: u32 = 1;
 

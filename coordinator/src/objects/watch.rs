@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::access::{Caller, Verb, allowed};
 use super::read::{Filter, list};
-use super::record::{OBJECTS, collection_prefix, decode_object};
-use crate::records::EPOCH_KEY;
+use super::record::{collection_prefix, decode_object};
+use crate::records::{EPOCH_KEY, OBJECTS};
 use crate::refuse;
 use crate::stored::{Backend, StateError};
 
