@@ -16,6 +16,8 @@ mod instances;
 mod logging;
 #[cfg(test)]
 mod metrics_page;
+#[cfg(test)]
+mod monitoring;
 mod objects;
 mod output;
 mod paths;

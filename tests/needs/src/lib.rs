@@ -23,6 +23,8 @@ pub enum Need {
     Program(&'static str),
     /// A `PATH` without this program, for tests of what happens where it is not installed.
     NoProgram(&'static str),
+    /// The checker of alert rules, of Debian's package `prometheus`; see [`promtool`].
+    Promtool,
     /// The image that tests boot, in `target/images`.
     TestImage,
     /// What microVMs are emulated with: QEMU and the test image.
@@ -64,6 +66,7 @@ impl Need {
             Self::NoProgram(name) => {
                 unless(!is_in_path(name), &format!("a PATH without {name}; take it out"))
             }
+            Self::Promtool => unless(promtool().is_file(), "the program promtool; run `scripts/setup`"),
             Self::TestImage => unless(test_image().is_some(), "an image in target/images; run `make image`"),
             Self::MicroVms => {
                 [Self::Program("qemu-system-x86_64"), Self::TestImage].iter().find_map(Self::missing)
@@ -81,6 +84,12 @@ impl Need {
 fn is_in_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}
+
+/// Where `scripts/setup` unpacks the checker of alert rules.
+#[must_use]
+pub fn promtool() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/prometheus/usr/bin/promtool")
 }
 
 /// Where `make image` builds what tests boot.
@@ -159,6 +168,7 @@ mod tests {
             Need::Tun,
             Need::Program("no-such-program"),
             Need::NoProgram("sh"),
+            Need::Promtool,
             Need::TestImage,
             Need::MicroVms,
         ];
