@@ -36,12 +36,13 @@ use mvm_proto::instance::IllegalTransition;
 use mvm_proto::text::one_line;
 use mvm_proto::{InstanceId, Phase, WorkloadState};
 use tokio::sync::{Semaphore, broadcast};
+use tokio::time::Instant;
 
 use crate::instance::PoolSpec;
 
 pub use disk::{NoRoom, Writing};
 pub(crate) use secrets::bundle_of;
-pub use timing::{Stopwatch, Wake};
+pub use timing::{StepEnd, StepOutcome, Stopwatch, Wake};
 
 use crate::audit::AuditLog;
 use crate::clock::Clock;
@@ -172,6 +173,8 @@ pub struct Executor {
     pub events: Events,
     /// Where every wake that ended well is told.
     pub wakes: broadcast::Sender<Wake>,
+    /// Where every step that ended is told, one way or the other.
+    pub ends: broadcast::Sender<StepEnd>,
     pub audit: AuditLog,
     pub secrets: Arc<Secrets>,
     pub writing: Writing,
@@ -206,8 +209,16 @@ impl Executor {
         if before.as_ref().is_some_and(Record::is_leaving) && order.action != Action::Destroy {
             return Err(StepError::Leaving(lease.id().clone()));
         }
+        let begun = Instant::now();
         let work = Box::pin(self.carry_out(lease, order, patience, watch));
         let result = self.within(lease.id(), order.action, patience, work).await;
+        let end = StepEnd {
+            action: order.action,
+            outcome: StepOutcome::of(order.action, &result),
+            took: begun.elapsed(),
+        };
+        // No receiver is no error.
+        let _ = self.ends.send(end);
         let default = if order.on_demand { BY_REQUEST } else { BY_RECONCILE };
         let actor = order.asked_by.as_deref().unwrap_or(default);
         self.write_down_step(before.as_ref(), actor, order.action, &order.reason, &result);
@@ -249,10 +260,10 @@ impl Executor {
         result: &Result<Phase, StepError>,
     ) {
         let Some(record) = record else { return };
-        let outcome = match result {
-            Ok(phase) if was_cancelled(action, *phase) => Ok("called off"),
-            Ok(_) => Ok("done"),
-            Err(error) => Err(chain(error)),
+        let outcome = match (StepOutcome::of(action, result), result) {
+            (_, Err(error)) => Err(chain(error)),
+            (StepOutcome::CalledOff, _) => Ok("called off"),
+            _ => Ok("done"),
         };
         self.write_down(record, actor, action.as_str(), reason.to_owned(), outcome);
     }

@@ -21,13 +21,19 @@ use prometheus_client::registry::Registry;
 use network::NetworkCounters;
 pub use state::NodeState;
 
-use crate::execute::Wake;
+use crate::execute::{StepEnd, StepOutcome, Wake};
 
 /// The media type of the text that [`Metrics::render`] gives.
 pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// From a pass that finds nothing to do to one that boots a full pool, in seconds.
 const RECONCILE_BUCKETS: [f64; 9] = [0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0, 120.0];
+
+/// From a resume to a boot with a large image on a loaded machine without KVM, and what waits for a guest that hangs.
+const STEP_BUCKETS: [f64; 10] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0];
+
+/// From a command that says one word to one that works for an hour.
+const EXEC_BUCKETS: [f64; 10] = [0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0];
 
 /// From a resume to a boot on a loaded machine without KVM, in seconds.
 const WAKE_BUCKETS: [f64; 14] =
@@ -36,6 +42,12 @@ const WAKE_BUCKETS: [f64; 14] =
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabel {
     kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StepLabels {
+    action: &'static str,
+    outcome: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -78,6 +90,29 @@ impl DocumentResult {
     }
 }
 
+/// What became of a command in a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExecResult {
+    /// It ended by itself, with whatever code.
+    Exited,
+    TimedOut,
+    /// The caller left or asked for it.
+    Cancelled,
+    /// The guest refused it, or went away.
+    Failed,
+}
+
+impl ExecResult {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Exited => "exited",
+            Self::TimedOut => "timed_out",
+            Self::Cancelled => "cancelled",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 /// The agent's own counters. Cheap to share behind an `Arc`; every method takes `&self`.
 #[derive(Debug)]
 pub struct Metrics {
@@ -87,6 +122,8 @@ pub struct Metrics {
     instances: Family<PhaseLabel, Gauge>,
     reconcile: Histogram,
     wakes: Family<KindLabel, Histogram, fn() -> Histogram>,
+    steps: Family<StepLabels, Histogram, fn() -> Histogram>,
+    execs: Family<ResultLabel, Histogram, fn() -> Histogram>,
     session_connected: Gauge,
     resident_memory: Gauge,
     session_dials: Family<ResultLabel, Counter>,
@@ -102,6 +139,8 @@ impl Metrics {
         let instances = Family::default();
         let reconcile = Histogram::new(RECONCILE_BUCKETS);
         let wakes = Family::new_with_constructor((|| Histogram::new(WAKE_BUCKETS)) as fn() -> Histogram);
+        let steps = Family::new_with_constructor((|| Histogram::new(STEP_BUCKETS)) as fn() -> Histogram);
+        let execs = Family::new_with_constructor((|| Histogram::new(EXEC_BUCKETS)) as fn() -> Histogram);
         let session_connected = Gauge::default();
         let resident_memory = Gauge::default();
         let session_dials = Family::default();
@@ -121,6 +160,10 @@ impl Metrics {
         registry.register("mvm_agent_reconcile_duration_seconds", help, reconcile.clone());
         let help = "How long instances took from the request to running, by how they came to run";
         registry.register("mvm_agent_wake_duration_seconds", help, wakes.clone());
+        let help = "How long steps on instances took, planned or by request: create and start boot a guest";
+        registry.register("mvm_agent_step_duration_seconds", help, steps.clone());
+        let help = "How long commands in guests took from the request to their end";
+        registry.register("mvm_agent_exec_duration_seconds", help, execs.clone());
         let help = "1 while a session to the coordinator is up";
         registry.register("mvm_agent_session_connected", help, session_connected.clone());
         let help = "Attempts to reach the coordinator, by outcome";
@@ -141,6 +184,8 @@ impl Metrics {
             instances,
             reconcile,
             wakes,
+            steps,
+            execs,
             session_connected,
             resident_memory,
             session_dials,
@@ -164,6 +209,15 @@ impl Metrics {
     pub fn woken(&self, wake: &Wake) {
         let kind = KindLabel { kind: wake.kind.as_str() };
         self.wakes.get_or_create(&kind).observe(wake.total.as_secs_f64());
+    }
+
+    pub fn step(&self, end: &StepEnd) {
+        let labels = StepLabels { action: end.action.as_str(), outcome: end.outcome.as_str() };
+        self.steps.get_or_create(&labels).observe(end.took.as_secs_f64());
+    }
+
+    pub fn executed(&self, result: ExecResult, took: Duration) {
+        self.execs.get_or_create(&ResultLabel { result: result.label() }).observe(took.as_secs_f64());
     }
 
     pub fn session(&self, connected: bool) {
@@ -225,6 +279,9 @@ pub fn example() -> String {
     metrics.dialled(false);
     metrics.reconciled(Duration::from_millis(3));
     metrics.woken(&Wake { kind: WakeKind::Woken, total: Duration::from_millis(60) });
+    let (action, outcome) = (mvm_planner::Action::Start, StepOutcome::Failed);
+    metrics.step(&StepEnd { action, outcome, took: Duration::from_secs(2) });
+    metrics.executed(ExecResult::TimedOut, Duration::from_millis(20));
     let traffic = |instance: Option<&str>| Traffic {
         tenant: "acme".parse().expect("a tenant's id"),
         instance: instance.map(|id| id.parse().expect("an instance's id")),
@@ -266,6 +323,8 @@ mod tests {
             "mvm_agent_reconcile_duration_seconds_count 1",
             "mvm_agent_wake_duration_seconds_bucket{le=\"0.1\",kind=\"woken\"} 1",
             "mvm_agent_wake_duration_seconds_bucket{le=\"0.05\",kind=\"woken\"} 0",
+            "mvm_agent_step_duration_seconds_count{action=\"start\",outcome=\"failed\"} 1",
+            "mvm_agent_exec_duration_seconds_bucket{le=\"0.025\",result=\"timed_out\"} 1",
             "mvm_tenant_network_bytes_total{tenant=\"acme\",direction=\"sent\"} 7",
             "mvm_instance_network_bytes_total{tenant=\"acme\",instance=\"i-0000002a\",direction=\"received\"} 9",
             "mvm_firewall_dropped_packets_total{reason=\"to-host\"} 5",

@@ -11,6 +11,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 pub(crate) use fleet::FleetState;
 use http::{StatusCode, header};
+use mvm_planner::fleet::UnplacedCause;
 use parking_lot::Mutex;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
@@ -72,6 +73,18 @@ impl WriteOf {
     }
 }
 
+/// What keeps instances from their place.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct FailedFor {
+    reason: &'static str,
+}
+
+impl From<UnplacedCause> for FailedFor {
+    fn from(cause: UnplacedCause) -> Self {
+        Self { reason: cause.as_str() }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Metrics {
     pub(crate) sessions: Gauge,
@@ -87,6 +100,8 @@ pub(crate) struct Metrics {
     pub(crate) store_writes: Family<WriteOf, Counter>,
     pub(crate) placement_wakes: Counter,
     pub(crate) schedule_duration: Histogram,
+    pub(crate) scheduling_failures: Family<FailedFor, Counter>,
+    pub(crate) placement_errors: Counter,
     epoch: Gauge<i64, AtomicI64>,
     ready: AtomicBool,
     registry: Mutex<Registry>,
@@ -108,6 +123,8 @@ impl Metrics {
             store_writes: Family::default(),
             placement_wakes: Counter::default(),
             schedule_duration: Histogram::new(SCHEDULE_BUCKETS),
+            scheduling_failures: Family::default(),
+            placement_errors: Counter::default(),
             epoch: Gauge::default(),
             ready: AtomicBool::new(false),
             registry: Mutex::new(Registry::with_prefix("mvm_coordinator")),
@@ -153,6 +170,16 @@ impl Metrics {
             "How long placement took to decide where instances go, where something was to be decided",
             Unit::Seconds,
             self.schedule_duration.clone(),
+        );
+        r.register(
+            "scheduling_failures",
+            "How often it was found that something of a pool has no place, by what is in the way; tries that find the same are not counted",
+            self.scheduling_failures.clone(),
+        );
+        r.register(
+            "placement_errors",
+            "How often a decided placement could not be stored or made into documents",
+            self.placement_errors.clone(),
         );
         r.register("epoch", "The fencing number of this process", self.epoch.clone());
     }
@@ -215,6 +242,7 @@ pub(crate) fn example() -> String {
     metrics.renewals.get_or_create(&Outcome::from(true)).inc();
     metrics.push_to_accepted.observe(0.004);
     metrics.store_writes.get_or_create(&WriteOf::key("status/n1")).inc();
+    metrics.scheduling_failures.get_or_create(&UnplacedCause::Quota.into()).inc();
     let at = mvm_proto::Timestamp::from_unix_ms(99_000);
     let fleet = FleetState::new(vec![("root_ca", at)], vec![("alice".to_owned(), at)]);
     // Writing to a string can't fail.
@@ -232,6 +260,7 @@ mod tests {
             "mvm_coordinator_sessions 3",
             "mvm_coordinator_documents_pushed_total 0",
             "mvm_coordinator_push_to_accepted_seconds_count 1",
+            "mvm_coordinator_scheduling_failures_total{reason=\"quota\"} 1",
             "mvm_coordinator_enrolments_total{outcome=\"ok\"} 1",
             "mvm_coordinator_expiry_timestamp_seconds{of=\"root_ca\"} 99",
         ] {

@@ -343,7 +343,10 @@ fn fleet_of(state: &Arc<State>, live: &LiveCredential) -> FleetOf {
         let own = expiries(Some(&credential), Some(&anchors), Some(&trust));
         let mut fleet = FleetState::new(own, state.operators.expiries());
         state.fleet.for_each_connected(|node| fleet.add(node.info.as_ref(), node.status()));
-        fleet.add_demand(&crate::placement::demand_of(&state.world.lock()));
+        let world = state.world.lock();
+        fleet.add_demand(&crate::placement::demand_of(&world));
+        fleet.add_addresses(world.addresses());
+        drop(world);
         fleet
     })
 }

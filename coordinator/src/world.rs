@@ -13,6 +13,7 @@ mod sizes;
 mod status;
 #[cfg(test)]
 mod tests;
+mod unplaced;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -37,7 +37,7 @@ use crate::observation::Capacity;
 
 pub use demand::{Demand, EmptyNode};
 pub use explain::{Explanation, NodeVerdict, Verdict};
-pub use filter::Obstacle;
+pub use filter::{Obstacle, UnplacedCause};
 pub use placer::Placer;
 pub use score::Score;
 
@@ -156,6 +156,7 @@ fn is_lost(
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unplaced {
     pub counts: DesiredCounts,
+    pub cause: UnplacedCause,
     pub reason: String,
 }
 

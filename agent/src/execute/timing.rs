@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use mvm_proto::WakeKind;
+use mvm_planner::Action;
 use mvm_proto::status::WakeTiming;
+use mvm_proto::{Phase, WakeKind};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+
+use super::{StepError, was_cancelled};
 
 /// The parts of a wake. One that comes twice counts for both times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +37,42 @@ const STAGES: usize = Stage::Recorded as usize + 1;
 pub struct Wake {
     pub kind: WakeKind,
     pub total: Duration,
+}
+
+/// What became of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepOutcome {
+    Done,
+    /// It was to put an instance to rest that was wanted again meanwhile.
+    CalledOff,
+    Failed,
+}
+
+impl StepOutcome {
+    pub(crate) fn of(action: Action, result: &Result<Phase, StepError>) -> Self {
+        match result {
+            Ok(phase) if was_cancelled(action, *phase) => Self::CalledOff,
+            Ok(_) => Self::Done,
+            Err(_) => Self::Failed,
+        }
+    }
+
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::CalledOff => "called_off",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// A step that ended, by plan or by request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepEnd {
+    pub action: Action,
+    pub outcome: StepOutcome,
+    pub took: Duration,
 }
 
 #[derive(Debug)]

@@ -41,7 +41,7 @@ pub const DEFAULT_INTERVAL: Duration = Duration::from_secs(30);
 /// Enough to hide one slow boot behind others without starving the host's processors.
 pub const DEFAULT_PARALLEL_STEPS: usize = 4;
 
-/// A receiver of wakes that is this many behind loses the oldest ones.
+/// A receiver of wakes, or of ended steps, that is this many behind loses the oldest ones.
 const WAKES_KEPT: usize = 256;
 
 /// What a node is told at start.
@@ -185,6 +185,7 @@ impl Node {
             boot_deadline: settings.boot_deadline,
             events,
             wakes: broadcast::Sender::new(WAKES_KEPT),
+            ends: broadcast::Sender::new(WAKES_KEPT),
             audit: AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone()),
             secrets: Arc::new(Secrets::new(&settings.secrets_dir)),
             writing: Writing::default(),

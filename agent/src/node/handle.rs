@@ -14,7 +14,7 @@ use mvm_vmm::Driver;
 use tokio::sync::{Notify, broadcast, watch};
 
 use crate::events::Events;
-use crate::execute::Wake;
+use crate::execute::{StepEnd, Wake};
 use crate::guest::GuestLinks;
 use crate::instance::record::Record;
 use crate::instance::records::Records;
@@ -85,6 +85,12 @@ impl NodeHandle {
     #[must_use]
     pub fn wakes(&self) -> broadcast::Receiver<Wake> {
         self.shared.actor.executor.wakes.subscribe()
+    }
+
+    /// Every step that ended, one way or the other.
+    #[must_use]
+    pub fn step_ends(&self) -> broadcast::Receiver<StepEnd> {
+        self.shared.actor.executor.ends.subscribe()
     }
 
     /// What the last look at the tenants' networks found.

@@ -93,7 +93,7 @@ where
     }
 }
 
-/// Notes each pass of the reconcile loop, for liveness and for the metrics, and each wake.
+/// Notes each pass of the reconcile loop, for liveness and for the metrics, each wake and each step.
 pub(super) async fn passes_task(
     node: NodeHandle,
     metrics: Arc<Metrics>,
@@ -102,12 +102,19 @@ pub(super) async fn passes_task(
 ) {
     let mut passes = node.passes();
     let mut wakes = node.wakes();
+    let mut ends = node.step_ends();
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             wake = wakes.recv() => {
                 if let Ok(wake) = wake {
                     metrics.woken(&wake);
+                }
+                continue;
+            }
+            end = ends.recv() => {
+                if let Ok(end) = end {
+                    metrics.step(&end);
                 }
                 continue;
             }

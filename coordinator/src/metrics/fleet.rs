@@ -2,6 +2,7 @@
 //! series of its own, and a node's own `/metrics` has the rest.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 
 use mvm_proto::Timestamp;
 use mvm_proto::object::{FleetDemand, PoolCounts};
@@ -31,6 +32,8 @@ pub(crate) struct FleetState {
     unplaced: Sums,
     unplaced_room: Resources,
     empty_nodes: u64,
+    /// Of each tenant with a subnet: addresses of instances that are placed, and those that its subnet has.
+    addresses: Vec<(u64, u64)>,
     expiries: Vec<(&'static str, Timestamp)>,
     /// When the last certificate of each operator ends, by name.
     operators: Vec<(String, Timestamp)>,
@@ -114,6 +117,20 @@ impl FleetState {
         self.empty_nodes = u64::try_from(demand.empty_nodes.len()).unwrap_or(u64::MAX);
     }
 
+    /// How many addresses tenants' instances have, of how many.
+    pub(crate) fn add_addresses(&mut self, addresses: Vec<(u64, u64)>) {
+        self.addresses = addresses;
+    }
+
+    /// Of all subnets together, and of the one with the least left.
+    #[allow(clippy::cast_precision_loss, reason = "a fleet has far fewer than 2^53 addresses")]
+    fn utilization(&self) -> [(&'static str, f64); 2] {
+        let ratio = |used: u64, of: u64| if of == 0 { 0.0 } else { used as f64 / of as f64 };
+        let (used, of) = self.addresses.iter().fold((0, 0), |(used, of), next| (used + next.0, of + next.1));
+        let fullest = self.addresses.iter().map(|(used, of)| ratio(*used, *of)).fold(0.0, f64::max);
+        [("all", ratio(used, of)), ("fullest", fullest)]
+    }
+
     pub(super) fn registry(&self) -> Registry {
         let mut registry = Registry::with_prefix("mvm_coordinator");
         let failing = Family::<TypeLabel, Gauge>::default();
@@ -180,6 +197,13 @@ impl FleetState {
             one.set(gauge(value));
             registry.register(name, help, one);
         }
+        let utilization = Family::<OfLabel, Gauge<f64, AtomicU64>>::default();
+        for (of, ratio) in self.utilization() {
+            utilization.get_or_create(&OfLabel { of }).set(ratio);
+        }
+        let help = "Addresses of instances that are placed, of those that tenants' subnets have: of all subnets, and of the \
+                    fullest one";
+        registry.register("address_utilization_ratio", help, utilization);
         let expiries = Family::<OfLabel, Gauge>::default();
         for (of, at) in &self.expiries {
             expiries.get_or_create(&OfLabel { of }).set(at.unix_secs());
@@ -249,6 +273,7 @@ mod tests {
             counts: PoolCounts { running, warm, sleeping: 0 },
         };
         fleet.add_demand(&FleetDemand { unplaced: vec![shape(3, 1), shape(1, 0)], empty_nodes: Vec::new() });
+        fleet.add_addresses(vec![(10, 100), (80, 100)]);
         let mut text = String::new();
         encode(&mut text, &fleet.registry()).unwrap();
         for line in [
@@ -259,6 +284,8 @@ mod tests {
             "mvm_coordinator_unplaced_instances{state=\"running\"} 4",
             "mvm_coordinator_unplaced_vcpus 8",
             "mvm_coordinator_unplaced_memory_bytes 2684354560",
+            "mvm_coordinator_address_utilization_ratio{of=\"all\"} 0.45",
+            "mvm_coordinator_address_utilization_ratio{of=\"fullest\"} 0.8",
             "mvm_coordinator_expiry_timestamp_seconds{of=\"root_ca\"} 5",
             "mvm_coordinator_operator_expiry_timestamp_seconds{operator=\"operator-255\"} 0",
         ] {

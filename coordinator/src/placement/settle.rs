@@ -30,6 +30,10 @@ pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
         if !differences.is_empty() {
             state.metrics.schedule_duration.observe(begun.elapsed().as_secs_f64());
         }
+        let news = world.take_unplaced_news();
+        for cause in news.into_iter().filter_map(|(_, unplaced)| Some(unplaced?.cause)) {
+            state.metrics.scheduling_failures.get_or_create(&cause.into()).inc();
+        }
         let nodes = std::mem::take(&mut world.unsaved);
         let unsaved = nodes.into_iter().filter_map(|node| {
             let offers = world.offered.get(&node).map(encode)?;

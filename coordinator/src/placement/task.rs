@@ -111,6 +111,7 @@ pub(crate) async fn placement_task(state: Arc<State>, mut changes: Watch) {
             Ok(_) => {}
             Err(problem) => {
                 tracing::warn!(%problem, "could not carry out a placement");
+                state.metrics.placement_errors.inc();
                 // Some of it may be stored: what the store has is where the next one goes on from.
                 if let Some(next) = reload(&state).await {
                     changes = next;

@@ -9,7 +9,7 @@ use mvm_planner::fleet::{Beyond, PoolKey};
 use mvm_proto::document::{DesiredCounts, Network, Quotas, Tenant};
 use mvm_proto::{NodeId, TenantId, Timestamp};
 
-use super::World;
+use super::{TenantEntry, World};
 use super::offered::{NodeOffers, TenantOffers};
 use crate::records::Numbers;
 use crate::render::RenderedTenant;
@@ -63,6 +63,23 @@ impl World {
     /// What any node lacks of a tenant's quotas and addresses.
     pub(crate) fn tenant_lacking(&self, tenant: &TenantId) -> Vec<Lacking> {
         self.divisions.get(tenant).map(|division| division.lacking(|_| true)).unwrap_or_default()
+    }
+
+    /// Of each tenant with a subnet: how many instances are placed, and how many addresses it has for them.
+    pub(crate) fn addresses(&self) -> Vec<(u64, u64)> {
+        let count = |counts: &DesiredCounts| {
+            u64::from(counts.running) + u64::from(counts.warm) + u64::from(counts.sleeping)
+        };
+        let of_tenant = |(id, entry): (&TenantId, &TenantEntry)| {
+            let subnet = entry.rendered.as_ref()?.network.ipv4_subnet;
+            let pools = self.pools_of.get(id).into_iter().flatten();
+            let placed = pools.filter_map(|pool| {
+                self.stored.get(&PoolKey { tenant: id.clone(), pool: pool.clone() })
+            });
+            let used = placed.flat_map(BTreeMap::values).map(count).sum();
+            Some((used, u64::from(subnet.instance_capacity())))
+        };
+        self.tenants.iter().filter_map(of_tenant).collect()
     }
 
     /// Divides what is to be divided anew. The nodes whose documents are to say something else are touched.

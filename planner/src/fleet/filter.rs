@@ -51,6 +51,74 @@ impl fmt::Display for Obstacle {
     }
 }
 
+/// What keeps an instance from its place, as one of a few: of all nodes the one that came closest says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum UnplacedCause {
+    /// Of its tenant.
+    Quota,
+    /// It has to be beside others that are placed already.
+    Group,
+    /// There is no node, or none that could be asked.
+    NoNode,
+    Away,
+    Cordoned,
+    Labels,
+    Taint,
+    Room,
+    MaxPerNode,
+    AntiAffinity,
+    Spread,
+}
+
+impl UnplacedCause {
+    pub const ALL: [Self; 11] = [
+        Self::Quota,
+        Self::Group,
+        Self::NoNode,
+        Self::Away,
+        Self::Cordoned,
+        Self::Labels,
+        Self::Taint,
+        Self::Room,
+        Self::MaxPerNode,
+        Self::AntiAffinity,
+        Self::Spread,
+    ];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Quota => "quota",
+            Self::Group => "group",
+            Self::NoNode => "no_node",
+            Self::Away => "away",
+            Self::Cordoned => "cordoned",
+            Self::Labels => "labels",
+            Self::Taint => "taint",
+            Self::Room => "room",
+            Self::MaxPerNode => "max_per_node",
+            Self::AntiAffinity => "anti_affinity",
+            Self::Spread => "spread",
+        }
+    }
+}
+
+impl From<&Obstacle> for UnplacedCause {
+    fn from(obstacle: &Obstacle) -> Self {
+        match obstacle {
+            Obstacle::Away => Self::Away,
+            Obstacle::Cordoned => Self::Cordoned,
+            Obstacle::Label { .. } => Self::Labels,
+            Obstacle::Taint(_) => Self::Taint,
+            Obstacle::Shortage(_) => Self::Room,
+            Obstacle::MaxPerNode(_) => Self::MaxPerNode,
+            Obstacle::AntiAffinity(_) => Self::AntiAffinity,
+            Obstacle::Skew { .. } | Obstacle::NoDomain { .. } => Self::Spread,
+        }
+    }
+}
+
 impl From<Shortage> for Obstacle {
     fn from(shortage: Shortage) -> Self {
         Self::Shortage(shortage.to_string())

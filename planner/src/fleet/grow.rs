@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use mvm_proto::{NodeId, Phase};
 
-use super::filter::Obstacle;
+use super::filter::{Obstacle, UnplacedCause};
 use super::placer::{Placer, Settling};
 use super::queue::Queue;
 use super::spread::Domains;
@@ -50,11 +50,11 @@ impl Placer {
     }
 
     /// What keeps a pool from having one more in this phase.
-    pub(super) fn obstacle(&self, key: &PoolKey, phase: Phase) -> Option<String> {
+    pub(super) fn obstacle(&self, key: &PoolKey, phase: Phase) -> Option<(UnplacedCause, String)> {
         let pool = self.state.pool(key)?;
         let need = pool.need(phase);
         if let Err(reason) = self.state.quota_allows(key, &Usage::default(), 0, &need) {
-            return Some(reason);
+            return Some((UnplacedCause::Quota, reason));
         }
         let mut search = Search::new(&self.state, key, &pool.spec, need, None);
         if search.next(&self.state).is_some() {
@@ -62,10 +62,15 @@ impl Placer {
         }
         let Usage { vcpus, mem_mib, disk_mib, .. } = need;
         let shape = format!("{vcpus} vcpus, {mem_mib} MiB of memory and {disk_mib} MiB of disk");
+        let cause =
+            search.obstacle.as_ref().map_or(UnplacedCause::NoNode, |(_, obstacle)| obstacle.into());
         let best = search.obstacle.map_or_else(String::new, |(id, obstacle)| format!("; {id}: {obstacle}"));
         Some(match search.group.and_then(|group| group.home) {
-            Some(home) => format!("the pools of its group are on {home}, which does not take it{best}"),
-            None => format!("no node takes an instance that needs {shape}{best}"),
+            Some(home) => (
+                UnplacedCause::Group,
+                format!("the pools of its group are on {home}, which does not take it{best}"),
+            ),
+            None => (cause, format!("no node takes an instance that needs {shape}{best}")),
         })
     }
 }

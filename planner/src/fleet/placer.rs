@@ -11,7 +11,8 @@ use mvm_proto::{NodeId, Phase, TenantId, Timestamp};
 use super::filter::drives_out;
 use super::state::{NodeState, PHASES, PoolState, State, count, count_mut};
 use super::{
-    AwayGrace, Fleet, FleetNode, FleetPlan, FleetPool, FleetTenant, Placed, PoolKey, Unplaced, is_lost,
+    AwayGrace, Fleet, FleetNode, FleetPlan, FleetPool, FleetTenant, Placed, PoolKey, Unplaced, UnplacedCause,
+    is_lost,
 };
 
 /// Holds a fleet and the placement of its pools.
@@ -26,6 +27,8 @@ pub struct Placer {
     touched: BTreeSet<NodeId>,
     /// Pools that may have too many or too few; those that lack something stay here.
     open: BTreeSet<PoolKey>,
+    /// Pools of which more, less or something else has no place than was told.
+    news: BTreeSet<PoolKey>,
 }
 
 /// What one settling remembers.
@@ -216,6 +219,12 @@ impl Placer {
         self.state.pool(key).and_then(|pool| pool.unplaced.as_ref())
     }
 
+    /// The pools of which more, less or something else has no place than when this was asked last; a reason that is
+    /// only worded differently is no news.
+    pub fn take_unplaced_news(&mut self) -> BTreeSet<PoolKey> {
+        std::mem::take(&mut self.news)
+    }
+
     /// Places what is not placed, and says which pools' placements changed.
     pub fn settle(&mut self, now: Timestamp) -> BTreeSet<PoolKey> {
         let mut settling = Settling::default();
@@ -341,7 +350,9 @@ impl Placer {
                 .into_iter()
                 .zip(work.lacks)
                 .for_each(|(phase, lacks)| *count_mut(&mut counts, phase) = lacks);
-            Unplaced { counts, reason: self.obstacle(key, phase).unwrap_or_default() }
+            let (cause, reason) =
+                self.obstacle(key, phase).unwrap_or((UnplacedCause::NoNode, String::new()));
+            Unplaced { counts, cause, reason }
         });
         if unplaced.is_none() {
             self.open.remove(key);
@@ -349,6 +360,10 @@ impl Placer {
         if (unplaced.is_some() || work.was_unplaced)
             && let Some(pool) = self.state.pools.get_mut(key)
         {
+            let told = |unplaced: &Option<Unplaced>| unplaced.as_ref().map(|told| (told.counts, told.cause));
+            if told(&pool.unplaced) != told(&unplaced) {
+                self.news.insert(key.clone());
+            }
             pool.unplaced = unplaced;
         }
     }

@@ -10,7 +10,8 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::Extension;
 use axum::body::Body;
@@ -35,6 +36,7 @@ use super::problem::{self, Refused};
 use super::watch::NDJSON;
 use crate::guest::{ExecEvent, ExecHandle, ExecRequest, LinkError};
 use crate::intake::authz::Caller;
+use crate::metrics::{ExecResult, Metrics};
 use crate::node::handle::NodeHandle;
 
 /// Input travels with the request; what is larger belongs into a file.
@@ -84,7 +86,7 @@ pub(super) async fn exec(
     let guests = api.shared.node.guests();
     let mut audited = Audited::begin(&api, &path.instance, caller.describe(), &request.command);
     let mut broken = |error: &LinkError| {
-        audited.end(Err(chain(error)));
+        audited.end(ExecResult::Failed, Err(chain(error)));
         Refused(guest_problem(&path.instance, error))
     };
     let handle = guests.exec(&path.instance, request).await.map_err(|error| broken(&error))?;
@@ -92,13 +94,13 @@ pub(super) async fn exec(
     let running = Running {
         instance: path.instance,
         audited,
-        handle: std::sync::Arc::new(handle),
+        handle: Arc::new(handle),
         first: Some(first),
         over: false,
         shutdown: api.shared.shutdown.clone(),
     };
     if let Some(input) = input {
-        let handle = std::sync::Arc::downgrade(&running.handle);
+        let handle = Arc::downgrade(&running.handle);
         tokio::spawn(async move {
             // A command that does not read its input, or ended, is no error.
             if let Some(handle) = handle.upgrade()
@@ -138,6 +140,8 @@ struct Audited {
     instance: InstanceId,
     actor: String,
     reason: String,
+    metrics: Arc<Metrics>,
+    begun: Instant,
     over: bool,
 }
 
@@ -149,11 +153,13 @@ impl Audited {
         let reason = format!("{program:?} with {arguments} argument(s), asked by {actor}");
         let (node, instance) = (api.shared.node.clone(), instance.clone());
         node.audit(&instance, &actor, ACTION, reason.clone(), Ok("begun"));
-        Self { node, instance, actor, reason, over: false }
+        let metrics = Arc::clone(&api.shared.metrics);
+        Self { node, instance, actor, reason, metrics, begun: Instant::now(), over: false }
     }
 
-    fn end(&mut self, outcome: Result<&str, String>) {
+    fn end(&mut self, result: ExecResult, outcome: Result<&str, String>) {
         if !std::mem::replace(&mut self.over, true) {
+            self.metrics.executed(result, self.begun.elapsed());
             self.node.audit(&self.instance, &self.actor, ACTION, self.reason.clone(), outcome);
         }
     }
@@ -161,15 +167,15 @@ impl Audited {
     fn hear(&mut self, event: &Result<ExecEvent, LinkError>) {
         match event {
             Ok(ExecEvent::Exit { code, signal, timed_out, cancelled }) => {
-                let outcome = match (timed_out, cancelled, signal) {
-                    (true, _, _) => "ended: it took too long".to_owned(),
-                    (_, true, _) => "ended: it was cancelled".to_owned(),
-                    (_, _, 0) => format!("exited with {code}"),
-                    (_, _, signal) => format!("ended by signal {signal}"),
+                let (result, outcome) = match (timed_out, cancelled, signal) {
+                    (true, _, _) => (ExecResult::TimedOut, "ended: it took too long".to_owned()),
+                    (_, true, _) => (ExecResult::Cancelled, "ended: it was cancelled".to_owned()),
+                    (_, _, 0) => (ExecResult::Exited, format!("exited with {code}")),
+                    (_, _, signal) => (ExecResult::Exited, format!("ended by signal {signal}")),
                 };
-                self.end(Ok(&outcome));
+                self.end(result, Ok(&outcome));
             }
-            Err(error) => self.end(Err(chain(error))),
+            Err(error) => self.end(ExecResult::Failed, Err(chain(error))),
             Ok(_) => {}
         }
     }
@@ -178,14 +184,15 @@ impl Audited {
 impl Drop for Audited {
     /// Also when the answer is given up in the middle.
     fn drop(&mut self) {
-        self.end(Err("the caller left before its end, and it was cancelled".to_owned()));
+        let left = "the caller left before its end, and it was cancelled".to_owned();
+        self.end(ExecResult::Cancelled, Err(left));
     }
 }
 
 struct Running {
     instance: InstanceId,
     audited: Audited,
-    handle: std::sync::Arc<ExecHandle>,
+    handle: Arc<ExecHandle>,
     first: Option<ExecEvent>,
     over: bool,
     shutdown: CancellationToken,
