@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use crate::monitoring::{self, Alert, Annotations};
+use crate::monitoring::{self, Alert};
 
 const HEAD: &str = "\
 # Metrics
@@ -79,9 +79,9 @@ fn page() -> String {
     }
     page += ALERTS_HEAD;
     for Alert { alert, labels, annotations, .. } in monitoring::alerts() {
-        let Annotations { summary, .. } = annotations;
-        let _ =
-            writeln!(page, "| [`{alert}`](runbooks/{alert}.md) | {} | {summary} |", labels["severity"]);
+        // A bar would end the cell.
+        let summary = annotations.summary.replace('|', "\\|");
+        let _ = writeln!(page, "| [`{alert}`](runbooks/{alert}.md) | {} | {summary} |", labels["severity"]);
     }
     page
 }

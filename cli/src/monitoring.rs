@@ -190,7 +190,10 @@ fn every_panel_asks_for_metrics_labels_and_conditions_that_there_are() {
 
 #[test]
 fn a_query_for_what_is_not_told_is_found() {
-    assert_eq!(faults("a", "rate(mvm_nothing_total[5m])"), ["a asks for mvm_nothing_total, which is not told"]);
+    assert_eq!(
+        faults("a", "rate(mvm_nothing_total[5m])"),
+        ["a asks for mvm_nothing_total, which is not told"]
+    );
     let wrong_label = "mvm_agent_condition{job=\"x\",kind=\"Ready\"} == 0";
     assert_eq!(faults("a", wrong_label), ["a: mvm_agent_condition has no label kind"]);
     let wrong_kind = "mvm_agent_condition{type=~\"Ready|Reddy\"}";
@@ -285,7 +288,10 @@ fn every_command_of_a_runbook_exists() {
         for words in commands(&page) {
             seen += 1;
             let unknown = |kind| {
-                matches!(kind, ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument | ErrorKind::InvalidValue)
+                matches!(
+                    kind,
+                    ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument | ErrorKind::InvalidValue
+                )
             };
             // What a sentence leaves out, such as the file that a command reads, is no mistake.
             if let Err(error) = Cli::command().try_get_matches_from(&words)

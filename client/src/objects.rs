@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use mvm_proto::object::{FleetChange, FleetDemand, Kind, Object, Outcome, PoolExplanation};
+use mvm_proto::object::{FleetChange, FleetDemand, Kind, Object, ObjectEvent, Outcome, PoolExplanation};
 use mvm_proto::wire::MAX_MESSAGE_BYTES;
 use mvm_proto::wire::objects::v1::objects_client::ObjectsClient;
 use mvm_proto::wire::objects::v1::{
-    ApplyRequest, DeleteRequest, DemandRequest, ExplainRequest, GetRequest, ListRequest, ObjectJson,
-    ObjectRef, PlanRequest,
+    ApplyRequest, DeleteRequest, DemandRequest, ExplainRequest, GetRequest, ListEventsRequest, ListRequest,
+    ObjectJson, ObjectRef, PlanRequest,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -248,6 +248,13 @@ impl Objects {
     /// What has no place for want of nodes, and which nodes have nothing.
     pub async fn demand(&mut self) -> Result<FleetDemand, CallError> {
         read(&self.client.demand(DemandRequest {}).await?.into_inner().json, "the demand")
+    }
+
+    /// What happened to one object lately, or to all that the caller may see; the newest last.
+    pub async fn events(&mut self, of: Option<&Name>) -> Result<Vec<ObjectEvent>, CallError> {
+        let request = ListEventsRequest { r#ref: of.map(Name::wire), tenant: String::new() };
+        let found = self.client.list_events(request).await?.into_inner().json;
+        found.iter().map(|json| read(json, "an event")).collect()
     }
 
     /// Waits until the condition holds of the object, which is none while there is no such object; gives it as it was

@@ -10,6 +10,7 @@ pub(crate) mod identify;
 mod instance_list;
 mod instances;
 mod nodes;
+pub(crate) mod object_events;
 mod objects;
 mod push;
 mod trust;

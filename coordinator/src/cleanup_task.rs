@@ -1,4 +1,4 @@
-//! Writes the nodes' last statuses to the store, and deletes expired join tokens.
+//! Writes the nodes' last statuses to the store, and deletes expired join tokens and what else is too old.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +37,7 @@ pub(crate) async fn cleanup_task(state: Arc<State>) {
             _ = old_tokens.tick() => {
                 log(tokens::remove_old(&state.store, now()).await.map(drop), "could not remove expired join tokens");
                 log(objects::forget_old(&state.store, now()).await, "could not remove old idempotency keys");
+                log(state.events.forget_old(&state.store, now()).await, "could not forget old events");
                 log(objects::trim_audit(&state.store).await, "could not trim the audit log");
             }
         }

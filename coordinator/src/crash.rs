@@ -12,11 +12,12 @@ use mvm_store::Transaction;
 
 pub use on::CrashPoints;
 
-/// What a transaction writes: the kinds of its keys.
+/// What a transaction writes: the kinds of its keys. Events are written with what they tell of, and name no step.
 pub(crate) fn written(transaction: &Transaction) -> String {
     let kinds: std::collections::BTreeSet<&str> =
         transaction.changes().iter().map(|change| kind_of(change.key())).collect();
-    kinds.into_iter().collect::<Vec<_>>().join("+")
+    let kinds = kinds.into_iter().filter(|kind| *kind != "events" || transaction.changes().len() == 1);
+    kinds.collect::<Vec<_>>().join("+")
 }
 
 /// `objects/pools` of `objects/pools/acme/web`, `audit` of `audit/1`.

@@ -15,6 +15,7 @@ mod crash;
 mod documents;
 mod enrolment;
 mod error;
+mod events;
 mod fleet;
 mod grpc_listener;
 mod health_task;

@@ -53,10 +53,11 @@ pub(crate) struct WriteOf {
 }
 
 impl WriteOf {
-    const KNOWN: [&str; 11] = [
+    const KNOWN: [&str; 12] = [
         "assigned",
         "audit",
         "envelopes",
+        "events",
         "idempotency",
         "meta",
         "nodes",

@@ -7,6 +7,7 @@
 //! POST                  /v1/plan                                     what declaring objects would do
 //! GET                   /v1/explain/{kind}/{tenant}/{name}           why a pool is where it is
 //! GET                   /v1/demand                                   what has no place for want of nodes, and which have nothing
+//! GET                   /v1/events                                   what happened to objects lately
 //! GET                   /v1/audit, /openapi.json, /healthz, /readyz, /version
 //! ```
 
@@ -30,10 +31,12 @@ use mvm_proto::problem::PROBLEM_MEDIA_TYPE;
 use mvm_proto::{Problem, TenantId};
 use serde_json::{Value, json};
 
-use self::query::{ListQuery, OneQuery};
+use self::query::{EventsQuery, ListQuery, OneQuery};
 use crate::api::identify::Identified;
+use crate::api::object_events::{self, Asked};
 use crate::objects::{self, Caller, Filter, Mode, Writing, Written};
 use crate::state::State;
+use crate::stored::now;
 use crate::{placement, refuse};
 
 /// The largest body: a plan of some hundred objects.
@@ -53,6 +56,7 @@ pub(crate) fn router(state: App) -> Router {
         .route("/v1/plan", post(plan))
         .route("/v1/explain/{kind}/{tenant}/{name}", get(explain))
         .route("/v1/demand", get(demand))
+        .route("/v1/events", get(events))
         .route("/v1/audit", get(audit))
         .route("/openapi.json", get(|| async { Json(openapi::document()) }))
         .route("/healthz", get(|| async { "ok" }))
@@ -273,6 +277,19 @@ async fn explain(
 
 async fn demand(Shared(app): Shared<App>, identified: Option<Extension<Identified>>) -> Answer {
     Ok(Json(placement::demand(&app, &caller(identified)?)?).into_response())
+}
+
+/// What happened to the objects that the caller may see, or to one of them; the newest last.
+async fn events(
+    Shared(app): Shared<App>,
+    RawQuery(query): RawQuery,
+    identified: Option<Extension<Identified>>,
+) -> Answer {
+    let caller = caller(identified)?;
+    let EventsQuery { object, tenant } = query::read(query.as_deref())?;
+    let tenant = tenant_id(tenant.as_deref())?;
+    let items = object_events::list(&app, &caller, &Asked { object, tenant }, now())?;
+    Ok(Json(json!({ "items": items })).into_response())
 }
 
 /// The newest entries of the audit log; for those who may see all tenants.

@@ -27,6 +27,7 @@ use crate::clock::SteadyClock;
 use crate::documents::{Carried, Documents};
 use crate::enrolment::Members;
 use crate::error::{BoxError, CoordinatorError};
+use crate::events::Events;
 use crate::fleet::{Fleet, Rules};
 use crate::health_task::health_task;
 use crate::init::{ClusterFile, InitError, read_cluster_file};
@@ -122,6 +123,7 @@ pub async fn serve(
     let world = Arc::new(parking_lot::Mutex::new(world));
     let operators = Operators::open(&store, data.operator_notes());
     let operators = operators.await.map_err(|cause| store_error(cause.into()))?;
+    let events = Events::load(&store).await.map_err(|cause: StateError| store_error(cause.into()))?;
     let rules = Rules::new(settings.heartbeat, settings.node_grace);
     let state = Arc::new(State {
         operators,
@@ -131,6 +133,7 @@ pub async fn serve(
         session_limit: RateLimit::new(session::SESSIONS_PER_SECOND, session::SESSIONS_BURST),
         settings,
         objects: Objects::new(store.clone(), cluster.cluster.clone(), Arc::clone(&trust), Arc::clone(&world)),
+        events,
         cluster,
         store,
         authority,

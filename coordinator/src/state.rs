@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::SteadyClock;
 use crate::documents::Documents;
+use crate::events::Events;
 use crate::fleet::Fleet;
 use crate::init::ClusterFile;
 use crate::metrics::Metrics;
@@ -42,6 +43,8 @@ pub(crate) struct State {
     pub(crate) renew_limit: RateLimit<Holder>,
     pub(crate) session_limit: RateLimit<Holder>,
     pub(crate) objects: Objects,
+    /// What happened to objects.
+    pub(crate) events: Events,
     pub(crate) epoch: u64,
     /// Of the epoch's record: a guard of what only the newest process may write.
     pub(crate) epoch_version: u64,

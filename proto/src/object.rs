@@ -5,6 +5,7 @@
 
 mod answers;
 mod api_key;
+mod event;
 mod kind;
 mod metadata;
 mod node;
@@ -26,6 +27,7 @@ pub use answers::{
     Outcome, PlannedStep, PoolExplanation, PoolUnplaced, field_changes,
 };
 pub use api_key::{ApiKeySpec, ApiKeyStatus, KeyRole};
+pub use event::{EventType, ObjectEvent};
 pub use kind::{Column, Kind, Scope, Spec, kind_named};
 pub use metadata::{MAX_LABELS, Metadata, check_label_key, check_label_value};
 pub use node::{ManagedBy, NodeObjectStatus, NodeResources, NodeSpec, Overcommit};

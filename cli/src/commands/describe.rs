@@ -3,7 +3,7 @@
 use clap::Args;
 use mvm_client::{Name, Objects, Query};
 use mvm_proto::Timestamp;
-use mvm_proto::object::{Object, PoolExplanation};
+use mvm_proto::object::{Object, ObjectEvent, PoolExplanation};
 use serde_json::Value;
 
 use crate::exit::{Outcome, Run};
@@ -42,7 +42,12 @@ pub(crate) async fn run(global: &Global, args: DescribeArgs) -> Run {
             output::print("\n\n")?;
         }
         let why = explanation(global, &mut objects, name).await;
-        output::show_all(global.output, &object, |_| tables(&object, why.as_ref()))?;
+        let events = events(global, &mut objects, name).await;
+        output::show_all(global.output, &object, |wide| {
+            let mut tables = tables(&object, why.as_ref());
+            tables.push(happened(&events, wide));
+            tables
+        })?;
     }
     Ok(())
 }
@@ -53,6 +58,23 @@ async fn explanation(global: &Global, objects: &mut Objects, name: &Name) -> Opt
         return None;
     }
     within(global.timeout(), objects.explain(name)).await.ok()
+}
+
+/// What happened to it lately; nothing where the server is of a version that does not tell.
+async fn events(global: &Global, objects: &mut Objects, name: &Name) -> Vec<ObjectEvent> {
+    if !matches!(global.output, Format::Table | Format::Wide) {
+        return Vec::new();
+    }
+    within(global.timeout(), objects.events(Some(name))).await.unwrap_or_default()
+}
+
+fn happened(events: &[ObjectEvent], wide: bool) -> Table {
+    let mut table = output::table(["LAST SEEN", "TYPE", "EVENT", "COUNT", "MESSAGE"]);
+    for ObjectEvent { r#type, reason, message, count, last_at, .. } in events {
+        let at = output::when(&last_at.to_string(), wide);
+        table.add_row([at, r#type.as_str().to_owned(), reason.clone(), count.to_string(), message.clone()]);
+    }
+    table
 }
 
 /// Names and labels; what it is; how it fares; its conditions; what is not done yet.

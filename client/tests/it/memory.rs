@@ -13,8 +13,8 @@ use mvm_proto::problem::PROBLEM_METADATA;
 use mvm_proto::wire::objects::v1::objects_server::{self, ObjectsServer};
 use mvm_proto::wire::objects::v1::{
     ApplyRequest, ApplyResponse, DeleteRequest, DeleteResponse, DemandRequest, DemandResponse,
-    ExplainRequest, ExplainResponse, GetRequest, ListRequest, ListResponse, ObjectJson, ObjectRef,
-    PlanRequest, PlanResponse, WatchEvent, WatchRequest,
+    ExplainRequest, ExplainResponse, GetRequest, ListEventsRequest, ListEventsResponse, ListRequest,
+    ListResponse, ObjectJson, ObjectRef, PlanRequest, PlanResponse, WatchEvent, WatchRequest,
 };
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
@@ -270,5 +270,12 @@ impl objects_server::Objects for Service {
 
     async fn demand(&self, _: Request<DemandRequest>) -> Result<Response<DemandResponse>, Status> {
         Err(Status::unimplemented("it places nothing"))
+    }
+
+    async fn list_events(
+        &self,
+        _: Request<ListEventsRequest>,
+    ) -> Result<Response<ListEventsResponse>, Status> {
+        Err(Status::unimplemented("nothing happens to its objects"))
     }
 }

@@ -8,13 +8,14 @@ use mvm_proto::object::{Kind, Object, kind_named, read};
 use mvm_proto::wire::objects::v1::objects_server::Objects;
 use mvm_proto::wire::objects::v1::{
     ApplyRequest, ApplyResponse, DeleteRequest, DeleteResponse, DemandRequest, DemandResponse,
-    ExplainRequest, ExplainResponse, GetRequest, ListRequest, ListResponse, ObjectJson, ObjectRef,
-    PlanRequest, PlanResponse, WatchEvent, WatchRequest,
+    ExplainRequest, ExplainResponse, GetRequest, ListEventsRequest, ListEventsResponse, ListRequest,
+    ListResponse, ObjectJson, ObjectRef, PlanRequest, PlanResponse, WatchEvent, WatchRequest,
 };
 use mvm_proto::{Problem, TenantId};
 use tonic::{Request, Response};
 
 use super::identify::Identified;
+use super::object_events::{self, Asked};
 use super::{Answer, answer};
 use crate::objects::{
     Caller, DeleteOptions, Filter, Mode, Watching, Writing, apply, delete, get, list, watch,
@@ -22,6 +23,7 @@ use crate::objects::{
 use crate::placement::show_live;
 use crate::refuse;
 use crate::state::State;
+use crate::stored::now;
 
 pub(super) struct ObjectService(pub(super) Arc<State>);
 
@@ -165,6 +167,22 @@ impl ObjectService {
         let demand = crate::placement::demand(&self.0, &caller(request)?)?;
         Ok(DemandResponse { json: serde_json::to_vec(&demand).unwrap_or_default() })
     }
+
+    fn list_events(&self, request: Request<ListEventsRequest>) -> Result<ListEventsResponse, Problem> {
+        let caller = caller(&request)?;
+        let ListEventsRequest { r#ref, tenant } = request.into_inner();
+        let object = r#ref.map(|reference| named(Some(reference))).transpose()?;
+        let asked = Asked {
+            object: object.map(|Named { kind, tenant, name }| (kind, tenant, name)),
+            tenant: match tenant.as_str() {
+                "" => None,
+                text => Some(text.parse().map_err(|error| refuse::bad_request(format!("tenant {error}")))?),
+            },
+        };
+        let found = object_events::list(&self.0, &caller, &asked, now())?;
+        let json = found.iter().map(|event| serde_json::to_vec(event).unwrap_or_default());
+        Ok(ListEventsResponse { json: json.collect() })
+    }
 }
 
 #[tonic::async_trait]
@@ -221,5 +239,9 @@ impl Objects for ObjectService {
 
     async fn demand(&self, request: Request<DemandRequest>) -> Answer<DemandResponse> {
         answer(self.demand(&request))
+    }
+
+    async fn list_events(&self, request: Request<ListEventsRequest>) -> Answer<ListEventsResponse> {
+        answer(self.list_events(request))
     }
 }

@@ -100,7 +100,7 @@ impl Statuses {
             decided.lock().insert(at, write);
             (write != Write::Later).then_some(status)
         };
-        let written = objects::set_statuses(&state.objects, &all, &status).await;
+        let written = objects::set_statuses(&state.objects, &state.events, &all, &status).await;
         let lost: Vec<usize> = match &written {
             Ok(lost) => lost.clone(),
             Err(_) => (0..all.len()).collect(),

@@ -22,6 +22,7 @@ pub(super) fn document() -> Value {
     paths.insert("/v1/explain/{kind}/{tenant}/{name}".to_owned(), explain());
     let about = "What has no place for want of nodes, and which nodes have nothing.";
     paths.insert("/v1/demand".to_owned(), plain("demand", about, &object_answer()));
+    paths.insert("/v1/events".to_owned(), events());
     paths.insert(
         "/v1/audit".to_owned(),
         plain("audit", "The newest writes: who, what, from where.", &object_answer()),
@@ -197,6 +198,20 @@ fn plan() -> Value {
     let body = json!({ "type": "object", "required": ["objects"], "additionalProperties": false,
         "properties": { "objects": { "type": "array", "items": { "oneOf": any } } } });
     json!({ "post": operation("plan", "What declaring these objects would do.", Vec::new(), Some(body), &[("200", object_answer())]) })
+}
+
+fn events() -> Value {
+    let text = json!({ "type": "string" });
+    let parameters = vec![
+        query("object", &text, "Of this object alone: pool/acme/workers, node/n1."),
+        query("tenant", &text, "Of this tenant's objects alone."),
+    ];
+    let answer = json!({ "application/json": { "schema": {
+        "type": "object", "required": ["items"],
+        "properties": { "items": { "type": "array", "items": reference("ObjectEvent") } },
+    } } });
+    let about = "What happened to objects lately, the newest last.";
+    json!({ "get": operation("events", about, parameters, None, &[("200", answer)]) })
 }
 
 fn explain() -> Value {

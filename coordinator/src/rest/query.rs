@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use mvm_proto::Problem;
 use mvm_proto::json::{nearest, quote};
+use mvm_proto::object::{Kind, kind_named};
+use mvm_proto::{Problem, TenantId};
 
 use crate::refuse;
 
@@ -28,6 +29,13 @@ pub(super) struct OneQuery {
     pub(super) dry_run: bool,
     pub(super) force: bool,
     pub(super) wait: Option<Duration>,
+}
+
+/// Which events are asked for.
+#[derive(Debug, Default)]
+pub(super) struct EventsQuery {
+    pub(super) object: Option<(&'static Kind, Option<TenantId>, String)>,
+    pub(super) tenant: Option<String>,
 }
 
 /// A query as its names and values.
@@ -94,6 +102,30 @@ impl Query for OneQuery {
     }
 }
 
+impl Query for EventsQuery {
+    const NAMES: &'static [&'static str] = &["object", "tenant"];
+
+    fn set(&mut self, name: &str, value: String) -> Result<(), String> {
+        match name {
+            "object" => self.object = Some(reference(&value)?),
+            _ => self.tenant = Some(value),
+        }
+        Ok(())
+    }
+}
+
+/// `pool/acme/workers`, `node/n1`.
+fn reference(text: &str) -> Result<(&'static Kind, Option<TenantId>, String), String> {
+    let form = || "must be KIND/TENANT/NAME, or KIND/NAME of kinds that belong to no tenant".to_owned();
+    let steps: Vec<&str> = text.split('/').collect();
+    let kind = kind_named(steps[0])?;
+    match (kind.is_tenant_scoped(), &steps[1..]) {
+        (true, [tenant, name]) => Ok((kind, Some(tenant.parse().map_err(|_| form())?), (*name).to_owned())),
+        (false, [name]) => Ok((kind, None, (*name).to_owned())),
+        _ => Err(form()),
+    }
+}
+
 fn truth(text: &str) -> Result<bool, String> {
     match text {
         "true" | "1" => Ok(true),
@@ -138,6 +170,14 @@ mod tests {
         ] {
             assert!(read::<OneQuery>(Some(bad)).is_err(), "{bad}");
         }
+        for bad in
+            ["object=pool", "object=pool/web", "object=node/acme/n1", "object=cat/a", "object=pool/A%20B/web"]
+        {
+            assert!(read::<EventsQuery>(Some(bad)).is_err(), "{bad}");
+        }
+        let query: EventsQuery = read(Some("object=pl/acme/web")).unwrap();
+        let (kind, tenant, name) = query.object.unwrap();
+        assert_eq!((kind.name, tenant.unwrap().as_str(), name.as_str()), ("Pool", "acme", "web"));
         assert!(read::<OneQuery>(Some("dryrun=1")).unwrap_err().detail.contains("did you mean `dry_run`?"));
     }
 }

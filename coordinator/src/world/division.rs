@@ -9,8 +9,8 @@ use mvm_planner::fleet::{Beyond, PoolKey};
 use mvm_proto::document::{DesiredCounts, Network, Quotas, Tenant};
 use mvm_proto::{NodeId, TenantId, Timestamp};
 
-use super::{TenantEntry, World};
 use super::offered::{NodeOffers, TenantOffers};
+use super::{TenantEntry, World};
 use crate::records::Numbers;
 use crate::render::RenderedTenant;
 
@@ -73,9 +73,8 @@ impl World {
         let of_tenant = |(id, entry): (&TenantId, &TenantEntry)| {
             let subnet = entry.rendered.as_ref()?.network.ipv4_subnet;
             let pools = self.pools_of.get(id).into_iter().flatten();
-            let placed = pools.filter_map(|pool| {
-                self.stored.get(&PoolKey { tenant: id.clone(), pool: pool.clone() })
-            });
+            let placed =
+                pools.filter_map(|pool| self.stored.get(&PoolKey { tenant: id.clone(), pool: pool.clone() }));
             let used = placed.flat_map(BTreeMap::values).map(count).sum();
             Some((used, u64::from(subnet.instance_capacity())))
         };

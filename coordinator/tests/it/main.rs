@@ -6,6 +6,7 @@ mod crashes;
 mod crowding;
 mod deletion;
 mod enrolment;
+mod events;
 mod faults;
 mod fleet_view;
 mod grpc;

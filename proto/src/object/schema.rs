@@ -5,7 +5,7 @@ use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use super::kind::Kind;
-use super::{API_VERSION, KINDS, Metadata};
+use super::{API_VERSION, KINDS, Metadata, ObjectEvent};
 use crate::document::schema::drop_null;
 use crate::problem::Problem;
 
@@ -27,7 +27,7 @@ pub fn kind_schema(kind: &Kind) -> Value {
     schema
 }
 
-/// The schemas of all kinds and of the problems that the API answers with, for OpenAPI's `components`.
+/// The schemas of all kinds and of what else the API answers with, for OpenAPI's `components`.
 #[must_use]
 pub fn openapi_schemas() -> Map<String, Value> {
     let settings = SchemaSettings::draft2020_12().with(|settings| {
@@ -38,7 +38,7 @@ pub fn openapi_schemas() -> Map<String, Value> {
     for kind in &KINDS {
         schemas.insert(kind.name.to_owned(), object_schema(kind, &mut generator));
     }
-    let _ = generator.subschema_for::<Problem>();
+    let _ = (generator.subschema_for::<Problem>(), generator.subschema_for::<ObjectEvent>());
     for (name, schema) in generator.take_definitions(true) {
         schemas.entry(name).or_insert(schema);
     }

@@ -173,6 +173,12 @@ impl Audited {
                     (_, _, 0) => (ExecResult::Exited, format!("exited with {code}")),
                     (_, _, signal) => (ExecResult::Exited, format!("ended by signal {signal}")),
                 };
+                if result == ExecResult::TimedOut {
+                    let record = self.node.records().get(&self.instance);
+                    let subject =
+                        record.map_or_else(|| self.instance.to_string(), |record| record.full_name());
+                    self.node.events().warn("ExecTimeout", subject, "a command was ended: it took too long");
+                }
                 self.end(result, Ok(&outcome));
             }
             Err(error) => self.end(ExecResult::Failed, Err(chain(error))),

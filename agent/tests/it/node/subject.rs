@@ -74,6 +74,7 @@ impl Subject {
             boot_deadline: Duration::from_secs(90),
             events,
             wakes: broadcast::Sender::new(16),
+            ends: broadcast::Sender::new(16),
             secrets: Arc::new(Secrets::new(&dir.join("secrets"))),
             writing: Writing::default(),
         };
