@@ -62,8 +62,7 @@ impl Placer {
         }
         let Usage { vcpus, mem_mib, disk_mib, .. } = need;
         let shape = format!("{vcpus} vcpus, {mem_mib} MiB of memory and {disk_mib} MiB of disk");
-        let cause =
-            search.obstacle.as_ref().map_or(UnplacedCause::NoNode, |(_, obstacle)| obstacle.into());
+        let cause = search.obstacle.as_ref().map_or(UnplacedCause::NoNode, |(_, obstacle)| obstacle.into());
         let best = search.obstacle.map_or_else(String::new, |(id, obstacle)| format!("; {id}: {obstacle}"));
         Some(match search.group.and_then(|group| group.home) {
             Some(home) => (

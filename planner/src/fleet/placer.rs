@@ -350,8 +350,7 @@ impl Placer {
                 .into_iter()
                 .zip(work.lacks)
                 .for_each(|(phase, lacks)| *count_mut(&mut counts, phase) = lacks);
-            let (cause, reason) =
-                self.obstacle(key, phase).unwrap_or((UnplacedCause::NoNode, String::new()));
+            let (cause, reason) = self.obstacle(key, phase).unwrap_or((UnplacedCause::NoNode, String::new()));
             Unplaced { counts, cause, reason }
         });
         if unplaced.is_none() {

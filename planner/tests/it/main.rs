@@ -18,6 +18,7 @@ mod pressure_laws;
 mod quotas;
 mod returning;
 mod rollouts;
+mod scale;
 mod shares;
 mod sleep;
 mod steps;
