@@ -13,6 +13,7 @@ pub mod event_log;
 pub mod export;
 pub mod handle;
 pub mod info;
+pub mod logs;
 pub mod migration;
 mod needs;
 pub mod observe;

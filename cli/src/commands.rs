@@ -21,6 +21,7 @@ pub(crate) mod get;
 pub(crate) mod image;
 pub(crate) mod instance;
 pub(crate) mod instance_move;
+pub(crate) mod logs;
 pub(crate) mod net;
 pub(crate) mod node;
 pub(crate) mod operator;

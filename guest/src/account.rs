@@ -1,4 +1,4 @@
-//! As whom the workload runs: a user of this machine, by its `/etc/passwd` and `/etc/group`.
+//! As whom the workload or an exec runs: a user of this machine, by its `/etc/passwd` and `/etc/group`.
 
 use std::fs;
 use std::io;

@@ -1,6 +1,7 @@
 //! Programs run for the agent.
 
 mod run;
+mod terminal;
 
 use crate::limits;
 use crate::protocol::{self, FailureCode};

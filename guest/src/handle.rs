@@ -10,7 +10,14 @@ use crate::state::{Guest, State};
 use crate::{files, health, relay, shutdown, sleep, workload};
 
 /// What this guest can do beyond its version.
-const FEATURES: &[&str] = &[protocol::FEATURE_RESTART, protocol::FEATURE_HEALTH, protocol::FEATURE_WORKLOAD];
+const FEATURES: &[&str] = &[
+    protocol::FEATURE_RESTART,
+    protocol::FEATURE_HEALTH,
+    protocol::FEATURE_WORKLOAD,
+    protocol::FEATURE_PTY,
+    protocol::FEATURE_EXEC_USER,
+    protocol::FEATURE_DETACH,
+];
 
 impl Guest {
     /// Takes one frame of the connection of this epoch. Those of another than the one that said hello last are dropped.
@@ -45,6 +52,16 @@ impl Guest {
             Asked::Signal(signal) => self.update(|state| {
                 if let Some(exec) = state.requests.exec(number) {
                     exec.signal(signal.number);
+                }
+            }),
+            Asked::Resize(size) => self.update(|state| {
+                if let Some(exec) = state.requests.exec(number) {
+                    exec.resize(size);
+                }
+            }),
+            Asked::Detach(_) => self.update(|state| {
+                if let Some(exec) = state.requests.exec(number) {
+                    exec.detach();
                 }
             }),
             Asked::Window(window) => self.update(|state| match state.requests.all.get_mut(&number) {
@@ -263,13 +280,12 @@ fn since(body: &Asked) -> u32 {
     match body {
         Asked::Hello(_) | Asked::Shutdown(_) => 1,
         Asked::EndWork(_) | Asked::SetEntry(_) | Asked::RestartWorkload(_) | Asked::SetHealth(_) => 3,
-        Asked::Exec(exec) => {
-            if exec.stdin {
-                2
-            } else {
-                1
-            }
-        }
+        Asked::Resize(_) | Asked::Detach(_) => 3,
+        Asked::Exec(exec) => match exec {
+            protocol::Exec { terminal: Some(_), .. } | protocol::Exec { user: Some(_), .. } => 3,
+            protocol::Exec { stdin: true, .. } => 2,
+            _ => 1,
+        },
         Asked::Secrets(_) | Asked::WipeSecrets(_) | Asked::SetWorkload(_) => 3,
         _ => 2,
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::protocol::{CHUNK_BYTES, WINDOW_BYTES};
 
-/// Execs that run, or whose end the agent is still being told. Each has a thread and three pipes.
+/// Execs that run, or whose end the agent is still being told. Each has a thread and three pipes or a terminal.
 pub const MAX_EXECS: usize = 64;
 /// Open relays. Each has a thread, a socket and two windows.
 pub const MAX_RELAYS: usize = 64;

@@ -15,6 +15,7 @@ mod dir;
 mod disk;
 mod holes;
 mod list;
+mod log_marks;
 mod name;
 pub(super) mod run;
 mod space;
@@ -27,6 +28,7 @@ use rustix::io::Errno;
 pub(super) use clone::copy;
 pub use dir::{Dir, OpenHow, Owner};
 pub(super) use dir::{give, reopen};
+pub use log_marks::{LogMarks, MARKS_SUFFIX};
 pub(super) use name::temporary;
 pub use space::{QuotaExceeded, fits, free_space};
 

@@ -48,7 +48,7 @@ pub use any::AnyHost;
 use cgroup::{InstanceGroup, InstanceLimits, TenantLimits};
 #[cfg(feature = "network")]
 pub use fabric::{remove_firewall, try_network};
-pub use files::{Dir, OpenHow, Owner, QuotaExceeded, fits, free_space};
+pub use files::{Dir, LogMarks, MARKS_SUFFIX, OpenHow, Owner, QuotaExceeded, fits, free_space};
 pub use groups::GroupsFound;
 pub use jail::{Jail, JailFile};
 pub use local::LocalHost;
@@ -152,7 +152,8 @@ pub enum Operation {
         from: String,
         to: String,
     },
-    /// Cuts a log that others append to once it is longer than `max_bytes`: its end is kept beside it, in `<name>.old`.
+    /// Cuts a log that others append to once it is longer than `max_bytes`: its end is kept beside it, in `<name>.old`; and in
+    /// `<name>.marks` how much was cut, and when it was how long.
     TrimLog {
         instance: InstanceId,
         name: String,

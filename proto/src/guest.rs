@@ -30,6 +30,12 @@ pub const FEATURE_RESTART: &str = "restart";
 pub const FEATURE_HEALTH: &str = "health";
 /// It can run another workload than its image names, as another user and elsewhere.
 pub const FEATURE_WORKLOAD: &str = "workload";
+/// It can give a program a terminal, and change that terminal's size.
+pub const FEATURE_PTY: &str = "pty";
+/// It can run a program as a user of its `/etc/passwd`.
+pub const FEATURE_EXEC_USER: &str = "exec_user";
+/// It can let a program go on that the agent no longer follows.
+pub const FEATURE_DETACH: &str = "detach";
 
 /// What a side sends before its hello. Sixteen bytes that no text contains.
 pub const OPENING: &[u8; 16] = b"\x00\xffmvm guest 1\x0d\x0a\x00";

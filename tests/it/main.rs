@@ -5,6 +5,7 @@
 mod bad_input;
 mod commands;
 mod connections;
+mod consoles;
 mod coordinator_crashes;
 mod crash_matrix;
 mod day;

@@ -127,19 +127,21 @@ impl LoneAgent {
 
     /// `mvm ARGS` as the operator of this machine.
     pub fn mvm(&self, args: &[&str]) -> Output {
+        self.mvm_command(args).output().expect("mvm runs")
+    }
+
+    /// The same, to be started by the caller.
+    pub fn mvm_command(&self, args: &[&str]) -> Command {
         let endpoint = format!("unix:{}", path_text(&self.data_dir().join("agent.sock")));
-        self.command(args).env("MVM_ENDPOINT", endpoint).output().expect("mvm runs")
+        let mut command = self.command(args);
+        command.env("MVM_ENDPOINT", endpoint);
+        command
     }
 
     /// The same with this on its standard input.
     pub fn mvm_with_input(&self, args: &[&str], input: Vec<u8>) -> Output {
-        let endpoint = format!("unix:{}", path_text(&self.data_dir().join("agent.sock")));
-        let mut command = self.command(args);
-        command
-            .env("MVM_ENDPOINT", endpoint)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        let mut command = self.mvm_command(args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("mvm runs");
         let mut stdin = child.stdin.take().expect("its input is a pipe");
         // Beside the reading of its output, which would fill up otherwise.

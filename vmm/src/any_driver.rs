@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mvm_host::AnyHost;
-use mvm_proto::InstanceId;
+use mvm_proto::{InstanceId, Timestamp};
 use tokio::sync::broadcast;
 
 use crate::firecracker::{FirecrackerDriver, FirecrackerSettings, FirecrackerUnavailable};
 use crate::qemu::{BinaryError, QemuDriver, QemuSettings};
 use crate::{
-    Balloon, Compression, Driver, DriverError, DriverKind, FakeDriver, Forks, GuestStream, Lacking,
-    Migration, SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec, VmmSettings,
+    Balloon, Compression, ConsolePiece, Driver, DriverError, DriverKind, FakeDriver, Forks, GuestStream,
+    Lacking, Migration, SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec, VmmSettings,
 };
 
 /// Why a driver can't be used.
@@ -118,6 +118,8 @@ impl Driver for AnyDriver {
         remove(instance: &InstanceId) -> ();
         guest(instance: &InstanceId) -> GuestStream;
         console(instance: &InstanceId, max_bytes: usize) -> Vec<u8>;
+        console_from(instance: &InstanceId, from: u64, max_bytes: usize) -> ConsolePiece;
+        console_since(instance: &InstanceId, since: Timestamp) -> u64;
     }
 
     fn kind(&self) -> DriverKind {

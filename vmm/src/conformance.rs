@@ -22,9 +22,11 @@ use std::time::Duration;
 
 use mvm_image::BootImage;
 use mvm_proto::document::Resources;
-use mvm_proto::{Digest, InstanceId};
+use mvm_proto::{Digest, InstanceId, Timestamp};
 
-use crate::{Driver, DriverError, Forks, Purpose, SnapshotOptions, SnapshotRef, Vm, VmSpec, VmState};
+use crate::{
+    ConsolePiece, Driver, DriverError, Forks, Purpose, SnapshotOptions, SnapshotRef, Vm, VmSpec, VmState,
+};
 
 pub use client::Client;
 pub use encoding::{encoded_guests, encoding_suite};
@@ -311,6 +313,14 @@ async fn the_console_can_be_read_in_part<D: Driver>(driver: &D, spec: &VmSpec) -
     let all = done(LAW, driver.console(&spec.instance, 1 << 20).await)?;
     let end = done(LAW, driver.console(&spec.instance, 3).await)?;
     same(LAW, end.len() == all.len().min(3) && all.ends_with(&end), true)?;
+    let piece = done(LAW, driver.console_from(&spec.instance, 1, 1 << 20).await)?;
+    let whole = all.len() as u64;
+    same(LAW, (piece.offset, piece.end), (1.min(whole), whole))?;
+    same(LAW, piece.data, all.get(1..).unwrap_or_default().to_vec())?;
+    let none = done(LAW, driver.console_from(&spec.instance, whole, 1).await)?;
+    same(LAW, none, ConsolePiece { offset: whole, data: Vec::new(), end: whole })?;
+    let since = done(LAW, driver.console_since(&spec.instance, Timestamp::from_unix_ms(0)).await)?;
+    same(LAW, since, 0)?;
     done(LAW, driver.remove(&spec.instance).await)
 }
 

@@ -3,12 +3,12 @@
 use std::future::Future;
 use std::time::Duration;
 
-use mvm_proto::InstanceId;
+use mvm_proto::{InstanceId, Timestamp};
 use tokio::sync::broadcast;
 
 use crate::{
-    Balloon, Capability, Compression, DriverError, DriverKind, Forks, GuestStream, Lacking, Migration,
-    SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec,
+    Balloon, Capability, Compression, ConsolePiece, DriverError, DriverKind, Forks, GuestStream, Lacking,
+    Migration, SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec,
 };
 
 /// What a VMM forked is seen as its instance's only when the VMM is gone: ending one looks again this often at most.
@@ -93,6 +93,22 @@ pub trait Driver: Send + Sync + 'static {
         instance: &InstanceId,
         max_bytes: usize,
     ) -> impl Future<Output = Result<Vec<u8>, DriverError>> + Send;
+
+    /// What is kept of all that the guest ever wrote to its console, from this byte on; at most `max_bytes`, and less than
+    /// there is where that lies in several places. Nothing comes back for a moment in which it can't be told.
+    fn console_from(
+        &self,
+        instance: &InstanceId,
+        from: u64,
+        max_bytes: usize,
+    ) -> impl Future<Output = Result<ConsolePiece, DriverError>> + Send;
+
+    /// From which byte on the console was written since this time: never too late a one, and the first where none is known.
+    fn console_since(
+        &self,
+        instance: &InstanceId,
+        since: Timestamp,
+    ) -> impl Future<Output = Result<u64, DriverError>> + Send;
 
     fn forks(&self) -> Result<&dyn Forks, Lacking>;
 

@@ -20,7 +20,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use mvm_proto::document::SnapshotCompression;
 use mvm_proto::guest::{Health, Readiness, WorkloadOverride};
-use mvm_proto::{Digest, InstanceId};
+use mvm_proto::{Digest, InstanceId, Timestamp};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
@@ -28,8 +28,9 @@ use tokio::time::Instant;
 use crate::encoding::Encoding;
 use crate::error::same_revision;
 use crate::{
-    Balloon, Capability, Compression, Driver, DriverError, DriverKind, DriverUnavailable, Forks, GuestStream,
-    Lacking, Migration, Purpose, SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec, VmState,
+    Balloon, Capability, Compression, ConsolePiece, Driver, DriverError, DriverKind, DriverUnavailable,
+    Forks, GuestStream, Lacking, Migration, Purpose, SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec,
+    VmState,
 };
 pub use faults::{Fault, Faults, Manner};
 use life::Host;
@@ -391,6 +392,23 @@ impl Driver for FakeDriver {
         let text = self.host.world().get(instance).map(|entry| entry.console).unwrap_or_default();
         let bytes = text.into_bytes();
         Ok(bytes[bytes.len().saturating_sub(max_bytes)..].to_vec())
+    }
+
+    async fn console_from(
+        &self,
+        instance: &InstanceId,
+        from: u64,
+        max_bytes: usize,
+    ) -> Result<ConsolePiece, DriverError> {
+        let text = self.host.world().get(instance).map(|entry| entry.console).unwrap_or_default();
+        let at = text.len().min(usize::try_from(from).unwrap_or(usize::MAX));
+        let data = text.as_bytes()[at..text.len().min(at.saturating_add(max_bytes))].to_vec();
+        Ok(ConsolePiece { offset: from, data, end: text.len() as u64 })
+    }
+
+    /// It keeps no times.
+    async fn console_since(&self, _: &InstanceId, _: Timestamp) -> Result<u64, DriverError> {
+        Ok(0)
     }
 
     fn forks(&self) -> Result<&dyn Forks, Lacking> {

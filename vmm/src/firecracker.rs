@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::{BoxFuture, join_all};
-use mvm_proto::InstanceId;
+use mvm_proto::{InstanceId, Timestamp};
 use tokio::sync::broadcast;
 
 use self::launch::Origin;
@@ -39,8 +39,8 @@ use self::vsock::GuestConnection;
 use crate::encoding::Encoding;
 use crate::error::same_revision;
 use crate::{
-    Balloon, Capability, Compression, Driver, DriverError, DriverKind, Forks, GuestStream, Lacking,
-    Migration, SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec, VmState, run_files,
+    Balloon, Capability, Compression, ConsolePiece, Driver, DriverError, DriverKind, Forks, GuestStream,
+    Lacking, Migration, SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec, VmState, run_files,
 };
 use mvm_host::{Host, JAIL, LocalHost, Operation};
 
@@ -65,6 +65,12 @@ impl<H: Host> FirecrackerDriver<H> {
         let (program, _) = settings::find(&settings, std::env::var_os("PATH").as_deref())?;
         let vmms = Arc::new(Vmms::new(host, settings, program, broadcast::Sender::new(EXITS_KEPT)));
         Ok(Self { vmms })
+    }
+
+    /// Behind a jailer that leaves a daemon the console is in the jail.
+    fn console_name(&self) -> String {
+        let daemon = self.vmms.settings.jailer.as_ref().is_some_and(|jailer| jailer.daemonize);
+        if daemon { format!("{JAIL}/{CONSOLE}") } else { CONSOLE.to_owned() }
     }
 
     /// What a live VMM runs; nothing when it was never told to run anything.
@@ -286,10 +292,24 @@ impl<H: Host> Driver for FirecrackerDriver<H> {
     }
 
     async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, DriverError> {
-        let daemon = self.vmms.settings.jailer.as_ref().is_some_and(|jailer| jailer.daemonize);
-        let name = if daemon { format!("{JAIL}/{CONSOLE}") } else { CONSOLE.to_owned() };
-        let read = run_files::log_tail(&*self.vmms.host, instance, &name, max_bytes).await;
+        let read = run_files::log_tail(&*self.vmms.host, instance, &self.console_name(), max_bytes).await;
         read.map_err(|cause| io_error(instance, "read the console of", cause))
+    }
+
+    async fn console_from(
+        &self,
+        instance: &InstanceId,
+        from: u64,
+        max_bytes: usize,
+    ) -> Result<ConsolePiece, DriverError> {
+        let name = self.console_name();
+        let read = run_files::log_from(&*self.vmms.host, instance, &name, from, max_bytes).await;
+        read.map_err(|cause| io_error(instance, "read the console of", cause))
+    }
+
+    async fn console_since(&self, instance: &InstanceId, since: Timestamp) -> Result<u64, DriverError> {
+        let found = run_files::log_since(&*self.vmms.host, instance, &self.console_name(), since).await;
+        found.map_err(|cause| io_error(instance, "read the console of", cause))
     }
 
     fn forks(&self) -> Result<&dyn Forks, Lacking> {

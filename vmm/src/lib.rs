@@ -36,4 +36,4 @@ pub use kind::DriverKind;
 pub use qemu::{QemuDriver, QemuSettings};
 pub use settings::{DriverChoice, VmmSettings};
 pub use snapshot::{Part, SnapshotRef};
-pub use vm::{Bounds, GuestStream, Nic, Purpose, Vm, VmExit, VmSpec, VmState, VmmJail};
+pub use vm::{Bounds, ConsolePiece, GuestStream, Nic, Purpose, Vm, VmExit, VmSpec, VmState, VmmJail};

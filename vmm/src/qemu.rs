@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use mvm_proto::InstanceId;
+use mvm_proto::{InstanceId, Timestamp};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::broadcast;
@@ -39,8 +39,8 @@ use crate::error::same_revision;
 use crate::probe::Probe;
 use crate::run_files::Dial;
 use crate::{
-    Balloon, Compression, Driver, DriverError, DriverKind, Forks, GuestStream, Lacking, Migration,
-    SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec, VmState, run_files,
+    Balloon, Compression, ConsolePiece, Driver, DriverError, DriverKind, Forks, GuestStream, Lacking,
+    Migration, SnapshotOptions, SnapshotRef, Vm, VmExit, VmSpec, VmState, run_files,
 };
 pub use args::Accelerator;
 pub use binary::{Binary, BinaryError};
@@ -306,6 +306,10 @@ impl<H: Host> QemuDriver<H> {
     }
 }
 
+fn no_console(instance: &InstanceId, cause: std::io::Error) -> DriverError {
+    DriverError::Io { instance: instance.clone(), action: "read the console of", cause }
+}
+
 impl<H: Host> Driver for QemuDriver<H> {
     fn kind(&self) -> DriverKind {
         DriverKind::Qemu
@@ -442,11 +446,22 @@ impl<H: Host> Driver for QemuDriver<H> {
 
     async fn console(&self, instance: &InstanceId, max_bytes: usize) -> Result<Vec<u8>, DriverError> {
         let read = run_files::log_tail(&*self.inner.host, instance, args::CONSOLE, max_bytes).await;
-        read.map_err(|cause| DriverError::Io {
-            instance: instance.clone(),
-            action: "read the console of",
-            cause,
-        })
+        read.map_err(|cause| no_console(instance, cause))
+    }
+
+    async fn console_from(
+        &self,
+        instance: &InstanceId,
+        from: u64,
+        max_bytes: usize,
+    ) -> Result<ConsolePiece, DriverError> {
+        let read = run_files::log_from(&*self.inner.host, instance, args::CONSOLE, from, max_bytes).await;
+        read.map_err(|cause| no_console(instance, cause))
+    }
+
+    async fn console_since(&self, instance: &InstanceId, since: Timestamp) -> Result<u64, DriverError> {
+        let found = run_files::log_since(&*self.inner.host, instance, args::CONSOLE, since).await;
+        found.map_err(|cause| no_console(instance, cause))
     }
 
     fn forks(&self) -> Result<&dyn Forks, Lacking> {

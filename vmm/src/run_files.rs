@@ -8,10 +8,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use mvm_host::{Access, Host, HostError};
-use mvm_proto::InstanceId;
+use mvm_host::{Access, Host, HostError, LogMarks, MARKS_SUFFIX};
+use mvm_proto::{InstanceId, Timestamp};
 use rustix::fs::{Mode, OFlags};
 use tokio::net::UnixStream;
+
+use crate::ConsolePiece;
 
 /// Records and manifests are a few KiB; what is longer is cut.
 const MAX_RECORD_BYTES: u64 = 1024 * 1024;
@@ -90,6 +92,70 @@ pub(super) async fn log_tail(
     Ok(whole)
 }
 
+/// What is kept of a log from a byte of all that was ever written to it on, at most `max_bytes`. Nothing while it is being
+/// cut: then where anything is changes.
+pub(super) async fn log_from(
+    host: &impl Host,
+    instance: &InstanceId,
+    name: &str,
+    from: u64,
+    max_bytes: usize,
+) -> io::Result<ConsolePiece> {
+    let before = marks(host, instance, name).await?;
+    let piece = piece_of(host, instance, name, before.cut, from, max_bytes).await?;
+    let after = marks(host, instance, name).await?;
+    if before.cutting.is_some() || (after.cut, after.cutting) != (before.cut, before.cutting) {
+        return Ok(ConsolePiece { offset: from, data: Vec::new(), end: from });
+    }
+    Ok(piece)
+}
+
+async fn piece_of(
+    host: &impl Host,
+    instance: &InstanceId,
+    name: &str,
+    cut: u64,
+    from: u64,
+    max_bytes: usize,
+) -> io::Result<ConsolePiece> {
+    let length = |file: &File| Ok::<_, io::Error>(file.metadata()?.len());
+    let log = open(host, instance, name).await?;
+    let end = cut + log.as_ref().map_or(Ok(0), length)?;
+    let (file, begins) = if from < cut {
+        let old = open(host, instance, &format!("{name}.old")).await?;
+        let kept = old.as_ref().map_or(Ok(0), length)?;
+        if kept == 0 { (log, cut) } else { (old, cut.saturating_sub(kept)) }
+    } else {
+        (log, cut)
+    };
+    // What is asked for may be gone, or not be there yet.
+    let mut offset = from.max(begins);
+    let mut data = Vec::new();
+    if let Some(mut file) = file.filter(|_| offset < end) {
+        // Of a log whose writer keeps its own place in it, what is gone is a hole.
+        let there = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(offset - begins));
+        offset = there.map_or(offset, |there| begins + there);
+        file.seek(SeekFrom::Start(offset - begins))?;
+        file.take(max_bytes as u64).read_to_end(&mut data)?;
+    }
+    Ok(ConsolePiece { offset, data, end })
+}
+
+/// From which byte on a log was written since this time, as far as that is remembered; never too late a one.
+pub(super) async fn log_since(
+    host: &impl Host,
+    instance: &InstanceId,
+    name: &str,
+    since: Timestamp,
+) -> io::Result<u64> {
+    Ok(marks(host, instance, name).await?.since(since.unix_ms()))
+}
+
+async fn marks(host: &impl Host, instance: &InstanceId, name: &str) -> io::Result<LogMarks> {
+    let read = read(host, instance, &format!("{name}{MARKS_SUFFIX}")).await?;
+    Ok(LogMarks::read(&read.unwrap_or_default()))
+}
+
 /// Connects to one socket, as often as it is asked to.
 #[derive(Clone)]
 pub struct Dial(Arc<dyn Fn() -> BoxFuture<'static, io::Result<UnixStream>> + Send + Sync>);
@@ -157,5 +223,38 @@ mod tests {
         std::fs::write(host.run_dir(&id).join("console.log.old"), b"older ").unwrap();
         assert_eq!(log_tail(&host, &id, name, 9).await.unwrap(), b"r old new");
         assert_eq!(log_tail(&host, &id, name, 3).await.unwrap(), b"new");
+    }
+
+    #[tokio::test]
+    async fn a_log_is_read_by_the_bytes_that_were_ever_written_to_it_whatever_was_cut() {
+        let (dir, id) = (tempfile::tempdir().unwrap(), InstanceId::from_bits(1));
+        let host = LocalHost::new(dir.path());
+        host.perform(&Operation::MakeRunDir { instance: id.clone() }).await.unwrap();
+        let name = "console.log";
+        let put = |suffix: &str, text: &str| {
+            std::fs::write(host.run_dir(&id).join(format!("{name}{suffix}")), text).unwrap();
+        };
+        let from = async |from, most| {
+            let piece = log_from(&host, &id, name, from, most).await.unwrap();
+            (piece.offset, String::from_utf8(piece.data).unwrap(), piece.end)
+        };
+        let is = |offset, data: &str, end| (offset, data.to_owned(), end);
+        assert_eq!(from(0, 9).await, is(0, "", 0));
+        put("", "0123456789");
+        assert_eq!(from(3, 4).await, is(3, "3456", 10));
+        assert_eq!(from(10, 4).await, is(10, "", 10));
+        assert_eq!(from(15, 4).await, is(15, "", 10));
+        // Cut at 10, of which the last four are kept.
+        put(".old", "6789");
+        put("", "abc");
+        put(".marks", "cut 10\n1000 10\n");
+        assert_eq!(from(0, 9).await, is(6, "6789", 13));
+        assert_eq!(from(8, 1).await, is(8, "8", 13));
+        assert_eq!(from(10, 9).await, is(10, "abc", 13));
+        assert_eq!(log_since(&host, &id, name, Timestamp::from_unix_ms(1001)).await.unwrap(), 10);
+        std::fs::remove_file(host.run_dir(&id).join("console.log.old")).unwrap();
+        assert_eq!(from(0, 9).await, is(10, "abc", 13));
+        put(".marks", "cut 10\ncutting 3\n");
+        assert_eq!(from(11, 9).await, is(11, "", 11));
     }
 }

@@ -83,6 +83,16 @@ pub struct VmExit {
     pub detail: String,
 }
 
+/// A part of what a guest wrote to its console, of all that it ever wrote.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ConsolePiece {
+    /// Of the first byte: later than asked for where that is no longer kept.
+    pub offset: u64,
+    pub data: Vec<u8>,
+    /// How much was written in all. Less than was read before: the console began anew.
+    pub end: u64,
+}
+
 /// What a VM does now. There is none for an instance that has no VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -63,10 +63,9 @@ impl GuestLinks {
             directory: request.directory,
             timeout_seconds: u32::try_from(seconds).unwrap_or(u32::MAX),
             stdin: request.stdin,
-            output_from: 0,
             uid: request.uid,
             gid: request.gid,
-            max_output_bytes: 0,
+            ..Exec::default()
         };
         let call = self.begin(instance, "a program with input", needs, host_frame::Body::Exec(exec)).await?;
         Ok(ExecHandle { call, input: AtomicU64::new(0), told: AtomicU64::new(0) })

@@ -11,6 +11,7 @@ mod gate;
 mod handlers;
 mod input;
 mod instances;
+mod logs;
 mod migration;
 mod node;
 mod problem;
@@ -139,7 +140,7 @@ fn handler(rule: &Rule) -> MethodRouter<Api> {
         Endpoint::Instances => get(instances::of_tenant),
         Endpoint::AllInstances => get(instances::all),
         Endpoint::Instance => get(instances::one),
-        Endpoint::Logs => get(instances::logs),
+        Endpoint::Logs => get(logs::logs),
         Endpoint::Act(action) => post(instances::act).layer(Extension(action)),
         Endpoint::Sessions => get(sessions::list),
         Endpoint::DeleteSessions => post(sessions::delete),

@@ -8,6 +8,7 @@ use mvm_proto::{Phase, PoolId, TenantId, WorkloadState};
 
 use crate::commands::exec::{self, ExecArgs};
 use crate::commands::instance_move::{self, ExportArgs, ImportArgs};
+use crate::commands::logs::{self, LogsArgs};
 use crate::endpoint::EndpointArgs;
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
@@ -24,7 +25,7 @@ pub(crate) enum InstanceCommand {
     /// One instance in full
     #[command(aliases = ["info", "show", "inspect"])]
     Get(OneArgs),
-    /// The end of an instance's console
+    /// The end of an instance's console, or all of it as it comes
     Logs(LogsArgs),
     /// Boot a stopped or failed instance
     Start(ActArgs),
@@ -75,18 +76,6 @@ pub(crate) struct OneArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct LogsArgs {
-    #[command(flatten)]
-    one: OneArgs,
-    /// How much of the console's end
-    #[arg(long, value_name = "BYTES", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
-    bytes: u32,
-    /// Print it as it is on a terminal, too, where a guest can then move the cursor and change the title; what goes to a file or a program is never changed
-    #[arg(long)]
-    raw: bool,
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct ActArgs {
     #[command(flatten)]
     one: OneArgs,
@@ -103,12 +92,7 @@ pub(crate) async fn run(global: &Global, command: InstanceCommand) -> Run {
             let found = instances.find(&args.instance).await?;
             Ok(output::show(global.output, &found, |_| details(&found))?)
         }
-        InstanceCommand::Logs(args) => {
-            let mut instances = Instances::open(global, &args.one.endpoint).await?;
-            let found = instances.find(&args.one.instance).await?;
-            let tail = instances.logs(&found, args.bytes).await?;
-            Ok(output::console(&tail, args.raw)?)
-        }
+        InstanceCommand::Logs(args) => logs::run(global, args).await,
         InstanceCommand::Start(args) => act(global, args, ManualAction::Start).await,
         InstanceCommand::Stop(args) => act(global, args, ManualAction::Stop).await,
         InstanceCommand::Warm(args) => act(global, args, ManualAction::Warm).await,

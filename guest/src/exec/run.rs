@@ -1,16 +1,22 @@
-//! The thread of an exec: its pipes, its time, its end.
+//! The thread of an exec: its pipes or its terminal, its time, its end.
 
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
+use super::terminal::{TERM, Terminal};
+use crate::account::Account;
 use crate::limits;
-use crate::protocol::{self, CHUNK_BYTES, Exit};
+use crate::program::HOME;
+use crate::protocol::exec::User;
+use crate::protocol::{self, CHUNK_BYTES, Exit, workload_override};
 use crate::refusal::Refusal;
 use crate::state::Request;
 use crate::state::{Exec, Order};
@@ -21,21 +27,37 @@ use crate::workload;
 /// Starts the program and its thread.
 pub(super) fn start(guest: &Guest, number: u64, request: &protocol::Exec) -> Result<(), Refusal> {
     let (program, arguments) = request.command.split_first().ok_or_else(|| Refusal::invalid("no command"))?;
+    let failed = |error: io::Error| Refusal::io(program, &error);
+    let no_terminal = |error: io::Error| Refusal::io("a terminal", &error);
+    let account = account(guest, request)?;
+    let terminal = request.terminal.as_ref().map(Terminal::open).transpose().map_err(no_terminal)?;
     let mut command = Command::new(program);
-    command.args(arguments).process_group(0);
-    command.env_clear().envs(workload::environment(guest)).envs(&request.env);
+    command.args(arguments).env_clear().envs(environment(guest, request, account.as_ref()));
     let directory = if request.directory.is_empty() { "/" } else { request.directory.as_str() };
     check_directory(directory)?;
     command.current_dir(directory);
-    command.stdin(if request.stdin { Stdio::piped() } else { Stdio::null() });
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    if (request.uid, request.gid) != (0, 0) {
+    match &terminal {
+        Some(terminal) => {
+            let given = account.as_ref().map_or(Ok(()), |account| terminal.own(account.uid));
+            given.and_then(|()| terminal.give_to(&mut command)).map_err(no_terminal)?;
+        }
+        None => {
+            command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.stdin(if request.stdin { Stdio::piped() } else { Stdio::null() });
+        }
+    }
+    if account.is_none() && (request.uid, request.gid) != (0, 0) {
         command.uid(request.uid).gid(request.gid);
     }
-    let failed = |error: io::Error| Refusal::io(program, &error);
     let wake = Wake::new().map_err(failed)?;
-    let mut child = command.spawn().map_err(failed)?;
-    let running = Running::of(guest.clone(), number, &mut child, wake.clone(), request.timeout_seconds);
+    let spawned = match &account {
+        Some(account) => account.spawn(&mut command),
+        None => command.spawn(),
+    };
+    let mut child = spawned.map_err(failed)?;
+    // With its copies of the program's end of the terminal.
+    drop(command);
+    let running = Running::of(guest.clone(), number, &mut child, terminal, wake.clone(), request);
     let running = match running {
         Ok(running) => running,
         Err(error) => {
@@ -54,6 +76,32 @@ pub(super) fn start(guest: &Guest, number: u64, request: &protocol::Exec) -> Res
     })
 }
 
+/// As whom it runs, where that is a user of the guest's.
+fn account(guest: &Guest, request: &protocol::Exec) -> Result<Option<Account>, Refusal> {
+    let user = match &request.user {
+        None => return Ok(None),
+        Some(User::UserId(id)) => workload_override::User::Id(*id),
+        Some(User::UserName(name)) => workload_override::User::Name(name.clone()),
+    };
+    Account::find(&user, &guest.0.settings.etc).map(Some).map_err(Refusal::invalid)
+}
+
+/// What every program gets, then what its user and its terminal bring, then what the request says.
+fn environment(
+    guest: &Guest,
+    request: &protocol::Exec,
+    account: Option<&Account>,
+) -> BTreeMap<String, String> {
+    let mut env = workload::environment(guest);
+    env.extend(account.map(|account| (HOME.to_owned(), account.home.clone())));
+    env.extend(request.terminal.as_ref().map(|terminal| {
+        let term = if terminal.term.is_empty() { TERM } else { terminal.term.as_str() };
+        ("TERM".to_owned(), term.to_owned())
+    }));
+    env.extend(request.env.clone());
+    env
+}
+
 /// A program that can't be started in its working directory fails as if it were itself the one that is missing.
 pub(crate) fn check_directory(directory: &str) -> Result<(), Refusal> {
     let refuse = |error: io::Error| Refusal::io(&format!("working directory {directory}"), &error);
@@ -68,9 +116,13 @@ struct Running {
     group: Pid,
     /// Readable when the program has ended. It is reaped last of all, so that its group's number stays its own.
     ended: OwnedFd,
-    stdin: Option<ChildStdin>,
-    stdout: Option<ChildStdout>,
-    stderr: Option<ChildStderr>,
+    /// Of a terminal all three are one, and its output is `stdout`.
+    terminal: Option<Terminal>,
+    stdin: Option<File>,
+    stdout: Option<File>,
+    stderr: Option<File>,
+    /// The last byte of the input so far was no line's end.
+    in_a_line: bool,
     deadline: Option<Instant>,
     kill_at: Option<Instant>,
     exit: Exit,
@@ -88,25 +140,39 @@ impl Running {
         guest: Guest,
         number: u64,
         child: &mut Child,
+        terminal: Option<Terminal>,
         wake: Wake,
-        timeout_seconds: u32,
+        request: &protocol::Exec,
     ) -> io::Result<Self> {
         let group = Pid::from_child(child);
-        let stdin = child.stdin.take();
+        let of_pipe = |pipe: OwnedFd| File::from(pipe);
+        let (stdin, stdout, stderr) = match &terminal {
+            Some(terminal) => {
+                let stdin = if request.stdin { Some(terminal.file()?) } else { None };
+                (stdin, Some(terminal.file()?), None)
+            }
+            None => (
+                child.stdin.take().map(OwnedFd::from).map(of_pipe),
+                child.stdout.take().map(OwnedFd::from).map(of_pipe),
+                child.stderr.take().map(OwnedFd::from).map(of_pipe),
+            ),
+        };
         if let Some(stdin) = &stdin {
             rustix::io::ioctl_fionbio(stdin, true)?;
         }
-        let deadline =
-            (timeout_seconds > 0).then(|| Instant::now() + Duration::from_secs(timeout_seconds.into()));
+        let limit = Duration::from_secs(request.timeout_seconds.into());
+        let deadline = (!limit.is_zero()).then(|| Instant::now() + limit);
         Ok(Self {
             guest,
             number,
             wake,
             group,
             ended: pidfd_open(group, PidfdFlags::empty())?,
+            terminal,
             stdin,
-            stdout: child.stdout.take(),
-            stderr: child.stderr.take(),
+            stdout,
+            stderr,
+            in_a_line: false,
             deadline,
             kill_at: None,
             exit: Exit::default(),
@@ -120,6 +186,9 @@ impl Running {
         }
         // What it wrote before its end is in the pipes; what others write there later is not its output.
         self.stdin = None;
+        if let Some(terminal) = &mut self.terminal {
+            terminal.program_ended();
+        }
         let before = self.end_of_output();
         let mut quiet_until = Instant::now() + limits::OUTPUT_GRACE;
         while self.stdout.is_some() || self.stderr.is_some() {
@@ -155,7 +224,8 @@ impl Running {
     fn round(&mut self, grace: Option<Duration>) -> bool {
         let round = self.look();
         let has_input = !round.input.is_empty();
-        if round.close_input && !has_input {
+        let ends_input = round.close_input && !has_input && self.stdin.is_some();
+        if ends_input && self.terminal.is_none() {
             self.stdin = None;
         }
         if has_input && self.stdin.is_none() {
@@ -182,7 +252,7 @@ impl Running {
                 fds.push(PollFd::new(stderr, reading));
                 which.push(&mut err);
             }
-            if let Some(stdin) = self.stdin.as_ref().filter(|_| has_input) {
+            if let Some(stdin) = self.stdin.as_ref().filter(|_| has_input || ends_input) {
                 fds.push(PollFd::new(stdin, PollFlags::OUT));
                 which.push(&mut input);
             }
@@ -200,18 +270,20 @@ impl Running {
         if err != none {
             self.read(true);
         }
-        if input != none {
+        if input != none && has_input {
             self.write(&round.input);
+        } else if input != none {
+            self.end_input();
         }
         self.keep_time();
         ended != none
     }
 
     fn look(&mut self) -> Round {
-        let (round, orders) = self.guest.update(|state| {
+        let (round, orders, resize) = self.guest.update(|state| {
             let kept = state.kept_by_all();
             let Some(exec) = state.requests.exec(self.number) else {
-                return (Round { may_read: true, input: Vec::new(), close_input: true }, Vec::new());
+                return (Round { may_read: true, input: Vec::new(), close_input: true }, Vec::new(), None);
             };
             let (front, _) = exec.input.buffer.as_slices();
             let input = front[..front.len().min(CHUNK_BYTES)].to_vec();
@@ -219,8 +291,13 @@ impl Running {
             (
                 Round { may_read: exec.has_room(kept), input, close_input },
                 exec.orders.drain(..).collect::<Vec<_>>(),
+                exec.resize.take(),
             )
         });
+        if let (Some(terminal), Some(size)) = (&self.terminal, resize) {
+            // A terminal of this guest's own takes any size.
+            let _ = terminal.resize(size.rows, size.columns);
+        }
         for order in orders {
             match order {
                 Order::Signal(number) => {
@@ -230,7 +307,13 @@ impl Running {
                 }
                 Order::Cancel => {
                     self.exit.cancelled = true;
-                    self.kill(Signal::TERM);
+                    if self.terminal.is_some() {
+                        // A shell that someone types to ignores SIGTERM, and passes a hang-up on to its jobs.
+                        self.kill(Signal::HUP);
+                        self.kill(Signal::CONT);
+                    } else {
+                        self.kill(Signal::TERM);
+                    }
                     self.kill_at.get_or_insert(Instant::now() + limits::CANCEL_GRACE);
                 }
             }
@@ -257,7 +340,7 @@ impl Running {
                     exec.kept.add(stderr, &buffer[..length], keep.max(unconfirmed));
                 }
             }),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
             _ if stderr => self.stderr = None,
             _ => self.stdout = None,
         }
@@ -274,7 +357,19 @@ impl Running {
                 input.len()
             }
         };
+        if let Some(last) = input[..taken].last() {
+            self.in_a_line = *last != b'\n' && *last != b'\r';
+        }
         self.took(taken);
+    }
+
+    /// Types the end of the input into the terminal.
+    fn end_input(&mut self) {
+        let (Some(terminal), Some(stdin)) = (&self.terminal, &mut self.stdin) else { return };
+        match stdin.write(&terminal.end_of_input(self.in_a_line)) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            _ => self.stdin = None,
+        }
     }
 
     fn took(&self, taken: usize) {
@@ -308,6 +403,11 @@ impl Running {
     fn kill(&self, signal: Signal) {
         // The group is gone when every program in it has ended: then there is nothing to do.
         let _ = kill_process_group(self.group, signal);
+        // The command that a shell runs for the one at the terminal has a group of its own.
+        let foreground = self.terminal.as_ref().and_then(Terminal::foreground);
+        if let Some(foreground) = foreground.filter(|foreground| *foreground != self.group) {
+            let _ = kill_process_group(foreground, signal);
+        }
     }
 
     fn end_of_output(&self) -> u64 {

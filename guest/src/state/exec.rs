@@ -10,7 +10,7 @@ use super::State;
 use super::output::Kept;
 use crate::limits;
 use crate::protocol::guest_frame::Body;
-use crate::protocol::{self, Accepted, CHUNK_BYTES, Exit, Input, WINDOW_BYTES, Window};
+use crate::protocol::{self, Accepted, CHUNK_BYTES, Exit, Input, Resize, WINDOW_BYTES, Window};
 use crate::wake::Wake;
 
 #[derive(Debug)]
@@ -23,6 +23,8 @@ pub(crate) struct Exec {
     pub(crate) exit: Option<Exit>,
     pub(crate) input: Inbound,
     pub(crate) orders: VecDeque<Order>,
+    /// The size that its terminal is to have; of several only the newest counts.
+    pub(crate) resize: Option<Resize>,
     /// The end will not be asked for.
     pub(crate) forgotten: bool,
     pub(crate) wake: Wake,
@@ -69,6 +71,7 @@ impl Exec {
             exit: None,
             input: Inbound::default(),
             orders: VecDeque::new(),
+            resize: None,
             forgotten: false,
             wake,
         };
@@ -79,6 +82,8 @@ impl Exec {
     pub(crate) fn attach(&mut self, from: u64) {
         let from = from.min(self.kept.end());
         self.attached = Some(Attached { accept: true, next: from, confirmed: from });
+        // An agent that knows only what an earlier one sent goes on from here.
+        self.input.tell = self.input.received > 0;
         self.wake.wake();
     }
 
@@ -142,6 +147,11 @@ impl Exec {
         if self.orders.len() < limits::MAX_PENDING_SIGNALS {
             self.orders.push_back(order);
         }
+        self.wake.wake();
+    }
+
+    pub(crate) fn resize(&mut self, size: Resize) {
+        self.resize = Some(size);
         self.wake.wake();
     }
 

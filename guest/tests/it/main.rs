@@ -8,4 +8,5 @@ mod hostile;
 mod overrides;
 mod recorded;
 mod requests;
+mod terminals;
 mod workloads;

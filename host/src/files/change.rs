@@ -1,15 +1,16 @@
 //! What is written, renamed and removed in a directory.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 
-use rustix::fs::{self, AtFlags, FallocateFlags, FileType, RawMode};
+use rustix::fs::{self, AtFlags, FallocateFlags, FileType, RawMode, Stat};
 use rustix::io::Errno;
 
 use super::dir::{Dir, OpenHow};
 use super::list::MAX_LOOKED_AT;
+use super::log_marks::{LogMarks, MARKS_SUFFIX};
 use super::name::{plain, temporary};
 use super::space::write_failed;
 use super::{failed, refused};
@@ -17,6 +18,9 @@ use crate::HostError;
 
 /// How much of a log's end is kept when it is cut.
 const KEPT_LOG_BYTES: u64 = 256 * 1024;
+
+/// What is remembered of a log is a few KiB.
+const MAX_MARKS_BYTES: u64 = 64 * 1024;
 
 /// What the kernel counts a file's blocks in, and what file systems give back no part of.
 const BLOCK_BYTES: u64 = 512;
@@ -216,19 +220,20 @@ impl Dir {
         Ok(())
     }
 
-    /// Cuts a log that others append to once it is longer than `max_bytes`; its end is kept in `<name>.old`.
+    /// Cuts a log that others append to once it is longer than `max_bytes`: its end is kept in `<name>.old`, and what was cut
+    /// is counted in `<name>.marks`. What is written in the instant of the cut alone is neither kept nor counted.
     pub fn trim_log(&self, name: impl AsRef<OsStr>, max_bytes: u64, mode: RawMode) -> Result<(), HostError> {
         let name = plain(name.as_ref())?;
         let path = self.path().join(name);
-        match self.look(name)? {
-            Some(stat)
-                if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-                    && u64::try_from(stat.st_size).is_ok_and(|size| size <= max_bytes) =>
-            {
-                return Ok(());
+        let Some(stat) = self.look(name)? else { return Ok(()) };
+        let mut marks = self.marks_of(name);
+        let length = u64::try_from(stat.st_size).unwrap_or(0);
+        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && length <= max_bytes {
+            let settled = marks.settle(length);
+            if marks.note(modified_ms(&stat), length) || settled {
+                self.write_marks(name, &marks, mode)?;
             }
-            None => return Ok(()),
-            Some(_) => {}
+            return Ok(());
         }
         let mut log = match self.open_file(name, OpenHow::Write) {
             Err(error) if error.is_not_found() => return Ok(()),
@@ -238,15 +243,35 @@ impl Dir {
         if length <= max_bytes {
             return Ok(());
         }
+        marks.settle(length);
+        marks.note(modified_ms(&stat), length);
+        // A reader that counts bytes waits meanwhile. The disk may be full of this very log: then there is no room for that.
+        marks.cutting = Some(length);
+        let _ = self.write_marks(name, &marks, mode);
         let mut end = Vec::new();
-        log.seek(SeekFrom::Start(length.saturating_sub(KEPT_LOG_BYTES)))
-            .and_then(|_| (&mut log).take(KEPT_LOG_BYTES).read_to_end(&mut end))
+        let from = length.saturating_sub(KEPT_LOG_BYTES);
+        // All that there is by now, so that what is counted as cut is what is cut.
+        log.seek(SeekFrom::Start(from))
+            .and_then(|_| (&mut log).take(2 * KEPT_LOG_BYTES).read_to_end(&mut end))
             .map_err(failed("read", &path))?;
-        // The disk may be full of this very log: cutting it comes first, keeping its end is a courtesy.
+        let length = from + end.len() as u64;
+        // For the same reason cutting it comes first, and keeping its end is a courtesy.
         log.set_len(0).map_err(failed("cut", &path))?;
-        let mut old = name.to_owned();
-        old.push(".old");
-        self.replace(&old, &end, mode)
+        marks.cutting = None;
+        marks.cut = marks.cut.saturating_add(length);
+        let kept = self.replace(beside(name, ".old"), &end, mode);
+        self.write_marks(name, &marks, mode)?;
+        kept
+    }
+
+    /// What can't be read is no reason to leave a log as long as it is.
+    fn marks_of(&self, name: &OsStr) -> LogMarks {
+        let read = self.read(beside(name, MARKS_SUFFIX), OpenHow::Read, MAX_MARKS_BYTES);
+        LogMarks::read(&read.ok().flatten().unwrap_or_default())
+    }
+
+    fn write_marks(&self, name: &OsStr, marks: &LogMarks, mode: RawMode) -> Result<(), HostError> {
+        self.replace(beside(name, MARKS_SUFFIX), marks.written().as_bytes(), mode)
     }
 
     /// Gives all but the end of a log back to the disk once more than `max_bytes` of it are there. Its writer keeps its own
@@ -272,6 +297,18 @@ impl Dir {
             punched => punched.map_err(|cause| self.fault("cut", name, cause)),
         }
     }
+}
+
+fn beside(name: &OsStr, suffix: &str) -> OsString {
+    let mut name = name.to_owned();
+    name.push(suffix);
+    name
+}
+
+fn modified_ms(stat: &Stat) -> i64 {
+    stat.st_mtime
+        .saturating_mul(1000)
+        .saturating_add(i64::try_from(stat.st_mtime_nsec).unwrap_or(0) / 1_000_000)
 }
 
 /// What a look-up says when a name is no directory any more.
@@ -312,6 +349,36 @@ mod tests {
             "what has two names is left alone"
         );
         dir.punch_log("led", 0).unwrap();
+    }
+
+    #[test]
+    fn what_is_cut_off_a_log_is_counted_and_its_end_is_where_the_count_says() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = Dir::open_root(place.path()).unwrap();
+        let read = |name: &str| std::fs::read(place.path().join(name)).unwrap_or_default();
+        dir.trim_log("log", 1 << 20, 0o600).unwrap();
+        assert!(!place.path().join("log.marks").exists(), "there is no log");
+        let mut all = Vec::new();
+        for round in 0..200_u32 {
+            let line = format!("{round:0>9999}\n");
+            let log = std::fs::File::options().append(true).create(true).open(place.path().join("log"));
+            log.unwrap().write_all(line.as_bytes()).unwrap();
+            all.extend(line.into_bytes());
+            dir.trim_log("log", 300_000, 0o600).unwrap();
+            let (marks, old, new) = (LogMarks::read(&read("log.marks")), read("log.old"), read("log"));
+            let cut = usize::try_from(marks.cut).unwrap();
+            assert_eq!((marks.cutting, cut + new.len()), (None, all.len()));
+            assert!(all[cut..] == new && all[cut - old.len()..cut] == old, "round {round}");
+            assert!(new.len() <= 300_000 && old.len() <= 2 * 256 * 1024);
+        }
+        // One that ended in the middle of a cut, before and after the log was cut.
+        for (length, cut) in [(10, 1500), (500, 1000)] {
+            std::fs::write(place.path().join("log.marks"), "cut 1000\ncutting 500\n").unwrap();
+            std::fs::write(place.path().join("log"), vec![b'x'; length]).unwrap();
+            dir.trim_log("log", 300_000, 0o600).unwrap();
+            let found = LogMarks::read(&read("log.marks"));
+            assert_eq!((found.cut, found.cutting), (cut, None));
+        }
     }
 
     #[test]

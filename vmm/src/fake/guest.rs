@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use mvm_proto::InstanceId;
 use mvm_proto::guest::{
-    Accepted, Chunk, Deframer, Directory, Done, Entry, Exec, Exit, FEATURE_HEALTH, FEATURE_RESTART,
-    FEATURE_WORKLOAD, Failure, FailureCode, Found, GuestFrame, GuestHello, HostFrame, HostHello, MAX_VERSION,
-    MIN_VERSION, OPENING, Output, Readiness, Reborn, State, Window, Workload, guest_frame, host_frame,
-    negotiate, put_frame,
+    Accepted, Chunk, Deframer, Directory, Done, Entry, Exec, Exit, FEATURE_DETACH, FEATURE_EXEC_USER,
+    FEATURE_HEALTH, FEATURE_PTY, FEATURE_RESTART, FEATURE_WORKLOAD, Failure, FailureCode, Found, GuestFrame,
+    GuestHello, HostFrame, HostHello, MAX_VERSION, MIN_VERSION, OPENING, Output, Readiness, Reborn, State,
+    Window, Workload, guest_frame, host_frame, negotiate, put_frame,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
@@ -18,6 +18,9 @@ use super::faults::{Faults, Manner};
 use super::life::{Host, Life, SECRETS};
 
 type Answer = guest_frame::Body;
+
+const FEATURES: [&str; 6] =
+    [FEATURE_RESTART, FEATURE_HEALTH, FEATURE_WORKLOAD, FEATURE_PTY, FEATURE_EXEC_USER, FEATURE_DETACH];
 
 /// What a guest's kernel has to say of its memory.
 const MEMORY: &str = "/proc/meminfo";
@@ -190,7 +193,7 @@ impl Guest {
             features: match manner {
                 _ if newest < MAX_VERSION => Vec::new(),
                 Manner::WithoutFeatures => Vec::new(),
-                _ => [FEATURE_RESTART, FEATURE_HEALTH, FEATURE_WORKLOAD].map(str::to_owned).into(),
+                _ => FEATURES.map(str::to_owned).into(),
             },
             workload: self.workload(self.told),
         };
@@ -282,7 +285,9 @@ impl Guest {
                 self.relayed += chunk.data.len() as u64;
                 vec![window(self.relayed), Answer::Chunk(chunk)]
             }
-            Body::Hello(_) | Body::Forget(_) | Body::Window(_) => Vec::new(),
+            Body::Hello(_) | Body::Forget(_) | Body::Window(_) | Body::Resize(_) | Body::Detach(_) => {
+                Vec::new()
+            }
         }
     }
 
@@ -339,7 +344,15 @@ impl Guest {
 /// What adds to a request rather than repeating it.
 fn continues(body: &host_frame::Body) -> bool {
     use host_frame::Body;
-    matches!(body, Body::Input(_) | Body::Signal(_) | Body::RelayData(_) | Body::Window(_))
+    matches!(
+        body,
+        Body::Input(_)
+            | Body::Signal(_)
+            | Body::RelayData(_)
+            | Body::Window(_)
+            | Body::Resize(_)
+            | Body::Detach(_)
+    )
 }
 
 fn output(data: Vec<u8>, offset: u64) -> Answer {

@@ -5,7 +5,7 @@ use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, RawQuery, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use http::{StatusCode, header};
+use http::StatusCode;
 use mvm_proto::ManualAction;
 use mvm_proto::status::{InstanceStatus, WakeTiming};
 use mvm_proto::{InstanceId, PoolId, Problem, TenantId};
@@ -16,7 +16,6 @@ use super::input::{InstancePath, id, instance_and_body, no_query, phase, unreada
 use super::problem::{self, Refused};
 use crate::intake::authz::Caller;
 use crate::node::actions::{Manual, override_for};
-use crate::node::handle::{DEFAULT_LOG_BYTES, MAX_LOG_BYTES};
 
 /// Which instances to list; absent is all.
 #[derive(Deserialize)]
@@ -130,24 +129,4 @@ pub(super) async fn act(
         Ok(instance) => Ok(Json(ActedBody { instance, wake }).into_response()),
         Err(_) => Ok(StatusCode::NO_CONTENT.into_response()),
     }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct LogsQuery {
-    bytes: Option<usize>,
-}
-
-/// The end of the console as the guest wrote it: bytes, not necessarily text.
-pub(super) async fn logs(
-    State(api): State<Api>,
-    path: Result<Path<(String, String, String)>, PathRejection>,
-    query: Result<Query<LogsQuery>, QueryRejection>,
-) -> Result<Response, Refused> {
-    let path = InstancePath::read(path)?;
-    let Query(query) = query.map_err(|cause| problem::bad_query(cause.body_text()))?;
-    find(&api, &path)?;
-    let bytes = query.bytes.unwrap_or(DEFAULT_LOG_BYTES).min(MAX_LOG_BYTES);
-    let tail = api.shared.node.console(&path.instance, bytes).await?;
-    Ok(([(header::CONTENT_TYPE, "application/octet-stream")], tail).into_response())
 }
