@@ -43,7 +43,7 @@ use tokio::time::Instant;
 use crate::clock::Clock;
 
 pub use error::LinkError;
-pub use exec::{ExecEvent, ExecHandle, ExecRequest};
+pub use exec::{ExecEvent, ExecHandle, ExecRequest, ExecTerminal, ExecUser};
 pub use files::READ_PIECE_BYTES;
 pub(crate) use load::LOOK_EVERY;
 pub use view::GuestView;

@@ -129,6 +129,39 @@ impl AgentClient {
         self.within(async { Ok(self.ask(method, path, body).await?.1) }).await
     }
 
+    /// Whether it is this machine's agent, over its own socket.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self.wire, Wire::Local(_))
+    }
+
+    /// Asks with lines of which `first` is the first; the others are what is sent from then on, while the answer comes.
+    pub(crate) async fn exchange(
+        &self,
+        path: &str,
+        first: Bytes,
+    ) -> Result<(tokio::sync::mpsc::Sender<std::io::Result<Bytes>>, Pieces), Outcome> {
+        let Wire::Local(socket) = &self.wire else {
+            return Err(Outcome::Usage(anyhow!("this is done on the node itself, over its agent's socket")));
+        };
+        let (lines, body) = tokio::sync::mpsc::channel(UPLOAD_PIECES);
+        // There is room: nothing was sent before.
+        let _ = lines.try_send(Ok(first));
+        let request = Request::builder().method(Method::POST).uri(path).header(header::HOST, LOCAL_HOST);
+        let request = request.header(header::CONTENT_TYPE, "application/x-ndjson").body(Upload(body));
+        let request = request.context("could not build the request")?;
+        let answer = async {
+            let mut connection = connect(socket).await?;
+            let answer = connection.send_request(request).await;
+            let answer = answer.map_err(|error| gone(anyhow::Error::new(error)))?;
+            let (status, body) = (answer.status(), Pieces::Local(answer.into_body()));
+            if status.is_success() {
+                return Ok(body);
+            }
+            Err(Outcome::Failed(problem_from_json(&body.all().await?)))
+        };
+        Ok((lines, self.within(answer).await?))
+    }
+
     /// Sends what is read as it is read; the answer comes when all of it was taken, in whatever time that takes.
     pub(crate) async fn upload(
         &self,

@@ -16,6 +16,7 @@ pub(crate) mod doctor;
 pub(crate) mod edit;
 pub(crate) mod events;
 pub(crate) mod exec;
+pub(crate) mod exec_stream;
 pub(crate) mod explain;
 pub(crate) mod get;
 pub(crate) mod image;
@@ -150,6 +151,7 @@ fn first_signal() -> anyhow::Result<oneshot::Receiver<u8>> {
         // The command may be done already.
         let _ = tell.send(u8::try_from(code).unwrap_or(u8::MAX));
         std::thread::sleep(BLOCKED_AT_MOST);
+        crate::terminal::restore();
         std::process::exit(code);
     };
     std::thread::Builder::new()

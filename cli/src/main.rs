@@ -23,6 +23,8 @@ mod output;
 mod paths;
 mod progress;
 mod settings;
+mod terminal;
+mod user;
 
 use std::process::ExitCode;
 

@@ -141,6 +141,13 @@ fn terminal_width() -> Option<usize> {
     Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
+/// Rows and columns of the terminal that standard output is, or else standard input; none where neither is one.
+pub(crate) fn terminal_size() -> Option<(u16, u16)> {
+    use rustix::termios::tcgetwinsize;
+    let size = tcgetwinsize(std::io::stdout()).or_else(|_| tcgetwinsize(std::io::stdin())).ok()?;
+    (size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))
+}
+
 fn cell(text: impl AsRef<str>) -> String {
     text::one_line(text.as_ref(), MAX_LINE_BYTES)
 }

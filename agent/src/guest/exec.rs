@@ -5,11 +5,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mvm_proto::InstanceId;
-use mvm_proto::guest::{CHUNK_BYTES, Exec, Exit, Input, Signal, Window, host_frame};
+use mvm_proto::guest::exec::User;
+use mvm_proto::guest::{
+    CHUNK_BYTES, Exec, Exit, FEATURE_EXEC_USER, FEATURE_PTY, Input, Resize, Signal, Terminal, Window,
+    host_frame,
+};
+use tokio::time::Instant;
 
-use super::GuestLinks;
 use super::call::{Call, Event};
 use super::error::LinkError;
+use super::{ANSWER_WITHIN, GuestLinks};
 
 /// The guest hears how far its output was read this often: not for every piece, which may be empty.
 pub(super) const WINDOW_STEP_BYTES: u64 = 16 * 1024;
@@ -26,8 +31,27 @@ pub struct ExecRequest {
     pub timeout: Option<Duration>,
     /// Input follows.
     pub stdin: bool,
+    /// A user of the guest's; absent: `uid` and `gid`.
+    pub user: Option<ExecUser>,
+    /// Absent: pipes.
+    pub terminal: Option<ExecTerminal>,
     pub uid: u32,
     pub gid: u32,
+}
+
+/// A user of the guest's `/etc/passwd`, with its groups and its home.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExecUser {
+    Id(u32),
+    Name(String),
+}
+
+/// A terminal of this size and kind; 0 and empty: as is usual.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ExecTerminal {
+    pub rows: u32,
+    pub columns: u32,
+    pub term: String,
 }
 
 /// What comes of it.
@@ -56,6 +80,7 @@ pub struct ExecHandle {
 impl GuestLinks {
     pub async fn exec(&self, instance: &InstanceId, request: ExecRequest) -> Result<ExecHandle, LinkError> {
         let needs = if request.stdin { 2 } else { 1 };
+        self.check_features(instance, &request).await?;
         let seconds = request.timeout.map_or(0, |timeout| timeout.as_secs().max(1));
         let exec = Exec {
             command: request.command,
@@ -65,10 +90,34 @@ impl GuestLinks {
             stdin: request.stdin,
             uid: request.uid,
             gid: request.gid,
+            user: request.user.map(|user| match user {
+                ExecUser::Id(id) => User::UserId(id),
+                ExecUser::Name(name) => User::UserName(name),
+            }),
+            terminal: request.terminal.map(|terminal| {
+                let ExecTerminal { rows, columns, term } = terminal;
+                Terminal { rows, columns, term }
+            }),
             ..Exec::default()
         };
         let call = self.begin(instance, "a program with input", needs, host_frame::Body::Exec(exec)).await?;
         Ok(ExecHandle { call, input: AtomicU64::new(0), told: AtomicU64::new(0) })
+    }
+
+    /// An older guest would do something else: run it without a terminal, or as root.
+    async fn check_features(&self, instance: &InstanceId, request: &ExecRequest) -> Result<(), LinkError> {
+        if request.terminal.is_none() && request.user.is_none() {
+            return Ok(());
+        }
+        let link = self.link(instance)?;
+        let view = self.until(&link, Instant::now() + ANSWER_WITHIN, |view| view.connected).await?;
+        match request {
+            ExecRequest { terminal: Some(_), .. } if !view.has_terminals => {
+                Err(LinkError::Lacks(FEATURE_PTY))
+            }
+            ExecRequest { user: Some(_), .. } if !view.has_users => Err(LinkError::Lacks(FEATURE_EXEC_USER)),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -116,6 +165,11 @@ impl ExecHandle {
     pub async fn close_input(&self) -> Result<(), LinkError> {
         let offset = self.input.load(Ordering::Relaxed);
         self.call.send_piece(host_frame::Body::Input(Input { data: Vec::new(), last: true, offset })).await
+    }
+
+    /// Gives its terminal another size; nothing happens where it has none.
+    pub fn resize(&self, rows: u32, columns: u32) -> Result<(), LinkError> {
+        self.call.send(&host_frame::Body::Resize(Resize { rows, columns }))
     }
 
     pub fn signal(&self, number: u32) -> Result<(), LinkError> {

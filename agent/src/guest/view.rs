@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use mvm_proto::guest::workload::State as Fares;
 use mvm_proto::guest::{
-    FEATURE_HEALTH, FEATURE_RESTART, FEATURE_WORKLOAD, GuestHello, Heartbeat, Readiness, State, Workload,
+    FEATURE_EXEC_USER, FEATURE_HEALTH, FEATURE_PTY, FEATURE_RESTART, FEATURE_WORKLOAD, GuestHello, Heartbeat,
+    Readiness, State, Workload,
 };
 use mvm_proto::text::one_line;
 use mvm_proto::{Timestamp, WorkloadState};
@@ -38,6 +39,9 @@ pub struct GuestView {
     pub can_check_health: bool,
     /// It can run another workload than its image's.
     pub can_change_workload: bool,
+    /// It can give a program a terminal, and run it as one of its users.
+    pub has_terminals: bool,
+    pub has_users: bool,
     /// How its workload fares, where it tells, and how often it was started since the boot.
     fares: Fares,
     pub run: u32,
@@ -74,6 +78,8 @@ impl Default for GuestView {
             can_restart: false,
             can_check_health: false,
             can_change_workload: false,
+            has_terminals: false,
+            has_users: false,
             fares: Fares::None,
             run: 0,
             last_heartbeat: None,
@@ -173,6 +179,7 @@ impl GuestView {
         let names = |feature: &str| hello.features.iter().any(|name| name == feature);
         (self.can_restart, self.can_check_health) = (names(FEATURE_RESTART), names(FEATURE_HEALTH));
         self.can_change_workload = names(FEATURE_WORKLOAD);
+        (self.has_terminals, self.has_users) = (names(FEATURE_PTY), names(FEATURE_EXEC_USER));
         self.hear_workload(hello.workload.as_ref());
         self.message.clear();
         self.settle(now);

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::agent_client::Pieces;
+use crate::commands::exec_stream::{self, StreamArgs};
 use crate::endpoint::EndpointArgs;
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
@@ -32,19 +33,21 @@ pub(crate) struct ExecArgs {
     instance: InstanceName,
     /// The program and its arguments; no shell reads them
     #[arg(required = true, last = true, value_name = "COMMAND")]
-    command: Vec<String>,
+    pub(super) command: Vec<String>,
     /// NAME=VALUE for the command's environment (repeatable)
     #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = parse_variable)]
-    env: Vec<(String, String)>,
+    pub(super) env: Vec<(String, String)>,
     /// Folder in the guest to run in [default: /]
     #[arg(short = 'w', long, value_name = "DIR")]
-    workdir: Option<String>,
+    pub(super) workdir: Option<String>,
     /// Kill the command after this long [default: never]
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
-    kill_after: Option<std::time::Duration>,
-    /// Give it this process's standard input, 2 MiB at most
-    #[arg(short = 'i', long)]
-    stdin: bool,
+    pub(super) kill_after: Option<std::time::Duration>,
+    /// Give it this process's standard input; 2 MiB at most where its agent is called over the network
+    #[arg(short = 'i', long, visible_alias = "interactive")]
+    pub(super) stdin: bool,
+    #[command(flatten)]
+    pub(super) on: StreamArgs,
     #[command(flatten)]
     endpoint: EndpointArgs,
 }
@@ -78,6 +81,9 @@ struct Exit {
 pub(crate) async fn run(global: &Global, args: ExecArgs) -> Run {
     let found = Instances::open(global, &args.endpoint).await?.find(&args.instance).await?;
     let agent = args.endpoint.open_agent_of(global, &found.node_id, "exec").await?;
+    if args.stdin && agent.is_local() || args.on.needs_stream() {
+        return exec_stream::run(&agent, &found.path("/exec"), args, Progress::new(global.quiet)).await;
+    }
     let env: BTreeMap<_, _> = args.env.into_iter().collect();
     let mut body = json!({ "command": args.command, "env": env });
     if let Some(directory) = args.workdir {
@@ -103,7 +109,7 @@ fn read_input() -> Result<Vec<u8>, Outcome> {
     Ok(input)
 }
 
-async fn relay(mut answer: Pieces, progress: Progress) -> Run {
+pub(super) async fn relay(mut answer: Pieces, progress: Progress) -> Run {
     let mut rest = Vec::new();
     while let Some(piece) = answer.next().await? {
         rest.extend_from_slice(&piece);

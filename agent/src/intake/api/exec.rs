@@ -1,4 +1,5 @@
-//! `POST .../exec`: runs one command inside an instance and streams what comes of it, one JSON object per line.
+//! `POST .../exec`: runs one command inside an instance and streams what comes of it, one JSON object per line. Its input is in
+//! the request, or streamed behind it ([`stream`]).
 //!
 //! Every line has one member: `stdout` or `stderr` (base64, for output need not be text), `lost` (bytes that the guest
 //! could not keep), and last `exit` or, when the guest went away, `error` (a problem). The answer begins when the guest
@@ -7,6 +8,9 @@
 //!
 //! Both the command's begin and what became of it are in the tenant's audit log: who asked, for which program and with how
 //! many arguments. The arguments themselves, variables, input and output are not: secrets are passed in them.
+
+mod input;
+mod stream;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -21,7 +25,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use futures::{Stream, stream};
+use futures::{Stream, stream as streams};
 use http::{HeaderMap, header};
 use mvm_proto::text::chain;
 use mvm_proto::{InstanceId, Phase, Problem};
@@ -75,7 +79,10 @@ pub(super) async fn exec(
     body: Body,
 ) -> Result<Response, Refused> {
     no_query(query.as_deref())?;
-    media_type(&headers, &[JSON])?;
+    media_type(&headers, &[JSON, NDJSON])?;
+    if media_type(&headers, &[NDJSON]).is_ok() {
+        return stream::exec(api, caller, path, body).await;
+    }
     let path = InstancePath::read(path)?;
     let body: ExecBody = object(&read_body(body, MAX_BODY_BYTES).await?)?;
     let (request, input) = request(body)?;
@@ -205,7 +212,7 @@ struct Running {
 }
 
 fn lines(running: Running) -> impl Stream<Item = Result<Bytes, Infallible>> {
-    stream::unfold(running, |mut running| async move {
+    streams::unfold(running, |mut running| async move {
         if running.over {
             return None;
         }
@@ -260,7 +267,7 @@ fn guest_problem(id: &InstanceId, error: &LinkError) -> Problem {
             Problem::new(422, "guest_refused", detail, "Correct the command: no shell reads it.")
         }
         LinkError::TooMany => Problem::new(429, "guest_busy", detail, "Wait until others have ended."),
-        LinkError::Unsupported { .. } => {
+        LinkError::Unsupported { .. } | LinkError::Lacks(_) => {
             Problem::new(409, "guest_too_old", detail, "Rebuild the image with this version's guest program.")
         }
         _ => {

@@ -5,6 +5,7 @@ use mvm_agent::intake::authz::TABLE;
 use mvm_agent::{AgentSettings, RateSettings};
 use mvm_pki::Role;
 use mvm_transport::{Client, Limits};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::serve::cluster::{Cluster, NODE, Running, body_of, digest_of, problem_of, request, wait_until};
 
@@ -274,4 +275,56 @@ async fn a_command_in_a_guest_is_in_the_tenants_audit_log_without_its_arguments(
     assert_eq!(report.broken, None);
     let log = std::fs::read_to_string(data_dir.join("tenants/acme/audit.log")).unwrap();
     assert!(!log.contains("hunter2") && !log.contains("1000\""), "{log}");
+}
+
+/// One piece of a body whose length is not known beforehand.
+fn chunk(line: &serde_json::Value) -> Vec<u8> {
+    let line = format!("{line}\n");
+    format!("{:x}\r\n{line}\r\n", line.len()).into_bytes()
+}
+
+#[tokio::test]
+async fn input_is_streamed_to_a_command_while_its_output_comes_and_over_the_socket_alone() {
+    let cluster = Cluster::new();
+    let agent = agent(&cluster, |_| {}).await;
+    let coordinator = cluster.client(agent.api(), COORDINATOR).await.unwrap();
+    let document = request(Method::POST, agent.api(), "/v1/reconcile", cluster.document(1, 1).to_json());
+    assert_eq!(coordinator.request(document).await.unwrap().status(), StatusCode::ACCEPTED);
+    agent.wait_for_running(1).await;
+    let id = agent.node.instances(None).remove(0).instance_id;
+    let path = format!("/v1/tenants/acme/pools/workers/instances/{id}/exec");
+
+    let mut stream = tokio::net::UnixStream::connect(&agent.socket).await.unwrap();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
+    );
+    let tty = serde_json::json!({ "rows": 24, "columns": 80 });
+    let first = chunk(&serde_json::json!({ "command": ["cat"], "tty": tty, "user": "0" }));
+    stream.write_all(&[head.into_bytes(), first].concat()).await.unwrap();
+    let mut answer = String::new();
+    let mut until = async |stream: &mut tokio::net::UnixStream, wanted: &str| {
+        while !answer.contains(wanted) {
+            let mut buffer = [0; 4096];
+            let read = tokio::time::timeout(crate::serve::cluster::PATIENCE, stream.read(&mut buffer));
+            let length = read.await.unwrap().unwrap();
+            assert!(length > 0, "{wanted:?} is not in {answer:?}");
+            answer.push_str(&String::from_utf8_lossy(&buffer[..length]));
+        }
+    };
+    until(&mut stream, "200 OK").await;
+    // Each is echoed before the next is sent: "one" and "two".
+    for (sent, echoed) in [("b25l", "b25l"), ("dHdv", "dHdv")] {
+        stream.write_all(&chunk(&serde_json::json!({ "stdin": sent, "resize": tty }))).await.unwrap();
+        until(&mut stream, &format!("{{\"stdout\":\"{echoed}\"}}")).await;
+    }
+    stream.write_all(&chunk(&serde_json::json!({ "end": true }))).await.unwrap();
+    until(&mut stream, "\"exit\":{").await;
+
+    let operator = cluster.client(agent.api(), OPERATOR).await.unwrap();
+    let mut over_the_network = request(Method::POST, agent.api(), &path, "{}".to_owned());
+    let ndjson = http::HeaderValue::from_static("application/x-ndjson");
+    over_the_network.headers_mut().insert("content-type", ndjson);
+    let refused = operator.request(over_the_network).await.unwrap();
+    assert_eq!(problem_of(refused).await.code, "only_local");
+    agent.stop().await.unwrap();
 }
