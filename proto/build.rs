@@ -11,6 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "proto/session.proto",
             "proto/control.proto",
             "proto/objects.proto",
+            "proto/tunnel.proto",
         ]);
     }
     for file in &files {
@@ -36,6 +37,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .skip_debug([".mvm.guest.v1.Secrets"])
         // Decoded by one copy, which can be wiped; a vector is decoded by two.
         .bytes(".mvm.guest.v1.Secrets.data")
+        // Relayed as they came, without a copy.
+        .bytes(".mvm.tunnel.v1")
         // In order, and without the random keys that a thread's first hash map asks the kernel for.
         .btree_map(".mvm.guest.v1")
         // Measures a message before it decodes it.

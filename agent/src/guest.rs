@@ -43,7 +43,7 @@ use tokio::time::Instant;
 use crate::clock::Clock;
 
 pub use error::LinkError;
-pub use exec::{ExecEvent, ExecHandle, ExecRequest, ExecTerminal, ExecUser};
+pub use exec::{ExecEvent, ExecHandle, ExecRequest, ExecTerminal, ExecUser, GoOn};
 pub use files::READ_PIECE_BYTES;
 pub(crate) use load::LOOK_EVERY;
 pub use view::GuestView;
@@ -263,6 +263,21 @@ impl GuestLinks {
         Ok(view)
     }
 
+    /// The link once it stands and speaks at least version `needs`.
+    async fn connected(
+        &self,
+        instance: &InstanceId,
+        what: &'static str,
+        needs: u32,
+    ) -> Result<Arc<Link>, LinkError> {
+        let link = self.link(instance)?;
+        let view = self.until(&link, Instant::now() + ANSWER_WITHIN, |view| view.connected).await?;
+        if view.version < needs {
+            return Err(LinkError::Unsupported { what, needs, version: view.version });
+        }
+        Ok(link)
+    }
+
     /// Begins a request once the link stands and speaks at least version `needs`.
     async fn begin(
         &self,
@@ -271,12 +286,7 @@ impl GuestLinks {
         needs: u32,
         body: host_frame::Body,
     ) -> Result<Call, LinkError> {
-        let link = self.link(instance)?;
-        let view = self.until(&link, Instant::now() + ANSWER_WITHIN, |view| view.connected).await?;
-        if view.version < needs {
-            return Err(LinkError::Unsupported { what, needs, version: view.version });
-        }
-        link.begin(body)
+        self.connected(instance, what, needs).await?.begin(body)
     }
 
     /// Asks something that is answered by a plain yes.

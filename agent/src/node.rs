@@ -12,6 +12,7 @@ pub mod error;
 pub mod event_log;
 pub mod export;
 pub mod handle;
+pub mod hold;
 pub mod info;
 pub mod logs;
 pub mod migration;

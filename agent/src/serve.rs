@@ -48,6 +48,7 @@ use crate::intake::coordinator_session::{SessionContext, SessionState, coordinat
 use crate::intake::ledger::LEDGER_FILE;
 use crate::intake::removed_operators::RemovedOperators;
 use crate::intake::source::{FileSource, FileState, Intake, file_source_task};
+use crate::intake::tunnel::{TunnelParts, Tunnels};
 use crate::metrics::{Metrics, NodeState};
 use crate::node::assemble::{Node, NodeSettings, check_bounds};
 use crate::node::event_log::{EventLog, event_log_task};
@@ -242,6 +243,14 @@ impl Agent {
         if let Some(member) = member {
             member.spawn_upkeep(&mut tasks, certs);
             if let (true, Some(coordinator)) = (dials, member.coordinator) {
+                let tunnels = Tunnels::new(TunnelParts {
+                    credential: member.credential.clone(),
+                    anchors: member.anchors.clone(),
+                    limits: settings.limits.clone(),
+                    node: handle.clone(),
+                    metrics: Arc::clone(&metrics),
+                    shutdown: stop.clone(),
+                });
                 let context = SessionContext {
                     coordinator,
                     credential: member.credential,
@@ -254,6 +263,7 @@ impl Agent {
                     metrics,
                     removed_operators,
                     state: session_state,
+                    tunnels,
                     start,
                 };
                 tasks.spawn("session", coordinator_session_task(context, stop.clone()));

@@ -23,7 +23,8 @@ pub async fn objects(cluster: &Cluster) -> Result<Objects> {
     Ok(Objects::new(open(cluster).await?))
 }
 
-async fn open(cluster: &Cluster) -> Result<Channel> {
+/// A connection of its own.
+pub async fn open(cluster: &Cluster) -> Result<Channel> {
     let dir = cluster.coordinator_dir().join("operator");
     let credential = Credential::load(&dir.join("operator.pem"))?;
     let anchors = LiveAnchors::new(Anchors::load(&dir.join("ca.crt"))?);

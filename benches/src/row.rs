@@ -25,6 +25,8 @@ pub enum Subject {
     Pause,
     /// Sleeping, waking, forking and resuming a real guest
     Rest,
+    /// Programs in a real guest through the coordinator
+    Exec,
     /// Packets and new tenants through the firewall of many tenants
     Firewall,
     /// Memory and CPU of an idle agent

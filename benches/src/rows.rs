@@ -3,6 +3,7 @@
 mod apply;
 mod day;
 mod documents;
+mod exec;
 mod firewall;
 mod fleet;
 mod floor;
@@ -23,7 +24,7 @@ use crate::effort::Effort;
 use crate::row::{Row, Subject};
 
 /// Everything, in the order in which it is shown.
-pub const ALL: [Subject; 14] = [
+pub const ALL: [Subject; 15] = [
     Subject::Documents,
     Subject::Planner,
     Subject::Placement,
@@ -33,6 +34,7 @@ pub const ALL: [Subject; 14] = [
     Subject::Apply,
     Subject::Pause,
     Subject::Rest,
+    Subject::Exec,
     Subject::Firewall,
     Subject::Idle,
     Subject::Sessions,
@@ -60,6 +62,7 @@ pub fn measure(wanted: &[Subject], effort: Effort, mut progress: impl FnMut(Subj
             Subject::Apply => apply::measure(&effort),
             Subject::Pause => pause::measure(&effort),
             Subject::Rest => rest::measure(&effort),
+            Subject::Exec => exec::measure(&effort),
             Subject::Firewall => firewall::measure(&effort),
             Subject::Idle => idle::measure(&effort),
             Subject::Sessions | Subject::Fanout => fleet::measure(&effort),

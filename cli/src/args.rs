@@ -69,6 +69,8 @@ pub(crate) enum Command {
     Diff(commands::diff::DiffArgs),
     /// Change an object in your editor
     Edit(commands::edit::EditArgs),
+    /// Run a command inside an instance, or in any instance of a pool
+    Exec(Box<commands::exec::ExecArgs>),
     /// Why a pool is where it is
     Explain(commands::explain::ExplainArgs),
     /// Declared objects: tables, JSON or YAML, once or as they change

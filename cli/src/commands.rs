@@ -75,6 +75,9 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Wait(args) => block_on(wait::run(&global, args)),
         Command::Tenant(command) => block_on(tenant::run(&global, command)),
         Command::Pool(command) => block_on(tenant::run_pool(&global, command)),
+        Command::Exec(args) | Command::Instance(instance::InstanceCommand::Exec(args)) => {
+            block_on_interruptible(|interrupted| exec::run(&global, *args, interrupted))
+        }
         Command::Instance(command) => block_on(instance::run(&global, command)),
         Command::Session(command) => block_on(session::run(&global, command)),
         Command::Net(command) => block_on(net::run(&global, command)),
@@ -115,9 +118,17 @@ pub(crate) fn one_thread() -> anyhow::Result<Runtime> {
 /// Runs a command that asks others, until it is done or SIGINT or SIGTERM ends it. However it ends, its connections
 /// are closed, so that no peer counts them until they time out.
 pub(crate) fn block_on(work: impl Future<Output = Run>) -> Run {
+    block_on_interruptible(|interrupted| unless_interrupted(work, interrupted))
+}
+
+/// The same of a command that has something left to do when a signal ends it: it gets the exit code for the signal, and
+/// less than [`BLOCKED_AT_MOST`].
+pub(crate) fn block_on_interruptible<F: Future<Output = Run>>(
+    work: impl FnOnce(oneshot::Receiver<u8>) -> F,
+) -> Run {
     let interrupted = first_signal()?;
     one_thread()?.block_on(async {
-        let done = unless_interrupted(work, interrupted).await;
+        let done = work(interrupted).await;
         // With the work its connections were dropped, which closes them. Their tasks have yet to say so.
         let tasks = Handle::current().metrics();
         let all_ended = async {

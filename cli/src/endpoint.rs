@@ -104,6 +104,14 @@ fn closeness(source: ValueSource) -> u8 {
     }
 }
 
+/// Which way what reaches into a guest goes.
+#[derive(Debug, Clone)]
+pub(crate) enum Route {
+    Coordinator(Operator),
+    /// The agent that is named, or this machine's.
+    Agent,
+}
+
 /// Who answers.
 #[derive(Debug)]
 pub(crate) enum Session {
@@ -123,6 +131,16 @@ impl EndpointArgs {
             (Some(endpoint), _) => endpoint.clone(),
             (None, Some(coordinator)) if !self.is_here => Endpoint::Coordinator(coordinator.clone()),
             _ => Endpoint::Socket(default_socket(data_dir)),
+        }
+    }
+
+    /// Whether a coordinator is asked.
+    pub(crate) fn route(&self) -> Route {
+        match self.chosen() {
+            Endpoint::Coordinator(target) => {
+                Route::Coordinator(Operator { coordinator: Some(target), ..self.flags.operator.clone() })
+            }
+            Endpoint::Socket(_) | Endpoint::Agent(_) => Route::Agent,
         }
     }
 

@@ -6,6 +6,7 @@
 
 mod events;
 mod guest_sessions;
+mod guests;
 pub(crate) mod identify;
 mod instance_list;
 mod instances;
@@ -33,7 +34,9 @@ use mvm_proto::wire::control::v1::{
     RemoveOperatorResponse, RenewCertificateRequest, RenewCertificateResponse, RevokeTokenRequest,
     RevokeTokenResponse, StoredDocument, StreamEventsRequest, TrustState, UpdateTrustRequest,
 };
+use mvm_proto::wire::frames::MAX_TUNNEL_FRAME_BYTES;
 use mvm_proto::wire::objects::v1::objects_server::ObjectsServer;
+use mvm_proto::wire::tunnel::v1::guests_server::GuestsServer;
 use mvm_proto::wire::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES};
 use mvm_proto::{NodeId, Problem};
 use tokio::sync::mpsc;
@@ -89,11 +92,15 @@ pub(crate) async fn serve(
     let objects = ObjectsServer::new(objects::ObjectService(Arc::clone(&state)))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let guests = GuestsServer::new(guests::GuestService::new(Arc::clone(&state)))
+        .max_decoding_message_size(MAX_TUNNEL_FRAME_BYTES)
+        .max_encoding_message_size(MAX_TUNNEL_FRAME_BYTES);
     let services = Routes::from(rest::router(Arc::clone(&state)))
         .add_service(InterceptedService::new(control, operators_only))
         .add_service(InterceptedService::new(health_service, known_callers_only))
         .add_service(InterceptedService::new(reflection, known_callers_only))
-        .add_service(objects);
+        .add_service(objects)
+        .add_service(guests);
     let identifying = Arc::clone(&state);
     let serving = tonic::transport::Server::builder()
         .accept_http1(true)

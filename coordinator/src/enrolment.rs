@@ -240,6 +240,7 @@ pub(crate) async fn remove(state: &State, node_id: &NodeId, now: Timestamp) -> R
             Ok(_) => {
                 tracing::info!(node = %node_id, "removed");
                 // After the commit: a session that comes up meanwhile finds the node removed when it looks.
+                state.tunnels.forget(node_id);
                 return Ok(state.fleet.forget(node_id));
             }
             Err(StoreError::Conflict { .. }) => {}

@@ -63,6 +63,8 @@ pub(crate) struct Newcomer {
     pub(crate) agent: Agent,
     pub(crate) info: Option<NodeInfo>,
     pub(crate) high_water: Option<Mark>,
+    /// Its agent opens tunnels.
+    pub(crate) has_tunnels: bool,
 }
 
 /// Whether the agent of a session is there.
@@ -146,8 +148,10 @@ impl Fleet {
         let id = self.next_session.fetch_add(1, Ordering::Relaxed);
         let outbox = Arc::new(Outbox::default());
         let live = self.get_or_insert(node);
-        let Newcomer { control, address, agent, info, high_water } = newcomer;
-        let entry = SessionEntry { id, control, outbox: Arc::clone(&outbox), since: now, address, agent };
+        let Newcomer { control, address, agent, info, high_water, has_tunnels } = newcomer;
+        let outbox_of_it = Arc::clone(&outbox);
+        let entry =
+            SessionEntry { id, control, outbox: outbox_of_it, since: now, address, agent, has_tunnels };
         let (replaced, is_news) = live.change(|live| {
             if live.session.as_ref().map(|session| session.id) != older {
                 return None;
@@ -271,6 +275,14 @@ impl Fleet {
             }
             None => Offered::NotConnected,
         }
+    }
+
+    /// Which process of the node's agent a tunnel would lead to. None where the agent opens no tunnels.
+    pub(crate) fn tunnel_process(&self, node: &NodeId) -> Result<Option<String>, Problem> {
+        let live = self.get(node).ok_or_else(|| refuse::not_connected(node))?;
+        let live = live.lock();
+        let session = live.session.as_ref().ok_or_else(|| refuse::not_connected(node))?;
+        Ok(session.has_tunnels.then(|| session.agent.process()))
     }
 
     /// Asks a node and waits for its answer.

@@ -44,6 +44,8 @@ mod state;
 mod stored;
 mod tokens;
 mod trust;
+mod tunnel_listener;
+mod tunnels;
 mod world;
 
 #[cfg(debug_assertions)]
@@ -60,8 +62,9 @@ pub use paths::DataDir;
 pub use roots::{TrustedRoot, add_root, retire_root, switch_issuing, trusted_roots};
 pub use serve::serve;
 pub use settings::{
-    Addresses, CoordinatorSettings, DEFAULT_METRICS_PORT, DEFAULT_PORT, DOCUMENT_LIFE, ENROL_BURST,
-    ENROL_PER_SECOND, HEARTBEAT, MAX_GRPC_CONNECTIONS, OPERATOR_LIFE, OnBeat, OnReady, SILENT_INTERVALS,
+    Addresses, CoordinatorSettings, DEFAULT_METRICS_PORT, DEFAULT_PORT, DEFAULT_TUNNEL_PORT, DOCUMENT_LIFE,
+    ENROL_BURST, ENROL_PER_SECOND, HEARTBEAT, MAX_GRPC_CONNECTIONS, OPERATOR_LIFE, OnBeat, OnReady,
+    SILENT_INTERVALS,
 };
 pub use tokens::{DEFAULT_TTL as TOKEN_DEFAULT_TTL, MAX_TTL as TOKEN_MAX_TTL};
 

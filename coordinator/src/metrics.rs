@@ -99,6 +99,8 @@ pub(crate) struct Metrics {
     pub(crate) grpc_handshakes_failed: Counter,
     pub(crate) documents_sent: Counter,
     pub(crate) store_writes: Family<WriteOf, Counter>,
+    pub(crate) streams: Gauge,
+    pub(crate) streams_refused: Counter,
     pub(crate) placement_wakes: Counter,
     pub(crate) schedule_duration: Histogram,
     pub(crate) scheduling_failures: Family<FailedFor, Counter>,
@@ -122,6 +124,8 @@ impl Metrics {
             grpc_handshakes_failed: Counter::default(),
             documents_sent: Counter::default(),
             store_writes: Family::default(),
+            streams: Gauge::default(),
+            streams_refused: Counter::default(),
             placement_wakes: Counter::default(),
             schedule_duration: Histogram::new(SCHEDULE_BUCKETS),
             scheduling_failures: Family::default(),
@@ -161,6 +165,8 @@ impl Metrics {
             "Records written to the store, by what they are of",
             self.store_writes.clone(),
         );
+        r.register("streams", "Streams to guests that are relayed now", self.streams.clone());
+        r.register("streams_refused", "Streams to guests that were not opened", self.streams_refused.clone());
         r.register(
             "placement_wakes",
             "How often placement looked what is to be done",

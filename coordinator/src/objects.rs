@@ -18,8 +18,8 @@ mod turns;
 mod watch;
 mod write;
 
-pub(crate) use access::{Caller, Verb, allowed};
-pub(crate) use audit::{newest as newest_audit, trim_audit};
+pub(crate) use access::{Caller, Reach, Verb, allowed, enter};
+pub(crate) use audit::{Entering, newest as newest_audit, note_entry, trim_audit};
 pub(crate) use keys::caller_of_key;
 pub(crate) use network::confirm_removals;
 pub(crate) use once::forget_old;

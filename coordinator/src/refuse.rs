@@ -206,6 +206,9 @@ pub(crate) fn too_busy(what: &str) -> Problem {
     Problem::new(409, "conflict", format!("other requests kept changing {what}"), "Try again.")
 }
 
+/// The code of a stream that broke off, and can be attached to again.
+pub(crate) const STREAM_LOST: &str = "stream_lost";
+
 pub(crate) fn stopping() -> Problem {
     Problem::new(503, "stopping", "the coordinator is stopping", "Try again when it is back.")
 }

@@ -17,7 +17,7 @@ use mvm_pki::tls::server_config;
 use mvm_pki::{Anchors, Authority, ClientAuth, LeafProfile, LiveAnchors, LiveCredential, SigningKey};
 use mvm_planner::fleet::AwayGrace;
 use mvm_store::{Settings as StoreSettings, SledStore, Watch};
-use mvm_transport::{ALPN_H3, ALPN_SESSION, RateLimit, ResetKey, Server};
+use mvm_transport::{ALPN_H3, ALPN_SESSION, ALPN_TUNNEL, RateLimit, ResetKey, Server, tunnel_limits};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -44,6 +44,8 @@ use crate::settings::{Addresses, CoordinatorSettings};
 use crate::state::State;
 use crate::stored::{Backend, StateError, now, take_epoch};
 use crate::trust::Trust;
+use crate::tunnel_listener::AcceptTunnels;
+use crate::tunnels::Tunnels;
 use crate::{api, enrolment, grpc_listener, http, own_leaf, reset_key, session};
 
 /// A service manager that waits 10 s before it kills must never have to.
@@ -128,6 +130,7 @@ pub async fn serve(
     let state = Arc::new(State {
         operators,
         fleet: Arc::new(Fleet::new(rules, steady, Arc::clone(&metrics))),
+        tunnels: Tunnels::default(),
         enrol_limit: RateLimit::new(settings.enrol_per_second, settings.enrol_burst),
         renew_limit: RateLimit::new(enrolment::RENEW_PER_SECOND, enrolment::RENEW_BURST),
         session_limit: RateLimit::new(session::SESSIONS_PER_SECOND, session::SESSIONS_BURST),
@@ -193,6 +196,7 @@ fn cluster_file(data: &DataDir) -> Result<ClusterFile, CoordinatorError> {
 
 struct Sockets {
     quic: Server,
+    tunnels: Server,
     grpc: TcpListener,
     metrics: Option<TcpListener>,
     addresses: Addresses,
@@ -234,8 +238,28 @@ async fn bind(state: &State, live: &LiveCredential, reset: &ResetKey) -> Result<
         metrics = Some(listener);
     }
     let grpc_address = grpc.local_addr().map_err(|cause| bind_error(listen, cause))?;
-    let addresses = Addresses { quic: quic.local_addr(), grpc: grpc_address, metrics: metrics_address };
-    Ok(Sockets { quic, grpc, metrics, addresses })
+    let tunnels = bind_tunnels(state, live, reset)?;
+    let addresses = Addresses {
+        quic: quic.local_addr(),
+        grpc: grpc_address,
+        metrics: metrics_address,
+        tunnels: tunnels.local_addr(),
+    };
+    Ok(Sockets { quic, tunnels, grpc, metrics, addresses })
+}
+
+/// A socket of its own: bytes that fill its buffer keep no document out.
+fn bind_tunnels(state: &State, live: &LiveCredential, reset: &ResetKey) -> Result<Server, CoordinatorError> {
+    let address = state.settings.tunnel_address();
+    let tls =
+        server_config(live, &state.anchors, &state.cluster.cluster, ClientAuth::Required, &[ALPN_TUNNEL])
+            .map_err(|cause| CoordinatorError::Tls(cause.into()))?;
+    let limits = tunnel_limits(&state.settings.limits);
+    Server::bind_with(address, tls, limits, reset).map_err(|cause| CoordinatorError::Bind {
+        what: "UDP for tunnels",
+        address,
+        cause: cause.into(),
+    })
 }
 
 async fn run(state: Arc<State>, data: &DataDir, object_changes: Watch) -> Result<(), CoordinatorError> {
@@ -270,12 +294,19 @@ async fn run(state: Arc<State>, data: &DataDir, object_changes: Watch) -> Result
         quic_stop.clone(),
     );
     let mut quic = tokio::spawn(quic);
+    state.tunnels.listen_on(sockets.addresses.tunnels.port());
+    let tunnels = sockets
+        .tunnels
+        .judged_by(Arc::new(Members(Arc::clone(&state))))
+        .with_tunnels(Arc::new(AcceptTunnels(Arc::clone(&state))))
+        .serve(None, None, quic_stop.clone());
+    let mut tunnels = tokio::spawn(tunnels);
     let connections = grpc_listener::accept(sockets.grpc, grpc_tls, Arc::clone(&state));
     let mut grpc = tokio::spawn(api::serve(Arc::clone(&state), connections));
 
     state.metrics.set_ready(true);
-    let Addresses { quic: quic_address, grpc: grpc_address, .. } = sockets.addresses;
-    tracing::info!(quic = %quic_address, grpc = %grpc_address, "ready");
+    let Addresses { quic: quic_address, grpc: grpc_address, tunnels: tunnel_address, .. } = sockets.addresses;
+    tracing::info!(quic = %quic_address, grpc = %grpc_address, tunnels = %tunnel_address, "ready");
     if let Some(on_ready) = &state.settings.on_ready {
         on_ready(&sockets.addresses);
     }
@@ -290,6 +321,9 @@ async fn run(state: Arc<State>, data: &DataDir, object_changes: Watch) -> Result
             Err(early(name, ended.err().unwrap_or_else(|| "it returned".into())))
         }
         ended = &mut quic => Err(early("QUIC endpoint", ended.err().map_or("it returned".into(), Into::into))),
+        ended = &mut tunnels => {
+            Err(early("tunnel endpoint", ended.err().map_or("it returned".into(), Into::into)))
+        }
         ended = &mut grpc => Err(early("gRPC listener", match ended {
             Ok(Ok(())) => "it returned".into(),
             Ok(Err(cause)) => cause,
@@ -299,7 +333,7 @@ async fn run(state: Arc<State>, data: &DataDir, object_changes: Watch) -> Result
 
     state.shutdown.cancel();
     state.metrics.set_ready(false);
-    let stopping = stop(&state, quic_stop, quic, grpc, &mut tasks);
+    let stopping = stop(&state, quic_stop, (quic, tunnels), grpc, &mut tasks);
     if tokio::time::timeout(STOP_WITHIN, stopping).await.is_err() {
         tracing::warn!("some tasks did not end in time; stopping anyway");
     }
@@ -357,14 +391,16 @@ fn fleet_of(state: &Arc<State>, live: &LiveCredential) -> FleetOf {
 async fn stop(
     state: &State,
     quic_stop: CancellationToken,
-    quic: tokio::task::JoinHandle<()>,
+    (quic, tunnels): (tokio::task::JoinHandle<()>, tokio::task::JoinHandle<()>),
     grpc: tokio::task::JoinHandle<Result<(), BoxError>>,
     tasks: &mut Tasks,
 ) {
     state.fleet.close_all(GOODBYES_WITHIN).await;
     quic_stop.cancel();
-    if !quic.is_finished() {
-        let _ = quic.await;
+    for endpoint in [quic, tunnels] {
+        if !endpoint.is_finished() {
+            let _ = endpoint.await;
+        }
     }
     if !grpc.is_finished() {
         let _ = grpc.await;

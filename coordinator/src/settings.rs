@@ -15,6 +15,8 @@ pub const OPERATOR_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// UDP for QUIC and TCP for gRPC share this number.
 pub const DEFAULT_PORT: u16 = 4433;
+/// UDP for tunnels, where agents and operators are on [`DEFAULT_PORT`].
+pub const DEFAULT_TUNNEL_PORT: u16 = 4435;
 /// Metrics and health, on loopback only.
 pub const DEFAULT_METRICS_PORT: u16 = 9433;
 /// How long a document may be acted on; issued again at half of it.
@@ -46,6 +48,8 @@ pub struct Addresses {
     pub grpc: SocketAddr,
     /// `None` when metrics are switched off.
     pub metrics: Option<SocketAddr>,
+    /// UDP.
+    pub tunnels: SocketAddr,
 }
 
 #[derive(Clone)]
@@ -54,6 +58,9 @@ pub struct CoordinatorSettings {
     pub data_dir: PathBuf,
     /// UDP and TCP. With port 0 the system picks the UDP port and TCP gets the same one.
     pub listen: SocketAddr,
+    /// UDP for tunnels. `None`: the same address, with port 4435 where `listen` has its default port, else with one of the
+    /// system's choice; nodes are told which.
+    pub tunnel_listen: Option<SocketAddr>,
     /// `None`: no metrics, no health endpoint.
     pub metrics_listen: Option<SocketAddr>,
     pub document_life: Duration,
@@ -86,6 +93,7 @@ impl CoordinatorSettings {
         Self {
             data_dir: data_dir.into(),
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT)),
+            tunnel_listen: None,
             metrics_listen: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_METRICS_PORT))),
             document_life: DOCUMENT_LIFE,
             leaf_life: mvm_pki::LEAF_LIFE,
@@ -102,6 +110,15 @@ impl CoordinatorSettings {
             on_beat: None,
             crash: CrashPoints::default(),
         }
+    }
+}
+
+impl CoordinatorSettings {
+    /// Where tunnels are listened for.
+    #[must_use]
+    pub fn tunnel_address(&self) -> SocketAddr {
+        let port = if self.listen.port() == DEFAULT_PORT { DEFAULT_TUNNEL_PORT } else { 0 };
+        self.tunnel_listen.unwrap_or_else(|| SocketAddr::new(self.listen.ip(), port))
     }
 }
 

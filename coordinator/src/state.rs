@@ -21,6 +21,7 @@ use crate::rate_limit::Holder;
 use crate::settings::CoordinatorSettings;
 use crate::stored::Backend;
 use crate::trust::Trust;
+use crate::tunnels::Tunnels;
 use crate::world::World;
 
 pub(crate) struct State {
@@ -37,6 +38,7 @@ pub(crate) struct State {
     pub(crate) documents: Documents,
     pub(crate) operators: Operators,
     pub(crate) fleet: Arc<Fleet>,
+    pub(crate) tunnels: Tunnels,
     pub(crate) metrics: Arc<Metrics>,
     /// Per network.
     pub(crate) enrol_limit: RateLimit<IpAddr>,

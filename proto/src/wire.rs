@@ -20,10 +20,14 @@ pub const SESSION_PROTOCOL: u32 = 1;
 #[cfg(feature = "control")]
 pub const FEATURE_STATUS_DELTAS: &str = "status-deltas";
 
+/// The agent opens a tunnel when its session asks for one: a connection of its own for all that is not an order.
+#[cfg(feature = "control")]
+pub const FEATURE_TUNNEL: &str = "tunnel";
+
 /// What this build can do in a session beyond the version. Agents name theirs in the hello, and coordinators answer
 /// with those that both know.
 #[cfg(feature = "control")]
-pub const SESSION_FEATURES: &[&str] = &[FEATURE_STATUS_DELTAS];
+pub const SESSION_FEATURES: &[&str] = &[FEATURE_STATUS_DELTAS, FEATURE_TUNNEL];
 
 /// The largest message of the operators' services: the largest document with room for what gRPC puts around it.
 #[cfg(feature = "control")]
@@ -58,6 +62,14 @@ pub mod control {
 pub mod objects {
     pub mod v1 {
         include!(concat!(env!("OUT_DIR"), "/mvm.objects.v1.rs"));
+    }
+}
+
+/// The streams of tunnels; see [`tunnel::v1::Frame`].
+#[cfg(feature = "control")]
+pub mod tunnel {
+    pub mod v1 {
+        include!(concat!(env!("OUT_DIR"), "/mvm.tunnel.v1.rs"));
     }
 }
 

@@ -29,5 +29,6 @@ mod sleep;
 mod standalone;
 mod terminal;
 mod trust;
+mod tunnel;
 mod warm;
 mod workloads;

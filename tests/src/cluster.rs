@@ -173,7 +173,7 @@ impl Cluster {
         self.mvm_ok(&[&args[..], &["--san", "127.0.0.1", "--san", "localhost", "--quiet"]].concat());
     }
 
-    /// Starts `node`'s agent, on the same ports as before when it ran before.
+    /// Starts `node`'s agent, on the same ports as before when it ran before; with the fake driver unless `flags` name another.
     pub fn start_agent(&mut self, node: &str, flags: &[&str]) {
         let before = self.agents.remove(node);
         let (port, metrics_port) = before
@@ -182,8 +182,10 @@ impl Cluster {
         drop(before);
         let dir = self.agent_dir(node);
         let (listen, metrics) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{metrics_port}"));
-        let mut command =
-            self.command(&["agent", "serve", "--data-dir", path_text(&dir), "--driver", "fake"]);
+        let mut command = self.command(&["agent", "serve", "--data-dir", path_text(&dir)]);
+        if !flags.contains(&"--driver") {
+            command.args(["--driver", "fake"]);
+        }
         command.args(["--listen", &listen, "--metrics-listen", &metrics]).args(flags);
         let process = Process::start(command, &self.path().join(format!("{node}.log")));
         self.agents.insert(node.to_owned(), AgentProcess { process, port, metrics_port });
@@ -193,6 +195,21 @@ impl Cluster {
     pub fn join(&mut self, node: &str) {
         self.enrol(node);
         self.start_agent(node, &[]);
+        self.wait_connected(node);
+    }
+
+    /// Enrols `node`, and starts its agent for real microVMs.
+    pub fn join_with_microvms(&mut self, node: &str) {
+        self.enrol(node);
+        self.start_with_microvms(node);
+    }
+
+    /// Starts the agent of `node` for real microVMs, whatever else this machine does, and waits for its session.
+    pub fn start_with_microvms(&mut self, node: &str) {
+        let images = crate::test_images();
+        let flags = ["--driver", "qemu", "--images-dir", path_text(&images), "--interval-secs", "1"];
+        let alone = ["--network", "none", "--cgroups", "best-effort", "--jail", "best-effort"];
+        self.start_agent(node, &[&flags[..], &alone, &["--ignore-memory-pressure"]].concat());
         self.wait_connected(node);
     }
 

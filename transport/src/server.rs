@@ -1,4 +1,4 @@
-//! One UDP endpoint that serves HTTP/3 and node sessions.
+//! One UDP endpoint that serves HTTP/3, node sessions and tunnels.
 //!
 //! [`Server::serve`] owns the accept loop. Each attempt is judged by `admission` before any cryptography is done for it;
 //! each admitted one gets a task (`connection_task`), and under it each HTTP request its own. A panic in any of these
@@ -30,6 +30,7 @@ use crate::limits::Limits;
 use crate::quic;
 use crate::reset::{self, NoRandomness, ResetKey};
 use crate::session::{ServerSession, close_code};
+use crate::tunnel::Tunnel;
 use admission::{Admission, Decision};
 use connection_task::{Services, connection_task};
 pub use stats::ServerStats;
@@ -68,6 +69,20 @@ where
     }
 }
 
+/// Serves tunnels. The future runs in a task of its own, and the tunnel ends when it returns.
+pub trait TunnelHandler: Send + Sync + 'static {
+    fn handle(&self, peer: Identity, tunnel: Tunnel) -> BoxFuture<'static, ()>;
+}
+
+impl<F> TunnelHandler for F
+where
+    F: Fn(Identity, Tunnel) -> BoxFuture<'static, ()> + Send + Sync + 'static,
+{
+    fn handle(&self, peer: Identity, tunnel: Tunnel) -> BoxFuture<'static, ()> {
+        self(peer, tunnel)
+    }
+}
+
 /// Says whether a certificate that the handshake verified still counts. One that does not is heard, so that it learns
 /// why it is refused, but takes no slot of those of its identity that do.
 pub trait Registry: Send + Sync + 'static {
@@ -81,6 +96,7 @@ pub struct Server {
     limits: Limits,
     stats: Arc<ServerStats>,
     registry: Option<Arc<dyn Registry>>,
+    tunnels: Option<Arc<dyn TunnelHandler>>,
 }
 
 impl fmt::Debug for Server {
@@ -121,13 +137,19 @@ impl Server {
             Ok((quic::server_endpoint(socket, endpoint, server)?, address))
         });
         let (endpoint, address) = bound.map_err(|cause| BindError::Socket { address: addr, cause })?;
-        Ok(Self { endpoint, address, limits, stats: Arc::default(), registry: None })
+        Ok(Self { endpoint, address, limits, stats: Arc::default(), registry: None, tunnels: None })
     }
 
     /// Asks `registry` about every certificate.
     #[must_use]
     pub fn judged_by(self, registry: Arc<dyn Registry>) -> Self {
         Self { registry: Some(registry), ..self }
+    }
+
+    /// Speaks tunnels too, with the windows and streams of this server's limits.
+    #[must_use]
+    pub fn with_tunnels(self, handler: Arc<dyn TunnelHandler>) -> Self {
+        Self { tunnels: Some(handler), ..self }
     }
 
     /// Where it listens; with the port that the system gave when 0 was asked for.
@@ -159,6 +181,7 @@ impl Server {
         let services = Arc::new(Services {
             http,
             sessions,
+            tunnels: self.tunnels.clone(),
             registry: self.registry.clone(),
             limits: self.limits.clone(),
             stats,

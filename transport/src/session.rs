@@ -19,6 +19,7 @@ use crate::limits::Limits;
 use crate::quic;
 pub use acks::{AckBatcher, FLUSH_AFTER, FLUSH_AT};
 pub use control::{SessionControl, SessionError, close_code};
+pub(crate) use receiver::Frames;
 pub use receiver::{FrameReceiver, Pace};
 pub use sender::FrameSender;
 

@@ -9,6 +9,7 @@ mod faults;
 mod guest;
 mod life;
 mod migrate;
+mod program;
 mod world;
 
 use std::collections::BTreeMap;

@@ -34,7 +34,7 @@ impl Executor {
             let program = self.links.exec(template, request).await?;
             loop {
                 match program.next().await? {
-                    ExecEvent::Accepted => {}
+                    ExecEvent::Accepted | ExecEvent::Taken(_) => {}
                     ExecEvent::Output { data, .. } => end.take(&data),
                     ExecEvent::Exit { code: 0, signal: 0, timed_out: false, .. } => return Ok(None),
                     ExecEvent::Exit { timed_out: true, .. } => return Ok(Some(over(warmup))),

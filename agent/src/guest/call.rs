@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use mvm_proto::guest::{Chunk, Directory, Exit, Output, host_frame};
 use parking_lot::Mutex;
@@ -21,6 +22,8 @@ const MERGED_BYTES: usize = 32 * 1024;
 pub(super) enum Event {
     Accepted,
     Output(Output),
+    /// So much of the input has been taken.
+    Taken(u64),
     Exit(Exit),
     Chunk(Chunk),
     Directory(Directory),
@@ -63,6 +66,10 @@ impl Inbox {
                 last.data.extend_from_slice(&next.data);
                 return true;
             }
+            (Event::Taken(next), Some(Event::Taken(last))) => {
+                *last = next.max(*last);
+                return true;
+            }
             (event, _) => event,
         };
         let fits = *bytes <= MAX_QUEUED_BYTES && events.len() < MAX_QUEUED_EVENTS;
@@ -95,18 +102,46 @@ impl Inbox {
     }
 }
 
-/// A request under way. Dropped, it is forgotten on both sides.
+/// A request under way. Dropped, it is forgotten on both sides, unless another call has taken its number over.
 #[derive(Debug)]
 pub(super) struct Call {
     link: Arc<Link>,
     number: u64,
     inbox: Arc<Inbox>,
-    works: bool,
+    work: Mutex<Work>,
+    /// Dropped, it leaves its request under way in the guest.
+    leaves: AtomicBool,
+}
+
+/// How a request counts among the signs of a guest's work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Work {
+    /// It is no work: it is answered at once.
+    No,
+    /// The guest works for as long as it is under way.
+    Yes,
+    /// It is under way, and nothing has moved for so long that the guest may be idle.
+    Lapsed,
 }
 
 impl Call {
-    pub(super) fn new(link: Arc<Link>, number: u64, inbox: Arc<Inbox>, works: bool) -> Self {
-        Self { link, number, inbox, works }
+    pub(super) fn new(link: Arc<Link>, number: u64, inbox: Arc<Inbox>, work: Work) -> Self {
+        Self { link, number, inbox, work: Mutex::new(work), leaves: AtomicBool::new(false) }
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Whether its request goes on in the guest once this is dropped, for those that ask again under its number.
+    pub(super) fn leave_when_dropped(&self, leave: bool) {
+        self.leaves.store(leave, Ordering::Relaxed);
+    }
+
+    /// From here on it counts like this.
+    pub(super) fn count_as(&self, work: Work) {
+        let before = std::mem::replace(&mut *self.work.lock(), work);
+        self.link.count_work(before, work);
     }
 
     /// The next answer. Dropping the future loses nothing.
@@ -144,6 +179,7 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        self.link.end(self.number, self.works);
+        let forget = !self.leaves.load(Ordering::Relaxed);
+        self.link.end(self.number, &self.inbox, *self.work.lock(), forget);
     }
 }

@@ -29,6 +29,10 @@ pub enum LinkError {
     NoCommonVersion { min: u32, max: u32 },
     #[error("the connection to the guest broke")]
     Broken,
+    #[error("another stream follows this program now")]
+    Replaced,
+    #[error("the number of this program belongs to another request")]
+    NumberTaken,
     #[error("the guest's answer does not match the request")]
     Unexpected,
     #[error("the guest's answer exceeds the size limit")]

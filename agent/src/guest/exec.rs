@@ -1,4 +1,8 @@
 //! Programs run in a guest.
+//!
+//! A program belongs to its number, not to the handle that began it: [`GuestLinks::exec_under`] and [`GuestLinks::attach`]
+//! go on with one that runs, also when an earlier agent began it. The output that such a handle reads is kept by the
+//! guest until it is confirmed, so that the one that attaches next misses nothing.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +16,7 @@ use mvm_proto::guest::{
 };
 use tokio::time::Instant;
 
-use super::call::{Call, Event};
+use super::call::{Call, Event, Work};
 use super::error::LinkError;
 use super::{ANSWER_WITHIN, GuestLinks};
 
@@ -37,6 +41,8 @@ pub struct ExecRequest {
     pub terminal: Option<ExecTerminal>,
     pub uid: u32,
     pub gid: u32,
+    /// Kept by the guest for those that attach later; 0: its default.
+    pub max_output_bytes: u64,
 }
 
 /// A user of the guest's `/etc/passwd`, with its groups and its home.
@@ -62,46 +68,80 @@ pub enum ExecEvent {
     Output {
         stderr: bool,
         data: Vec<u8>,
+        /// Of these bytes in all output.
+        offset: u64,
         /// Bytes before these that the guest no longer had.
         lost: u64,
     },
+    /// So much of the input has been taken by the program.
+    Taken(u64),
     /// The last one.
     Exit { code: i32, signal: u32, timed_out: bool, cancelled: bool },
 }
 
-/// A program that runs. Dropped before its exit, it is killed.
+/// A program that runs. Dropped before its exit, it is killed, unless it was begun under a number of its caller's choice.
 #[derive(Debug)]
 pub struct ExecHandle {
     call: Call,
     input: AtomicU64,
     told: AtomicU64,
+    /// Output is confirmed to the guest as it is read here, not by the caller.
+    confirms: bool,
+}
+
+/// Where one that attaches goes on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GoOn {
+    /// The first byte of output that it does not have.
+    pub output_from: u64,
+    /// The first byte of input that the program may not have.
+    pub input_from: u64,
 }
 
 impl GuestLinks {
     pub async fn exec(&self, instance: &InstanceId, request: ExecRequest) -> Result<ExecHandle, LinkError> {
         let needs = if request.stdin { 2 } else { 1 };
         self.check_features(instance, &request).await?;
-        let seconds = request.timeout.map_or(0, |timeout| timeout.as_secs().max(1));
-        let exec = Exec {
-            command: request.command,
-            env: request.env,
-            directory: request.directory,
-            timeout_seconds: u32::try_from(seconds).unwrap_or(u32::MAX),
-            stdin: request.stdin,
-            uid: request.uid,
-            gid: request.gid,
-            user: request.user.map(|user| match user {
-                ExecUser::Id(id) => User::UserId(id),
-                ExecUser::Name(name) => User::UserName(name),
-            }),
-            terminal: request.terminal.map(|terminal| {
-                let ExecTerminal { rows, columns, term } = terminal;
-                Terminal { rows, columns, term }
-            }),
-            ..Exec::default()
-        };
-        let call = self.begin(instance, "a program with input", needs, host_frame::Body::Exec(exec)).await?;
-        Ok(ExecHandle { call, input: AtomicU64::new(0), told: AtomicU64::new(0) })
+        let body = host_frame::Body::Exec(message(request));
+        let call = self.begin(instance, "a program with input", needs, body).await?;
+        Ok(ExecHandle { call, input: AtomicU64::new(0), told: AtomicU64::new(0), confirms: true })
+    }
+
+    /// The same under a number of the caller's choice; one that runs under it already is gone on with.
+    pub(crate) async fn exec_under(
+        &self,
+        instance: &InstanceId,
+        number: u64,
+        request: ExecRequest,
+    ) -> Result<ExecHandle, LinkError> {
+        self.check_features(instance, &request).await?;
+        self.begin_exec(instance, number, message(request), 0).await
+    }
+
+    /// Follows a program that was begun under this number, and begins none.
+    pub(crate) async fn attach(
+        &self,
+        instance: &InstanceId,
+        number: u64,
+        from: GoOn,
+    ) -> Result<ExecHandle, LinkError> {
+        // A guest that does not know the number finds no command to run.
+        let exec = Exec { output_from: from.output_from, stdin: true, ..Exec::default() };
+        self.begin_exec(instance, number, exec, from.input_from).await
+    }
+
+    async fn begin_exec(
+        &self,
+        instance: &InstanceId,
+        number: u64,
+        exec: Exec,
+        input_from: u64,
+    ) -> Result<ExecHandle, LinkError> {
+        let (told, input) = (AtomicU64::new(exec.output_from), AtomicU64::new(input_from));
+        let link = self.connected(instance, "a program that can be attached to", 2).await?;
+        let call = link.begin_exec(exec, number, input_from)?;
+        call.leave_when_dropped(true);
+        Ok(ExecHandle { call, input, told, confirms: false })
     }
 
     /// An older guest would do something else: run it without a terminal, or as root.
@@ -121,6 +161,29 @@ impl GuestLinks {
     }
 }
 
+fn message(request: ExecRequest) -> Exec {
+    let seconds = request.timeout.map_or(0, |timeout| timeout.as_secs().max(1));
+    Exec {
+        command: request.command,
+        env: request.env,
+        directory: request.directory,
+        timeout_seconds: u32::try_from(seconds).unwrap_or(u32::MAX),
+        stdin: request.stdin,
+        uid: request.uid,
+        gid: request.gid,
+        max_output_bytes: request.max_output_bytes,
+        user: request.user.map(|user| match user {
+            ExecUser::Id(id) => User::UserId(id),
+            ExecUser::Name(name) => User::UserName(name),
+        }),
+        terminal: request.terminal.map(|terminal| {
+            let ExecTerminal { rows, columns, term } = terminal;
+            Terminal { rows, columns, term }
+        }),
+        ..Exec::default()
+    }
+}
+
 impl ExecHandle {
     /// The next event; after the exit, or an error, there is none. Dropping the future loses nothing.
     pub async fn next(&self) -> Result<ExecEvent, LinkError> {
@@ -128,21 +191,47 @@ impl ExecHandle {
             match self.call.next().await {
                 Event::Accepted => return Ok(ExecEvent::Accepted),
                 Event::Output(output) => {
-                    self.tell_read(output.offset.saturating_add(output.data.len() as u64));
-                    let (stderr, data, lost) = (output.stderr, output.data, output.lost);
-                    return Ok(ExecEvent::Output { stderr, data, lost });
+                    if self.confirms {
+                        self.confirm(output.offset.saturating_add(output.data.len() as u64));
+                    }
+                    let (stderr, data, offset, lost) =
+                        (output.stderr, output.data, output.offset, output.lost);
+                    return Ok(ExecEvent::Output { stderr, data, offset, lost });
                 }
+                Event::Taken(bytes) => return Ok(ExecEvent::Taken(bytes)),
                 Event::Exit(Exit { code, signal, timed_out, cancelled }) => {
+                    // From here on nothing is left to attach to but the end.
+                    self.call.leave_when_dropped(false);
                     return Ok(ExecEvent::Exit { code, signal, timed_out, cancelled });
                 }
                 Event::Again => {}
-                Event::Broken(error) => return Err(error),
+                Event::Broken(error) => {
+                    // What the guest refused, it need not remember; a call that was replaced has nothing to forget.
+                    self.call.leave_when_dropped(false);
+                    return Err(error);
+                }
                 _ => return Err(LinkError::Unexpected),
             }
         }
     }
 
-    fn tell_read(&self, read: u64) {
+    /// Its number, under which others can attach to it.
+    pub(crate) fn number(&self) -> u64 {
+        self.call.number()
+    }
+
+    /// Dropped from here on, it is killed.
+    pub(crate) fn kill_when_dropped(&self) {
+        self.call.leave_when_dropped(false);
+    }
+
+    /// Whether the guest counts as working for as long as the program runs.
+    pub(crate) fn count_as_work(&self, works: bool) {
+        self.call.count_as(if works { Work::Yes } else { Work::Lapsed });
+    }
+
+    /// So much of the output is where it belongs: the guest need not keep it.
+    pub(crate) fn confirm(&self, read: u64) {
         let told = self.told.load(Ordering::Relaxed);
         if self.call.version() >= 2 && read.saturating_sub(told) >= WINDOW_STEP_BYTES {
             self.told.store(read, Ordering::Relaxed);
@@ -156,6 +245,21 @@ impl ExecHandle {
         for piece in data.chunks(CHUNK_BYTES) {
             let offset = self.input.fetch_add(piece.len() as u64, Ordering::Relaxed);
             let input = Input { data: piece.to_vec(), last: false, offset };
+            self.call.send_piece(host_frame::Body::Input(input)).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends a piece of input as its sender numbered it; waits while the guest does not take any.
+    pub(crate) async fn write_at(&self, offset: u64, data: &[u8], last: bool) -> Result<(), LinkError> {
+        let mut at = offset;
+        for piece in data.chunks(CHUNK_BYTES) {
+            let input = Input { data: piece.to_vec(), last: false, offset: at };
+            self.call.send_piece(host_frame::Body::Input(input)).await?;
+            at = at.saturating_add(piece.len() as u64);
+        }
+        if last {
+            let input = Input { data: Vec::new(), last: true, offset: at };
             self.call.send_piece(host_frame::Body::Input(input)).await?;
         }
         Ok(())

@@ -14,7 +14,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 use zeroize::Zeroizing;
 
-use super::call::{Call, Event, Inbox};
+use super::call::{Call, Event, Inbox, Work};
 use super::error::LinkError;
 use super::view::GuestView;
 use crate::clock::Clock;
@@ -82,7 +82,7 @@ enum Kind {
     /// Answered whole; asked again when the link breaks.
     Plain,
     /// Goes on where it was when the link breaks. `input` is what its program has not taken yet, to be sent again.
-    Exec { received: u64, input: VecDeque<Input>, inward: InboundBuffer },
+    Exec { received: u64, input: VecDeque<Input>, inward: InboundBuffer, tells_input: bool },
     /// Ends when the link breaks, because it is unknown which bytes arrived.
     Relay { inward: InboundBuffer },
 }
@@ -187,13 +187,42 @@ impl Link {
     /// Puts a request in; it goes out now, or once the link stands.
     pub(super) fn begin(self: &Arc<Self>, body: host_frame::Body) -> Result<Call, LinkError> {
         let kind = match &body {
-            host_frame::Body::Exec(_) => {
-                Kind::Exec { received: 0, input: VecDeque::new(), inward: InboundBuffer::default() }
-            }
+            host_frame::Body::Exec(_) => Kind::Exec {
+                received: 0,
+                input: VecDeque::new(),
+                inward: InboundBuffer::default(),
+                tells_input: false,
+            },
             host_frame::Body::RelayOpen(_) => Kind::Relay { inward: InboundBuffer::default() },
             _ => Kind::Plain,
         };
-        let works = !matches!(kind, Kind::Plain);
+        self.begin_as(body, kind, None)
+    }
+
+    /// The same of an exec under a number that its caller knows, and may have asked under before: then it goes on with the
+    /// byte of output that the request names, and with this byte of input. An earlier caller is told that it was replaced.
+    pub(super) fn begin_exec(
+        self: &Arc<Self>,
+        exec: Exec,
+        number: u64,
+        input_from: u64,
+    ) -> Result<Call, LinkError> {
+        let kind = Kind::Exec {
+            received: exec.output_from,
+            input: VecDeque::new(),
+            inward: InboundBuffer { sent: input_from, taken: input_from },
+            tells_input: true,
+        };
+        self.begin_as(host_frame::Body::Exec(exec), kind, Some(number))
+    }
+
+    fn begin_as(
+        self: &Arc<Self>,
+        body: host_frame::Body,
+        kind: Kind,
+        known: Option<u64>,
+    ) -> Result<Call, LinkError> {
+        let work = if matches!(kind, Kind::Plain) { Work::No } else { Work::Yes };
         let inbox = Arc::new(Inbox::default());
         let mut inner = self.lock();
         if inner.mode == Mode::Closed {
@@ -202,23 +231,48 @@ impl Link {
         if inner.pending.len() >= MAX_PENDING {
             return Err(LinkError::TooMany);
         }
-        let number = std::iter::repeat_with(|| fastrand::u64(1..))
-            .find(|number| !inner.pending.contains_key(number))
-            .ok_or(LinkError::TooMany)?;
+        let number = match known {
+            Some(number) => number,
+            None => std::iter::repeat_with(|| fastrand::u64(1..))
+                .find(|number| !inner.pending.contains_key(number))
+                .ok_or(LinkError::TooMany)?,
+        };
+        let is_other = |pending: &Pending| !matches!(pending.kind, Kind::Exec { .. });
+        if number == 0 || inner.pending.get(&number).is_some_and(is_other) {
+            return Err(LinkError::NumberTaken);
+        }
         let sent = inner.session.is_some();
         inner.put(number, &body)?;
-        inner
-            .pending
-            .insert(number, Pending { body, inbox: Arc::clone(&inbox), kind, sent, with_hello: None });
-        drop(inner);
-        if works {
-            self.modify_view(|view| {
-                view.asked_work += 1;
-                view.settle(self.clock.now());
-            });
+        let pending = Pending { body, inbox: Arc::clone(&inbox), kind, sent, with_hello: None };
+        if let Some(replaced) = inner.pending.insert(number, pending) {
+            replaced.inbox.push(Event::Broken(LinkError::Replaced));
         }
+        drop(inner);
+        self.count_work(Work::No, work);
         self.work.notify_one();
-        Ok(Call::new(Arc::clone(self), number, inbox, works))
+        // A sender of the replaced one finds its request gone, or this one's room.
+        self.room.notify_waiters();
+        Ok(Call::new(Arc::clone(self), number, inbox, work))
+    }
+
+    /// A request counts otherwise among the signs of work from here on.
+    pub(super) fn count_work(&self, before: Work, now: Work) {
+        if before == now {
+            return;
+        }
+        self.modify_view(|view| {
+            match before {
+                Work::No => {}
+                Work::Yes => view.asked_work = view.asked_work.saturating_sub(1),
+                Work::Lapsed => view.lapsed_work = view.lapsed_work.saturating_sub(1),
+            }
+            match now {
+                Work::No => {}
+                Work::Yes => view.asked_work += 1,
+                Work::Lapsed => view.lapsed_work += 1,
+            }
+            view.settle(self.clock.now());
+        });
     }
 
     /// Sends more for a request that is under way. Nothing happens when it has ended.
@@ -227,7 +281,7 @@ impl Link {
         let kind = inner.pending.get_mut(&number).map(|pending| &mut pending.kind);
         match (body, kind) {
             (host_frame::Body::Input(piece), Some(Kind::Exec { input, inward, .. })) => {
-                inward.sent += piece.data.len() as u64;
+                inward.sent = inward.sent.saturating_add(piece.data.len() as u64);
                 input.push_back(piece.clone());
             }
             (host_frame::Body::RelayData(piece), Some(Kind::Relay { inward })) => {
@@ -260,23 +314,20 @@ impl Link {
         }
     }
 
-    /// The caller has its answer, or no longer wants one.
-    pub(super) fn end(&self, number: u64, works: bool) {
+    /// The caller has its answer, or no longer wants one. `forget`: the guest need not keep it, nor go on with it.
+    pub(super) fn end(&self, number: u64, inbox: &Arc<Inbox>, work: Work, forget: bool) {
         let mut inner = self.lock();
-        let pending = inner.pending.remove(&number);
+        let is_its_own = inner.pending.get(&number).is_some_and(|pending| Arc::ptr_eq(&pending.inbox, inbox));
+        let pending = if is_its_own { inner.pending.remove(&number) } else { None };
         if pending.is_some_and(|pending| pending.sent)
+            && forget
             && inner.session.is_some_and(|session| session.version >= 2)
         {
             // An exec that still runs is cancelled by it.
             let _ = inner.put(number, &host_frame::Body::Forget(Forget {}));
         }
         drop(inner);
-        if works {
-            self.modify_view(|view| {
-                view.asked_work = view.asked_work.saturating_sub(1);
-                view.settle(self.clock.now());
-            });
-        }
+        self.count_work(work, Work::No);
         self.work.notify_one();
     }
 
@@ -383,10 +434,13 @@ impl Link {
                 if let Some(inward) = kind.inward() {
                     inward.take(window.bytes);
                 }
-                if let Kind::Exec { input, inward, .. } = kind {
+                if let Kind::Exec { input, inward, tells_input, .. } = kind {
                     // The end of the input has no bytes to be taken: it stays, in case that it was lost.
-                    let end = |piece: &Input| piece.offset + piece.data.len() as u64;
+                    let end = |piece: &Input| piece.offset.saturating_add(piece.data.len() as u64);
                     input.retain(|piece| piece.last || end(piece) > inward.taken);
+                    if *tells_input && !pending.inbox.push(Event::Taken(inward.taken)) {
+                        inner.pending.remove(&number);
+                    }
                 }
                 drop(inner);
                 self.room.notify_waiters();

@@ -64,7 +64,7 @@ async fn output_of(handle: &ExecHandle) -> (Vec<u8>, ExecEvent) {
     loop {
         match handle.next().await.unwrap() {
             ExecEvent::Output { data, .. } => said.extend(data),
-            ExecEvent::Accepted => {}
+            ExecEvent::Accepted | ExecEvent::Taken(_) => {}
             exit => return (said, exit),
         }
     }
@@ -476,4 +476,74 @@ async fn an_idle_link_wakes_for_nothing() {
     let before = *changed.borrow();
     tokio::time::sleep(Duration::from_secs(3600)).await;
     assert_eq!((*changed.borrow(), links.view(&guest).unwrap().greetings), (before, 1));
+}
+
+/// Output until there is no more for a moment of paused time, or the exit.
+async fn said_so_far(handle: &ExecHandle) -> (Vec<u8>, Option<ExecEvent>) {
+    let mut said = Vec::new();
+    while let Ok(event) = tokio::time::timeout(Duration::from_secs(1), handle.next()).await {
+        match event.unwrap() {
+            ExecEvent::Output { data, .. } => said.extend(data),
+            ExecEvent::Accepted | ExecEvent::Taken(_) => {}
+            exit => return (said, Some(exit)),
+        }
+    }
+    (said, None)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_program_under_a_number_is_begun_once_attached_to_from_any_byte_and_left_when_dropped() {
+    let (_driver, links, guest) = ready_guest().await;
+    let cat = ExecRequest { stdin: true, ..run(&["cat"]) };
+    let first = links.exec_under(&guest, 77, cat.clone()).await.unwrap();
+    first.write_at(0, b"hello ", false).await.unwrap();
+    assert_eq!(said_so_far(&first).await.0, b"hello ");
+    // Asked again, it is the same program; the one that asked before is told.
+    let second = links.exec_under(&guest, 77, cat).await.unwrap();
+    assert_eq!(first.next().await.unwrap_err(), LinkError::Replaced);
+    drop(first);
+    assert_eq!(said_so_far(&second).await.0, b"hello ");
+    drop(second);
+    let from = GoOn { output_from: 4, input_from: 3 };
+    let third = links.attach(&guest, 77, from).await.unwrap();
+    // What the program has is not taken twice.
+    third.write_at(3, b"lo world", false).await.unwrap();
+    assert_eq!(said_so_far(&third).await.0, b"o world");
+    third.write_at(11, b"", true).await.unwrap();
+    assert!(matches!(said_so_far(&third).await.1, Some(ExecEvent::Exit { code: 0, .. })));
+    drop(third);
+    // Its end was told, so that nothing is left of it.
+    let gone = links.attach(&guest, 77, GoOn::default()).await.unwrap();
+    let refused = gone.next().await.unwrap_err();
+    assert!(matches!(refused, LinkError::Refused { .. }), "{refused:?}");
+    drop(gone);
+    assert_eq!(links.view(&guest).unwrap().asked_work, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn output_that_is_not_confirmed_stops_at_a_window_and_a_lapsed_program_is_no_work() {
+    let (_driver, links, guest) = ready_guest().await;
+    let bytes = 3 * mvm_proto::guest::WINDOW_BYTES;
+    let flood = links.exec_under(&guest, 78, run(&["flood", &bytes.to_string()])).await.unwrap();
+    let (said, exit) = said_so_far(&flood).await;
+    assert!(said.len() >= bytes / 3 && said.len() < bytes / 2 && exit.is_none(), "{}", said.len());
+    assert!(links.view(&guest).unwrap().is_busy());
+    flood.count_as_work(false);
+    assert!(!links.view(&guest).unwrap().is_busy());
+    flood.count_as_work(true);
+    assert!(links.view(&guest).unwrap().is_busy());
+    let mut all = said;
+    let exit = loop {
+        flood.confirm(all.len() as u64);
+        let (more, exit) = said_so_far(&flood).await;
+        all.extend(more);
+        if let Some(exit) = exit {
+            break exit;
+        }
+    };
+    assert_eq!((all.len(), matches!(exit, ExecEvent::Exit { code: 0, .. })), (bytes, true));
+    let lines = all.chunks(16).enumerate();
+    assert!(lines.into_iter().all(|(line, text)| text == format!("{line:015}\n").as_bytes()));
+    drop(flood);
+    assert!(!links.view(&guest).unwrap().is_busy());
 }

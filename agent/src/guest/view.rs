@@ -58,6 +58,8 @@ pub struct GuestView {
     pub open_work: u32,
     /// Execs and relays that this agent began.
     pub asked_work: u32,
+    /// Those among them that nothing has moved through for so long that they no longer count as work.
+    pub lapsed_work: u32,
     /// Above this share of its processors a guest works.
     pub cpu_idle_percent: u32,
     last_cpu: Option<(u64, u64)>,
@@ -90,6 +92,7 @@ impl Default for GuestView {
             mem_available_kib: 0,
             open_work: 0,
             asked_work: 0,
+            lapsed_work: 0,
             cpu_idle_percent: 100,
             last_cpu: None,
             host: HostLoad::default(),
@@ -143,7 +146,7 @@ impl GuestView {
             connected: self.connected,
             says: self.readiness,
             last_heartbeat: self.last_heartbeat,
-            has_open_work: self.open_work > 0 || self.asked_work > 0,
+            has_open_work: self.open_work > self.lapsed_work || self.asked_work > 0,
             moves_bytes: self.host.moves_bytes,
             guest_cpu_percent: self.cpu_percent.map(u64::from),
             host_cpu_percent: self.host.cpu_percent(),

@@ -4,6 +4,7 @@
 //! [`Records::save`] is durable when it returns; [`Records::set`] is for what the driver can be asked again.
 
 mod cancel;
+mod hold;
 pub(crate) mod templates;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +26,8 @@ use crate::instance::record::{Net, Record};
 use crate::instance::template::Template;
 
 pub use cancel::CancelSignal;
+pub use hold::Hold;
+pub(crate) use hold::Usable;
 
 const PREFIX: &str = "instance/";
 
@@ -67,6 +70,8 @@ struct Inner {
     by_pool: BTreeMap<(TenantId, PoolId), BTreeSet<InstanceId>>,
     /// What is being worked on.
     leased: BTreeMap<InstanceId, LeaseState>,
+    /// How many streams keep an instance from being put to rest by policy.
+    held: BTreeMap<InstanceId, usize>,
     /// How many leases were released in all, and which of them was the last of each instance.
     releases: u64,
     last_release: BTreeMap<InstanceId, u64>,
@@ -272,8 +277,17 @@ impl Records {
     }
 
     fn lease_as(self: &Arc<Self>, id: &InstanceId, state: LeaseState) -> Option<Lease> {
+        self.lease_unless(id, state, |_| false)
+    }
+
+    fn lease_unless(
+        self: &Arc<Self>,
+        id: &InstanceId,
+        state: LeaseState,
+        is_refused: impl FnOnce(&Inner) -> bool,
+    ) -> Option<Lease> {
         let mut inner = self.lock();
-        if inner.closing || inner.leased.contains_key(id) {
+        if inner.closing || inner.leased.contains_key(id) || is_refused(&inner) {
             return None;
         }
         let cancel = state.cancel.clone().unwrap_or_default();

@@ -6,7 +6,7 @@
 //! Every error, also those that axum would word itself, leaves as `application/problem+json`.
 
 mod events;
-mod exec;
+pub(super) mod exec;
 mod gate;
 mod handlers;
 mod input;

@@ -27,6 +27,7 @@ use tracing::{debug, info, warn};
 
 use crate::intake::removed_operators::RemovedOperators;
 use crate::intake::source::Intake;
+use crate::intake::tunnel::Tunnels;
 use crate::metrics::Metrics;
 use crate::node::event_log::EventLog;
 use crate::node::handle::NodeHandle;
@@ -74,6 +75,7 @@ pub struct SessionContext {
     pub metrics: Arc<Metrics>,
     pub removed_operators: Arc<RemovedOperators>,
     pub state: watch::Sender<SessionState>,
+    pub tunnels: Tunnels,
     /// Which process this is.
     pub start: AgentStart,
 }

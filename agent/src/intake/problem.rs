@@ -20,6 +20,7 @@ impl From<&ActionError> for Problem {
                 let remediation = format!("For one that is {phase}: {hint}.");
                 return Self::new(409, "illegal_move", chain(error), remediation);
             }
+            ActionError::Asleep { .. } => (409, "asleep", "Wake it first, or ask in a way that may wake it."),
             ActionError::NoSpec { .. } => (409, "unmanaged_pool", "Push a document that names the pool."),
             ActionError::NotVouched { .. } => {
                 let remediation = "Vouch for the image again, or push a document with another one.";

@@ -22,6 +22,8 @@ pub enum ActionError {
     Busy(InstanceId),
     #[error("{instance} is {phase}, and can't {action}")]
     Illegal { instance: InstanceId, phase: Phase, action: ManualAction, hint: &'static str },
+    #[error("{instance} is {phase}, and the stream may not wake it")]
+    Asleep { instance: InstanceId, phase: Phase },
     #[error("the document in force does not say what {tenant}/{pool} is made of")]
     NoSpec { tenant: TenantId, pool: PoolId },
     #[error("{instance} is not started again")]

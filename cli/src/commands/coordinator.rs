@@ -69,6 +69,9 @@ pub(crate) struct ServeArgs {
     /// Address for agents (UDP, QUIC) and operators (TCP, gRPC)
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:4433")]
     listen: SocketAddr,
+    /// Address for nodes' tunnels (UDP, QUIC) [default: the address of --listen, with port 4435, or one of the system's choice where --listen has another port than 4433]
+    #[arg(long, value_name = "ADDR")]
+    tunnel_listen: Option<SocketAddr>,
     /// Address for /metrics, /healthz and /readyz; keep it on loopback
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9433")]
     metrics_listen: SocketAddr,
@@ -125,6 +128,7 @@ fn serve(args: ServeArgs) -> Run {
     let (dns, ips) = split_names(args.sans);
     let mut settings = CoordinatorSettings::new(args.data_dir);
     settings.listen = args.listen;
+    settings.tunnel_listen = args.tunnel_listen;
     settings.metrics_listen = Some(args.metrics_listen);
     settings.document_life = args.document_life;
     settings.leaf_life = args.leaf_life;

@@ -1,38 +1,35 @@
-//! `mvm instance exec`: one command inside an instance, with its output and exit code as if it had run here.
+//! `mvm exec` and `mvm instance exec`: one command inside an instance, with its output and exit code as if it had run here.
+//!
+//! Through a coordinator ([`relayed`]) it goes to whichever node has the instance, wakes it, and survives a restart of the
+//! coordinator or the agent. An agent that is named itself is asked directly ([`direct`]).
 
-use std::collections::BTreeMap;
-use std::io::Read;
+mod direct;
+mod relayed;
 
-use anyhow::{Context, anyhow};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use bytes::Bytes;
+use std::str::FromStr;
+
+use anyhow::anyhow;
 use clap::Args;
-use http::Method;
-use mvm_proto::Problem;
-use serde::Deserialize;
-use serde_json::json;
+use mvm_proto::{InstanceId, PoolId, TenantId};
+use tokio::sync::oneshot;
 
-use crate::agent_client::Pieces;
-use crate::commands::exec_stream::{self, StreamArgs};
-use crate::endpoint::EndpointArgs;
+use crate::commands::exec_stream::StreamArgs;
+use crate::endpoint::{EndpointArgs, Route};
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
 use crate::instances::InstanceName;
-use crate::instances::Instances;
-use crate::progress::Progress;
 
-/// As much input as one request carries.
-const MAX_INPUT_BYTES: u64 = 2 * 1024 * 1024;
+pub(super) use direct::relay;
+
 /// What shells add to the number of the signal that ended a command.
 const SIGNALLED: i64 = 128;
 
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {
-    /// i-0123abcd, or tenant/pool/i-0123abcd
-    instance: InstanceName,
+    /// tenant/pool for any instance of it, i-0123abcd, or tenant/pool/i-0123abcd
+    target: ExecTarget,
     /// The program and its arguments; no shell reads them
-    #[arg(required = true, last = true, value_name = "COMMAND")]
+    #[arg(required_unless_present = "attach", last = true, value_name = "COMMAND")]
     pub(super) command: Vec<String>,
     /// NAME=VALUE for the command's environment (repeatable)
     #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = parse_variable)]
@@ -48,8 +45,48 @@ pub(crate) struct ExecArgs {
     pub(super) stdin: bool,
     #[command(flatten)]
     pub(super) on: StreamArgs,
+    /// Go on with a command that runs already, by the id that was told when its connection was lost
+    #[arg(long, value_name = "ID", conflicts_with_all = ["command", "env", "workdir", "kill_after"])]
+    attach: Option<String>,
+    /// With --attach: leave out the output before this byte
+    #[arg(long, value_name = "BYTES", default_value_t = 0, requires = "attach")]
+    output_from: u64,
     #[command(flatten)]
     endpoint: EndpointArgs,
+}
+
+/// Where a command runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ExecTarget {
+    Instance(InstanceName),
+    Pool(TenantId, PoolId),
+}
+
+impl FromStr for ExecTarget {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split('/').collect::<Vec<_>>()[..] {
+            [tenant, pool] => {
+                let tenant = tenant.parse().map_err(|error| format!("a tenant's id {error}"))?;
+                let pool = pool.parse().map_err(|error| format!("a pool's id {error}"))?;
+                Ok(Self::Pool(tenant, pool))
+            }
+            _ => text.parse().map(Self::Instance).map_err(|error: String| format!("{error}; or tenant/pool")),
+        }
+    }
+}
+
+impl ExecTarget {
+    /// Tenant, pool and instance, as far as they are named.
+    fn parts(&self) -> (Option<&TenantId>, Option<&PoolId>, Option<&InstanceId>) {
+        match self {
+            Self::Pool(tenant, pool) => (Some(tenant), Some(pool), None),
+            Self::Instance(InstanceName { pool: Some((tenant, pool)), id }) => {
+                (Some(tenant), Some(pool), Some(id))
+            }
+            Self::Instance(InstanceName { pool: None, id }) => (None, None, Some(id)),
+        }
+    }
 }
 
 fn parse_variable(text: &str) -> Result<(String, String), String> {
@@ -59,94 +96,57 @@ fn parse_variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// One line of the answer.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Line {
-    stdout: Option<String>,
-    stderr: Option<String>,
-    lost: Option<u64>,
-    exit: Option<Exit>,
-    error: Option<Problem>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Exit {
-    code: i64,
-    signal: i64,
-    timed_out: bool,
-}
-
-pub(crate) async fn run(global: &Global, args: ExecArgs) -> Run {
-    let found = Instances::open(global, &args.endpoint).await?.find(&args.instance).await?;
-    let agent = args.endpoint.open_agent_of(global, &found.node_id, "exec").await?;
-    if args.stdin && agent.is_local() || args.on.needs_stream() {
-        return exec_stream::run(&agent, &found.path("/exec"), args, Progress::new(global.quiet)).await;
-    }
-    let env: BTreeMap<_, _> = args.env.into_iter().collect();
-    let mut body = json!({ "command": args.command, "env": env });
-    if let Some(directory) = args.workdir {
-        body["directory"] = json!(directory);
-    }
-    if let Some(limit) = args.kill_after {
-        body["timeout_seconds"] = json!(limit.as_secs().max(1));
-    }
-    if args.stdin {
-        body["stdin"] = json!(STANDARD.encode(read_input()?));
-    }
-    let answer = agent.stream(Method::POST, &found.path("/exec"), Bytes::from(body.to_string())).await?;
-    relay(answer, Progress::new(global.quiet)).await
-}
-
-fn read_input() -> Result<Vec<u8>, Outcome> {
-    let mut input = Vec::new();
-    let read = std::io::stdin().lock().take(MAX_INPUT_BYTES + 1).read_to_end(&mut input);
-    read.context("could not read standard input")?;
-    if input.len() as u64 > MAX_INPUT_BYTES {
-        return Err(Outcome::Usage(anyhow!("standard input is larger than {MAX_INPUT_BYTES} bytes")));
-    }
-    Ok(input)
-}
-
-pub(super) async fn relay(mut answer: Pieces, progress: Progress) -> Run {
-    let mut rest = Vec::new();
-    while let Some(piece) = answer.next().await? {
-        rest.extend_from_slice(&piece);
-        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = rest.drain(..=end).collect();
-            if line.len() > 1
-                && let Some(done) = show(&line, progress)?
-            {
-                return done;
+/// `interrupted` tells of the first SIGINT or SIGTERM with the exit code for it.
+pub(crate) async fn run(global: &Global, args: ExecArgs, interrupted: oneshot::Receiver<u8>) -> Run {
+    match args.endpoint.route() {
+        // What takes the socket of the node's agent goes there, or is told so.
+        Route::Coordinator(operator) if !args.on.needs_stream() => {
+            let channel = operator.channel(global).await?;
+            relayed::run(global, args, channel, interrupted).await
+        }
+        Route::Coordinator(_) | Route::Agent => {
+            let ExecTarget::Instance(name) = &args.target else {
+                return Err(Outcome::Usage(anyhow!(
+                    "an agent that is asked directly needs an instance's id\nsee which there are with: mvm instance list"
+                )));
+            };
+            if args.attach.is_some() {
+                return Err(Outcome::Usage(anyhow!(
+                    "--attach goes through a coordinator\nname it with --coordinator"
+                )));
+            }
+            let name = name.clone();
+            tokio::select! {
+                done = direct::run(global, args, &name) => done,
+                Ok(code) = interrupted => Err(Outcome::Interrupted(code)),
             }
         }
     }
-    Err(Outcome::Unreachable(anyhow!("the agent ended its answer before the command's end")))
 }
 
-/// Passes one line on; the last one says how the command ended.
-fn show(line: &[u8], progress: Progress) -> Result<Option<Run>, Outcome> {
-    let line: Line = serde_json::from_slice(line).context("could not read the agent's answer")?;
-    let decode = |text: &str| STANDARD.decode(text).context("could not read the command's output");
-    if let Some(text) = &line.stdout {
-        crate::output::of_command(&decode(text)?)?;
+/// What a command's end means for this process.
+fn ended(code: i64, signal: i64, timed_out: bool) -> Run {
+    match (code, signal) {
+        _ if timed_out => Err(Outcome::TimedOut(anyhow!("the command was killed, for its time was up"))),
+        (0, 0) => Ok(()),
+        (code, 0) => Err(Outcome::Command(u8::try_from(code).unwrap_or(1))),
+        (_, signal) => Err(Outcome::Command(u8::try_from(SIGNALLED + signal).unwrap_or(u8::MAX))),
     }
-    if let Some(text) = &line.stderr {
-        crate::output::error_of_command(&decode(text)?);
-    }
-    if let Some(lost) = line.lost {
-        progress.say(format!("warning: {lost} bytes of output were lost"));
-    }
-    if let Some(problem) = line.error {
-        return Ok(Some(Err(Outcome::Failed(anyhow::Error::new(problem)))));
-    }
-    Ok(line.exit.map(|exit| match exit {
-        Exit { timed_out: true, .. } => {
-            Err(Outcome::TimedOut(anyhow!("the command was killed, for its time was up")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_runs_in_an_instance_or_in_any_of_a_pool() {
+        let target = |text: &str| text.parse::<ExecTarget>();
+        assert!(matches!(target("acme/web"), Ok(ExecTarget::Pool(..))));
+        let full = target("acme/web/i-0123abcd").unwrap();
+        assert!(matches!(full.parts(), (Some(_), Some(_), Some(_))));
+        assert!(matches!(target("i-0123abcd").unwrap().parts(), (None, None, Some(_))));
+        for wrong in ["web", "acme/", "a/b/c/d", "acme/web/x"] {
+            assert!(target(wrong).is_err(), "{wrong}");
         }
-        Exit { code: 0, signal: 0, .. } => Ok(()),
-        Exit { signal: 0, code, .. } => Err(Outcome::Command(u8::try_from(code).unwrap_or(1))),
-        Exit { signal, .. } => Err(Outcome::Command(u8::try_from(SIGNALLED + signal).unwrap_or(u8::MAX))),
-    }))
+    }
 }

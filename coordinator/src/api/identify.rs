@@ -60,6 +60,28 @@ where
     }
 }
 
+/// What a request was identified by, for those that last.
+#[derive(Debug, Clone)]
+pub(super) struct Credential {
+    peer: Option<GrpcPeer>,
+    headers: HeaderMap,
+}
+
+impl Credential {
+    pub(super) fn of(extensions: &http::Extensions, metadata: &tonic::metadata::MetadataMap) -> Self {
+        let mut headers = HeaderMap::new();
+        if let Some(value) = metadata.as_ref().get(header::AUTHORIZATION) {
+            headers.insert(header::AUTHORIZATION, value.clone());
+        }
+        Self { peer: extensions.get::<GrpcPeer>().cloned(), headers }
+    }
+
+    /// Whether it is still accepted.
+    pub(super) async fn check(&self, state: &State) -> Result<Caller, Problem> {
+        identify(state, self.peer.as_ref(), &self.headers).await
+    }
+}
+
 /// Asked for every request, so that what was revoked ends what open connections can do.
 async fn identify(state: &State, peer: Option<&GrpcPeer>, headers: &HeaderMap) -> Result<Caller, Problem> {
     let peer = peer.ok_or_else(refuse::no_certificate)?;

@@ -40,6 +40,8 @@ pub(crate) struct SessionEntry {
     pub(crate) since: Timestamp,
     pub(crate) address: SocketAddr,
     pub(crate) agent: Agent,
+    /// Its agent opens tunnels.
+    pub(crate) has_tunnels: bool,
 }
 
 /// A document that the node would not take.

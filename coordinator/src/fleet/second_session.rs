@@ -24,6 +24,13 @@ pub(crate) struct Agent {
     pub(crate) hostname: String,
 }
 
+impl Agent {
+    /// The process that it is; empty where it did not say.
+    pub(crate) fn process(&self) -> String {
+        self.start.as_ref().map(|start| start.id.clone()).unwrap_or_default()
+    }
+}
+
 /// What to do with a second session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {

@@ -60,6 +60,53 @@ pub(crate) fn allowed(
     Ok(())
 }
 
+/// What a stream to a guest is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Programs run in it, with all that it may do.
+    Exec,
+    /// What it wrote to its console.
+    Logs,
+}
+
+/// The roles that may reach into guests, and for what.
+const REACHES: [(KeyRole, &[Reach]); 5] = [
+    (KeyRole::Admin, &[Reach::Exec, Reach::Logs]),
+    (KeyRole::Operator, &[Reach::Exec, Reach::Logs]),
+    (KeyRole::TenantAdmin, &[Reach::Exec, Reach::Logs]),
+    (KeyRole::TenantUser, &[Reach::Exec, Reach::Logs]),
+    (KeyRole::Viewer, &[Reach::Logs]),
+];
+
+/// Whether `caller` may open such a stream to an instance of this tenant; none: of whichever has it. The tenant that its
+/// instance must be of: the caller's own, where it has one.
+pub(crate) fn enter(
+    caller: &Caller,
+    reach: Reach,
+    tenant: Option<TenantId>,
+) -> Result<Option<TenantId>, Problem> {
+    let may = REACHES.iter().any(|(role, reaches)| *role == caller.role && reaches.contains(&reach));
+    if !may {
+        let what = match reach {
+            Reach::Exec => "run programs in instances",
+            Reach::Logs => "read what instances log",
+        };
+        let detail = format!("{} has the role {}, which may not {what}", caller.name, caller.role.as_str());
+        let advice = "Ask someone with a role that may, or use another key.";
+        return Err(Problem::new(403, "forbidden", detail, advice));
+    }
+    match (&caller.tenant, tenant) {
+        (None, tenant) => Ok(tenant),
+        (Some(own), None) => Ok(Some(own.clone())),
+        (Some(own), Some(tenant)) if *own == tenant => Ok(Some(tenant)),
+        // As of a tenant that does not exist.
+        (Some(_), Some(tenant)) => {
+            let detail = format!("there is no such instance of tenant {tenant}");
+            Err(Problem::new(404, "unknown_instance", detail, "List what there is: `mvm instance list`."))
+        }
+    }
+}
+
 /// Whether `caller` may know of such an object; an empty name stands for all of the collection.
 fn sees(caller: &Caller, kind: &Kind, tenant: Option<&TenantId>, name: &str) -> bool {
     let reaches = match (&caller.tenant, kind.scope) {
@@ -105,6 +152,23 @@ mod tests {
         }
         let known = |plural: &&str| *plural == "*" || KINDS.iter().any(|kind| kind.plural == *plural);
         assert!(TABLE.iter().all(|(_, reads, writes)| reads.iter().chain(*writes).all(known)));
+    }
+
+    #[test]
+    fn every_role_says_what_it_reaches_and_a_keys_tenant_is_its_own() {
+        for (_, role) in KeyRole::ALL {
+            assert!(REACHES.iter().any(|(of, _)| *of == role));
+        }
+        let (own, other): (TenantId, TenantId) = ("acme".parse().unwrap(), "zeta".parse().unwrap());
+        let key = |role| Caller { role, tenant: Some(own.clone()), ..Caller::admin() };
+        let user = key(KeyRole::TenantUser);
+        assert_eq!(enter(&user, Reach::Exec, None), Ok(Some(own.clone())));
+        assert_eq!(enter(&user, Reach::Exec, Some(own.clone())), Ok(Some(own.clone())));
+        assert_eq!(enter(&user, Reach::Exec, Some(other.clone())).unwrap_err().code, "unknown_instance");
+        let viewer = key(KeyRole::Viewer);
+        assert_eq!(enter(&viewer, Reach::Exec, None).unwrap_err().code, "forbidden");
+        assert_eq!(enter(&viewer, Reach::Logs, None), Ok(Some(own)));
+        assert_eq!(enter(&Caller::admin(), Reach::Exec, Some(other.clone())), Ok(Some(other)));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use mvm_proto::NodeId;
 use mvm_proto::status::Event;
+use mvm_proto::wire::FEATURE_TUNNEL;
 use mvm_proto::wire::session::v1::Hello;
 use mvm_transport::SessionControl;
 use mvm_transport::session::close_code;
@@ -55,8 +56,10 @@ pub(super) async fn join(
             agent: agent.clone(),
             info: info.clone(),
             high_water: hello.high_water.clone(),
+            has_tunnels: hello.features.iter().any(|feature| feature == FEATURE_TUNNEL),
         };
         if let Some(attached) = state.fleet.attach(node, newcomer, older.map(|(id, ..)| id), now()) {
+            state.tunnels.note_process(node, &agent.process());
             return Ok(attached);
         }
     }

@@ -26,3 +26,4 @@ mod shares;
 mod support;
 mod tokens;
 mod trust;
+mod tunnels;

@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use super::measure::{self, DecodeError, Meter, Shaped, Value};
 use super::session::v1::{AgentFrame, CoordinatorFrame};
+use super::tunnel::v1::Frame as TunnelFrame;
 
 /// How much one kind of body may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +61,16 @@ impl Frame for CoordinatorFrame {
             // Requests.
             _ => OTHER,
         }
+    }
+}
+
+/// The largest frame of a tunnel's stream: the longest command line that a guest takes, with its variables. Pieces of a
+/// stream are a quarter of it.
+pub const MAX_TUNNEL_FRAME_BYTES: usize = 128 * KIB;
+
+impl Frame for TunnelFrame {
+    fn limit(_kind: u32) -> BodyLimit {
+        BodyLimit { bytes: MAX_TUNNEL_FRAME_BYTES, memory: MIB }
     }
 }
 

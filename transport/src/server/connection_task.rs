@@ -13,12 +13,13 @@ use tracing::{Instrument, debug, error, info_span, warn};
 use super::admission::Permit;
 use super::http::serve_http;
 use super::stats::{Count, ServerStats};
-use super::{Registry, SessionHandler};
+use super::{Registry, SessionHandler, TunnelHandler};
 use crate::connect::alert_of;
 use crate::limits::Limits;
 use crate::peer::Peer;
 use crate::session::{ServerSession, close_code};
-use crate::{ALPN_H3, ALPN_SESSION, quic};
+use crate::tunnel::Tunnel;
+use crate::{ALPN_H3, ALPN_SESSION, ALPN_TUNNEL, quic};
 
 /// The alert sent for having no protocol in common.
 const ALERT_NO_APPLICATION_PROTOCOL: u8 = 120;
@@ -27,6 +28,7 @@ const ALERT_NO_APPLICATION_PROTOCOL: u8 = 120;
 pub(super) struct Services {
     pub(super) http: Option<axum::Router>,
     pub(super) sessions: Option<Arc<dyn SessionHandler>>,
+    pub(super) tunnels: Option<Arc<dyn TunnelHandler>>,
     pub(super) registry: Option<Arc<dyn Registry>>,
     pub(super) limits: Limits,
     pub(super) stats: Arc<ServerStats>,
@@ -98,6 +100,15 @@ async fn run(incoming: quinn::Incoming, mut permit: Permit, services: Arc<Servic
             }
             (_, None) => connection.close(close_code::NOT_HERE.into(), b"a session needs a certificate"),
             (None, _) => connection.close(close_code::NOT_HERE.into(), b"sessions are not served here"),
+        },
+        Some(ALPN_TUNNEL) => match (&services.tunnels, identity) {
+            (Some(handler), Some(identity)) => {
+                let Some(_busy) = activity.begin() else { return close_evicted(&connection, &services) };
+                let handler = Arc::clone(handler);
+                Box::pin(serve_tunnel(connection, handler, identity, &services)).await;
+            }
+            (_, None) => connection.close(close_code::NOT_HERE.into(), b"a tunnel needs a certificate"),
+            (None, _) => connection.close(close_code::NOT_HERE.into(), b"tunnels are not served here"),
         },
         _ => connection.close(close_code::NOT_HERE.into(), b"unknown protocol"),
     }
@@ -202,6 +213,23 @@ async fn serve_session(
         () = services.shutdown.cancelled() => {
             connection.close(close_code::SHUTDOWN.into(), b"shutting down");
             // Its next call fails; what it does then is its own tidying up.
+            handling.await;
+        }
+    }
+}
+
+async fn serve_tunnel(
+    connection: quinn::Connection,
+    handler: Arc<dyn TunnelHandler>,
+    identity: Identity,
+    services: &Services,
+) {
+    services.stats.count(Count::tunnels);
+    let mut handling = handler.handle(identity, Tunnel::new(connection.clone()));
+    tokio::select! {
+        () = &mut handling => connection.close(close_code::DONE.into(), b"done"),
+        () = services.shutdown.cancelled() => {
+            connection.close(close_code::SHUTDOWN.into(), b"shutting down");
             handling.await;
         }
     }

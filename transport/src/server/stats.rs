@@ -70,6 +70,8 @@ counters! {
     requests_refused,
     /// Sessions handed to the handler.
     sessions,
+    /// Tunnels handed to the handler.
+    tunnels,
     /// Connections whose task panicked.
     panics,
 }

@@ -177,7 +177,7 @@ impl From<ReadError> for SessionError {
 
 /// Cuts a stream of chunks into frames.
 #[derive(Debug)]
-struct Frames {
+pub(crate) struct Frames {
     limit: usize,
     /// What arrived last and is not yet cut.
     chunk: Bytes,
@@ -186,22 +186,22 @@ struct Frames {
 }
 
 impl Frames {
-    fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Self { limit, chunk: Bytes::new(), partial: BytesMut::new() }
     }
 
     /// Takes a chunk; to be called only when [`Frames::next`] gave `None`.
-    fn arrived(&mut self, chunk: Bytes) {
+    pub(crate) fn arrived(&mut self, chunk: Bytes) {
         self.chunk = chunk;
     }
 
     /// Whether a frame has begun and not ended.
-    fn inside(&self) -> bool {
+    pub(crate) fn inside(&self) -> bool {
         !self.partial.is_empty() || !self.chunk.is_empty()
     }
 
     /// The next whole frame without its prefix, or `None` when more must arrive first.
-    fn next(&mut self) -> Result<Option<Bytes>, SessionError> {
+    pub(crate) fn next(&mut self) -> Result<Option<Bytes>, SessionError> {
         if self.partial.is_empty() {
             if let Some(length) = self.length_in(&self.chunk)?
                 && self.chunk.len() >= PREFIX_BYTES + length

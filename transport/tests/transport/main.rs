@@ -8,3 +8,4 @@ mod refusals;
 mod resets;
 mod sessions;
 mod support;
+mod tunnels;

@@ -6,16 +6,17 @@ use std::sync::Arc;
 
 use mvm_proto::InstanceId;
 use mvm_proto::guest::{
-    Accepted, Chunk, Deframer, Directory, Done, Entry, Exec, Exit, FEATURE_DETACH, FEATURE_EXEC_USER,
-    FEATURE_HEALTH, FEATURE_PTY, FEATURE_RESTART, FEATURE_WORKLOAD, Failure, FailureCode, Found, GuestFrame,
-    GuestHello, HostFrame, HostHello, MAX_VERSION, MIN_VERSION, OPENING, Output, Readiness, Reborn, State,
-    Window, Workload, guest_frame, host_frame, negotiate, put_frame,
+    Accepted, Chunk, Deframer, Directory, Done, Entry, FEATURE_DETACH, FEATURE_EXEC_USER, FEATURE_HEALTH,
+    FEATURE_PTY, FEATURE_RESTART, FEATURE_WORKLOAD, Failure, FailureCode, Found, GuestFrame, GuestHello,
+    HostFrame, HostHello, MAX_VERSION, MIN_VERSION, OPENING, Readiness, Reborn, State, Window, Workload,
+    guest_frame, host_frame, negotiate, put_frame,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use super::super::VmState;
 use super::faults::{Faults, Manner};
 use super::life::{Host, Life, SECRETS};
+use super::program::Program;
 
 type Answer = guest_frame::Body;
 
@@ -108,7 +109,14 @@ impl Guest {
             Some(host_frame::Body::Hello(hello)) => self.greet(frame.nonce, &hello, manner),
             _ if !self.greeted || frame.nonce != self.nonce => {}
             Some(host_frame::Body::Forget(_)) => {
-                self.memory().answers.remove(&number);
+                let mut memory = self.memory();
+                memory.answers.remove(&number);
+                memory.programs.remove(&number);
+            }
+            Some(body) if self.is_of_program(number, &body) => {
+                for answer in self.to_program(number, body) {
+                    self.put(number, answer);
+                }
             }
             Some(body) => {
                 let known = self.memory().answers.get(&number).cloned();
@@ -233,13 +241,6 @@ impl Guest {
                 self.host.end(&self.instance, "shut down");
                 Vec::new()
             }
-            Body::Exec(exec) => self.run(&exec),
-            Body::Input(input) if input.last => vec![exit(0, 0)],
-            Body::Input(input) => {
-                let taken = input.offset + input.data.len() as u64;
-                vec![window(taken), output(input.data, input.offset)]
-            }
-            Body::Signal(signal) => vec![exit(0, signal.number)],
             Body::ReadFile(read) if manner == Manner::HidesMemory && read.path == MEMORY => Vec::new(),
             Body::ReadFile(read) => match self.memory().files.get(&read.path) {
                 Some(data) => {
@@ -285,9 +286,11 @@ impl Guest {
                 self.relayed += chunk.data.len() as u64;
                 vec![window(self.relayed), Answer::Chunk(chunk)]
             }
-            Body::Hello(_) | Body::Forget(_) | Body::Window(_) | Body::Resize(_) | Body::Detach(_) => {
+            // Of programs that are not there.
+            Body::Exec(_) | Body::Input(_) | Body::Signal(_) | Body::Resize(_) | Body::Detach(_) => {
                 Vec::new()
             }
+            Body::Hello(_) | Body::Forget(_) | Body::Window(_) => Vec::new(),
         }
     }
 
@@ -320,23 +323,37 @@ impl Guest {
         }
     }
 
-    fn run(&self, exec: &Exec) -> Vec<Answer> {
-        let accepted = Answer::Accepted(Accepted {});
-        let words = exec.command.get(1..).unwrap_or_default().join(" ");
-        let said = |text: String| vec![accepted.clone(), output(text.into_bytes(), 0), exit(0, 0)];
-        match exec.command.first().map(String::as_str) {
-            Some("echo") => said(format!("{words}\n")),
-            Some("uname") => said(format!("Linux {} 0.0.0-fake x86_64 GNU/Linux\n", self.memory().hostname)),
-            Some("true") => vec![accepted, exit(0, 0)],
-            Some("false") => vec![accepted, exit(1, 0)],
-            // Ends the guest's own program.
-            Some("exit") => {
-                self.life.outside.send_modify(|outside| outside.says = Some(Readiness::Failed));
-                vec![accepted, exit(0, 0)]
+    fn is_of_program(&self, number: u64, body: &host_frame::Body) -> bool {
+        use host_frame::Body;
+        match body {
+            Body::Exec(_) => true,
+            Body::Input(_) | Body::Signal(_) | Body::Window(_) => {
+                self.memory().programs.contains_key(&number)
             }
-            // They go on until input or a signal ends them.
-            Some("cat" | "sleep") => vec![accepted],
-            other => refusal(FailureCode::NotFound, other.unwrap_or("no program was named")),
+            _ => false,
+        }
+    }
+
+    fn to_program(&self, number: u64, body: host_frame::Body) -> Vec<Answer> {
+        use host_frame::Body;
+        let mut memory = self.memory();
+        match (body, memory.programs.get_mut(&number)) {
+            (Body::Exec(exec), Some(program)) => program.attach(exec.output_from),
+            (Body::Exec(exec), None) => {
+                let Some(program) = Program::start(&exec, &memory.hostname) else {
+                    let name = exec.command.first().map_or("no program was named", String::as_str);
+                    return refusal(FailureCode::NotFound, name);
+                };
+                if exec.command.first().is_some_and(|name| name == "exit") {
+                    // Ends the guest's own program.
+                    self.life.outside.send_modify(|outside| outside.says = Some(Readiness::Failed));
+                }
+                memory.programs.entry(number).or_insert(program).attach(0)
+            }
+            (Body::Input(input), Some(program)) => program.hear_input(&input),
+            (Body::Window(window), Some(program)) => program.hear_window(window),
+            (Body::Signal(signal), Some(program)) => program.hear_signal(signal.number),
+            _ => Vec::new(),
         }
     }
 }
@@ -355,16 +372,8 @@ fn continues(body: &host_frame::Body) -> bool {
     )
 }
 
-fn output(data: Vec<u8>, offset: u64) -> Answer {
-    Answer::Output(Output { stderr: false, data, offset, lost: 0 })
-}
-
 fn window(bytes: u64) -> Answer {
     Answer::Window(Window { bytes })
-}
-
-fn exit(code: i32, signal: u32) -> Answer {
-    Answer::Exit(Exit { code, signal, timed_out: false, cancelled: false })
 }
 
 fn refusal(code: FailureCode, message: &str) -> Vec<Answer> {

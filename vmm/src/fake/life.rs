@@ -9,6 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{broadcast, watch};
 
 use super::super::{DriverError, VmExit, VmState};
+use super::program::Program;
 use super::world::{Entry, World};
 
 /// A follower that is further behind looks at the whole list anyway.
@@ -49,6 +50,8 @@ pub(super) struct Memory {
     pub(super) files: BTreeMap<String, Vec<u8>>,
     /// Answers that the agent has not yet let go.
     pub(super) answers: BTreeMap<u64, Vec<guest_frame::Body>>,
+    /// Programs that run, or whose end the agent has not yet let go.
+    pub(super) programs: BTreeMap<u64, Program>,
 }
 
 /// Where the secrets are in a guest.

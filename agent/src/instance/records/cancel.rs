@@ -61,10 +61,11 @@ impl CancelSignal {
 }
 
 impl Records {
-    /// The right to put `id` to rest, which requests may call off; none while someone else acts on it.
+    /// The right to put `id` to rest, which requests may call off; none while someone else acts on it, or a stream holds it.
     #[must_use]
     pub fn lease_to_rest(self: &Arc<Self>, id: &InstanceId, rests_as: Phase) -> Option<Lease> {
-        self.lease_as(id, LeaseState { cancel: Some(CancelSignal::default()), ..LeaseState::to(rests_as) })
+        let state = LeaseState { cancel: Some(CancelSignal::default()), ..LeaseState::to(rests_as) };
+        self.lease_unless(id, state, |inner| inner.held.contains_key(id))
     }
 
     /// For a request that wants `id`: calls off the step that is putting it to rest, if there is one that can be. From

@@ -163,3 +163,30 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn of_a_hold_and_a_step_that_puts_to_rest_the_second_sees_the_first() {
+    let records = Records::empty();
+    let (mut record, lease) = made(&records, &tenant("acme", 1, "10.1.0.0/24"));
+    record.phase = Phase::Running;
+    records.set(record.clone());
+    drop(lease);
+    let id = &record.id;
+    let (first, usable) = records.hold(id).unwrap();
+    let (second, _) = records.hold(id).unwrap();
+    assert_eq!(usable, Usable::Now);
+    assert!(records.lease_to_rest(id, Phase::Sleeping).is_none());
+    // What is done by hand goes on, and so does what ends it.
+    assert!(records.lease(id, Phase::Stopped).is_some());
+    drop(first);
+    assert!(records.lease_to_rest(id, Phase::Sleeping).is_none(), "the other one still holds it");
+    drop(second);
+    let resting = records.lease_to_rest(id, Phase::Sleeping).unwrap();
+    let (_late, usable) = records.hold(id).unwrap();
+    assert_eq!(usable, Usable::Not(Phase::Running), "it is on its way down");
+    drop(resting);
+    record.phase = Phase::Sleeping;
+    records.set(record.clone());
+    assert_eq!(records.hold(id).unwrap().1, Usable::Not(Phase::Sleeping));
+    assert!(records.hold(&InstanceId::from_bits(0xffff_ffff)).is_none());
+}

@@ -53,7 +53,7 @@ const ACTION: &str = "exec";
 const MAX_AUDITED_CHARS: usize = 256;
 
 /// The longest that a command may be allowed to run.
-const MAX_TIMEOUT_SECONDS: u64 = 7 * 86_400;
+pub(in crate::intake) const MAX_TIMEOUT_SECONDS: u64 = 7 * 86_400;
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -91,7 +91,8 @@ pub(super) async fn exec(
         return Err(not_running(&path.instance, &found.phase));
     }
     let guests = api.shared.node.guests();
-    let mut audited = Audited::begin(&api, &path.instance, caller.describe(), &request.command);
+    let (node, metrics) = (&api.shared.node, &api.shared.metrics);
+    let mut audited = Audited::begin(node, metrics, &path.instance, caller.describe(), &request.command);
     let mut broken = |error: &LinkError| {
         audited.end(ExecResult::Failed, Err(chain(error)));
         Refused(guest_problem(&path.instance, error))
@@ -142,7 +143,7 @@ fn request(body: ExecBody) -> Result<(ExecRequest, Option<Vec<u8>>), Refused> {
 }
 
 /// What the audit log says of one command: that it began, and once what became of it.
-struct Audited {
+pub(in crate::intake) struct Audited {
     node: NodeHandle,
     instance: InstanceId,
     actor: String,
@@ -153,15 +154,43 @@ struct Audited {
 }
 
 impl Audited {
-    fn begin(api: &Api, instance: &InstanceId, actor: String, command: &[String]) -> Self {
+    pub(in crate::intake) fn begin(
+        node: &NodeHandle,
+        metrics: &Arc<Metrics>,
+        instance: &InstanceId,
+        actor: String,
+        command: &[String],
+    ) -> Self {
         let (program, arguments) =
             command.split_first().map_or(("", 0), |(first, rest)| (first.as_str(), rest.len()));
         let program: String = program.chars().take(MAX_AUDITED_CHARS).collect();
         let reason = format!("{program:?} with {arguments} argument(s), asked by {actor}");
-        let (node, instance) = (api.shared.node.clone(), instance.clone());
+        Self::of(node, metrics, instance, actor, reason)
+    }
+
+    pub(in crate::intake) fn of(
+        node: &NodeHandle,
+        metrics: &Arc<Metrics>,
+        instance: &InstanceId,
+        actor: String,
+        reason: String,
+    ) -> Self {
+        let (node, instance) = (node.clone(), instance.clone());
         node.audit(&instance, &actor, ACTION, reason.clone(), Ok("begun"));
-        let metrics = Arc::clone(&api.shared.metrics);
+        let metrics = Arc::clone(metrics);
         Self { node, instance, actor, reason, metrics, begun: Instant::now(), over: false }
+    }
+
+    /// It could not be run, or its guest went away.
+    pub(in crate::intake) fn fail(&mut self, why: String) {
+        self.end(ExecResult::Failed, Err(why));
+    }
+
+    /// It goes on where nothing more is heard of it here.
+    pub(in crate::intake) fn leave(&mut self, outcome: &str) {
+        if !std::mem::replace(&mut self.over, true) {
+            self.node.audit(&self.instance, &self.actor, ACTION, self.reason.clone(), Ok(outcome));
+        }
     }
 
     fn end(&mut self, result: ExecResult, outcome: Result<&str, String>) {
@@ -171,7 +200,7 @@ impl Audited {
         }
     }
 
-    fn hear(&mut self, event: &Result<ExecEvent, LinkError>) {
+    pub(in crate::intake) fn hear(&mut self, event: &Result<ExecEvent, LinkError>) {
         match event {
             Ok(ExecEvent::Exit { code, signal, timed_out, cancelled }) => {
                 let (result, outcome) = match (timed_out, cancelled, signal) {
@@ -236,8 +265,8 @@ fn lines(running: Running) -> impl Stream<Item = Result<Bytes, Infallible>> {
 fn line(event: &ExecEvent) -> Vec<u8> {
     match event {
         // Says that the answer has begun, and nothing else.
-        ExecEvent::Accepted => b"\n".to_vec(),
-        ExecEvent::Output { stderr, data, lost } => {
+        ExecEvent::Accepted | ExecEvent::Taken(_) => b"\n".to_vec(),
+        ExecEvent::Output { stderr, data, lost, .. } => {
             let mut text = if *lost > 0 { one(&json!({ "lost": lost })) } else { Vec::new() };
             let stream = if *stderr { "stderr" } else { "stdout" };
             text.extend(one(&json!({ stream: STANDARD.encode(data) })));
@@ -260,7 +289,7 @@ fn not_running(id: &InstanceId, phase: &str) -> Refused {
     Refused(Problem::new(409, "not_running", detail, "Start or wake it first."))
 }
 
-fn guest_problem(id: &InstanceId, error: &LinkError) -> Problem {
+pub(in crate::intake) fn guest_problem(id: &InstanceId, error: &LinkError) -> Problem {
     let detail = format!("{id}: {}", chain(error));
     match error {
         LinkError::Refused { .. } => {

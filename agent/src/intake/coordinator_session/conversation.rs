@@ -6,6 +6,7 @@
 //! Nothing piles up behind a slow coordinator: status is the newest when it is sent, and events without a receiver
 //! are dropped at their source.
 
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use bytes::Bytes;
 use mvm_proto::status::{ConditionKind, Event, NodeInfo, NodeStatus};
 use mvm_proto::wire::session::v1::{
     Ack, AgentFrame, CoordinatorFrame, Document, Events, Heartbeat, Hello, RemovedOperators, Reply, Request,
-    Trust, Welcome, agent_frame, coordinator_frame,
+    Trust, Welcome, agent_frame, coordinator_frame, request,
 };
 use mvm_proto::wire::{FEATURE_STATUS_DELTAS, SESSION_FEATURES, SESSION_PROTOCOL};
 use mvm_proto::{Digest, Problem};
@@ -79,7 +80,7 @@ pub(super) async fn converse(
     let heartbeat = heartbeat_of(welcome.heartbeat_seconds);
     session.frames_in.set_silence(Some(heartbeat * MISSED_HEARTBEATS));
     let deltas = welcome.features.iter().any(|feature| feature == FEATURE_STATUS_DELTAS);
-    let mut conversation = Conversation::new(context, deltas);
+    let mut conversation = Conversation::new(context, deltas, session.control.remote_address());
     match conversation.run(&mut session, heartbeat, shutdown).await {
         Ok(ending) => ending,
         Err(error) => Ending::Failed(error.into()),
@@ -141,6 +142,8 @@ fn encode(body: agent_frame::Body) -> Bytes {
 
 struct Conversation<'a> {
     context: &'a SessionContext,
+    /// Of the coordinator.
+    address: SocketAddr,
     acks: AckBatcher,
     /// How many the batcher holds.
     unsent_acks: usize,
@@ -155,12 +158,13 @@ struct Conversation<'a> {
 }
 
 impl<'a> Conversation<'a> {
-    fn new(context: &'a SessionContext, deltas: bool) -> Self {
+    fn new(context: &'a SessionContext, deltas: bool, address: SocketAddr) -> Self {
         let mut awaiting = Awaiting::default();
         // The coordinator may have missed the convergence of what was accepted in an earlier session.
         awaiting.expect(context.intake.high_water());
         Self {
             context,
+            address,
             acks: AckBatcher::new(),
             unsent_acks: 0,
             awaiting,
@@ -371,9 +375,16 @@ impl<'a> Conversation<'a> {
     fn on_request(&mut self, request: Request) {
         let Request { id, ask } = request;
         let busy = self.requests.len() >= MAX_REQUESTS;
-        let node = self.context.node.clone();
+        let (node, tunnels) = (self.context.node.clone(), self.context.tunnels.clone());
+        let (address, host) = (self.address, self.context.coordinator.host().to_owned());
         self.requests.spawn(async move {
-            let done = if busy { Err(too_busy()) } else { requests::answer(&node, ask).await };
+            let done = match ask {
+                _ if busy => Err(too_busy()),
+                Some(request::Ask::OpenTunnel(asked)) => {
+                    tunnels.open(address, &host, asked.port, asked.ticket).await.map(|()| None)
+                }
+                ask => requests::answer(&node, ask).await,
+            };
             match done {
                 Ok(answer) => Reply { id, problem: Vec::new(), answer },
                 Err(problem) => {

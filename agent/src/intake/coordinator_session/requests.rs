@@ -41,7 +41,8 @@ pub(super) async fn answer(
             Ok(Some(guest_sessions::delete(node, tenant, pool, asked).await))
         }
         Some(request::Ask::Ping(_)) => Ok(None),
-        None => Err(unknown_request()),
+        // A tunnel is the session's to open.
+        Some(request::Ask::OpenTunnel(_)) | None => Err(unknown_request()),
     }
 }
 

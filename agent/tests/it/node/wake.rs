@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use mvm_agent::node::Place;
 use mvm_agent::node::assemble::NodeSettings;
 use mvm_proto::status::WakeTiming;
 use mvm_proto::{InstanceId, Problem};
@@ -322,4 +323,24 @@ async fn a_hundred_wakes_at_once_are_one_restore() {
         wake.await.unwrap().unwrap();
     }
     assert_eq!(node.driver.boots(), boots + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_wakes_what_sleeps_where_it_may_and_holds_it_until_it_lets_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, id) = one_asleep(dir.path()).await;
+    let place =
+        Place { tenant: "acme".parse().unwrap(), pool: "workers".parse().unwrap(), instance: id.clone() };
+    let refused = node.handle.hold(&place, false).await.unwrap_err();
+    assert_eq!(Problem::from(&*refused).code, "asleep");
+    let held = node.handle.hold(&place, true).await.unwrap();
+    assert!(held.woken);
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(node.ids("running"), std::slice::from_ref(&id), "idle for an hour, and held");
+    let second = node.handle.hold(&place, false).await.unwrap();
+    assert!(!second.woken);
+    drop((held, second));
+    node.until_counts(0, 0, 1).await;
+    let unknown = Place { pool: "others".parse().unwrap(), ..place };
+    assert_eq!(Problem::from(&*node.handle.hold(&unknown, true).await.unwrap_err()).code, "unknown_instance");
 }

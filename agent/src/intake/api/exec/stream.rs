@@ -91,7 +91,8 @@ pub(super) async fn exec(
     if found.phase != Phase::Running.as_str() {
         return Err(not_running(&path.instance, &found.phase));
     }
-    let mut audited = Audited::begin(&api, &path.instance, caller.describe(), &request.command);
+    let (node, metrics) = (&api.shared.node, &api.shared.metrics);
+    let mut audited = Audited::begin(node, metrics, &path.instance, caller.describe(), &request.command);
     let begun = api.shared.node.guests().exec(&path.instance, request).await;
     let begun = match begun {
         Ok(handle) => handle.next().await.map(|first| (handle, first)),
