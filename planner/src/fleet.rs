@@ -7,6 +7,7 @@
 //! A node is [`filter`]ed by what a pool demands, then ranked by a [`score`]; [`index`] keeps the nodes in that order.
 //! [`explain`] tells, for one pool, why each node was taken or not; it is computed only when it is asked for.
 
+mod allow;
 mod beyond;
 pub mod blocks;
 mod demand;
@@ -15,7 +16,9 @@ mod explain;
 mod filter;
 mod grow;
 mod index;
+mod names;
 pub mod networks;
+mod nodes;
 mod numbers;
 pub mod offers;
 mod placer;
@@ -24,8 +27,10 @@ pub mod scale;
 mod score;
 pub mod shares;
 mod shrink;
+mod slab;
 mod spread;
 mod state;
+mod tops;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

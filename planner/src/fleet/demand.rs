@@ -7,9 +7,9 @@ use mvm_proto::document::DesiredCounts;
 use mvm_proto::placement::Labels;
 use serde::Serialize;
 
-use super::PoolKey;
 use super::placer::Placer;
-use super::state::{PHASES, count_mut};
+use super::slab::{PoolNumber, TenantNumber};
+use super::state::{PHASES, PoolEntry, PoolState, count_mut};
 use crate::usage::Usage;
 
 /// Instances of one shape that more nodes would make room for.
@@ -35,22 +35,23 @@ impl Placer {
     #[must_use]
     pub fn demand(&self) -> Vec<Demand> {
         let state = &self.state;
-        let mut ranked: Vec<_> = self.lacking().filter_map(|key| Some((self.rank(key)?, key))).collect();
-        ranked.sort();
+        let mut ranked: Vec<_> = self.lacking().collect();
+        ranked.sort_by(|(_, one), (_, other)| self.order(one, other));
         // What the demand counted so far would use.
-        let mut tenants: BTreeMap<_, Usage> = BTreeMap::new();
-        let mut pools: BTreeMap<&PoolKey, u64> = BTreeMap::new();
+        let mut tenants: BTreeMap<TenantNumber, Usage> = BTreeMap::new();
+        let mut pools: BTreeMap<PoolNumber, u64> = BTreeMap::new();
         let mut shapes: BTreeMap<(u32, u64, &Labels), DesiredCounts> = BTreeMap::new();
         for phase in PHASES {
-            for (_, key) in &ranked {
-                let Some(pool) = state.pool(key).filter(|pool| !state.is_bound(key, &pool.spec)) else {
+            for (number, entry) in &ranked {
+                let bound = |pool: &&PoolState| state.is_bound(entry.tenant, &pool.spec);
+                let Some(pool) = entry.declared.as_ref().filter(|pool| !bound(pool)) else {
                     continue;
                 };
                 let need = pool.need(phase);
-                let used = tenants.entry(&key.tenant).or_default();
-                let has = pools.entry(key).or_default();
+                let used = tenants.entry(entry.tenant).or_default();
+                let has = pools.entry(*number).or_default();
                 let mut lacking = 0;
-                while lacking < pool.lacks(phase) && state.quota_allows(key, used, *has, &need).is_ok() {
+                while lacking < pool.lacks(phase) && state.quota_allows(*number, used, *has, &need).is_ok() {
                     *used = used.plus(need);
                     *has += 1;
                     lacking += 1;
@@ -78,17 +79,20 @@ impl Placer {
     /// The nodes that are there and have nothing: nothing placed, nothing claimed, nothing left of what was.
     #[must_use]
     pub fn empty_nodes(&self) -> Vec<EmptyNode> {
-        let nodes = self.state.nodes.iter();
+        let nodes = self.state.numbers.nodes();
+        let nodes = nodes.filter_map(|(id, at)| Some((id, self.state.nodes.get(at)?)));
         let is_empty = nodes.filter(|(_, node)| {
-            node.pools.is_empty() && node.spec.beyond.is_empty() && node.spec.away_since.is_none()
+            node.pools.is_empty() && node.told.is_empty() && node.spec.away_since.is_none()
         });
         is_empty.map(|(id, node)| EmptyNode { node: id.clone(), cordoned: node.spec.cordoned }).collect()
     }
 
     /// Pools that lack something, as far as it was concluded.
-    fn lacking(&self) -> impl Iterator<Item = &PoolKey> {
-        self.open().filter(|key| {
-            self.state.pool(key).is_some_and(|pool| PHASES.iter().any(|phase| pool.lacks(*phase) > 0))
+    fn lacking(&self) -> impl Iterator<Item = (PoolNumber, &PoolEntry)> {
+        let open = self.open().filter_map(|number| Some((number, self.state.pools.get(number)?)));
+        open.filter(|(_, entry)| {
+            let lacks = |pool: &PoolState| PHASES.iter().any(|phase| pool.lacks(*phase) > 0);
+            entry.declared.as_ref().is_some_and(lacks)
         })
     }
 }

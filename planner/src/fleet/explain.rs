@@ -4,8 +4,9 @@ use mvm_proto::{NodeId, Phase};
 
 use super::filter::Obstacle;
 use super::placer::Placer;
-use super::queue::Queue;
+use super::queue::Wishes;
 use super::score::Score;
+use super::slab::NodeNumber;
 use super::spread::Domains;
 use super::{Placed, PoolKey, Unplaced};
 use crate::usage::Usage;
@@ -38,26 +39,26 @@ impl Placer {
     #[must_use]
     pub fn explain(&self, key: &PoolKey) -> Option<Explanation> {
         let state = &self.state;
-        let pool = state.pool(key)?;
+        let number = state.pool_number(key)?;
+        let (pool, tenant) = (state.pool(number)?, state.pools.get(number)?.tenant);
         let need: Usage = pool.need(Phase::Running);
-        let queue = Queue::new(state, key, &pool.spec, &need, None);
-        let domains = Domains::of(state, key, &pool.spec.placement);
-        let verdict = |id: &NodeId| match state.accepts(key, &pool.spec, id, &need, domains.as_ref()) {
+        let wishes = Wishes::of(state, tenant, &pool.spec);
+        let domains = Domains::of(state, number, &pool.spec.placement);
+        let verdict = |at: NodeNumber| match state.accepts(number, &pool.spec, at, &need, domains.as_ref()) {
             Err(obstacle) => Verdict::Refused(obstacle),
             Ok(()) => Verdict::Suits(
-                state
-                    .nodes
-                    .get(id)
-                    .map_or_else(Score::default, |node| queue.adjust(id, node.score(), &node.spec.images)),
+                state.nodes.get(at).map_or_else(Score::default, |node| wishes.adjust(at, node)),
             ),
         };
+        let nodes = state.numbers.nodes();
         let mut nodes: Vec<_> =
-            state.nodes.keys().map(|id| NodeVerdict { node: id.clone(), verdict: verdict(id) }).collect();
+            nodes.map(|(id, at)| NodeVerdict { node: id.clone(), verdict: verdict(at) }).collect();
         nodes.sort_by_key(|node| match &node.verdict {
             Verdict::Suits(score) => (false, u64::MAX - score.total()),
             Verdict::Refused(_) => (true, 0),
         });
-        let quota = state.quota_allows(key, &Usage::default(), 0, &need).err();
-        Some(Explanation { placed: pool.placed.clone(), unplaced: pool.unplaced.clone(), quota, nodes })
+        let quota = state.quota_allows(number, &Usage::default(), 0, &need).err();
+        let placed = state.placed(pool).clone();
+        Some(Explanation { placed, unplaced: pool.unplaced.clone(), quota, nodes })
     }
 }

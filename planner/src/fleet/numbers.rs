@@ -1,106 +1,87 @@
-//! Numbers of nodes: what is asked of many nodes at once is kept in one small array, so that going through the nodes of a
-//! pool costs the same however many nodes and pools there are.
+//! Nodes in the order of their names, by number: what is asked of many nodes at once is kept in small arrays, so that going
+//! through the nodes of a pool costs the same however many nodes and pools there are.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use mvm_proto::NodeId;
 
-use super::state::NodeState;
-
-/// A node, for as long as it is there. Says nothing of the order of nodes.
-pub(super) type NodeNumber = u32;
+use super::slab::{NodeNumber, Number as _};
 
 /// How far apart the places of nodes are that come after all others.
 const STEP: u64 = 1 << 32;
 
+/// How gladly a pool gives up an instance on a node: the largest first. Nodes that take nothing new, then full ones; of equal
+/// ones, the last by name: see [`Numbers::place`].
+pub(super) type Worth = u32;
+
+/// The worth of a node that takes something new and has nothing free. No score is as large.
+const FULL: Worth = 1 << 30;
+/// By how much more a node is worth that takes nothing new.
+const TAKES_NOTHING: Worth = 1 << 31;
+
 #[derive(Debug, Clone, Default)]
 pub(super) struct Numbers {
-    names: Vec<Option<NodeId>>,
-    ranks: Vec<Rank>,
-    unused: Vec<NodeNumber>,
     /// Where each node is in the order of names.
-    places: BTreeMap<NodeId, (u64, NodeNumber)>,
+    nodes: BTreeMap<NodeId, (u64, NodeNumber)>,
+    /// The same by number: grows in the order of names.
+    places: Vec<u64>,
+    worths: Vec<Worth>,
 }
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Rank {
-    /// Grows in the order of names.
-    place: u64,
-    score: u64,
-    accepts: bool,
-}
-
-/// How gladly a pool gives up an instance on a node: the largest first.
-pub(super) type Worth = (bool, Reverse<u64>, u64, NodeNumber);
 
 impl Numbers {
-    /// The number of a node, which is new or known.
-    pub(super) fn number(&mut self, id: &NodeId) -> NodeNumber {
-        if let Some((_, number)) = self.places.get(id) {
-            return *number;
+    pub(super) fn number(&self, id: &NodeId) -> Option<NodeNumber> {
+        self.nodes.get(id).map(|(_, number)| *number)
+    }
+
+    /// All nodes, in the order of their names.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = (&NodeId, NodeNumber)> {
+        self.nodes.iter().map(|(id, (_, number))| (id, *number))
+    }
+
+    /// A node got a number.
+    pub(super) fn join(&mut self, id: &NodeId, number: NodeNumber) {
+        if self.places.len() <= number.at() {
+            self.places.resize(number.at() + 1, 0);
+            self.worths.resize(number.at() + 1, 0);
         }
-        let number = self.unused.pop().unwrap_or_else(|| {
-            self.names.push(None);
-            self.ranks.push(Rank::default());
-            NodeNumber::try_from(self.names.len() - 1).unwrap_or(NodeNumber::MAX)
-        });
-        let before = self.places.range(..id).next_back().map(|(_, (place, _))| *place);
+        let before = self.nodes.range(..id).next_back().map(|(_, (place, _))| *place);
         let after =
-            self.places.range((Bound::Excluded(id), Bound::Unbounded)).next().map(|(_, (place, _))| *place);
+            self.nodes.range((Bound::Excluded(id), Bound::Unbounded)).next().map(|(_, (place, _))| *place);
         let place = place_between(before, after);
-        self.places.insert(id.clone(), (place.unwrap_or(0), number));
-        if place.is_none() {
-            self.spread_places();
+        self.nodes.insert(id.clone(), (place.unwrap_or(0), number));
+        match place {
+            Some(place) => self.places[number.at()] = place,
+            None => self.spread_places(),
         }
-        let place = self.places.get(id).map_or(0, |(place, _)| *place);
-        if let Some((name, rank)) = self.entry(number) {
-            *name = Some(id.clone());
-            rank.place = place;
-        }
-        number
     }
 
     /// A node is gone.
-    pub(super) fn forget(&mut self, id: &NodeId) {
-        let Some((_, number)) = self.places.remove(id) else { return };
-        if let Some((name, _)) = self.entry(number) {
-            *name = None;
-            self.unused.push(number);
+    pub(super) fn leave(&mut self, id: &NodeId) {
+        self.nodes.remove(id);
+    }
+
+    /// Of two nodes, the one whose name comes first has the smaller place. Places change when nodes join.
+    pub(super) fn place(&self, number: NodeNumber) -> u64 {
+        self.places.get(number.at()).copied().unwrap_or(0)
+    }
+
+    pub(super) fn worth(&self, number: NodeNumber) -> Worth {
+        self.worths.get(number.at()).copied().unwrap_or(0)
+    }
+
+    /// A node has this score now, and takes something new or not.
+    pub(super) fn update(&mut self, number: NodeNumber, score: u32, accepts: bool) {
+        if let Some(worth) = self.worths.get_mut(number.at()) {
+            *worth = FULL.saturating_sub(score) + if accepts { 0 } else { TAKES_NOTHING };
         }
-    }
-
-    /// A node is as it is now.
-    pub(super) fn update(&mut self, node: &NodeState) {
-        let (score, accepts) = (node.score().total(), node.accepts());
-        if let Some((_, rank)) = self.entry(node.number) {
-            (rank.score, rank.accepts) = (score, accepts);
-        }
-    }
-
-    pub(super) fn name(&self, number: NodeNumber) -> Option<&NodeId> {
-        self.names.get(usize::try_from(number).ok()?)?.as_ref()
-    }
-
-    /// From nodes that take nothing new first, then from full ones.
-    pub(super) fn worth(&self, number: NodeNumber) -> Option<Worth> {
-        let Rank { place, score, accepts } = *self.ranks.get(usize::try_from(number).ok()?)?;
-        Some((!accepts, Reverse(score), place, number))
-    }
-
-    fn entry(&mut self, number: NodeNumber) -> Option<(&mut Option<NodeId>, &mut Rank)> {
-        let at = usize::try_from(number).ok()?;
-        self.names.get_mut(at).zip(self.ranks.get_mut(at))
     }
 
     /// Gives all nodes new places, as there was none left between two of them.
     fn spread_places(&mut self) {
-        for ((place, number), at) in self.places.values_mut().zip(1u64..) {
+        for ((place, number), at) in self.nodes.values_mut().zip(1u64..) {
             *place = at.saturating_mul(STEP);
-            if let Some(rank) = usize::try_from(*number).ok().and_then(|at| self.ranks.get_mut(at)) {
-                rank.place = *place;
-            }
+            self.places[number.at()] = *place;
         }
     }
 }
@@ -127,19 +108,34 @@ mod tests {
             .chain((0..100).map(|at| format!("m{}", "a".repeat(62 - at % 60))))
             .map(|n| n.parse().unwrap())
             .collect();
-        for id in &ids {
-            numbers.number(id);
+        for (at, id) in ids.iter().enumerate() {
+            if numbers.number(id).is_none() {
+                numbers.join(id, NodeNumber::of(at));
+            }
         }
         for id in ids.iter().step_by(3) {
-            numbers.forget(id);
+            numbers.leave(id);
         }
-        for id in ids.iter().rev() {
-            numbers.number(id);
+        for (at, id) in ids.iter().enumerate().rev() {
+            if numbers.number(id).is_none() {
+                numbers.join(id, NodeNumber::of(1000 + at));
+            }
         }
-        let places: Vec<u64> = numbers.places.values().map(|(place, _)| *place).collect();
+        let places: Vec<u64> = numbers.nodes().map(|(_, number)| numbers.place(number)).collect();
         assert!(places.is_sorted_by(|a, b| a < b), "{places:?}");
-        for (id, (place, number)) in &numbers.places {
-            assert_eq!((numbers.name(*number), numbers.worth(*number).unwrap().2), (Some(id), *place));
+        for (id, (place, number)) in &numbers.nodes {
+            assert_eq!((numbers.number(id), numbers.place(*number)), (Some(*number), *place));
         }
+    }
+
+    #[test]
+    fn instances_are_given_up_on_nodes_that_take_nothing_new_then_on_full_ones() {
+        let mut numbers = Numbers::default();
+        let worths = [(900_000, true), (10, true), (900_000, false), (10, false)].map(|(score, accepts)| {
+            numbers.join(&"node".parse().unwrap(), NodeNumber::of(0));
+            numbers.update(NodeNumber::of(0), score, accepts);
+            numbers.worth(NodeNumber::of(0))
+        });
+        assert!(worths.is_sorted_by(|a, b| a < b), "{worths:?}");
     }
 }

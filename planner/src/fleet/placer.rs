@@ -3,13 +3,15 @@
 //! Settling first takes away: from nodes that are lost or drained, from nodes that are too small, and what a pool has
 //! beyond its counts. Then it places what pools lack: all running counts first, pools in the order of their ranks.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-use mvm_proto::document::{DesiredCounts, PoolRole};
+use mvm_proto::document::DesiredCounts;
 use mvm_proto::{NodeId, Phase, TenantId, Timestamp};
 
 use super::filter::drives_out;
-use super::state::{NodeState, PHASES, PoolState, State, count, count_mut};
+use super::slab::{NodeNumber, Number as _, PoolNumber};
+use super::state::{PHASES, PoolEntry, PoolState, State, count, count_mut};
 use super::{
     AwayGrace, Fleet, FleetNode, FleetPlan, FleetPool, FleetTenant, Placed, PoolKey, Unplaced, UnplacedCause,
     is_lost,
@@ -20,13 +22,13 @@ use super::{
 pub struct Placer {
     pub(super) state: State,
     /// Nodes that are away and not lost yet, the longest first.
-    away: BTreeSet<(Timestamp, NodeId)>,
+    away: BTreeSet<(Timestamp, NodeNumber)>,
     elected_at: Option<Timestamp>,
     away_grace: AwayGrace,
     /// Nodes that may have to give something up.
-    touched: BTreeSet<NodeId>,
+    touched: BTreeSet<NodeNumber>,
     /// Pools that may have too many or too few; those that lack something stay here.
-    open: BTreeSet<PoolKey>,
+    open: BTreeSet<PoolNumber>,
     /// Pools of which more, less or something else has no place than was told.
     news: BTreeSet<PoolKey>,
 }
@@ -34,38 +36,46 @@ pub struct Placer {
 /// What one settling remembers.
 #[derive(Debug, Default)]
 pub(super) struct Settling {
-    /// What nodes had of a pool before it, where it changed something.
-    before: BTreeMap<PoolKey, BTreeMap<NodeId, DesiredCounts>>,
+    /// How many instances of a pool nodes had in a phase before it, where it changed something.
+    before: BTreeMap<(PoolNumber, NodeNumber, Phase), u32>,
     /// What pools gave up because their counts say so: they get it back first, in another phase.
-    pub(super) lost: BTreeMap<PoolKey, BTreeMap<NodeId, u32>>,
+    lost: BTreeMap<(PoolNumber, NodeNumber), u32>,
 }
 
 impl Settling {
-    /// What a pool has on a node is about to change.
-    pub(super) fn note(&mut self, state: &State, key: &PoolKey, id: &NodeId) {
-        let Some(pool) = state.pool(key) else { return };
-        if !self.before.contains_key(key) {
-            self.before.insert(key.clone(), BTreeMap::new());
-        }
-        if let Some(before) = self.before.get_mut(key).filter(|before| !before.contains_key(id)) {
-            before.insert(id.clone(), pool.placed.get(id).copied().unwrap_or_default());
-        }
+    /// What a pool has on a node in this phase is about to change.
+    pub(super) fn note(&mut self, state: &State, pool: PoolNumber, node: NodeNumber, phase: Phase) {
+        let count = || state.pool(pool).map_or(0, |pool| pool.on(phase).of(node));
+        self.before.entry((pool, node, phase)).or_insert_with(count);
+    }
+
+    /// A pool gave one up on a node.
+    pub(super) fn lose(&mut self, pool: PoolNumber, node: NodeNumber) {
+        *self.lost.entry((pool, node)).or_default() += 1;
+    }
+
+    /// How many a pool gave up on which nodes.
+    pub(super) fn lost(&self, pool: PoolNumber) -> BTreeMap<NodeNumber, u32> {
+        let from = self.lost.range((pool, NodeNumber::of(0))..);
+        from.take_while(|((of, _), _)| *of == pool).map(|((_, node), lost)| (*node, *lost)).collect()
     }
 
     /// The pools that have something else somewhere than before it.
     fn changed(self, state: &State) -> BTreeSet<PoolKey> {
-        let is_changed = |(key, before): &(PoolKey, BTreeMap<NodeId, DesiredCounts>)| {
-            let Some(pool) = state.pool(key) else { return false };
-            before.iter().any(|(id, before)| pool.placed.get(id).copied().unwrap_or_default() != *before)
-        };
-        self.before.into_iter().filter(is_changed).map(|(key, _)| key).collect()
+        let mut changed: Vec<PoolNumber> = Vec::new();
+        for ((number, node, phase), before) in self.before {
+            let is_changed = |pool: &PoolState| pool.on(phase).of(node) != before;
+            if changed.last() != Some(&number) && state.pool(number).is_some_and(is_changed) {
+                changed.push(number);
+            }
+        }
+        changed.into_iter().filter_map(|number| Some(state.pools.get(number)?.key.clone())).collect()
     }
 }
 
 /// A pool that may have too many or too few, as it is after nodes gave up what they can't keep.
 struct Work {
-    rank: (PoolRole, bool),
-    key: PoolKey,
+    pool: PoolNumber,
     lacks: [u32; PHASES.len()],
     has_surplus: bool,
     was_unplaced: bool,
@@ -85,9 +95,11 @@ impl Placer {
         }
         for (key, pool) in &fleet.pools {
             placer.set_pool(key, Some(pool.clone()));
+            let Some(number) = placer.state.pool_number(key) else { continue };
             for (id, counts) in fleet.placed.get(key).into_iter().flatten() {
+                let Some(node) = placer.state.numbers.number(id) else { continue };
                 for phase in PHASES {
-                    placer.state.add(key, id, phase, count(counts, phase));
+                    placer.state.add(number, node, phase, count(counts, phase));
                 }
             }
         }
@@ -96,43 +108,40 @@ impl Placer {
 
     /// A node is as told, or there no more.
     pub fn set_node(&mut self, id: &NodeId, node: Option<FleetNode>) {
-        let on_it = self.state.nodes.get(id).map(|node| node.pools.clone()).unwrap_or_default();
-        if node.is_none() {
-            for key in on_it {
-                self.take_off(&key, id);
-                self.open.insert(key);
+        let known = self.state.numbers.number(id);
+        if let Some(number) = known {
+            if node.is_none() {
+                for pool in self.state.nodes.get(number).map(|node| node.pools.clone()).unwrap_or_default() {
+                    self.take_off(pool, number);
+                    self.open.insert(pool);
+                }
             }
-        }
-        let had = self.state.nodes.get(id).map(|node| node.spec.beyond.clone()).unwrap_or_default();
-        for key in had.keys() {
-            self.state.set_beyond(id, key, None);
-        }
-        let mut before = self.state.nodes.remove(id);
-        if let Some(before) = &mut before {
-            self.state.index.remove(id, before);
-            if let Some(since) = before.spec.away_since {
-                self.away.remove(&(since, id.clone()));
+            let had = self.state.nodes.get(number).into_iter().flat_map(|node| &node.told);
+            for pool in had.map(|(pool, _)| *pool).collect::<Vec<_>>() {
+                self.state.set_beyond(number, pool, None);
+            }
+            if let Some(since) = self.state.nodes.get(number).and_then(|node| node.spec.away_since) {
+                self.away.remove(&(since, number));
             }
         }
         let Some(mut spec) = node else {
-            self.state.numbers.forget(id);
+            if let Some(number) = known {
+                self.state.forget_node(number);
+                self.touched.remove(&number);
+            }
             return;
         };
         let has = std::mem::take(&mut spec.beyond);
-        if let Some(since) = spec.away_since {
-            self.away.insert((since, id.clone()));
+        let away_since = spec.away_since;
+        let number = self.state.declare_node(id, spec);
+        if let Some(since) = away_since {
+            self.away.insert((since, number));
         }
-        let mut now = NodeState::new(spec, self.state.numbers.number(id));
-        if let Some(before) = before {
-            (now.pools, now.used) = (before.pools, before.used);
-        }
-        self.state.index.update(id, &mut now);
-        self.state.numbers.update(&now);
-        self.state.nodes.insert(id.clone(), now);
         for (key, beyond) in has {
-            self.state.set_beyond(id, &key, Some(beyond));
+            let pool = self.state.pool_entry(&key);
+            self.state.set_beyond(number, pool, Some(beyond));
         }
-        self.touched.insert(id.clone());
+        self.touched.insert(number);
     }
 
     /// This coordinator became the leader: the grace of nodes that are away starts again.
@@ -142,81 +151,73 @@ impl Placer {
 
     /// A tenant is as told, or there no more: nothing new of its pools is placed then.
     pub fn set_tenant(&mut self, id: &TenantId, tenant: Option<FleetTenant>) {
-        let state = self.state.tenants.entry(id.clone()).or_default();
-        state.quotas = tenant.map(|tenant| tenant.quotas);
-        if state.is_nothing() {
-            self.state.tenants.remove(id);
+        let number = self.state.tenant_number(id);
+        if let Some(state) = self.state.tenants.get_mut(number) {
+            state.quotas = tenant.map(|tenant| tenant.quotas);
         }
+        self.state.release_tenant(number);
     }
 
     /// A pool is as told, or there no more.
     pub fn set_pool(&mut self, key: &PoolKey, pool: Option<FleetPool>) {
-        let known = self.state.pools.get_mut(key);
-        if let (Some(known), Some(spec)) = (known, &pool)
-            && known.spec.resources == spec.resources
-        {
-            if known.spec.placement.tolerations != spec.placement.tolerations {
-                self.touched.extend(known.placed.keys().cloned());
-            }
-            known.spec = spec.clone();
-            self.open.insert(key.clone());
-            return;
-        }
-        let placed = self.state.pool(key).map(|pool| pool.placed.clone()).unwrap_or_default();
-        for id in placed.keys() {
-            self.take_off(key, id);
-        }
-        self.state.pools.remove(key);
-        let tenant = self.state.tenants.entry(key.tenant.clone()).or_default();
         let Some(spec) = pool else {
-            tenant.pools.remove(&key.pool);
-            if tenant.is_nothing() {
-                self.state.tenants.remove(&key.tenant);
+            if let Some(number) = self.state.pool_number(key) {
+                self.take_off_all(number);
+                self.open.remove(&number);
+                self.state.declare_pool(number, None);
+                self.state.release_pool(number);
             }
-            self.open.remove(key);
             return;
         };
-        tenant.pools.insert(key.pool.clone());
-        let pool = PoolState {
-            spec,
-            placed: Placed::new(),
-            numbered: BTreeMap::new(),
-            total: DesiredCounts::default(),
-            unplaced: None,
+        let number = self.state.pool_entry(key);
+        let Some(known) = self.state.pool(number) else {
+            self.state.declare_pool(number, Some(spec));
+            self.open.insert(number);
+            return;
         };
-        self.state.pools.insert(key.clone(), pool);
-        // Larger than it was, it may be too large for its nodes.
-        for (id, counts) in placed {
-            for phase in PHASES {
-                self.state.add(key, &id, phase, count(&counts, phase));
+        if known.spec.resources == spec.resources {
+            if known.spec.placement.tolerations != spec.placement.tolerations {
+                self.touched.extend(known.nodes());
             }
-            self.touched.insert(id);
+            self.state.declare_pool(number, Some(spec));
+        } else {
+            let placed = self.take_off_all(number);
+            self.state.declare_pool(number, None);
+            self.state.declare_pool(number, Some(spec));
+            // Larger than it was, it may be too large for its nodes.
+            for (node, phase, count) in placed {
+                self.state.add(number, node, phase, count);
+                self.touched.insert(node);
+            }
         }
-        self.open.insert(key.clone());
+        self.open.insert(number);
     }
 
     /// Where everything is.
     #[must_use]
     pub fn plan(&self) -> FleetPlan {
-        let placed = self.state.pools.iter().filter(|(_, pool)| !pool.placed.is_empty());
-        let unplaced =
-            self.state.pools.iter().filter_map(|(key, pool)| Some((key.clone(), pool.unplaced.clone()?)));
-        FleetPlan {
-            placed: placed.map(|(key, pool)| (key.clone(), pool.placed.clone())).collect(),
-            unplaced: unplaced.collect(),
+        let mut plan = FleetPlan::default();
+        for (_, PoolEntry { key, declared, .. }) in self.state.pools.iter() {
+            let Some(pool) = declared else { continue };
+            if pool.nodes().next().is_some() {
+                plan.placed.insert(key.clone(), self.state.placed(pool).clone());
+            }
+            plan.unplaced.extend(pool.unplaced.clone().map(|unplaced| (key.clone(), unplaced)));
         }
+        plan
     }
 
     /// Where one pool is.
     #[must_use]
     pub fn placed(&self, key: &PoolKey) -> Option<&Placed> {
-        self.state.pool(key).map(|pool| &pool.placed)
+        let pool = self.state.pool(self.state.pool_number(key)?)?;
+        Some(self.state.placed(pool))
     }
 
     /// What of one pool no node takes.
     #[must_use]
     pub fn unplaced(&self, key: &PoolKey) -> Option<&Unplaced> {
-        self.state.pool(key).and_then(|pool| pool.unplaced.as_ref())
+        self.state.pool(self.state.pool_number(key)?)?.unplaced.as_ref()
     }
 
     /// The pools of which more, less or something else has no place than when this was asked last; a reason that is
@@ -229,18 +230,22 @@ impl Placer {
     pub fn settle(&mut self, now: Timestamp) -> BTreeSet<PoolKey> {
         let mut settling = Settling::default();
         self.leave_nodes(&mut settling, now);
-        let mut work: Vec<Work> = self.open.iter().filter_map(|key| self.work(key)).collect();
-        for work in work.iter().filter(|work| work.has_surplus) {
-            self.shrink(&mut settling, &work.key);
+        let mut work: Vec<Work> = self.open.iter().filter_map(|number| self.work(*number)).collect();
+        let entry = |state: &State, work: &Work| state.pools.get(work.pool).map(|entry| entry.key.clone());
+        if work.len() > 1 {
+            work.sort_by_cached_key(|work| entry(&self.state, work));
         }
-        work.sort_by(|a, b| (a.rank, &a.key).cmp(&(b.rank, &b.key)));
+        for work in work.iter().filter(|work| work.has_surplus) {
+            self.shrink(&mut settling, work.pool);
+        }
+        work.sort_by_key(|work| self.state.pool(work.pool).map(PoolState::rank));
         // What is placed may open a domain for another phase, or bring a group its node: until nothing more is placed.
         let mut placed = 1;
         while placed > 0 {
             placed = 0;
             for (at, phase) in PHASES.into_iter().enumerate() {
                 for work in work.iter_mut().filter(|work| work.lacks[at] > 0) {
-                    let more = self.grow(&mut settling, &work.key, phase);
+                    let more = self.grow(&mut settling, work.pool, phase);
                     work.lacks[at] = work.lacks[at].saturating_sub(more);
                     placed += u64::from(more);
                 }
@@ -252,11 +257,10 @@ impl Placer {
         settling.changed(&self.state)
     }
 
-    fn work(&self, key: &PoolKey) -> Option<Work> {
-        let pool = self.state.pool(key)?;
+    fn work(&self, number: PoolNumber) -> Option<Work> {
+        let pool = self.state.pool(number)?;
         Some(Work {
-            rank: pool.rank(),
-            key: key.clone(),
+            pool: number,
             lacks: PHASES.map(|phase| pool.lacks(phase)),
             has_surplus: PHASES.into_iter().any(|phase| pool.surplus(phase) > 0),
             was_unplaced: pool.unplaced.is_some(),
@@ -264,85 +268,88 @@ impl Placer {
     }
 
     /// Pools that may have too many or too few.
-    pub(super) fn open(&self) -> impl Iterator<Item = &PoolKey> {
-        self.open.iter()
+    pub(super) fn open(&self) -> impl Iterator<Item = PoolNumber> {
+        self.open.iter().copied()
     }
 
     /// In this order pools are placed, and in the reverse order they give way.
-    pub(super) fn rank(&self, key: &PoolKey) -> Option<(PoolRole, bool)> {
-        self.state.pool(key).map(PoolState::rank)
+    pub(super) fn order(&self, one: &PoolEntry, other: &PoolEntry) -> Ordering {
+        let rank = |entry: &PoolEntry| entry.declared.as_ref().map(PoolState::rank);
+        (rank(one), &one.key).cmp(&(rank(other), &other.key))
     }
 
     /// Takes off what can't stay on its node.
     fn leave_nodes(&mut self, settling: &mut Settling, now: Timestamp) {
-        while let Some((since, id)) = self.away.first().cloned() {
+        while let Some((since, node)) = self.away.first().copied() {
             if !is_lost(since, self.elected_at, self.away_grace, now) {
                 break;
             }
             // It takes nothing new while it is away, so it need not be looked at again.
             self.away.pop_first();
-            let pools = self.state.nodes.get(&id).map(|node| node.pools.clone()).unwrap_or_default();
-            for key in pools {
-                self.leave(settling, &key, &id);
+            let pools = self.state.nodes.get(node).map(|node| node.pools.clone()).unwrap_or_default();
+            for pool in pools {
+                self.leave(settling, pool, node);
             }
         }
-        for id in std::mem::take(&mut self.touched) {
-            let Some(node) = self.state.nodes.get(&id) else { continue };
-            let is_driven_out = |key: &&PoolKey| {
-                let placement = self.state.pool(key).map(|pool| &pool.spec.placement);
-                placement.is_some_and(|placement| {
-                    node.spec.taints.iter().any(|taint| drives_out(placement, taint))
+        for number in std::mem::take(&mut self.touched) {
+            let Some(node) = self.state.nodes.get(number) else { continue };
+            let is_driven_out = |pool: &&PoolNumber| {
+                self.state.pool(**pool).is_some_and(|pool| {
+                    node.spec.taints.iter().any(|taint| drives_out(&pool.spec.placement, taint))
                 })
             };
-            let leaving: Vec<_> = node.pools.iter().filter(is_driven_out).cloned().collect();
-            for key in leaving {
-                self.leave(settling, &key, &id);
+            let leaving: Vec<_> = node.pools.iter().filter(is_driven_out).copied().collect();
+            for pool in leaving {
+                self.leave(settling, pool, number);
             }
-            self.fit(settling, &id);
+            self.fit(settling, number);
         }
     }
 
-    fn leave(&mut self, settling: &mut Settling, key: &PoolKey, id: &NodeId) {
-        settling.note(&self.state, key, id);
-        self.take_off(key, id);
-        self.open.insert(key.clone());
+    fn leave(&mut self, settling: &mut Settling, pool: PoolNumber, node: NodeNumber) {
+        PHASES.into_iter().for_each(|phase| settling.note(&self.state, pool, node, phase));
+        self.take_off(pool, node);
+        self.open.insert(pool);
     }
 
-    fn take_off(&mut self, key: &PoolKey, id: &NodeId) {
-        let counts = self.state.pool(key).and_then(|pool| pool.placed.get(id)).copied().unwrap_or_default();
-        for phase in PHASES {
-            self.state.remove(key, id, phase, count(&counts, phase));
+    fn take_off(&mut self, pool: PoolNumber, node: NodeNumber) {
+        PHASES.into_iter().for_each(|phase| self.state.remove(pool, node, phase, u32::MAX));
+    }
+
+    /// Takes a pool off all nodes; says what they had.
+    fn take_off_all(&mut self, number: PoolNumber) -> Vec<(NodeNumber, Phase, u32)> {
+        let Some(pool) = self.state.pool(number) else { return Vec::new() };
+        let of = |phase: Phase| pool.on(phase).iter().map(move |(node, count)| (node, phase, count));
+        let placed: Vec<_> = PHASES.into_iter().flat_map(of).collect();
+        for (node, phase, count) in &placed {
+            self.state.remove(number, *node, *phase, *count);
         }
+        placed
     }
 
     /// Takes off what a node has no room for, of the lowest ranks first, and what sleeps last.
-    fn fit(&mut self, settling: &mut Settling, id: &NodeId) {
-        while let Some(node) = self.state.nodes.get(id).filter(|node| node.is_overfull()) {
-            let helps = |key: &PoolKey, phase: Phase| {
-                let pool = self.state.pool(key)?;
-                let counts = pool.placed.get(id)?;
-                (count(counts, phase) > 0 && node.relieves(&pool.need(phase))).then_some(())
+    fn fit(&mut self, settling: &mut Settling, number: NodeNumber) {
+        while let Some(node) = self.state.nodes.get(number).filter(|node| node.is_overfull()) {
+            let helps = |pool: &PoolState, phase: Phase| {
+                pool.on(phase).of(number) > 0 && node.relieves(&pool.need(phase))
             };
             let mut pools: Vec<_> =
-                node.pools.iter().filter_map(|key| Some((self.rank(key)?, key))).collect();
-            pools.sort();
-            let unit = pools.iter().rev().find_map(|(_, key)| {
-                let phase = [Phase::Warm, Phase::Running, Phase::Sleeping].into_iter();
-                phase
-                    .into_iter()
-                    .find(|phase| helps(key, *phase).is_some())
-                    .map(|phase| ((*key).clone(), phase))
+                node.pools.iter().filter_map(|pool| Some((*pool, self.state.pools.get(*pool)?))).collect();
+            pools.sort_by(|(_, one), (_, other)| self.order(other, one));
+            let unit = pools.into_iter().find_map(|(pool, entry)| {
+                let declared = entry.declared.as_ref()?;
+                let mut phases = [Phase::Warm, Phase::Running, Phase::Sleeping].into_iter();
+                phases.find(|phase| helps(declared, *phase)).map(|phase| (pool, phase))
             });
-            let Some((key, phase)) = unit else { return };
-            settling.note(&self.state, &key, id);
-            self.state.remove(&key, id, phase, 1);
-            self.open.insert(key);
+            let Some((pool, phase)) = unit else { return };
+            settling.note(&self.state, pool, number, phase);
+            self.state.remove(pool, number, phase, 1);
+            self.open.insert(pool);
         }
     }
 
     /// Says what a pool still lacks; one that lacks nothing need not be looked at again.
     fn conclude(&mut self, work: &Work) {
-        let key = &work.key;
         let lacking = PHASES.into_iter().zip(work.lacks).find(|(_, lacks)| *lacks > 0);
         let unplaced = lacking.map(|(phase, _)| {
             let mut counts = DesiredCounts::default();
@@ -350,14 +357,15 @@ impl Placer {
                 .into_iter()
                 .zip(work.lacks)
                 .for_each(|(phase, lacks)| *count_mut(&mut counts, phase) = lacks);
-            let (cause, reason) = self.obstacle(key, phase).unwrap_or((UnplacedCause::NoNode, String::new()));
+            let obstacle = self.obstacle(work.pool, phase);
+            let (cause, reason) = obstacle.unwrap_or((UnplacedCause::NoNode, String::new()));
             Unplaced { counts, cause, reason }
         });
         if unplaced.is_none() {
-            self.open.remove(key);
+            self.open.remove(&work.pool);
         }
         if (unplaced.is_some() || work.was_unplaced)
-            && let Some(pool) = self.state.pools.get_mut(key)
+            && let Some(PoolEntry { key, declared: Some(pool), .. }) = self.state.pools.get_mut(work.pool)
         {
             let told = |unplaced: &Option<Unplaced>| unplaced.as_ref().map(|told| (told.counts, told.cause));
             if told(&pool.unplaced) != told(&unplaced) {

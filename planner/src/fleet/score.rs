@@ -33,6 +33,11 @@ impl Score {
         Self { vcpus: vcpus * 4 / 10, mem: mem * 4 / 10, slots: slots * 2 / 10, ..Self::default() }
     }
 
+    /// The total of free shares alone: no more than [`WHOLE`].
+    pub(super) fn room(&self) -> u32 {
+        u32::try_from(self.vcpus + self.mem + self.slots).unwrap_or(u32::MAX)
+    }
+
     #[must_use]
     pub fn total(&self) -> u64 {
         self.vcpus + self.mem + self.slots + self.image + self.affinity
@@ -40,6 +45,10 @@ impl Score {
 }
 
 fn share(free: u64, whole: u64) -> u64 {
+    // What nodes have fits into 64 bits, where a division takes a fraction of the time.
+    if let Some(share) = free.checked_mul(WHOLE).and_then(|scaled| scaled.checked_div(whole)) {
+        return share;
+    }
     u128::from(free)
         .checked_mul(u128::from(WHOLE))
         .and_then(|scaled| scaled.checked_div(u128::from(whole)))

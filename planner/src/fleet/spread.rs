@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mvm_proto::NodeId;
-use mvm_proto::placement::{Labels, Placement, Spread};
+use mvm_proto::placement::{Placement, Spread};
 
-use super::PoolKey;
 use super::filter::{Obstacle, against_class};
-use super::state::{State, instances};
+use super::nodes::NodeState;
+use super::slab::PoolNumber;
+use super::state::{PHASES, State};
 
 const BY_NODE: &str = "node";
 
@@ -21,24 +21,28 @@ pub(super) struct Domains {
 }
 
 impl Domains {
-    pub(super) fn of(state: &State, key: &PoolKey, placement: &Placement) -> Option<Self> {
+    pub(super) fn of(state: &State, number: PoolNumber, placement: &Placement) -> Option<Self> {
         let spread = placement.spread.clone()?;
         let mut domains =
             Self { spread, counts: BTreeMap::new(), open: BTreeMap::new(), is_open: BTreeSet::new() };
-        for (id, counts) in state.pool(key).into_iter().flat_map(|pool| &pool.placed) {
-            let Some(node) = state.nodes.get(id) else { continue };
-            if let Some(domain) = domains.domain(id, &node.spec.labels) {
-                *domains.counts.entry(domain).or_default() += instances(counts);
+        let pool = state.pool(number).into_iter();
+        for (at, count) in pool.flat_map(|pool| PHASES.into_iter().flat_map(|phase| pool.on(phase).iter())) {
+            if let Some(domain) = state.nodes.get(at).and_then(|node| domains.domain(node)) {
+                *domains.counts.entry(domain).or_default() += u64::from(count);
             }
         }
-        for (class, nodes) in state.index.classes() {
-            if nodes.len() == 0 || against_class(placement, &class.labels, &class.taints).is_err() {
+        for (_, class) in state.index.classes() {
+            let Some(ranking) = state.index.ranking(class.ranking).filter(|all| all.top().is_some()) else {
+                continue;
+            };
+            if against_class(placement, &class.key.labels, &class.key.taints).is_err() {
                 continue;
             }
             if domains.spread.by == BY_NODE {
-                domains.is_open.extend(nodes.nodes().map(ToString::to_string));
+                let nodes = ranking.open().filter_map(|at| state.nodes.get(at));
+                domains.is_open.extend(nodes.map(|node| node.name.to_string()));
             } else {
-                domains.is_open.extend(class.labels.get(&domains.spread.by).cloned());
+                domains.is_open.extend(class.key.labels.get(&domains.spread.by).cloned());
             }
         }
         for domain in &domains.is_open {
@@ -48,13 +52,17 @@ impl Domains {
         Some(domains)
     }
 
-    fn domain(&self, id: &NodeId, labels: &Labels) -> Option<String> {
-        if self.spread.by == BY_NODE { Some(id.to_string()) } else { labels.get(&self.spread.by).cloned() }
+    fn domain(&self, node: &NodeState) -> Option<String> {
+        if self.spread.by == BY_NODE {
+            Some(node.name.to_string())
+        } else {
+            node.spec.labels.get(&self.spread.by).cloned()
+        }
     }
 
     /// How many the node's domain has.
-    pub(super) fn count(&self, id: &NodeId, labels: &Labels) -> u64 {
-        self.domain(id, labels).and_then(|domain| self.counts.get(&domain).copied()).unwrap_or(0)
+    pub(super) fn count(&self, node: &NodeState) -> u64 {
+        self.domain(node).and_then(|domain| self.counts.get(&domain).copied()).unwrap_or(0)
     }
 
     fn least(&self) -> u64 {
@@ -62,30 +70,30 @@ impl Domains {
     }
 
     /// Whether one more on this node keeps the skew.
-    pub(super) fn allows(&self, id: &NodeId, labels: &Labels) -> Result<(), Obstacle> {
+    pub(super) fn allows(&self, node: &NodeState) -> Result<(), Obstacle> {
         let Spread { by, max_skew } = &self.spread;
-        if self.domain(id, labels).is_none() {
+        if self.domain(node).is_none() {
             return Err(Obstacle::NoDomain { key: by.clone() });
         }
-        if self.count(id, labels) + 1 > self.least() + u64::from(*max_skew) {
+        if self.count(node) + 1 > self.least() + u64::from(*max_skew) {
             return Err(Obstacle::Skew { by: by.clone(), max_skew: *max_skew });
         }
         Ok(())
     }
 
     /// Counts one more; true where the emptiest domain now has more, so that others may take one again.
-    pub(super) fn add(&mut self, id: &NodeId, labels: &Labels) -> bool {
+    pub(super) fn add(&mut self, node: &NodeState) -> bool {
         let before = self.least();
-        self.shift(id, labels, 1);
+        self.shift(node, 1);
         self.least() > before
     }
 
-    pub(super) fn remove(&mut self, id: &NodeId, labels: &Labels) {
-        self.shift(id, labels, -1);
+    pub(super) fn remove(&mut self, node: &NodeState) {
+        self.shift(node, -1);
     }
 
-    fn shift(&mut self, id: &NodeId, labels: &Labels, by: i64) {
-        let Some(domain) = self.domain(id, labels) else { return };
+    fn shift(&mut self, node: &NodeState, by: i64) {
+        let Some(domain) = self.domain(node) else { return };
         let count = self.counts.entry(domain.clone()).or_default();
         let before = *count;
         *count = before.saturating_add_signed(by);
