@@ -1,5 +1,7 @@
 //! Blob stores for sessions: a folder of this machine, or an S3 bucket. Every call takes effect as a whole or not at all.
 
+mod folder;
+
 use std::future::Future;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -61,6 +63,14 @@ pub enum BlobStoreError {
     BadCredentials { path: PathBuf, line: usize },
     #[error("the store did not do what it was asked")]
     Store(#[from] Error),
+    #[error("could not read {}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("{} is a link, which is not followed: remove it", path.display())]
+    Link { path: PathBuf },
     #[error("{key} in the store is longer than {limit} bytes")]
     TooLong { key: String, limit: u64 },
     #[cfg(test)]
@@ -180,24 +190,44 @@ impl ObjectBlobStore {
 
     /// Removes the empty folders at and below a key, where there are folders. Content is never touched.
     pub(crate) fn remove_empty_folders(&self, below: &str) {
-        fn remove(folder: &Path) {
-            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    remove(&entry.path());
-                }
-            }
-            // One with something in it stays.
-            let _ = std::fs::remove_dir(folder);
+        if let Some(folder) = self.folder.as_deref().filter(|folder| check_links(folder, below).is_ok()) {
+            folder::remove_empty(&folder.join(below));
         }
-        if let Some(folder) = &self.folder {
-            remove(&folder.join(below));
+    }
+
+    /// What lies below a key, where there are folders, and is none of ours: links, pipes, names that no key has.
+    pub(crate) fn foreign(&self, below: &str) -> Result<Vec<PathBuf>, BlobStoreError> {
+        match &self.folder {
+            Some(folder) => Ok(folder::walk(folder, below)?.foreign),
+            None => Ok(Vec::new()),
         }
+    }
+
+    /// A folder of this machine may be one that others write to, too, or that is shared with other machines: a link in it must not
+    /// lead an agent to files elsewhere. **Not covered:** a link that is put there after this.
+    fn check_links(&self, key: &str) -> Result<(), BlobStoreError> {
+        self.folder.as_deref().map_or(Ok(()), |folder| check_links(folder, key))
     }
 
     fn key(&self, key: &str) -> Result<Key, BlobStoreError> {
         let whole = if self.prefix.is_empty() { key.to_owned() } else { format!("{}/{key}", self.prefix) };
         Key::parse(whole).map_err(|error| BlobStoreError::Store(error.into()))
     }
+}
+
+/// Fails where a step of the key is a link.
+fn check_links(folder: &Path, key: &str) -> Result<(), BlobStoreError> {
+    let mut path = folder.to_owned();
+    for step in key.split('/').filter(|step| !step.is_empty()) {
+        path.push(step);
+        match path.symlink_metadata() {
+            Ok(found) if found.is_symlink() => return Err(BlobStoreError::Link { path }),
+            Ok(_) => {}
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(cause) => return Err(BlobStoreError::Read { path, cause }),
+        }
+    }
+    Ok(())
 }
 
 /// Beside the tenants' bundles; no tenant's id has a dot.
@@ -241,11 +271,13 @@ fn settings_of(text: &str) -> Result<Vec<(AmazonS3ConfigKey, String)>, usize> {
 
 impl BlobStore for ObjectBlobStore {
     async fn put(&self, key: &str, bytes: Bytes) -> Result<(), BlobStoreError> {
+        self.check_links(key)?;
         self.store.put_opts(&self.key(key)?, PutPayload::from(bytes), PutOptions::default()).await?;
         Ok(())
     }
 
     async fn put_new(&self, key: &str, bytes: Bytes) -> Result<bool, BlobStoreError> {
+        self.check_links(key)?;
         let options = PutOptions::from(PutMode::Create);
         match self.store.put_opts(&self.key(key)?, PutPayload::from(bytes), options).await {
             Ok(_) => Ok(true),
@@ -255,6 +287,7 @@ impl BlobStore for ObjectBlobStore {
     }
 
     async fn get(&self, key: &str, limit: u64) -> Result<Option<Bytes>, BlobStoreError> {
+        self.check_links(key)?;
         let found = match self.store.get(&self.key(key)?).await {
             Ok(found) => found,
             Err(Error::NotFound { .. }) => return Ok(None),
@@ -267,6 +300,13 @@ impl BlobStore for ObjectBlobStore {
     }
 
     async fn list(&self, below: &str) -> Result<Vec<Listed>, BlobStoreError> {
+        // The library follows links.
+        if let Some(folder) = self.folder.clone() {
+            let (below, path) = (self.key(below)?.to_string(), folder.clone());
+            let walked = tokio::task::spawn_blocking(move || folder::walk(&folder, &below)).await;
+            let failed = |cause| BlobStoreError::Read { path, cause: io::Error::other(cause) };
+            return Ok(walked.map_err(failed)??.listed);
+        }
         let skipped = if self.prefix.is_empty() { 0 } else { self.prefix.len() + 1 };
         let found: Vec<_> = self.store.list(Some(&self.key(below)?)).try_collect().await?;
         let listed = found.into_iter().filter_map(|meta| {
@@ -278,6 +318,7 @@ impl BlobStore for ObjectBlobStore {
     }
 
     async fn delete(&self, key: &str) -> Result<(), BlobStoreError> {
+        self.check_links(key)?;
         match self.store.delete(&self.key(key)?).await {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error.into()),

@@ -89,7 +89,11 @@ impl Sessions {
         for store in stores {
             let cleared = async {
                 let blobs = self.blobs(store)?;
-                let left = clear_tenant(&blobs, tenant, &self.deleter()).await?;
+                let mut left = clear_tenant(&blobs, tenant, &self.deleter()).await?;
+                let foreign = blobs.foreign(tenant.as_str())?.into_iter();
+                left.extend(foreign.map(|path| {
+                    format!("{}: it is none of a session's files; remove it by hand", path.display())
+                }));
                 if left.is_empty() {
                     blobs.remove_empty_folders(tenant.as_str());
                 }

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::folder::{Folder, looks, write};
 use super::{Breaking, EVERY, at, fill, holder, session_store, take};
 use crate::persist::PersistError;
-use crate::persist::blob_store::BlobStore;
+use crate::persist::blob_store::{BlobStore, BlobStoreError};
 use crate::persist::deletion::{Verdict, clear_tenant, delete, judge};
 use crate::persist::head::{Found, Head, SessionState, VERSION};
 use crate::persist::session_store::SessionStore;
@@ -97,6 +97,41 @@ async fn whatever_write_is_the_last_a_deletion_is_finished_by_the_next_one() {
         assert!(keys(&blobs, "acme/workers/content").await.is_empty(), "after {writes} writes");
     }
     assert_eq!(cut_off, BTreeSet::from([true, false]));
+}
+
+#[tokio::test]
+async fn a_link_in_a_store_leads_to_nothing_that_is_listed_read_written_or_deleted() {
+    let (store, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let hosts = elsewhere.path().join("file");
+    std::fs::write(&hosts, "the host's").unwrap();
+    std::fs::create_dir(elsewhere.path().join("empty")).unwrap();
+    let blobs = Breaking::at(store.path());
+    given_back(&blobs, 1).await;
+    let link = store.path().join("acme/workers/content/0/link");
+    std::os::unix::fs::symlink(elsewhere.path(), &link).unwrap();
+    let left = clear_tenant(&blobs, &"acme".parse().unwrap(), &holder(9)).await.unwrap();
+    assert!(left.is_empty() && keys(&blobs, "acme").await.is_empty(), "{left:?}");
+    assert_eq!(blobs.inner.foreign("acme").unwrap(), [link]);
+    blobs.inner.remove_empty_folders("acme");
+
+    std::os::unix::fs::symlink(elsewhere.path(), store.path().join("zeta")).unwrap();
+    assert!(keys(&blobs, "zeta").await.is_empty() && keys(&blobs, "").await.is_empty());
+    assert_eq!(blobs.inner.foreign("zeta").unwrap(), [store.path().join("zeta")]);
+    blobs.inner.remove_empty_folders("zeta");
+    let refused = [
+        blobs.delete("zeta/file").await.unwrap_err(),
+        blobs.get("zeta/file", 100).await.unwrap_err(),
+        blobs.put("zeta/file", "x".into()).await.unwrap_err(),
+        blobs.put_new("zeta/new", "x".into()).await.unwrap_err(),
+    ];
+    assert!(refused.iter().all(|error| matches!(error, BlobStoreError::Link { .. })), "{refused:?}");
+    let mut there: Vec<_> =
+        std::fs::read_dir(elsewhere.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    there.sort();
+    assert_eq!(
+        (there, std::fs::read_to_string(&hosts).unwrap().as_str()),
+        (vec!["empty".into(), "file".into()], "the host's")
+    );
 }
 
 #[tokio::test]
