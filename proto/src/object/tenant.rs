@@ -133,9 +133,33 @@ impl TenantImages {
         self.allow.is_empty()
             || self.allow.iter().any(|entry| match entry.parse::<Digest>() {
                 Ok(digest) => image.digest == Some(digest),
-                Err(_) => image.r#ref.strip_prefix(entry.as_str()).is_some_and(|rest| is_end(rest, entry)),
+                Err(_) => {
+                    let rest = image.r#ref.strip_prefix(entry.as_str());
+                    rest.is_some_and(|rest| is_end(rest, entry) && stays_within(entry, rest))
+                }
             })
     }
+}
+
+/// Whether what follows an entry of the list leads nowhere else: to no other folder by `..`, to no other host by a user's name
+/// before it or by a parameter of the query.
+fn stays_within(entry: &str, rest: &str) -> bool {
+    /// What a query may choose of a source: which version of it, and what in it.
+    const CHOICES: [&str; 9] =
+        ["rev", "ref", "tag", "dir", "narHash", "lastModified", "revCount", "shallow", "submodules"];
+    let plain = rest.to_ascii_lowercase().replace("%2e", ".").replace("%2f", "/");
+    if plain.split(['/', '?', '&', '=', ':', '@', '#']).any(|step| step == "..") {
+        return false;
+    }
+    let in_host = entry.split_once("://").is_some_and(|(_, host)| !host.contains('/'));
+    if in_host && rest.split(['/', '?', '#']).next().is_some_and(|host| host.contains('@')) {
+        return false;
+    }
+    let query = if entry.contains('?') { Some(rest) } else { rest.split_once('?').map(|(_, query)| query) };
+    query.is_none_or(|query| {
+        let names = query.split('&').filter_map(|choice| choice.split('=').next());
+        names.filter(|name| !name.is_empty()).all(|name| CHOICES.contains(&name))
+    })
 }
 
 /// What becomes of a deleted tenant's persisted sessions and its secrets on nodes. Instances go with their disks in any case.

@@ -77,6 +77,19 @@ fn a_tenant_s_images_are_those_of_its_prefixes_and_digests() {
     ] {
         assert_eq!(only(&[allow]).allows(&path), expected, "{allow}");
     }
+    for (reference, allow, expected) in [
+        ("git+https://git.acme/web?ref=main&dir=a", "git+https://git.acme/", true),
+        ("git+https://git.acme/web?ref=main&rev=abc", "git+https://git.acme/web?ref=main", false),
+        ("github:acme/web?rev=abc", "github:acme/", true),
+        ("git+file:///srv/acme/../zeta", "git+file:///srv/acme/", false),
+        ("git+file:///srv/acme/%2E%2e/zeta", "git+file:///srv/acme/", false),
+        ("git+file:///srv/acme/web?dir=../../zeta", "git+file:///srv/acme/", false),
+        ("github:acme/web?host=evil.example", "github:acme/", false),
+        ("git+https://git.acme@evil.example/web", "git+https://git.acme", false),
+        ("git+https://git.acme:x@evil.example/web", "git+https://git.acme", false),
+    ] {
+        assert_eq!(only(&[allow]).allows(&image(reference, None)), expected, "{reference}");
+    }
     assert!(only(&["builtin:", &digest]).allows(&image("path:/srv/images/web", Some(&digest))));
     let tenant = |allow: Value| json!({ "api_version": "mvm/v1", "kind": "Tenant", "metadata": { "name": "acme" }, "spec": { "images": { "allow": allow } } });
     assert_eq!(
