@@ -51,6 +51,7 @@ use crate::enrolment::NotRenewed;
 use crate::error::BoxError;
 use crate::grpc_listener::calls::CountCalls;
 use crate::grpc_listener::{GrpcPeer, GrpcStream};
+use crate::objects::Caller;
 use crate::records::IssuedRecord;
 use crate::state::State;
 use crate::stored::now;
@@ -108,8 +109,8 @@ pub(crate) async fn serve(
         .http2_keepalive_timeout(Some(KEEP_ALIVE_WAIT))
         .max_concurrent_streams(MAX_STREAMS)
         .http2_max_header_list_size(MAX_HEADER_BYTES)
-        .layer(tower::layer::layer_fn(CountCalls::new))
         .layer(tower::layer::layer_fn(move |inner| identify::Identify::new(inner, Arc::clone(&identifying))))
+        .layer(tower::layer::layer_fn(CountCalls::new))
         .add_routes(services)
         .serve_with_incoming_shutdown(connections, async move {
             state.shutdown.cancelled().await;
@@ -149,6 +150,13 @@ fn known_callers_only(request: Request<()>) -> Result<Request<()>, Status> {
 fn caller<T>(request: &Request<T>) -> Result<Identity, Status> {
     let proven = request.extensions().get::<GrpcPeer>().and_then(|peer| peer.proven.as_ref());
     proven.map(|(identity, _)| identity.clone()).ok_or_else(|| refuse::status(&refuse::no_certificate()))
+}
+
+/// The caller, as the audit log names it.
+fn who<T>(request: &Request<T>) -> Result<Caller, Status> {
+    let identified = request.extensions().get::<Identified>();
+    let caller = identified.map_or_else(|| Err(refuse::no_credential()), |identified| identified.0.clone());
+    caller.map_err(|problem| refuse::status(&problem))
 }
 
 struct Service(Arc<State>);
@@ -213,14 +221,15 @@ impl Control for Service {
     async fn remove_node(&self, request: Request<RemoveNodeRequest>) -> Answer<RemoveNodeResponse> {
         let node: NodeId =
             parse("node_id", &request.get_ref().node_id).map_err(|problem| refuse::status(&problem))?;
-        let removed = enrolment::remove(&self.0, &node, now()).await;
+        let removed = enrolment::remove(&self.0, &node, &who(&request)?, now()).await;
         answer(removed.map(|session_closed| RemoveNodeResponse { session_closed }))
     }
 
     type PushStream = ReceiverStream<Result<PushProgress, Status>>;
 
     async fn push(&self, request: Request<PushRequest>) -> Answer<Self::PushStream> {
-        answer(push::push(&self.0, request.into_inner()).await.map(ReceiverStream::new))
+        let by = who(&request)?;
+        answer(push::push(&self.0, request.into_inner(), by).await.map(ReceiverStream::new))
     }
 
     async fn get_document(&self, request: Request<GetDocumentRequest>) -> Answer<StoredDocument> {

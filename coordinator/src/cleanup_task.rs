@@ -18,11 +18,14 @@ const WRITE_EVERY: Duration = Duration::from_secs(2);
 const MAX_WRITE_BYTES: usize = 4 * 1024 * 1024;
 /// Expired tokens do no harm; an hour is soon enough.
 const TOKENS_EVERY: Duration = Duration::from_secs(3600);
+/// The audit log is a few thousand entries longer by then at most.
+const AUDIT_EVERY: Duration = Duration::from_secs(60);
 
 pub(crate) async fn cleanup_task(state: Arc<State>) {
     let mut write = tokio::time::interval(WRITE_EVERY);
     let mut old_tokens = tokio::time::interval(TOKENS_EVERY);
-    for timer in [&mut write, &mut old_tokens] {
+    let mut audit = tokio::time::interval(AUDIT_EVERY);
+    for timer in [&mut write, &mut old_tokens, &mut audit] {
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     }
     loop {
@@ -38,8 +41,8 @@ pub(crate) async fn cleanup_task(state: Arc<State>) {
                 log(tokens::remove_old(&state.store, now()).await.map(drop), "could not remove expired join tokens");
                 log(objects::forget_old(&state.store, now()).await, "could not remove old idempotency keys");
                 log(state.events.forget_old(&state.store, now()).await, "could not forget old events");
-                log(objects::trim_audit(&state.store).await, "could not trim the audit log");
             }
+            _ = audit.tick() => log(objects::trim_audit(&state.store).await, "could not trim the audit log"),
         }
     }
 }

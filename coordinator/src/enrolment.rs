@@ -18,6 +18,7 @@ use mvm_store::{Guard, Store, StoreError, Transaction};
 use mvm_transport::Registry;
 
 use self::names::Reserved;
+use crate::objects::Caller;
 use crate::rate_limit::{Holder, too_soon};
 use crate::records::{
     Assigned, FixedNames, IssuedRecord, NodeRecord, Numbers, assigned_key, envelope_key, node_key,
@@ -220,7 +221,12 @@ impl Registry for Members {
 
 /// Takes a node out of the cluster: its certificates are refused from here on, its document is gone, its numbers stay.
 /// Returns whether a session was closed.
-pub(crate) async fn remove(state: &State, node_id: &NodeId, now: Timestamp) -> Result<bool, Problem> {
+pub(crate) async fn remove(
+    state: &State,
+    node_id: &NodeId,
+    by: &Caller,
+    now: Timestamp,
+) -> Result<bool, Problem> {
     let key = node_key(node_id);
     for _ in 0..MAX_TRIES {
         let found = registered(state, node_id).await?;
@@ -236,7 +242,7 @@ pub(crate) async fn remove(state: &State, node_id: &NodeId, now: Timestamp) -> R
             .delete(envelope_key(node_id))
             .delete(offers_key(node_id))
             .delete(status_key(node_id));
-        match state.store.commit(objects::remove_node(txn, node_id)?).await {
+        match state.store.commit(objects::remove_node(txn, node_id, by, now)?).await {
             Ok(_) => {
                 tracing::info!(node = %node_id, "removed");
                 // After the commit: a session that comes up meanwhile finds the node removed when it looks.

@@ -7,7 +7,7 @@
 //!
 //! A slot among the connections is taken by the certificate of an operator alone: the connection of a node or a
 //! coordinator is closed right after its handshake. Connections without a certificate, for callers with API keys, have few
-//! slots of their own, by their sites. One identity has few slots, and its newest connection takes the slot of its
+//! slots of their own, by their sites; when all are taken, the site that has most gives one to a newcomer. One identity has few slots, and its newest connection takes the slot of its
 //! longest idle one (see [`mvm_transport::slots`]); `calls` says which are idle. Certificates that are not good any more are
 //! counted apart: they take no slot of who has the name now.
 
@@ -96,8 +96,9 @@ pub(crate) fn accept(
         most_per_key: MAX_CONNECTIONS_PER_IDENTITY,
         evict: Evict::Idle,
     });
-    let anonymous =
-        Slots::new(Rules { most: MAX_ANONYMOUS, most_per_key: MAX_ANONYMOUS_PER_SITE, evict: Evict::Idle });
+    // Few hold all of them soon; a watch that is cut off goes on from where it was.
+    let evict = Evict::BusyOfOthers;
+    let anonymous = Slots::new(Rules { most: MAX_ANONYMOUS, most_per_key: MAX_ANONYMOUS_PER_SITE, evict });
     let told = RateLimit::new(TOLD_PER_SECOND, TOLD_BURST);
     let shared = Arc::new(Shared { acceptor, slots, anonymous, told, state });
     tokio::spawn(async move {

@@ -24,7 +24,7 @@ pub(crate) use keys::caller_of_key;
 pub(crate) use network::confirm_removals;
 pub(crate) use once::forget_old;
 pub(crate) use read::{Filter, get, list};
-pub(crate) use record::decode_object;
+pub(crate) use record::{API_KEY_OBJECTS, decode_object};
 pub(crate) use statuses::{StatusOf, set_statuses};
 use turns::Turns;
 pub(crate) use watch::{Changed, Watching, revision, watch};
@@ -35,10 +35,13 @@ pub(crate) use write::{
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
-use mvm_proto::{ClusterId, NodeId, TenantId};
+use mvm_proto::{ClusterId, NodeId, Problem, TenantId};
+use mvm_transport::RateLimit;
 use parking_lot::Mutex;
 
+use crate::rate_limit::too_soon;
 use crate::stored::Backend;
 use crate::trust::Trust;
 use crate::world::World;
@@ -50,7 +53,14 @@ pub(crate) struct Objects {
     trust: Arc<Trust>,
     world: Arc<Mutex<World>>,
     turns: Turns,
+    /// By the names of API keys.
+    writes: RateLimit<String>,
 }
+
+/// Writes of one key in the long run, and at once: a program applies its files in seconds, and one that never stops writing
+/// neither fills the store nor keeps nodes busy with new documents.
+const WRITES_PER_SECOND: f64 = 20.0;
+const WRITES_BURST: f64 = 1000.0;
 
 impl Objects {
     pub(crate) fn new(
@@ -59,7 +69,18 @@ impl Objects {
         trust: Arc<Trust>,
         world: Arc<Mutex<World>>,
     ) -> Self {
-        Self { store, cluster, trust, world, turns: Turns::default() }
+        let writes = RateLimit::new(WRITES_PER_SECOND, WRITES_BURST);
+        Self { store, cluster, trust, world, turns: Turns::default(), writes }
+    }
+
+    /// One more write of this caller, unless it makes too many.
+    fn pace(&self, caller: &Caller) -> Result<(), Problem> {
+        if !caller.is_key() {
+            return Ok(());
+        }
+        self.writes
+            .take(caller.name.clone(), Instant::now())
+            .map_err(|wait| too_soon(format!("{} has made too many changes lately", caller.name), wait).0)
     }
 
     /// The nodes that may still have something of a tenant.

@@ -275,6 +275,7 @@ pub(crate) async fn remove(
     drop(changing);
     tracing::info!(operator = name, "removed an operator");
     state.fleet.operators_changed();
+    state.revoked();
     // What it handed out must not outlast it. One that is being made at this moment is refused when it is used.
     tokens::revoke_of(&state.store, name, now).await?;
     Ok(message(&record, now))

@@ -184,6 +184,15 @@ pub(crate) fn no_certificate() -> Problem {
     )
 }
 
+pub(crate) fn expired_certificate() -> Problem {
+    Problem::new(
+        401,
+        "certificate_expired",
+        "the certificate that the connection was made with has expired",
+        "Connect again with a certificate that is in date.",
+    )
+}
+
 pub(crate) fn no_credential() -> Problem {
     Problem::new(
         401,

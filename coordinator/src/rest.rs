@@ -17,7 +17,7 @@ mod openapi;
 mod query;
 mod stream;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, RawQuery, State as Shared};
@@ -58,7 +58,7 @@ pub(crate) fn router(state: App) -> Router {
         .route("/v1/demand", get(demand))
         .route("/v1/events", get(events))
         .route("/v1/audit", get(audit))
-        .route("/openapi.json", get(|| async { Json(openapi::document()) }))
+        .route("/openapi.json", get(described))
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(ready))
         .route("/version", get(version))
@@ -310,6 +310,12 @@ async fn ready(Shared(app): Shared<App>) -> Response {
         return Refused(refuse::stopping()).into_response();
     }
     "ok".into_response()
+}
+
+/// Made once: anyone may ask for it, as often as they like.
+async fn described() -> Response {
+    static DESCRIBED: LazyLock<Bytes> = LazyLock::new(|| openapi::document().to_string().into());
+    ([(header::CONTENT_TYPE, "application/json")], DESCRIBED.clone()).into_response()
 }
 
 async fn version() -> Json<Value> {

@@ -31,6 +31,7 @@ use crate::events::Events;
 use crate::fleet::{Fleet, Rules};
 use crate::health_task::health_task;
 use crate::init::{ClusterFile, InitError, read_cluster_file};
+use crate::key_calls::KeyCalls;
 use crate::metrics::{self, FleetOf, FleetState, Metrics};
 use crate::objects::Objects;
 use crate::operators::{Operators, take_notes};
@@ -38,6 +39,7 @@ use crate::paths::DataDir;
 use crate::placement::{load_world, placement_task};
 use crate::records::OBJECTS;
 use crate::reissue_task::reissue_task;
+use crate::revocation_task::revocation_task;
 use crate::roots::issuing_root;
 use crate::session::Sessions;
 use crate::settings::{Addresses, CoordinatorSettings};
@@ -137,6 +139,8 @@ pub async fn serve(
         settings,
         objects: Objects::new(store.clone(), cluster.cluster.clone(), Arc::clone(&trust), Arc::clone(&world)),
         events,
+        key_calls: KeyCalls::default(),
+        revocations: tokio::sync::watch::Sender::new(0),
         cluster,
         store,
         authority,
@@ -352,6 +356,7 @@ fn start_tasks(
     let mut tasks = Tasks::default();
     tasks.spawn("reissue task", reissue_task(Arc::clone(state)).map(Ok));
     tasks.spawn("placement", placement_task(Arc::clone(state), object_changes).map(Ok));
+    tasks.spawn("revocations", revocation_task(Arc::clone(state)).map(Ok));
     tasks.spawn("node health", health_task(Arc::clone(state)).map(Ok));
     tasks.spawn("cleanup task", cleanup_task(Arc::clone(state)).map(Ok));
     let own_leaf = own_leaf::own_leaf_task(

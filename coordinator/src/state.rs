@@ -14,6 +14,7 @@ use crate::documents::Documents;
 use crate::events::Events;
 use crate::fleet::Fleet;
 use crate::init::ClusterFile;
+use crate::key_calls::KeyCalls;
 use crate::metrics::Metrics;
 use crate::objects::Objects;
 use crate::operators::Operators;
@@ -47,6 +48,9 @@ pub(crate) struct State {
     pub(crate) objects: Objects,
     /// What happened to objects.
     pub(crate) events: Events,
+    pub(crate) key_calls: KeyCalls,
+    /// Grows with each credential that may have been revoked.
+    pub(crate) revocations: tokio::sync::watch::Sender<u64>,
     pub(crate) epoch: u64,
     /// Of the epoch's record: a guard of what only the newest process may write.
     pub(crate) epoch_version: u64,
@@ -58,4 +62,11 @@ pub(crate) struct State {
     /// How many plans are worked out at a time.
     pub(crate) plans: tokio::sync::Semaphore,
     pub(crate) shutdown: CancellationToken,
+}
+
+impl State {
+    /// A credential may have been revoked: requests under way look whether theirs still counts.
+    pub(crate) fn revoked(&self) {
+        self.revocations.send_modify(|number| *number = number.wrapping_add(1));
+    }
 }

@@ -102,9 +102,12 @@ pub(crate) async fn run(global: &Global, args: ApplyArgs) -> Run {
     failures.conclude()
 }
 
-/// Whether an object belongs to this tenant.
+/// Whether an object belongs to this tenant, or is a key that reaches it alone: neither is there before the tenant is.
 pub(crate) fn is_of(entry: &Entry, tenant: &Name) -> bool {
-    entry.declared.metadata.tenant.as_ref().is_some_and(|of| of.as_str() == tenant.name)
+    let is_key = entry.declared.kind.name == "ApiKey";
+    let reached = entry.declared.spec.get("tenant").and_then(|of| of.as_str()).filter(|_| is_key);
+    let of = entry.declared.metadata.tenant.as_ref().map(|of| of.as_str()).or(reached);
+    of == Some(tenant.name.as_str())
 }
 
 fn became(outcome: Became, dry_run: bool) -> String {

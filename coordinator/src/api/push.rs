@@ -18,6 +18,7 @@ use tonic::Status;
 use super::instances::{TELL_WAIT, other_answer};
 use crate::documents::Stored;
 use crate::fleet::Offered;
+use crate::objects::Caller;
 use crate::records::Numbers;
 use crate::state::State;
 use crate::stored::now;
@@ -37,6 +38,7 @@ type Progress = mpsc::Sender<Result<PushProgress, Status>>;
 pub(super) async fn push(
     state: &Arc<State>,
     request: PushRequest,
+    by: Caller,
 ) -> Result<mpsc::Receiver<Result<PushProgress, Status>>, Problem> {
     let node = match request.node_id.as_str() {
         "" => None,
@@ -55,7 +57,7 @@ pub(super) async fn push(
         tokio::spawn(plan(Arc::clone(state), desired, progress_sender));
     } else {
         let wait = Duration::from_secs(request.wait_seconds.into()).min(MAX_WAIT);
-        tokio::spawn(store_and_follow(Arc::clone(state), desired, wait, progress_sender));
+        tokio::spawn(store_and_follow(Arc::clone(state), by, desired, wait, progress_sender));
     }
     Ok(stages)
 }
@@ -84,12 +86,13 @@ async fn ask_for_plan(state: &State, desired: &DesiredState) -> Result<Vec<u8>, 
 
 async fn store_and_follow(
     state: Arc<State>,
+    by: Caller,
     desired: DesiredState,
     wait: Duration,
     progress_sender: ProgressSender,
 ) {
     let begun = Instant::now();
-    if let Err(problem) = placement::take_for_push(&state, &desired.node_id).await {
+    if let Err(problem) = placement::take_for_push(&state, &desired.node_id, &by).await {
         return progress_sender.fail(&problem).await;
     }
     let stored = match state.documents.push(&desired, now()).await {

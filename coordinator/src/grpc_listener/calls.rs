@@ -13,6 +13,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use tower::Service;
 
 use super::GrpcPeer;
+use crate::api::identify::Identified;
 
 #[derive(Debug, Clone)]
 pub(crate) struct CountCalls<S> {
@@ -40,8 +41,11 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // A connection that was evicted is about to end, and its calls with it.
-        let busy = request.extensions().get::<GrpcPeer>().and_then(|peer| peer.activity.begin());
+        // A caller that is not known keeps no connection from others, however slowly it reads what it is told. A connection that
+        // was evicted is about to end, and its calls with it.
+        let is_known = matches!(request.extensions().get::<Identified>(), Some(Identified(Ok(_))));
+        let peer = request.extensions().get::<GrpcPeer>().filter(|_| is_known);
+        let busy = peer.and_then(|peer| peer.activity.begin());
         let answering = self.inner.call(request);
         Box::pin(async move {
             let answer = answering.await?;

@@ -1,7 +1,7 @@
 //! Who may do what: one table of roles, verbs and kinds.
 
-use mvm_proto::object::{KeyRole, Kind, Scope};
-use mvm_proto::{Problem, TenantId};
+use mvm_proto::object::{ApiKeySpec, KeyRole, Kind, Scope};
+use mvm_proto::{Problem, TenantId, Timestamp};
 
 use crate::refuse;
 
@@ -15,7 +15,12 @@ pub(crate) struct Caller {
     pub(crate) tenant: Option<TenantId>,
     /// Where it called from, for the audit log.
     pub(crate) address: String,
+    /// When what it showed ends; none: no time was set.
+    pub(crate) until: Option<Timestamp>,
 }
+
+/// How the names of callers with API keys begin.
+const KEY: &str = "api-key/";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verb {
@@ -132,10 +137,26 @@ impl Caller {
         sees(self, kind, tenant, name)
     }
 
+    /// Who shows an API key.
+    pub(super) fn of_key(name: &str, spec: ApiKeySpec, address: String) -> Self {
+        let ApiKeySpec { role, tenant, expires_at } = spec;
+        Self { name: format!("{KEY}{name}"), role, tenant, address, until: expires_at }
+    }
+
+    /// Whether it showed an API key, and no certificate.
+    pub(crate) fn is_key(&self) -> bool {
+        self.name.starts_with(KEY)
+    }
+
     /// The coordinator itself.
+    pub(super) fn coordinator() -> Self {
+        let name = "coordinator".to_owned();
+        Self { name, role: KeyRole::Admin, tenant: None, address: String::new(), until: None }
+    }
+
     #[cfg(test)]
     pub(crate) fn admin() -> Self {
-        Self { name: "test".to_owned(), role: KeyRole::Admin, tenant: None, address: String::new() }
+        Self { name: "test".to_owned(), ..Self::coordinator() }
     }
 }
 

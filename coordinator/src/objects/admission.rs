@@ -2,7 +2,9 @@
 //! rules.
 
 use mvm_proto::document::{DesiredCounts, DesiredState, MAX_DOCUMENT_BYTES};
-use mvm_proto::object::{ApiKeyStatus, Object, PoolSpec, TenantObjectStatus, TenantSpec, kind_named};
+use mvm_proto::object::{
+    ApiKeySpec, ApiKeyStatus, Object, PoolSpec, TenantObjectStatus, TenantSpec, kind_named,
+};
 use mvm_proto::{FieldError, NodeId, Problem, TenantId, Timestamp};
 use mvm_store::{Guard, Store, Transaction};
 use serde::{Deserialize, Serialize};
@@ -25,10 +27,10 @@ pub(super) struct Admitted {
     pub(super) secret: Option<String>,
 }
 
-/// How many pools a tenant has: guards their number against writes at the same time.
+/// How often pools and keys of a tenant were made or went: guards their number against writes at the same time.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(super) struct PoolsOfTenant {
-    /// Grows with every pool that is made or goes.
+    /// Grows with every pool that is made or goes, and every key that is made.
     pub(super) changes: u64,
 }
 
@@ -47,7 +49,7 @@ pub(super) async fn admit(
         "Tenant" => tenant(objects, object, before, now).await,
         "Pool" => pool(objects, object, before, now).await,
         "Node" => node(objects, object, before).await,
-        "ApiKey" => api_key(object, before),
+        "ApiKey" => api_key(objects, object, before).await,
         _ => Ok(Admitted::default()),
     }
 }
@@ -98,27 +100,15 @@ async fn pool(
     let spec: PoolSpec = typed(object)?;
     let tenant_id =
         object.metadata.tenant.clone().ok_or_else(|| refuse::bad_request("the pool names no tenant"))?;
-    let tenants = kind_named("tenants").map_err(refuse::bad_request)?;
-    let tenant_key = object_key(tenants, None, tenant_id.as_str());
-    let found = load_object(&objects.store, &tenant_key).await?;
-    let (tenant, version) = found.ok_or_else(|| {
-        let detail = format!("there is no tenant {tenant_id}");
-        Problem::new(
-            422,
-            "tenant_unknown",
-            detail,
-            format!("Declare it first: `mvm apply` a Tenant named {tenant_id}."),
-        )
-    })?;
-    if tenant.metadata.deleting_since.is_some() {
-        return Err(refuse::being_deleted(&tenant.reference()));
-    }
+    let (tenant, tenant_key, version) = living_tenant(objects, &tenant_id).await?;
     let tenant_spec: TenantSpec = typed(&tenant)?;
     let mut errors = over_quota(&spec, &tenant_spec);
     let was = before.and_then(|before| before.spec::<PoolSpec>().ok());
     errors.extend(refused_image(&spec, was.as_ref(), &tenant_id, &tenant_spec));
     let mut txn = Transaction::new().guard(tenant_key, Guard::Version(version));
     if before.is_none() {
+        // Before they are listed: one that is made meanwhile makes this transaction fail.
+        txn = count_pools(objects, txn, tenant_id.as_str()).await?;
         let prefix = collection_prefix(kind_named("pools").map_err(refuse::bad_request)?, Some(&tenant_id));
         let pools = objects.store.list(&prefix).await.map_err(crate::stored::StateError::from)?.entries.len();
         if pools >= usize::try_from(tenant_spec.quotas.max_pools).unwrap_or(usize::MAX) {
@@ -131,7 +121,6 @@ async fn pool(
                 "Delete a pool, or raise the tenant's quota.",
             ));
         }
-        txn = count_pools(objects, txn, tenant_id.as_str()).await?;
     }
     // What every node would refuse is refused here, in the words of the document's own rules.
     let rendered = render::alone(&objects.cluster, &tenant, &object.metadata.name, &spec);
@@ -167,7 +156,7 @@ fn check_images(objects: &Objects, document: &DesiredState, now: Timestamp) -> R
     objects.trust.current().check_images(document, now).map_err(|error| error.to_problem())
 }
 
-/// A pool is made or goes: whoever counts the pools at the same time has to count again.
+/// A pool is made or goes, or a key is made: what counts them at the same time has to count again.
 pub(super) async fn count_pools(
     objects: &Objects,
     txn: Transaction,
@@ -222,17 +211,42 @@ async fn node(objects: &Objects, object: &Object, before: Option<&Object>) -> Re
     }
 }
 
-fn api_key(object: &mut Object, before: Option<&Object>) -> Result<Admitted, Problem> {
+/// The tenant that something is made for, with its key in the store and the version that guards it.
+async fn living_tenant(objects: &Objects, id: &TenantId) -> Result<(Object, String, u64), Problem> {
+    let tenants = kind_named("tenants").map_err(refuse::bad_request)?;
+    let key = object_key(tenants, None, id.as_str());
+    let found = load_object(&objects.store, &key).await?;
+    let (tenant, version) = found.ok_or_else(|| {
+        let detail = format!("there is no tenant {id}");
+        let advice = format!("Declare it first: `mvm apply` a Tenant named {id}.");
+        Problem::new(422, "tenant_unknown", detail, advice)
+    })?;
+    if tenant.metadata.deleting_since.is_some() {
+        return Err(refuse::being_deleted(&tenant.reference()));
+    }
+    Ok((tenant, key, version))
+}
+
+async fn api_key(
+    objects: &Objects,
+    object: &mut Object,
+    before: Option<&Object>,
+) -> Result<Admitted, Problem> {
     if before.is_some() {
         return Ok(Admitted::default());
+    }
+    let spec: ApiKeySpec = typed(object)?;
+    let mut txn = Transaction::new();
+    if let Some(id) = &spec.tenant {
+        let (_, key, version) = living_tenant(objects, id).await?;
+        // Guarded by the number, too: with its tenant go all keys that were made until then.
+        txn = count_pools(objects, txn.guard(key, Guard::Version(version)), id.as_str()).await?;
     }
     let key = new_key(&object.metadata.name, &object.metadata.uid)?;
     let status = ApiKeyStatus { key_id: key.id.clone(), ..ApiKeyStatus::default() };
     object.status = serde_json::to_value(&status).unwrap_or(Value::Null);
     let record_key = key_record_key(&key.id);
-    let txn = Transaction::new()
-        .guard(record_key.as_str(), Guard::Absent)
-        .put(record_key.as_str(), encode(&key.record));
+    let txn = txn.guard(record_key.as_str(), Guard::Absent).put(record_key.as_str(), encode(&key.record));
     Ok(Admitted { txn, secret: Some(key.text) })
 }
 

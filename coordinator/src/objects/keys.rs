@@ -93,5 +93,5 @@ pub(crate) async fn caller_of_key(
     if object.metadata.uid != record.uid || object.metadata.deleting_since.is_some() || is_past {
         return Err(refused());
     }
-    Ok(Caller { name: format!("api-key/{}", record.name), role: spec.role, tenant: spec.tenant, address })
+    Ok(Caller::of_key(&record.name, spec, address))
 }

@@ -13,6 +13,9 @@ use crate::stored::{Backend, StateError};
 
 /// The most objects of one page, and how many there are where the caller does not say.
 const MAX_PAGE: usize = 1000;
+/// Bytes of one page, as they are stored. A page is one message, with what the fleet says of each object beside it; what one
+/// tenant declares must not make the lists of all tenants too large to be sent.
+const MAX_PAGE_BYTES: usize = 1024 * 1024;
 
 /// Which objects of a kind are meant.
 #[derive(Debug, Clone, Default)]
@@ -97,11 +100,12 @@ pub(crate) async fn list(
     } else {
         listing.entries.partition_point(|entry| entry.key <= start)
     };
-    let mut objects = Vec::new();
+    let (mut objects, mut bytes) = (Vec::new(), 0);
     let mut last = "";
     let more = listing.entries[begin..].iter().try_for_each(|entry| match decode_object(entry) {
         Ok(object) if filter.matches(caller, kind, &object) => {
-            if objects.len() == limit {
+            bytes += entry.value.len();
+            if objects.len() == limit || (bytes > MAX_PAGE_BYTES && !objects.is_empty()) {
                 return ControlFlow::Break(Ok(()));
             }
             objects.push(object);

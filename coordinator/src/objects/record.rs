@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 use crate::records::OBJECTS;
 use crate::stored::{Backend, StateError, encode};
 
+/// Where the objects of API keys are.
+pub(crate) const API_KEY_OBJECTS: &str = "objects/api-keys/";
 /// The version of the records that this build writes.
 const SCHEMA: u32 = 1;
 

@@ -42,7 +42,12 @@ pub(crate) struct Watching {
     caller: Caller,
     kind: &'static Kind,
     filter: Filter,
+    store: Backend,
     ready: VecDeque<(Changed, Option<Object>, u64)>,
+    /// Where the next page of the list begins; none: all of it was told, or nothing of it is to be.
+    rest: Option<String>,
+    /// What is told once the list is: the revision of its first page.
+    listed_at: u64,
     /// What the caller knows of that it asked for, by their references.
     known: BTreeSet<String>,
     /// Whether that is all: it began with a list. Otherwise the caller may know of more.
@@ -50,6 +55,8 @@ pub(crate) struct Watching {
     /// What it was told is gone, or is none of those, and has not come back.
     gone: BTreeSet<String>,
     changes: Watch,
+    /// The first of the changes, which was looked at to see that they are kept.
+    first: Option<Event>,
 }
 
 /// Watches a kind from `after` on, or from what there is now.
@@ -61,26 +68,24 @@ pub(crate) async fn watch(
     after: &str,
 ) -> Result<Watching, Problem> {
     allowed(caller, Verb::Read, kind, filter.tenant.as_ref(), "")?;
-    let (mut ready, mut known) = (VecDeque::new(), BTreeSet::new());
-    let knows_all = after.is_empty();
+    let mut watching = Watching {
+        caller: caller.clone(),
+        kind,
+        filter,
+        store: store.clone(),
+        ready: VecDeque::new(),
+        rest: after.is_empty().then(String::new),
+        listed_at: 0,
+        known: BTreeSet::new(),
+        knows_all: after.is_empty(),
+        gone: BTreeSet::new(),
+        changes: Watch::from_stream(futures::stream::empty()),
+        first: None,
+    };
     let after = if after.is_empty() {
-        let mut from = String::new();
-        let revision = loop {
-            let page = list(store, caller, kind, &filter, 0, &from).await?;
-            let version = |object: &Object| object.metadata.resource_version.parse().unwrap_or(page.revision);
-            ready.extend(page.objects.into_iter().map(|object| {
-                let version = version(&object);
-                known.insert(object.reference());
-                (Changed::Added, Some(object), version)
-            }));
-            if page.continue_from.is_empty() {
-                break page.revision;
-            }
-            // A list of several pages is of several revisions: what changed in between is told again.
-            from = page.continue_from;
-        };
-        ready.push_back((Changed::Bookmark, None, revision));
-        revision
+        // What changes while the other pages are read is told again.
+        watching.listed_at = watching.read_page("").await?;
+        watching.listed_at
     } else {
         after
             .parse()
@@ -93,17 +98,9 @@ pub(crate) async fn watch(
         );
         return Err(gone(detail));
     }
-    let mut changes = store.watch(&collection_prefix(kind, filter.tenant.as_ref()), after);
-    let gone = BTreeSet::new();
+    watching.changes = store.watch(&collection_prefix(kind, watching.filter.tenant.as_ref()), after);
     // What is no longer kept is told as an answer, and not in a stream that has begun.
-    let first = changes.next().now_or_never().transpose().map_err(problem)?;
-    let mut watching =
-        Watching { caller: caller.clone(), kind, filter, ready, known, knows_all, gone, changes };
-    if let Some(first) = first
-        && let Some(change) = watching.read(&first)?
-    {
-        watching.ready.push_back(change);
-    }
+    watching.first = watching.changes.next().now_or_never().transpose().map_err(problem)?;
     Ok(watching)
 }
 
@@ -119,11 +116,35 @@ impl Watching {
             if let Some(ready) = self.ready.pop_front() {
                 return Ok(ready);
             }
-            let event = self.changes.next().await.map_err(problem)?;
+            // One page at a time: a reader that is slow does not have all of it kept for it here.
+            if let Some(from) = self.rest.clone() {
+                self.read_page(&from).await?;
+                continue;
+            }
+            let event = match self.first.take() {
+                Some(event) => event,
+                None => self.changes.next().await.map_err(problem)?,
+            };
             if let Some(change) = self.read(&event)? {
                 return Ok(change);
             }
         }
+    }
+
+    /// Makes a page of the list ready to be told, and says of which revision it is.
+    async fn read_page(&mut self, from: &str) -> Result<u64, Problem> {
+        let page = list(&self.store, &self.caller, self.kind, &self.filter, 0, from).await?;
+        for object in page.objects {
+            let version = object.metadata.resource_version.parse().unwrap_or(page.revision);
+            self.known.insert(object.reference());
+            self.ready.push_back((Changed::Added, Some(object), version));
+        }
+        self.rest = Some(page.continue_from).filter(|from| !from.is_empty());
+        if self.rest.is_none() {
+            let listed_at = if from.is_empty() { page.revision } else { self.listed_at };
+            self.ready.push_back((Changed::Bookmark, None, listed_at));
+        }
+        Ok(page.revision)
     }
 
     fn read(&mut self, event: &Event) -> Result<Option<(Changed, Option<Object>, u64)>, Problem> {

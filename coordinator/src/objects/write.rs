@@ -1,6 +1,6 @@
 //! Writing objects: one way for all kinds and all callers.
 
-use mvm_proto::object::{Declared, Kind, ManagedBy, Object, Outcome, kind_named, read};
+use mvm_proto::object::{ApiKeySpec, Declared, Kind, ManagedBy, Object, Outcome, kind_named, read};
 use mvm_proto::{Digest, NodeId, Problem, TenantId, Timestamp};
 use mvm_store::{Guard, Store, StoreError, Transaction};
 use serde_json::{Value, json};
@@ -47,8 +47,9 @@ pub(crate) async fn apply(objects: &Objects, writing: Writing<'_>) -> Result<Wri
     let Writing { caller, declared, mode, dry_run, idempotency_key } = writing;
     let (kind, metadata) = (declared.kind, &declared.metadata);
     allowed(caller, Verb::Write, kind, metadata.tenant.as_ref(), &metadata.name)?;
+    objects.pace(caller)?;
     let key = object_key(kind, metadata.tenant.as_ref(), &metadata.name);
-    let asked = || format!("{key}\n{}\n{:?}", declared.spec, metadata.labels);
+    let asked = || format!("{key}\n{}\n{:?}\n{:?}", declared.spec, metadata.labels, metadata.annotations);
     let once = idempotency_key.map(|text| Once::new(&caller.name, text, &asked())).transpose()?;
     // Writers of one object take turns here; the guards are for other processes.
     let _turn = objects.turns.take(&key).await;
@@ -109,6 +110,7 @@ pub(crate) async fn delete(
     options: &DeleteOptions<'_>,
 ) -> Result<Removed, Problem> {
     allowed(caller, Verb::Write, kind, tenant, name)?;
+    objects.pace(caller)?;
     let unknown = || refuse::no_object(kind, tenant, name);
     mvm_proto::id::check_name(name).map_err(|_| unknown())?;
     if kind.name == "Node" {
@@ -184,6 +186,8 @@ async fn remove(
                 .name
                 .parse()
                 .map_err(|error| refuse::bad_request(format!("the name {error}")))?;
+            // Before they are listed: a pool or key that is made meanwhile makes this transaction fail.
+            txn = count_pools(objects, txn, tenant.as_str()).await?;
             let left = objects
                 .store
                 .list(&collection_prefix(pools, Some(&tenant)))
@@ -206,21 +210,51 @@ async fn remove(
                     .guard(NETWORKS_KEY, Guard::Version(found.version))
                     .put(NETWORKS_KEY, encode(&networks));
             }
-            txn = count_pools(objects, txn, tenant.as_str()).await?;
+            delete_keys_of(objects, &tenant, now).await?;
         }
         "Pool" => {
             if let Some(tenant) = &object.metadata.tenant {
                 txn = count_pools(objects, txn, tenant.as_str()).await?;
             }
         }
-        "ApiKey" => {
-            if let Some(id) = object.status.get("key_id").and_then(Value::as_str) {
-                txn = txn.delete(super::keys::key_record_key(id));
-            }
-        }
+        "ApiKey" => txn = delete_key(txn, object),
         _ => {}
     }
     Ok(txn)
+}
+
+/// With a tenant go the keys that reach it alone: the next tenant of that name is another.
+async fn delete_keys_of(objects: &Objects, tenant: &TenantId, now: Timestamp) -> Result<(), Problem> {
+    let kind = kind_named("api-keys").map_err(refuse::bad_request)?;
+    let all = objects.store.list(&collection_prefix(kind, None)).await.map_err(StateError::from)?;
+    for entry in all.entries {
+        let object = decode_object(&entry)?;
+        let spec: ApiKeySpec = object.spec().map_err(|error| refuse::internal(&error))?;
+        if spec.tenant.as_ref() != Some(tenant) {
+            continue;
+        }
+        let record = AuditRecord {
+            before: Some(Digest::of(&encode_object(&object))),
+            ..AuditRecord::new(&Caller::coordinator(), object.reference(), Outcome::Deleted, now)
+        };
+        let txn = Transaction::new().guard(entry.key.as_str(), Guard::Version(entry.version));
+        let txn = delete_key(txn.delete(entry.key.as_str()), &object);
+        match objects.store.commit(audit::note(txn, &record)).await {
+            Ok(_) => tracing::info!(object = %object.reference(), %tenant, "deleted with its tenant"),
+            // It was changed or deleted: the caller tries again.
+            Err(StoreError::Conflict { .. }) => return Err(refuse::too_busy("the keys of the tenant")),
+            Err(error) => return Err(StateError::from(error).into()),
+        }
+    }
+    Ok(())
+}
+
+/// The text of a key counts no more.
+fn delete_key(txn: Transaction, object: &Object) -> Transaction {
+    match object.status.get("key_id").and_then(Value::as_str) {
+        Some(id) => txn.delete(super::keys::key_record_key(id)),
+        None => txn,
+    }
 }
 
 /// The finalizers of an object that is being deleted are done: it goes.
@@ -279,9 +313,10 @@ pub(crate) async fn propose(
     Ok((outcome, before, object))
 }
 
-/// Changes the spec of an object on behalf of the coordinator itself.
+/// Changes the spec of an object as a part of something else that a caller asks for.
 pub(crate) async fn change_spec(
     objects: &Objects,
+    caller: &Caller,
     kind: &Kind,
     tenant: Option<&TenantId>,
     name: &str,
@@ -290,13 +325,20 @@ pub(crate) async fn change_spec(
     let key = object_key(kind, tenant, name);
     for _ in 0..MAX_TRIES {
         let Some((mut object, version)) = load_object(&objects.store, &key).await? else { return Ok(()) };
+        let before = Digest::of(&encode_object(&object));
         match change(&object) {
             Some(spec) if spec != object.spec => object.spec = spec,
             _ => return Ok(()),
         }
         object.metadata.generation += 1;
+        let encoded = encode_object(&object);
+        let record = AuditRecord {
+            before: Some(before),
+            after: Some(Digest::of(&encoded)),
+            ..AuditRecord::new(caller, object.reference(), Outcome::Configured, now())
+        };
         let txn = Transaction::new().guard(key.as_str(), Guard::Version(version));
-        match objects.store.commit(txn.put(key.as_str(), encode_object(&object))).await {
+        match objects.store.commit(audit::note(txn.put(key.as_str(), encoded), &record)).await {
             Ok(_) => return Ok(()),
             Err(StoreError::Conflict { .. }) => {}
             Err(error) => return Err(StateError::from(error).into()),
@@ -332,7 +374,13 @@ pub(crate) async fn ensure_node(objects: &Objects, node: &NodeId) -> Result<(), 
 }
 
 /// With a node that is removed from the cluster goes its object, in the same transaction.
-pub(crate) fn remove_node(txn: Transaction, node: &NodeId) -> Result<Transaction, Problem> {
+pub(crate) fn remove_node(
+    txn: Transaction,
+    node: &NodeId,
+    by: &Caller,
+    now: Timestamp,
+) -> Result<Transaction, Problem> {
     let kind = kind_named("nodes").map_err(refuse::bad_request)?;
-    Ok(txn.delete(object_key(kind, None, node.as_str())))
+    let record = AuditRecord::new(by, format!("node/{node}"), Outcome::Deleted, now);
+    Ok(audit::note(txn.delete(object_key(kind, None, node.as_str())), &record))
 }

@@ -155,10 +155,9 @@ pub(crate) async fn explain(
         };
         NodeFit { node: fit.node.clone(), has: has(&fit.node), score, obstacle }
     });
-    let deferred = world.nodes.iter().flat_map(|(node, entry)| {
-        let deferred = entry.news.pools.get(&key).map(|news| news.deferred.as_slice()).unwrap_or_default();
-        deferred.iter().map(move |reason| format!("{node}: {reason}"))
-    });
+    let deferred = world
+        .news_of(&key)
+        .flat_map(|(node, news)| news.deferred.iter().map(move |reason| format!("{node}: {reason}")));
     let lacking = world.lacking(&key).into_iter().filter(|lacking| all_nodes || has(&lacking.node) > 0);
     let lacking = lacking.map(|lacking| format!("{}: {}", lacking.node, lacking.message));
     Ok(PoolExplanation {

@@ -140,6 +140,12 @@ pub(super) fn patch(bytes: &[u8]) -> Result<Value, Problem> {
             found: "an unknown field".to_owned(),
         }]));
     }
+    let is_no_object = |value: &Json<'_>| !matches!(value, Json::Object(_) | Json::Null);
+    let odd = members.iter().find(|(key, value)| key == "metadata" && is_no_object(value));
+    if let Some((key, value)) = odd {
+        let (path, expected) = (key.to_string(), "must be an object, or null".to_owned());
+        return Err(refused(vec![FieldError { path, expected, found: value.to_string() }]));
+    }
     serde_json::to_value(&json).map_err(|error| refuse::bad_request(error.to_string()))
 }
 

@@ -9,9 +9,16 @@ use super::NodeNews;
 const DISK_SHORT_PERCENT: u64 = 90;
 /// What changes with every document, or is said by `Ready`.
 const NOT_SHOWN: [ConditionKind; 2] = [ConditionKind::Converged, ConditionKind::SessionConnected];
+/// What is told of a node that it does not tell in these words itself.
+const OWN: [&str; 5] = ["Ready", "SingleMachine", "KVMAvailable", "DiskPressure", "MemoryPressure"];
 
 /// Takes over what the node said of itself last, with what follows from it. `conditions` are those from before.
 pub(super) fn update(conditions: &mut Vec<Condition>, news: &NodeNews, now: Timestamp) {
+    // What it says no more holds no more; and whatever names a node makes up, there are never more than it says at once.
+    conditions.retain(|known| {
+        let is_told = news.conditions.iter().any(|told| told.r#type == known.r#type);
+        is_told || OWN.contains(&known.r#type.as_str())
+    });
     for condition in &news.conditions {
         if !NOT_SHOWN.iter().any(|kind| condition.is(*kind)) {
             set_condition(conditions, condition.clone());
@@ -130,5 +137,16 @@ mod tests {
         update(&mut conditions, &news, now());
         assert_eq!((conditions.len(), conditions[0].status.as_str()), (1, "True"));
         assert_eq!(shown(&news), []);
+    }
+
+    #[test]
+    fn what_a_node_says_no_more_is_not_shown_and_names_that_it_makes_up_do_not_add_up() {
+        let mut conditions = vec![new("Ready", "True", "Connected", "", now())];
+        for round in 0..3 {
+            let told = vec![new(&format!("Odd{round}"), "True", "Why", "", now())];
+            update(&mut conditions, &NodeNews { conditions: told, ..NodeNews::default() }, now());
+        }
+        let kinds: Vec<_> = conditions.iter().map(|condition| condition.r#type.as_str()).collect();
+        assert_eq!(kinds, ["Ready", "Odd2"]);
     }
 }

@@ -74,7 +74,7 @@ impl World {
     }
 
     /// What nodes said last of a pool that they were given something of. What others say of it is not believed.
-    pub(super) fn news_of<'a>(
+    pub(crate) fn news_of<'a>(
         &'a self,
         key: &'a PoolKey,
     ) -> impl Iterator<Item = (&'a NodeId, &'a PoolNews)> {

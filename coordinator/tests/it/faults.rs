@@ -44,7 +44,7 @@ async fn version(rest: &mut Rest, path: &str) -> String {
 }
 
 /// The service `Objects` on a connection of its own.
-async fn channel(running: &Running) -> tonic::transport::Channel {
+pub(crate) async fn channel(running: &Running) -> tonic::transport::Channel {
     let credential = Credential::load(&running.data_dir.join("operator/operator.pem")).unwrap();
     let live = LiveCredential::new(credential);
     mvm_client::open(&running.target(), &live, &running.anchors(), &cluster_id(), PATIENCE).await.unwrap()

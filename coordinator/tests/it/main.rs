@@ -12,6 +12,8 @@ mod fleet_view;
 mod grpc;
 mod hostile;
 mod init;
+mod keys;
+mod limits;
 mod lists;
 mod numbering;
 mod objects;

@@ -58,6 +58,19 @@ impl Rest {
         connector.connect(ServerName::try_from("127.0.0.1").unwrap(), tcp).await.unwrap()
     }
 
+    /// A connection from another address of this machine.
+    pub(crate) async fn from_site(running: &Running, site: [u8; 4], key: &str) -> Self {
+        let tls = mvm_pki::tls::client_config(None, &running.anchors(), coordinator(), &[b"http/1.1"]);
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind((site, 0).into()).unwrap();
+        let tcp = socket.connect(running.addresses.grpc).await.unwrap();
+        let connector = TlsConnector::from(Arc::new(tls.unwrap()));
+        let stream = connector.connect(ServerName::try_from("127.0.0.1").unwrap(), tcp).await.unwrap();
+        let (sender, connection) = handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        Self { sender, key: Some(key.to_owned()) }
+    }
+
     pub(crate) async fn send(
         &mut self,
         method: &str,
