@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::lone_agent::end_vmms_below;
 use crate::{PATIENCE, Process, mvm_binary, put_snapshot_key, wait_for, wait_until};
 
 /// Below those that the kernel gives to outgoing connections.
@@ -261,6 +262,16 @@ impl Cluster {
         };
         let coordinator = self.coordinator.iter().map(|process| tail("coordinator", process));
         coordinator.chain(self.agents.iter().map(|(node, agent)| tail(node, &agent.process))).collect()
+    }
+}
+
+impl Drop for Cluster {
+    /// VMs outlive their agents by design; a test must not leave them behind.
+    fn drop(&mut self) {
+        for (node, agent) in &mut self.agents {
+            agent.process.kill();
+            end_vmms_below(&self.dir.path().join(node).join("vms"));
+        }
     }
 }
 

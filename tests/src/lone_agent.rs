@@ -214,10 +214,15 @@ impl Drop for LoneAgent {
         if let Some(process) = &mut self.process {
             process.kill();
         }
-        for pid in self.vmms().into_values().flatten() {
-            let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap_or(i32::MAX));
-            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-        }
+        end_vmms_below(&self.data_dir().join("vms"));
+    }
+}
+
+/// Ends the VMs of an agent that is gone.
+pub(crate) fn end_vmms_below(vms: &Path) {
+    for pid in vmms_below(vms).into_values().flatten() {
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap_or(i32::MAX));
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
     }
 }
 
