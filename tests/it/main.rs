@@ -28,6 +28,7 @@ mod sessions;
 mod sleep;
 mod standalone;
 mod terminal;
+mod terminals;
 mod trust;
 mod tunnel;
 mod warm;
