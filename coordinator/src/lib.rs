@@ -37,6 +37,7 @@ mod render;
 mod reset_key;
 mod rest;
 mod roots;
+mod secrets;
 mod serve;
 mod session;
 mod settings;

@@ -15,6 +15,7 @@ mod read;
 mod record;
 mod statuses;
 mod turns;
+mod values;
 mod watch;
 mod write;
 
@@ -39,6 +40,7 @@ use std::sync::Arc;
 use mvm_proto::{ClusterId, NodeId, TenantId};
 use parking_lot::Mutex;
 
+use crate::secrets::SecretKeys;
 use crate::stored::Backend;
 use crate::trust::Trust;
 use crate::world::World;
@@ -50,6 +52,7 @@ pub(crate) struct Objects {
     trust: Arc<Trust>,
     world: Arc<Mutex<World>>,
     turns: Turns,
+    secret_keys: Arc<SecretKeys>,
 }
 
 impl Objects {
@@ -58,8 +61,9 @@ impl Objects {
         cluster: ClusterId,
         trust: Arc<Trust>,
         world: Arc<Mutex<World>>,
+        secret_keys: Arc<SecretKeys>,
     ) -> Self {
-        Self { store, cluster, trust, world, turns: Turns::default() }
+        Self { store, cluster, trust, world, turns: Turns::default(), secret_keys }
     }
 
     /// The nodes that may still have something of a tenant.

@@ -101,15 +101,7 @@ async fn pool(
     let tenants = kind_named("tenants").map_err(refuse::bad_request)?;
     let tenant_key = object_key(tenants, None, tenant_id.as_str());
     let found = load_object(&objects.store, &tenant_key).await?;
-    let (tenant, version) = found.ok_or_else(|| {
-        let detail = format!("there is no tenant {tenant_id}");
-        Problem::new(
-            422,
-            "tenant_unknown",
-            detail,
-            format!("Declare it first: `mvm apply` a Tenant named {tenant_id}."),
-        )
-    })?;
+    let (tenant, version) = found.ok_or_else(|| refuse::unknown_tenant(&tenant_id))?;
     if tenant.metadata.deleting_since.is_some() {
         return Err(refuse::being_deleted(&tenant.reference()));
     }
