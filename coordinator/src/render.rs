@@ -1,10 +1,12 @@
 //! The document of a node, from the declared objects that have a place on it: a function of them.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use mvm_proto::document::{DesiredCounts, Network, Pool, Quotas, Resources, SCHEMA_VERSION, Tenant};
+use mvm_planner::revision::revision_with;
+use mvm_proto::document::{DesiredCounts, Network, Pool, Quotas, Resources, SCHEMA_VERSION, Tenant, Update};
 use mvm_proto::object::{Object, PoolSpec, TenantObjectStatus, TenantSpec};
-use mvm_proto::{ClusterId, DesiredState, FieldError, NodeId, PoolId, TenantId};
+use mvm_proto::{ClusterId, DesiredState, Digest, FieldError, NodeId, PoolId, TenantId};
 
 /// A tenant as documents need it.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,7 +35,16 @@ pub(crate) struct Share<'a> {
     pub(crate) tenant: &'a RenderedTenant,
     pub(crate) quotas: Quotas,
     pub(crate) network: Network,
-    pub(crate) pools: BTreeMap<PoolId, (&'a PoolSpec, DesiredCounts)>,
+    pub(crate) pools: BTreeMap<PoolId, PoolShare<'a>>,
+}
+
+/// A pool on a node.
+#[derive(Debug, Clone)]
+pub(crate) struct PoolShare<'a> {
+    /// With the revision that the node is to have.
+    pub(crate) spec: Cow<'a, PoolSpec>,
+    pub(crate) counts: DesiredCounts,
+    pub(crate) update: Option<Update>,
 }
 
 impl Share<'_> {
@@ -46,8 +57,8 @@ impl Share<'_> {
         let amounts: [fn(&mut DesiredCounts) -> &mut u32; 3] =
             [|counts| &mut counts.sleeping, |counts| &mut counts.running, |counts| &mut counts.warm];
         for amount in amounts {
-            for ((_, counts), left) in self.pools.values_mut().zip(&mut left) {
-                let count = amount(counts);
+            for (pool, left) in self.pools.values_mut().zip(&mut left) {
+                let count = amount(&mut pool.counts);
                 *count = (*count).min(*left).min(addresses);
                 (*left, addresses) = (*left - *count, addresses - *count);
             }
@@ -68,7 +79,7 @@ pub(crate) fn document(
         quotas: share.quotas,
         secrets_hash: None,
         egress: share.tenant.spec.egress.clone(),
-        pools: share.pools.iter().map(|(id, (spec, counts))| pool(id, spec, *counts)).collect(),
+        pools: share.pools.iter().map(|(id, of)| pool(id, &of.spec, of.counts, of.update)).collect(),
     });
     DesiredState {
         schema_version: SCHEMA_VERSION,
@@ -81,7 +92,13 @@ pub(crate) fn document(
     }
 }
 
-fn pool(id: &PoolId, spec: &PoolSpec, counts: DesiredCounts) -> Pool {
+/// The revision that a spec declares, whatever its secrets are.
+pub(crate) fn revision(id: &PoolId, spec: &PoolSpec) -> Digest {
+    let pool = pool(id, spec, DesiredCounts::default(), None);
+    revision_with(&pool, None)
+}
+
+fn pool(id: &PoolId, spec: &PoolSpec, counts: DesiredCounts, update: Option<Update>) -> Pool {
     let policies = spec.policies.clone();
     Pool {
         pool_id: id.clone(),
@@ -106,6 +123,7 @@ fn pool(id: &PoolId, spec: &PoolSpec, counts: DesiredCounts) -> Pool {
         health: policies.health,
         workload: policies.workload,
         secrets_hash: None,
+        update,
     }
 }
 
@@ -131,7 +149,7 @@ pub(crate) fn alone(
     let counts = DesiredCounts { running: 1, warm: 0, sleeping: 0 };
     let quotas = Quotas { max_pools: 1, max_instances_per_pool: 1, ..rendered.spec.quotas.into() };
     let network = rendered.network.clone();
-    let pools = BTreeMap::from([(pool_id, (spec, counts))]);
+    let pools = BTreeMap::from([(pool_id, PoolShare { spec: Cow::Borrowed(spec), counts, update: None })]);
     let share = Share { tenant: &rendered, quotas, network, pools };
     let document = document(cluster, &node, &BTreeMap::from([(tenant_id, share)]));
     let text = serde_json::to_vec(&document).unwrap_or_default();

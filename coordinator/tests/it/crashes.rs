@@ -27,6 +27,8 @@ enum Operation {
     CreatePool,
     CreateKey,
     ChangePool,
+    /// Another revision, for one node after the other.
+    RollOut,
     ScaleDown,
     Cordon,
     DeletePool,
@@ -100,9 +102,11 @@ impl Case {
     fn object(&self) -> Option<String> {
         match self.operation {
             Operation::CreateTenant | Operation::DeleteTenant => Some(format!("tenant/{}", self.tenant())),
-            Operation::CreatePool | Operation::ChangePool | Operation::ScaleDown | Operation::DeletePool => {
-                Some(format!("pool/{}/{}", self.tenant(), self.pool()))
-            }
+            Operation::CreatePool
+            | Operation::ChangePool
+            | Operation::RollOut
+            | Operation::ScaleDown
+            | Operation::DeletePool => Some(format!("pool/{}/{}", self.tenant(), self.pool())),
             Operation::CreateKey => Some(format!("apikey/k{}", self.number)),
             Operation::Cordon => Some("node/a".to_owned()),
             Operation::Push | Operation::Enrol | Operation::RemoveNode | Operation::Status => None,
@@ -111,10 +115,10 @@ impl Case {
 
     /// Brings about what the operation needs.
     async fn prepare(&mut self, site: &mut Site) {
-        use Operation::{ChangePool, DeletePool, DeleteTenant, Enrol, Push, RemoveNode, ScaleDown};
+        use Operation::{ChangePool, DeletePool, DeleteTenant, Enrol, Push, RemoveNode, RollOut, ScaleDown};
         match self.operation {
             ChangePool => site.have(&self.tenant(), &self.pool(), 1).await,
-            ScaleDown | DeletePool => site.have(&self.tenant(), &self.pool(), 3).await,
+            ScaleDown | DeletePool | RollOut => site.have(&self.tenant(), &self.pool(), 3).await,
             DeleteTenant => {
                 site.have_tenant(&self.tenant()).await;
                 site.have(&self.tenant(), &self.pool(), 3).await;
@@ -146,6 +150,9 @@ impl Case {
                 rest(running, "POST", "/v1/api-keys", &key, Some(body)).await
             }
             Operation::ChangePool => rest(running, "PUT", &self.pool_path(), "", Some(site::pool(3))).await,
+            Operation::RollOut => {
+                rest(running, "PUT", &self.pool_path(), "", Some(site::larger_pool(3))).await
+            }
             Operation::ScaleDown => rest(running, "PUT", &self.pool_path(), "", Some(site::pool(1))).await,
             Operation::Cordon => {
                 let cordoned = self.number.is_multiple_of(2);
@@ -200,6 +207,10 @@ impl Case {
             Operation::CreatePool => {
                 let shown = rest.get(&self.pool_path()).await.body;
                 shown["status"]["ready"] == "3/3" && shown["status"]["observed_generation"] == 1
+            }
+            Operation::RollOut => {
+                let shown = rest.get(&self.pool_path()).await.body;
+                shown["status"]["rollout"]["phase"] == "done" && shown["status"]["rollout"]["settled"] == 2
             }
             Operation::Status => {
                 let passed = site.points.passed();
@@ -286,6 +297,11 @@ async fn a_key_is_created_once_wherever_the_coordinator_ends() {
 #[tokio::test]
 async fn a_pool_is_changed_once_wherever_the_coordinator_ends() {
     table(Operation::ChangePool).await;
+}
+
+#[tokio::test]
+async fn a_revision_is_rolled_out_everywhere_wherever_the_coordinator_ends() {
+    table(Operation::RollOut).await;
 }
 
 #[tokio::test]

@@ -19,6 +19,7 @@ mod operators;
 mod push;
 mod rest;
 mod restart;
+mod rollouts;
 mod roots;
 mod second_machine;
 mod sessions;

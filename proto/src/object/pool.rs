@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::kind::{Column, Scope, Spec};
 use super::node::{effect, label_key, label_value};
+use super::rollout::{PoolUpdate, RolloutStatus};
 use super::{Observed, metadata};
 use crate::document::{DesiredCounts, POOL_POLICIES, PoolPolicies, Resources, decode, rules};
 use crate::json::Node;
@@ -18,7 +19,7 @@ const PLACEMENT: &[&str] =
     &["node_labels", "tolerations", "spread", "affinity", "anti_affinity", "max_per_node", "colocate"];
 const TOLERATION: &[&str] = &["key", "value", "effect"];
 const SPREAD: &[&str] = &["by", "max_skew"];
-const OWN: [&str; 5] = ["image", "profile", "resources", "counts", "placement"];
+const OWN: [&str; 6] = ["image", "profile", "resources", "counts", "placement", "update"];
 
 /// The most instances of a pool in one phase, over all nodes.
 const MAX_COUNT: u32 = 100_000;
@@ -38,6 +39,10 @@ pub struct PoolSpec {
     pub counts: PoolCounts,
     #[schemars(default)]
     pub placement: Placement,
+    /// How a new revision is rolled out.
+    #[serde(default, skip_serializing_if = "PoolUpdate::is_default")]
+    #[schemars(default)]
+    pub update: PoolUpdate,
     #[serde(flatten)]
     pub policies: PoolPolicies,
 }
@@ -124,6 +129,9 @@ pub struct PoolObjectStatus {
     pub placed: Vec<NodeCounts>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unplaced: Option<UnplacedCounts>,
+    /// How far its revision is rolled out; absent before a coordinator looked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutStatus>,
 }
 
 /// How many instances a node is to have, and has.
@@ -186,6 +194,7 @@ impl Spec for PoolSpec {
             Some(PoolCounts { running: running?, warm: warm?, sleeping: sleeping? })
         });
         let placement = fields.or("placement", Placement::default(), |node| placement(&node));
+        let update = fields.or("update", PoolUpdate::default(), |node| PoolUpdate::read(&node));
         let policies = decode::policies(&fields);
         Some(Self {
             image: image?,
@@ -193,6 +202,7 @@ impl Spec for PoolSpec {
             resources: resources?,
             counts: counts?,
             placement: placement?,
+            update: update?,
             policies: policies?,
         })
     }
