@@ -98,6 +98,7 @@ pub(crate) struct Metrics {
     pub(crate) tokens_created: Counter,
     pub(crate) grpc_handshakes_failed: Counter,
     pub(crate) documents_sent: Counter,
+    pub(crate) document_deltas_sent: Counter,
     pub(crate) store_writes: Family<WriteOf, Counter>,
     pub(crate) streams: Gauge,
     pub(crate) streams_refused: Counter,
@@ -123,6 +124,7 @@ impl Metrics {
             tokens_created: Counter::default(),
             grpc_handshakes_failed: Counter::default(),
             documents_sent: Counter::default(),
+            document_deltas_sent: Counter::default(),
             store_writes: Family::default(),
             streams: Gauge::default(),
             streams_refused: Counter::default(),
@@ -160,6 +162,11 @@ impl Metrics {
             self.grpc_handshakes_failed.clone(),
         );
         r.register("documents_sent", "Documents sent to nodes", self.documents_sent.clone());
+        r.register(
+            "document_deltas_sent",
+            "Of the documents sent, those sent as what changed of the one before",
+            self.document_deltas_sent.clone(),
+        );
         r.register(
             "store_writes",
             "Records written to the store, by what they are of",

@@ -8,6 +8,8 @@
 #[cfg(feature = "control")]
 pub mod codec;
 #[cfg(feature = "control")]
+pub mod document_delta;
+#[cfg(feature = "control")]
 pub mod frames;
 #[cfg(feature = "control")]
 pub mod measure;
@@ -24,10 +26,14 @@ pub const FEATURE_STATUS_DELTAS: &str = "status-deltas";
 #[cfg(feature = "control")]
 pub const FEATURE_TUNNEL: &str = "tunnel";
 
+/// A document may be sent as what changed of the one before.
+#[cfg(feature = "control")]
+pub const FEATURE_DOCUMENT_DELTAS: &str = "document-deltas";
+
 /// What this build can do in a session beyond the version. Agents name theirs in the hello, and coordinators answer
 /// with those that both know.
 #[cfg(feature = "control")]
-pub const SESSION_FEATURES: &[&str] = &[FEATURE_STATUS_DELTAS, FEATURE_TUNNEL];
+pub const SESSION_FEATURES: &[&str] = &[FEATURE_STATUS_DELTAS, FEATURE_TUNNEL, FEATURE_DOCUMENT_DELTAS];
 
 /// The largest message of the operators' services: the largest document with room for what gRPC puts around it.
 #[cfg(feature = "control")]

@@ -13,7 +13,7 @@ const NOT_SHOWN: [ConditionKind; 2] = [ConditionKind::Converged, ConditionKind::
 /// Takes over what the node said of itself last, with what follows from it. `conditions` are those from before.
 pub(super) fn update(conditions: &mut Vec<Condition>, news: &NodeNews, now: Timestamp) {
     for condition in &news.conditions {
-        if !NOT_SHOWN.iter().any(|kind| condition.is(*kind)) {
+        if is_shown(condition) {
             set_condition(conditions, condition.clone());
         }
     }
@@ -26,6 +26,11 @@ pub(super) fn update(conditions: &mut Vec<Condition>, news: &NodeNews, now: Time
         None => told.then(|| new("SingleMachine", "True", "OneMachine", "", now)),
     };
     single.into_iter().for_each(|condition| set_condition(conditions, condition));
+}
+
+/// Whether a condition of a node is one of its object's.
+pub(super) fn is_shown(condition: &Condition) -> bool {
+    !NOT_SHOWN.iter().any(|kind| condition.is(*kind))
 }
 
 fn new(kind: &str, status: &str, reason: &str, message: &str, now: Timestamp) -> Condition {

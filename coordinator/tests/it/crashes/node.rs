@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use mvm_proto::DesiredState;
 use mvm_proto::status::{Capacity, Counts, Mark, NodeInfo, NodeStatus, PoolStatus};
-use mvm_proto::wire::session::v1::{Stage, agent_frame, coordinator_frame};
-use mvm_proto::{DesiredState, Unverified};
+use mvm_proto::wire::session::v1::{Stage, agent_frame};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -107,9 +107,7 @@ async fn talk(node: &Node, heard: &Mutex<Heard>, mut said: watch::Receiver<(Opti
             }
         };
         let Ok(Some(frame)) = frame else { return };
-        let Some(coordinator_frame::Body::Document(document)) = frame.body else { continue };
-        let envelope = Unverified::from_json(&document.envelope).unwrap();
-        let verified = node.trust.verify_document(envelope, now()).unwrap();
+        let Some(verified) = session.document_in(frame.body.as_ref()).await else { continue };
         let mark = crate::support::mark_of(&verified);
         {
             let mut heard = heard.lock();
