@@ -53,7 +53,7 @@ pub(crate) struct WriteOf {
 }
 
 impl WriteOf {
-    const KNOWN: [&str; 12] = [
+    const KNOWN: [&str; 13] = [
         "assigned",
         "audit",
         "envelopes",
@@ -64,6 +64,7 @@ impl WriteOf {
         "objects",
         "operators",
         "placed",
+        "scaled",
         "status",
         "tokens",
     ];

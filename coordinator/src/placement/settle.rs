@@ -23,8 +23,9 @@ pub(super) struct Settled {
 
 /// Places what is not placed, stores where everything is, and issues the documents of the nodes that it touches.
 pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
-    let (differences, holdings, unsaved) = {
+    let (differences, holdings, unsaved, scaled) = {
         let mut world = state.world.lock();
+        world.scale(state.steady.now());
         let begun = std::time::Instant::now();
         let differences = world.settle_and_store(state.steady.now());
         if !differences.is_empty() {
@@ -40,18 +41,20 @@ pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
             Some((node, offers))
         });
         let unsaved: Vec<_> = unsaved.collect();
-        (differences, world.new_holdings(), unsaved)
+        (differences, world.new_holdings(), unsaved, world.scales.take_unsaved())
     };
     // Before what is placed: a node that has something of a tenant is always known to.
     let mut placements: Vec<Change> =
         holdings.iter().map(|(tenant, node, holding)| commit::holding(tenant, node, Some(holding))).collect();
     placements
         .extend(differences.iter().flat_map(|(key, before, after)| commit::changes(key, before, after)));
+    placements.extend(scaled.iter().map(commit::scaled));
     placements.extend(unsaved.iter().map(|(node, offers)| (offers_key(node), Some(offers.clone()))));
     let take_back = |touched: BTreeSet<NodeId>| {
         let mut world = state.world.lock();
         world.take_back(&differences);
         world.unsaved.extend(unsaved.iter().map(|(node, _)| node.clone()));
+        world.scales.put_back(&scaled);
         world.touched.extend(touched);
     };
     let mut settled = Settled { placements: placements.len(), ..Settled::default() };

@@ -63,6 +63,8 @@ pub(crate) struct PoolNews {
     pub(crate) old: Option<u32>,
     pub(crate) has_template: bool,
     pub(crate) has_image: bool,
+    /// Of one instance's processors, summed over those that run; none: the agent does not tell.
+    pub(crate) cpu_percent: Option<u32>,
 }
 
 /// Which addresses of a tenant a node's instances have.
@@ -207,6 +209,7 @@ fn pool_news(pool: &mvm_proto::status::PoolStatus) -> Option<(PoolKey, PoolNews)
         old: pool.current.map(|current| sum(actual).saturating_sub(sum(current))),
         has_template: pool.has_template,
         has_image: pool.has_image,
+        cpu_percent: pool.cpu_percent,
     };
     Some((key, news))
 }

@@ -75,6 +75,7 @@ impl World {
         status.counts = counts;
         status.ready = format!("{serving}/{}", wanted.running);
         status.observed.observed_generation = entry.object.metadata.generation;
+        status.scale = self.scales.status(key);
 
         let (reason, message) = match &status.unplaced {
             Some(unplaced) => ("Unplaced", unplaced.reason.clone()),

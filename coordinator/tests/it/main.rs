@@ -20,6 +20,7 @@ mod push;
 mod rest;
 mod restart;
 mod roots;
+mod scale;
 mod second_machine;
 mod sessions;
 mod shares;

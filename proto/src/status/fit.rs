@@ -226,6 +226,7 @@ mod tests {
             claimable: 1000,
             has_template: true,
             has_image: true,
+            cpu_percent: None,
         }
     }
 
