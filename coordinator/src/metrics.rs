@@ -104,6 +104,7 @@ pub(crate) struct Metrics {
     pub(crate) schedule_duration: Histogram,
     pub(crate) scheduling_failures: Family<FailedFor, Counter>,
     pub(crate) placement_errors: Counter,
+    pub(crate) webhooks: Family<Outcome, Counter>,
     epoch: Gauge<i64, AtomicI64>,
     ready: AtomicBool,
     registry: Mutex<Registry>,
@@ -127,6 +128,7 @@ impl Metrics {
             schedule_duration: Histogram::new(SCHEDULE_BUCKETS),
             scheduling_failures: Family::default(),
             placement_errors: Counter::default(),
+            webhooks: Family::default(),
             epoch: Gauge::default(),
             ready: AtomicBool::new(false),
             registry: Mutex::new(Registry::with_prefix("mvm_coordinator")),
@@ -183,6 +185,7 @@ impl Metrics {
             "How often a decided placement could not be stored or made into documents",
             self.placement_errors.clone(),
         );
+        r.register("demand_webhooks", "Posts of the demand to --demand-webhook", self.webhooks.clone());
         r.register("epoch", "The fencing number of this process", self.epoch.clone());
     }
 
@@ -242,6 +245,7 @@ pub(crate) fn example() -> String {
     metrics.sessions.set(3);
     metrics.enrolments.get_or_create(&Outcome::from(true)).inc();
     metrics.renewals.get_or_create(&Outcome::from(true)).inc();
+    metrics.webhooks.get_or_create(&Outcome::from(true)).inc();
     metrics.push_to_accepted.observe(0.004);
     metrics.store_writes.get_or_create(&WriteOf::key("status/n1")).inc();
     metrics.scheduling_failures.get_or_create(&UnplacedCause::Quota.into()).inc();

@@ -27,3 +27,4 @@ mod shares;
 mod support;
 mod tokens;
 mod trust;
+mod webhook;
