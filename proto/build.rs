@@ -34,9 +34,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // Shown as what it says, not as bytes.
         .field_attribute(".mvm.control.v1.PushProgress.plan", "#[serde(skip)]")
         // Its own one, in `src/guest.rs`, does not show what it holds.
-        .skip_debug([".mvm.guest.v1.Secrets"])
+        // And that of a session's piece in `src/wire/secrets.rs`.
+        .skip_debug([".mvm.guest.v1.Secrets", ".mvm.session.v1.SecretsPiece"])
         // Decoded by one copy, which can be wiped; a vector is decoded by two.
         .bytes(".mvm.guest.v1.Secrets.data")
+        .bytes(".mvm.session.v1.SecretsPiece.data")
         // Relayed as they came, without a copy.
         .bytes(".mvm.tunnel.v1")
         // In order, and without the random keys that a thread's first hash map asks the kernel for.

@@ -151,12 +151,17 @@ const FOLDERS: [(&str, &[&str]); 15] = [
 const MAX_CYCLE: usize = 3;
 
 /// Libraries that only these may import, so that they can be replaced in one place.
-const ONLY_IN: [(&str, &[&str], &str); 10] = [
+const ONLY_IN: [(&str, &[&str], &str); 11] = [
     ("quinn", &["mvm-transport", "mvm-benches"], "QUIC is transport's; a bench measures it bare"),
     ("quinn-proto", &["mvm-transport"], "QUIC is transport's"),
     ("h3", &["mvm-transport", "mvm-benches"], "HTTP/3 is transport's; a bench measures it bare"),
     ("h3-quinn", &["mvm-transport", "mvm-benches"], "HTTP/3 is transport's; a bench measures it bare"),
     ("sled", &["mvm-store"], "the database is behind the Store trait"),
+    (
+        "aws-lc-rs",
+        &["mvm-pki", "mvm-transport", "mvm-vmm", "mvm-agent", "mvm-coordinator", "mvm-benches"],
+        "what encrypts and signs is in few places, and read there",
+    ),
     ("rcgen", &["mvm-pki"], "certificates are made in pki"),
     ("x509-parser", &["mvm-pki"], "certificates are read in pki"),
     ("clap", &["mvm", "mvm-benches"], "arguments are read by programs"),

@@ -1,10 +1,10 @@
 //! Secrets bundles: one file per tenant below the secrets directory, and one for each pool that has its own, known to a
-//! document by their digests.
+//! document by their digests. An operator puts these there. What the coordinator delivers is beside them, by its digest.
 //!
 //! A bundle is opaque here. It is hashed when its file changed since the last look, and read once more for each guest
 //! that is given it, into a buffer that is wiped. The key of a tenant's snapshots lies beside it ([`mvm_vmm::snapshot_key`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
@@ -50,6 +50,22 @@ pub enum SecretsNotRemoved {
     },
 }
 
+/// Why a bundle that was delivered is not kept.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretsNotKept {
+    #[error("what came as the bundle {expected} is {found}")]
+    Other { expected: Digest, found: Digest },
+    #[error("could not write the secrets bundle {}", path.display())]
+    Unwritable {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+}
+
+/// Bundles by their tenants and digests.
+pub type BundleSet = BTreeSet<(TenantId, Digest)>;
+
 /// What tells one version of a file from another without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Version {
@@ -83,15 +99,25 @@ fn pool_file(tenant: &TenantId, pool: &PoolId) -> String {
     format!("pool.{tenant}.{pool}")
 }
 
+/// What a delivered bundle is called, before its tenant and its digest: no tenant's file, and no pool's.
+const DELIVERED: &str = "bundle.";
+/// One that is being written, or was when its agent ended.
+const UNFINISHED: &str = ".bundle.";
+
+fn delivered_file(tenant: &TenantId, digest: &Digest) -> String {
+    format!("{DELIVERED}{tenant}.{}", digest.hex())
+}
+
 /// Whether a file of this name is a tenant's alone. No id has a dot.
 fn is_of_tenant(name: &str, tenant: &TenantId) -> bool {
     let tenant = tenant.as_str();
+    let is_after = |start: &str| {
+        let of = name.strip_prefix(start).and_then(|rest| rest.split_once('.'));
+        of.is_some_and(|(of, _)| of == tenant)
+    };
     name == tenant
         || name.strip_suffix(KEY_SUFFIX) == Some(tenant)
-        || name
-            .strip_prefix("pool.")
-            .and_then(|rest| rest.split_once('.'))
-            .is_some_and(|(of, _)| of == tenant)
+        || ["pool.", DELIVERED, UNFINISHED].into_iter().any(is_after)
 }
 
 #[derive(Debug)]
@@ -114,7 +140,7 @@ impl Secrets {
 
     /// Whether the bundle is the one that the document means.
     pub fn check(&self, of: BundleOf<'_>, expected: &Digest) -> Result<(), SecretsError> {
-        self.either(of, |file| self.check_file(file, expected))
+        self.any(of, expected, |file| self.check_file(file, expected))
     }
 
     /// Whether the tenant's bundle is, for those of its pools that have none of their own.
@@ -129,7 +155,7 @@ impl Secrets {
 
     /// The bundle, if it is the one that is meant.
     pub fn read(&self, of: BundleOf<'_>, expected: &Digest) -> Result<Zeroizing<Vec<u8>>, SecretsError> {
-        self.either(of, |file| {
+        self.any(of, expected, |file| {
             let read = self.open(file).and_then(|(mut file, meta)| read_wiped(&mut file, &meta));
             let bytes = read.map_err(|cause| self.unreadable(file, cause))?;
             self.compare(file, Digest::of(&bytes), expected)?;
@@ -137,14 +163,36 @@ impl Secrets {
         })
     }
 
-    /// The first of a bundle's files that is the one. Where none is, what is wrong with the one where it belongs.
-    fn either<T>(
+    /// The first of a bundle's files that is the one, or what was delivered of this digest. Where none is, what is wrong with the
+    /// one where it belongs.
+    fn any<T>(
         &self,
         of: BundleOf<'_>,
+        expected: &Digest,
         look: impl Fn(&str) -> Result<T, SecretsError>,
     ) -> Result<T, SecretsError> {
         let [first, second] = of.files();
-        look(&first).or_else(|why| look(&second).map_err(|_| why))
+        let delivered = || look(&delivered_file(of.tenant, expected));
+        look(&first).or_else(|why| look(&second).or_else(|_| delivered()).map_err(|_| why))
+    }
+
+    /// Keeps a bundle that was delivered. It is whole or not there.
+    pub fn keep(&self, tenant: &TenantId, expected: &Digest, bytes: &[u8]) -> Result<(), SecretsNotKept> {
+        let found = Digest::of(bytes);
+        if found != *expected {
+            return Err(SecretsNotKept::Other { expected: *expected, found });
+        }
+        let path = self.dir.join(delivered_file(tenant, expected));
+        mvm_pki::files::write_private(&path, bytes)
+            .map_err(|cause| SecretsNotKept::Unwritable { path, cause })
+    }
+
+    /// Removes delivered bundles that are none of these.
+    pub fn retain(&self, wanted: &BundleSet) -> Result<(), SecretsNotRemoved> {
+        let wanted: BTreeSet<String> =
+            wanted.iter().map(|(tenant, digest)| delivered_file(tenant, digest)).collect();
+        let is_delivered = |name: &str| name.starts_with(DELIVERED) || name.starts_with(UNFINISHED);
+        self.remove_where(|name| is_delivered(name) && !wanted.contains(name))
     }
 
     /// Where the key of the tenant's snapshots is.
@@ -155,6 +203,10 @@ impl Secrets {
 
     /// Removes a tenant's bundle, those of its pools and the key of its snapshots. What is not there is as good as removed.
     pub fn remove_tenant(&self, tenant: &TenantId) -> Result<(), SecretsNotRemoved> {
+        self.remove_where(|name| is_of_tenant(name, tenant))
+    }
+
+    fn remove_where(&self, is_meant: impl Fn(&str) -> bool) -> Result<(), SecretsNotRemoved> {
         let unreadable = |cause| SecretsNotRemoved::Folder { path: self.dir.clone(), cause };
         let entries = match std::fs::read_dir(&self.dir) {
             Ok(entries) => entries,
@@ -163,7 +215,7 @@ impl Secrets {
         };
         for entry in entries {
             let name = entry.map_err(unreadable)?.file_name();
-            let Some(name) = name.to_str().filter(|name| is_of_tenant(name, tenant)) else { continue };
+            let Some(name) = name.to_str().filter(|name| is_meant(name)) else { continue };
             let path = self.dir.join(name);
             match std::fs::remove_file(&path) {
                 Ok(()) => drop(self.known.lock().remove(name)),
@@ -268,9 +320,25 @@ mod tests {
     fn what_is_a_tenants_alone_goes_with_it_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         let secrets = Secrets::new(dir.path());
-        let its = ["acme", "acme.snapshot-key", "pool.acme.web", "pool.acme.acme"];
-        let others =
-            ["acme-2", "acme-2.snapshot-key", "pool.acme-2.acme", "pool.other.acme", "s3.acme", "s3.x.acme"];
+        let its = [
+            "acme",
+            "acme.snapshot-key",
+            "pool.acme.web",
+            "pool.acme.acme",
+            "bundle.acme.00",
+            ".bundle.acme.00.11.tmp",
+        ];
+        let others = [
+            ".bundle.acme-2.00.11.tmp",
+            "acme-2",
+            "acme-2.snapshot-key",
+            "bundle.acme-2.00",
+            "bundle.other.acme",
+            "pool.acme-2.acme",
+            "pool.other.acme",
+            "s3.acme",
+            "s3.x.acme",
+        ];
         for name in its.iter().chain(&others) {
             fs::write(dir.path().join(name), b"secret").unwrap();
         }
@@ -287,6 +355,36 @@ mod tests {
         assert!(chain(&secrets.remove_tenant(&tenant).unwrap_err()).starts_with("could not remove "));
         // A node without secrets has none of it.
         Secrets::new(&dir.path().join("none")).remove_tenant(&tenant).unwrap();
+    }
+
+    #[test]
+    fn a_delivered_bundle_is_found_by_its_digest_until_it_is_wanted_no_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("secrets");
+        let (tenant, pool): (TenantId, PoolId) = ("acme".parse().unwrap(), "web".parse().unwrap());
+        let of = BundleOf { tenant: &tenant, pool: &pool, own: true };
+        let secrets = Secrets::new(&folder);
+        let (old, new) = (Digest::of(b"old"), Digest::of(b"new"));
+        assert!(matches!(secrets.keep(&tenant, &new, b"other"), Err(SecretsNotKept::Other { .. })));
+        for (digest, bytes) in [(old, b"old"), (new, b"new")] {
+            assert!(secrets.check(of, &digest).is_err());
+            secrets.keep(&tenant, &digest, bytes).unwrap();
+            secrets.check(of, &digest).unwrap();
+        }
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+        assert_eq!((mode(&folder), mode(&folder.join(delivered_file(&tenant, &new)))), (0o700, 0o600));
+        // Both are there for as long as an instance that was started with the old one is.
+        assert_eq!(**secrets.read(of, &old).unwrap(), *b"old");
+        let other = "other".parse().unwrap();
+        assert!(secrets.check(BundleOf { tenant: &other, ..of }, &new).is_err(), "another tenant's");
+        fs::write(folder.join(".bundle.acme.00.tmp"), b"half").unwrap();
+        fs::write(folder.join("acme"), b"an operator's").unwrap();
+        secrets.retain(&BTreeSet::from([(tenant.clone(), new)])).unwrap();
+        assert!(secrets.check(of, &old).is_err() && secrets.check(of, &new).is_ok());
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 2, "the new one, and the operator's");
+        // A file that was changed is not the one.
+        fs::write(folder.join(delivered_file(&tenant, &new)), b"changed").unwrap();
+        assert!(secrets.check(of, &new).is_err());
     }
 
     #[test]

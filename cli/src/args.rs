@@ -89,6 +89,9 @@ pub(crate) enum Command {
     /// Pools, and how each fares against its document
     #[command(subcommand)]
     Pool(commands::tenant::PoolCommand),
+    /// Values of Secrets, from files and standard input
+    #[command(subcommand)]
+    Secret(commands::secret::SecretCommand),
     /// Guest sessions in the stores that nodes use: list and delete them
     #[command(subcommand)]
     Session(commands::session::SessionCommand),

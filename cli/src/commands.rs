@@ -33,6 +33,7 @@ pub(crate) mod reference;
 pub(crate) mod resources;
 pub(crate) mod root;
 pub(crate) mod schema;
+pub(crate) mod secret;
 pub(crate) mod session;
 pub(crate) mod tenant;
 pub(crate) mod token;
@@ -79,6 +80,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
             block_on_interruptible(|interrupted| exec::run(&global, *args, interrupted))
         }
         Command::Instance(command) => block_on(instance::run(&global, command)),
+        Command::Secret(command) => block_on(secret::run(&global, command)),
         Command::Session(command) => block_on(session::run(&global, command)),
         Command::Net(command) => block_on(net::run(&global, command)),
         Command::Node(command) => block_on(node::run(&global, command)),

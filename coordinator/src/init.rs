@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::BoxError;
 use crate::paths::DataDir;
+use crate::secrets::SecretKeys;
 use crate::settings::OPERATOR_LIFE;
 pub use operator::{OperatorFiles, coordinator_credential, create_operator};
 pub use report::{InitReport, OfflineKey};
@@ -200,6 +201,7 @@ fn build(
     let issuing = root.create_issuing(now).map_err(InitError::make("the issuing authority"))?;
     issuing.save(&data.issuing_ca_dir()).map_err(InitError::make("the issuing authority's files"))?;
 
+    SecretKeys::make_file(data).map_err(InitError::make("the key of Secrets"))?;
     let names = leaf_names(&settings.dns, &settings.ips);
     let profile = LeafProfile {
         identity: identity.clone(),

@@ -39,6 +39,7 @@ mod reset_key;
 mod rest;
 mod revocation_task;
 mod roots;
+mod secrets;
 mod serve;
 mod session;
 mod settings;

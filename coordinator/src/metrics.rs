@@ -53,7 +53,7 @@ pub(crate) struct WriteOf {
 }
 
 impl WriteOf {
-    const KNOWN: [&str; 12] = [
+    const KNOWN: [&str; 14] = [
         "assigned",
         "audit",
         "envelopes",
@@ -64,6 +64,8 @@ impl WriteOf {
         "objects",
         "operators",
         "placed",
+        "secrets",
+        "secrets_of",
         "status",
         "tokens",
     ];
@@ -98,6 +100,7 @@ pub(crate) struct Metrics {
     pub(crate) tokens_created: Counter,
     pub(crate) grpc_handshakes_failed: Counter,
     pub(crate) documents_sent: Counter,
+    pub(crate) secrets_delivered: Counter,
     pub(crate) store_writes: Family<WriteOf, Counter>,
     pub(crate) streams: Gauge,
     pub(crate) streams_refused: Counter,
@@ -123,6 +126,7 @@ impl Metrics {
             tokens_created: Counter::default(),
             grpc_handshakes_failed: Counter::default(),
             documents_sent: Counter::default(),
+            secrets_delivered: Counter::default(),
             store_writes: Family::default(),
             streams: Gauge::default(),
             streams_refused: Counter::default(),
@@ -160,6 +164,8 @@ impl Metrics {
             self.grpc_handshakes_failed.clone(),
         );
         r.register("documents_sent", "Documents sent to nodes", self.documents_sent.clone());
+        let about = "Bundles of secrets that nodes asked for and got";
+        r.register("secrets_delivered", about, self.secrets_delivered.clone());
         r.register(
             "store_writes",
             "Records written to the store, by what they are of",

@@ -15,6 +15,7 @@ mod read;
 mod record;
 mod statuses;
 mod turns;
+mod values;
 mod watch;
 mod write;
 
@@ -42,6 +43,7 @@ use mvm_transport::RateLimit;
 use parking_lot::Mutex;
 
 use crate::rate_limit::too_soon;
+use crate::secrets::SecretKeys;
 use crate::stored::Backend;
 use crate::trust::Trust;
 use crate::world::World;
@@ -55,6 +57,7 @@ pub(crate) struct Objects {
     turns: Turns,
     /// By the names of API keys.
     writes: RateLimit<String>,
+    secret_keys: Arc<SecretKeys>,
 }
 
 /// Writes of one key in the long run, and at once: a program applies its files in seconds, and one that never stops writing
@@ -68,9 +71,10 @@ impl Objects {
         cluster: ClusterId,
         trust: Arc<Trust>,
         world: Arc<Mutex<World>>,
+        secret_keys: Arc<SecretKeys>,
     ) -> Self {
         let writes = RateLimit::new(WRITES_PER_SECOND, WRITES_BURST);
-        Self { store, cluster, trust, world, turns: Turns::default(), writes }
+        Self { store, cluster, trust, world, turns: Turns::default(), writes, secret_keys }
     }
 
     /// One more write of this caller, unless it makes too many.

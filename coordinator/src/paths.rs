@@ -85,6 +85,12 @@ impl DataDir {
         self.signing_dir().join("carried.json")
     }
 
+    /// What Secrets are encrypted with in the store. Not in the store, and to be backed up apart from it.
+    #[must_use]
+    pub fn secret_keys(&self) -> PathBuf {
+        self.0.join("secrets.keys")
+    }
+
     #[must_use]
     pub fn store_dir(&self) -> PathBuf {
         self.0.join("store")

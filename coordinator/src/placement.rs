@@ -8,6 +8,7 @@
 
 mod answers;
 mod batch;
+mod bundles;
 mod commit;
 mod demand;
 mod documents;

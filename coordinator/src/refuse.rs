@@ -47,6 +47,11 @@ pub(crate) fn no_object(kind: &Kind, tenant: Option<&TenantId>, name: &str) -> P
     Problem::new(404, "not_found", detail, format!("List what there is: `mvm get {short}`."))
 }
 
+pub(crate) fn unknown_tenant(tenant: &TenantId) -> Problem {
+    let advice = format!("Declare it first: `mvm apply` a Tenant named {tenant}.");
+    Problem::new(422, "tenant_unknown", format!("there is no tenant {tenant}"), advice)
+}
+
 pub(crate) fn already_exists(object: &str) -> Problem {
     let advice = "Change it with `mvm apply`, or choose another name.";
     Problem::new(409, "already_exists", format!("{object} is there already"), advice)

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use mvm_proto::document::{DesiredCounts, Network, Pool, Quotas, Resources, SCHEMA_VERSION, Tenant};
 use mvm_proto::object::{Object, PoolSpec, TenantObjectStatus, TenantSpec};
-use mvm_proto::{ClusterId, DesiredState, FieldError, NodeId, PoolId, TenantId};
+use mvm_proto::{ClusterId, DesiredState, Digest, FieldError, NodeId, PoolId, TenantId};
+
+use crate::secrets::waiting;
 
 /// A tenant as documents need it.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,7 +35,8 @@ pub(crate) struct Share<'a> {
     pub(crate) tenant: &'a RenderedTenant,
     pub(crate) quotas: Quotas,
     pub(crate) network: Network,
-    pub(crate) pools: BTreeMap<PoolId, (&'a PoolSpec, DesiredCounts)>,
+    /// Each with the digest of the bundle that its guests are given.
+    pub(crate) pools: BTreeMap<PoolId, (&'a PoolSpec, DesiredCounts, Option<Digest>)>,
 }
 
 impl Share<'_> {
@@ -46,7 +49,7 @@ impl Share<'_> {
         let amounts: [fn(&mut DesiredCounts) -> &mut u32; 3] =
             [|counts| &mut counts.sleeping, |counts| &mut counts.running, |counts| &mut counts.warm];
         for amount in amounts {
-            for ((_, counts), left) in self.pools.values_mut().zip(&mut left) {
+            for ((_, counts, _), left) in self.pools.values_mut().zip(&mut left) {
                 let count = amount(counts);
                 *count = (*count).min(*left).min(addresses);
                 (*left, addresses) = (*left - *count, addresses - *count);
@@ -68,7 +71,11 @@ pub(crate) fn document(
         quotas: share.quotas,
         secrets_hash: None,
         egress: share.tenant.spec.egress.clone(),
-        pools: share.pools.iter().map(|(id, (spec, counts))| pool(id, spec, *counts)).collect(),
+        pools: share
+            .pools
+            .iter()
+            .map(|(id, (spec, counts, secrets))| pool(id, spec, *counts, *secrets))
+            .collect(),
     });
     DesiredState {
         schema_version: SCHEMA_VERSION,
@@ -81,7 +88,7 @@ pub(crate) fn document(
     }
 }
 
-fn pool(id: &PoolId, spec: &PoolSpec, counts: DesiredCounts) -> Pool {
+fn pool(id: &PoolId, spec: &PoolSpec, counts: DesiredCounts, secrets_hash: Option<Digest>) -> Pool {
     let policies = spec.policies.clone();
     Pool {
         pool_id: id.clone(),
@@ -105,7 +112,7 @@ fn pool(id: &PoolId, spec: &PoolSpec, counts: DesiredCounts) -> Pool {
         restart: policies.restart,
         health: policies.health,
         workload: policies.workload,
-        secrets_hash: None,
+        secrets_hash,
     }
 }
 
@@ -131,7 +138,8 @@ pub(crate) fn alone(
     let counts = DesiredCounts { running: 1, warm: 0, sleeping: 0 };
     let quotas = Quotas { max_pools: 1, max_instances_per_pool: 1, ..rendered.spec.quotas.into() };
     let network = rendered.network.clone();
-    let pools = BTreeMap::from([(pool_id, (spec, counts))]);
+    let secrets = (!spec.secrets.is_empty()).then(|| waiting(&tenant_id, &spec.secrets));
+    let pools = BTreeMap::from([(pool_id, (spec, counts, secrets))]);
     let share = Share { tenant: &rendered, quotas, network, pools };
     let document = document(cluster, &node, &BTreeMap::from([(tenant_id, share)]));
     let text = serde_json::to_vec(&document).unwrap_or_default();

@@ -41,6 +41,7 @@ use crate::records::OBJECTS;
 use crate::reissue_task::reissue_task;
 use crate::revocation_task::revocation_task;
 use crate::roots::issuing_root;
+use crate::secrets::{SecretKeys, reencrypt};
 use crate::session::Sessions;
 use crate::settings::{Addresses, CoordinatorSettings};
 use crate::state::State;
@@ -120,6 +121,8 @@ pub async fn serve(
         settings.document_life,
     );
     let known = documents.count_assigned().await.map_err(|cause: StateError| store_error(cause.into()))?;
+    let secret_keys = Arc::new(SecretKeys::load_or_make(&data)?);
+    reencrypt(&store, &secret_keys).await.map_err(|cause| store_error(cause.into()))?;
     let steady = SteadyClock::start();
     let (world, object_changes) = load_world(&store, steady.now(), AwayGrace(settings.node_grace))
         .await
@@ -137,10 +140,17 @@ pub async fn serve(
         renew_limit: RateLimit::new(enrolment::RENEW_PER_SECOND, enrolment::RENEW_BURST),
         session_limit: RateLimit::new(session::SESSIONS_PER_SECOND, session::SESSIONS_BURST),
         settings,
-        objects: Objects::new(store.clone(), cluster.cluster.clone(), Arc::clone(&trust), Arc::clone(&world)),
+        objects: Objects::new(
+            store.clone(),
+            cluster.cluster.clone(),
+            Arc::clone(&trust),
+            Arc::clone(&world),
+            Arc::clone(&secret_keys),
+        ),
         events,
         key_calls: KeyCalls::default(),
         revocations: tokio::sync::watch::Sender::new(0),
+        secret_keys,
         cluster,
         store,
         authority,

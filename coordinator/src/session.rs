@@ -8,6 +8,7 @@
 mod incoming;
 mod join;
 mod outgoing;
+mod secrets;
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -34,6 +35,7 @@ use crate::enrolment;
 use crate::fleet::Attached;
 use crate::rate_limit::Holder;
 use crate::records::Numbers;
+use crate::secrets::Delivery;
 use crate::settings::SILENT_INTERVALS;
 use crate::state::State;
 use crate::stored::now;
@@ -216,6 +218,7 @@ async fn converse(
         retry: None,
         whole_wanted: false,
         ask_for_whole: false,
+        secrets: Delivery::default(),
     };
     talk.attached.outbox.put_trust();
     // A node that keeps entries is told also when there are none any more.
@@ -320,6 +323,8 @@ struct Talk<'a> {
     whole_wanted: bool,
     /// It is still to be asked.
     ask_for_whole: bool,
+    /// The bundles that the node asked for.
+    secrets: Delivery,
 }
 
 impl Talk<'_> {
@@ -334,13 +339,14 @@ impl Talk<'_> {
                     return Ok(());
                 }
             }
-            let retry = self.retry;
+            let (retry, secrets_due) = (self.retry, self.secrets.due(tokio::time::Instant::now()));
             tokio::select! {
                 received = frames_in.recv() => if self.hear(received?).await?.is_break() {
                     return Ok(());
                 },
                 () = self.attached.outbox.filled() => {}
                 () = sleep_until(retry), if retry.is_some() => Box::pin(self.try_again()).await?,
+                () = sleep_until(secrets_due), if secrets_due.is_some() => Box::pin(self.make_secrets()).await?,
             }
         }
     }

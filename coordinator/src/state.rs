@@ -19,6 +19,7 @@ use crate::metrics::Metrics;
 use crate::objects::Objects;
 use crate::operators::Operators;
 use crate::rate_limit::Holder;
+use crate::secrets::SecretKeys;
 use crate::settings::CoordinatorSettings;
 use crate::stored::Backend;
 use crate::trust::Trust;
@@ -51,6 +52,7 @@ pub(crate) struct State {
     pub(crate) key_calls: KeyCalls,
     /// Grows with each credential that may have been revoked.
     pub(crate) revocations: tokio::sync::watch::Sender<u64>,
+    pub(crate) secret_keys: Arc<SecretKeys>,
     pub(crate) epoch: u64,
     /// Of the epoch's record: a guard of what only the newest process may write.
     pub(crate) epoch_version: u64,

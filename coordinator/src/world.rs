@@ -1,5 +1,6 @@
 //! What placement is decided from: declared objects, what is placed, and what nodes said.
 
+mod bundles;
 mod conditions;
 mod deletion;
 mod division;
@@ -23,13 +24,14 @@ use mvm_planner::fleet::{
 };
 use mvm_planner::observation::Capacity;
 use mvm_proto::document::DesiredCounts;
-use mvm_proto::object::{ManagedBy, NodeSpec, Object, PoolSpec, TenantSpec};
+use mvm_proto::object::{ManagedBy, NodeSpec, Object, PoolSpec, SecretSpec, TenantSpec};
 use mvm_proto::{ClusterId, DesiredState, NodeId, PoolId, TenantId, Timestamp};
 
 use crate::fleet::Standing;
 use crate::render::{self, RenderedTenant, Share};
 use crate::stored::StateError;
 
+pub(crate) use bundles::PoolBundle;
 pub(crate) use deletion::Waits;
 use division::Division;
 use holdings::Divided;
@@ -86,6 +88,10 @@ pub(crate) struct World {
     /// What the deletions wait for.
     pool_waits: BTreeMap<PoolKey, Waits>,
     tenant_waits: BTreeMap<TenantId, Waits>,
+    /// What pools' guests are given; none of pools that name no Secrets.
+    bundles: BTreeMap<PoolKey, PoolBundle>,
+    /// Pools of which the bundle is to be worked out.
+    pub(crate) unbundled: BTreeSet<PoolKey>,
     /// Nodes whose document may have changed.
     pub(crate) touched: BTreeSet<NodeId>,
     /// Pools whose stored placement may differ from where they are placed now.
@@ -143,6 +149,8 @@ impl World {
             divided: BTreeMap::new(),
             pool_waits: BTreeMap::new(),
             tenant_waits: BTreeMap::new(),
+            bundles: BTreeMap::new(),
+            unbundled: BTreeSet::new(),
             touched: BTreeSet::new(),
             unsettled: BTreeSet::new(),
         }
@@ -154,6 +162,7 @@ impl World {
             "Tenant" => object.spec::<TenantSpec>().map(drop),
             "Pool" => object.spec::<PoolSpec>().map(drop),
             "Node" => object.spec::<NodeSpec>().map(drop),
+            "Secret" => object.spec::<SecretSpec>().map(drop),
             _ => Ok(()),
         };
         read.map_err(|cause| StateError::Unreadable { key: object.reference(), cause })
@@ -165,6 +174,11 @@ impl World {
             "Tenant" => self.declare_tenant(object),
             "Pool" => self.declare_pool(object),
             "Node" => self.declare_node(object),
+            "Secret" => {
+                if let Some((tenant, name)) = bundles::secret_name(object) {
+                    self.secret_changed(tenant, name);
+                }
+            }
             _ => {}
         }
     }
@@ -207,6 +221,7 @@ impl World {
             self.unheld.insert(key.clone());
             self.undivided.insert(key.tenant.clone());
         }
+        self.note_secrets(&key, &spec);
         self.pools_of.entry(key.tenant.clone()).or_default().insert(key.pool.clone());
         self.pools.insert(key, PoolEntry { object: object.clone(), spec });
     }
@@ -252,6 +267,7 @@ impl World {
                     self.placer.set_pool(&key, None);
                     self.touched.extend(self.stored.nodes_of(&key).cloned());
                     self.pools.remove(&key);
+                    self.bundles.remove(&key);
                     self.pool_waits.remove(&key);
                     if let Some(pools) = self.pools_of.get_mut(&key.tenant) {
                         pools.remove(&key.pool);
@@ -260,6 +276,11 @@ impl World {
                         }
                     }
                     self.unsettled.insert(key);
+                }
+            }
+            "Secret" => {
+                if let Some(tenant) = tenant {
+                    self.secret_changed(tenant, name);
                 }
             }
             "Node" => {
@@ -454,7 +475,8 @@ impl World {
                 network: Self::network(rendered, blocks),
                 pools: BTreeMap::<PoolId, _>::new(),
             });
-            share.pools.insert(key.pool.clone(), (&pool.spec, counts));
+            let secrets = self.secrets_hash(key, &pool.spec);
+            share.pools.insert(key.pool.clone(), (&pool.spec, counts, secrets));
         }
         shares.values_mut().for_each(Share::fit);
         let mut document = render::document(cluster, node, &shares);

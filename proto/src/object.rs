@@ -12,6 +12,7 @@ mod node;
 mod pool;
 mod read;
 mod schema;
+mod secret;
 mod selector;
 mod tenant;
 
@@ -36,6 +37,10 @@ pub use pool::{
 };
 pub use read::{Declared, MAX_OBJECT_BYTES, read, read_tree};
 pub use schema::{kind_schema, openapi_schemas};
+pub use secret::{
+    GivenValue, GivenValues, MAX_SECRET_BYTES, MAX_SECRET_VALUES, MAX_TENANT_SECRET_BYTES,
+    MAX_TENANT_SECRETS, SecretObjectStatus, SecretSpec, SecretValue,
+};
 pub use selector::{FieldSelector, LabelSelector, SelectorError};
 pub use tenant::{OnDelete, TenantImages, TenantNetwork, TenantObjectStatus, TenantQuotas, TenantSpec};
 
@@ -43,8 +48,13 @@ pub use tenant::{OnDelete, TenantImages, TenantNetwork, TenantObjectStatus, Tena
 pub const API_VERSION: &str = "mvm/v1";
 
 /// Every kind, in the order in which objects that name each other are made.
-pub static KINDS: [Kind; 4] =
-    [Kind::of::<TenantSpec>(), Kind::of::<NodeSpec>(), Kind::of::<PoolSpec>(), Kind::of::<ApiKeySpec>()];
+pub static KINDS: [Kind; 5] = [
+    Kind::of::<TenantSpec>(),
+    Kind::of::<NodeSpec>(),
+    Kind::of::<SecretSpec>(),
+    Kind::of::<PoolSpec>(),
+    Kind::of::<ApiKeySpec>(),
+];
 
 /// An object as the server keeps and shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

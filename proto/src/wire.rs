@@ -11,6 +11,8 @@ pub mod codec;
 pub mod frames;
 #[cfg(feature = "control")]
 pub mod measure;
+#[cfg(feature = "control")]
+mod secrets;
 
 /// The newest version of the node session that this build speaks.
 #[cfg(feature = "control")]
@@ -24,10 +26,22 @@ pub const FEATURE_STATUS_DELTAS: &str = "status-deltas";
 #[cfg(feature = "control")]
 pub const FEATURE_TUNNEL: &str = "tunnel";
 
+/// Agents ask for the bundles of secrets that their documents name, and get them in pieces.
+#[cfg(feature = "control")]
+pub const FEATURE_SECRETS: &str = "secrets";
+
+/// The bytes of one piece: a document waits for no more.
+#[cfg(feature = "control")]
+pub const SECRETS_PIECE_BYTES: usize = 64 * 1024;
+
+/// The most bundles that an agent asks for at once; it asks for the others when these have come.
+#[cfg(feature = "control")]
+pub const MAX_SECRETS_WANTED: usize = 64;
+
 /// What this build can do in a session beyond the version. Agents name theirs in the hello, and coordinators answer
 /// with those that both know.
 #[cfg(feature = "control")]
-pub const SESSION_FEATURES: &[&str] = &[FEATURE_STATUS_DELTAS, FEATURE_TUNNEL];
+pub const SESSION_FEATURES: &[&str] = &[FEATURE_STATUS_DELTAS, FEATURE_TUNNEL, FEATURE_SECRETS];
 
 /// The largest message of the operators' services: the largest document with room for what gRPC puts around it.
 #[cfg(feature = "control")]

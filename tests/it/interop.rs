@@ -85,6 +85,11 @@ spec:
   resources: { vcpus: 1, mem_mib: 64 }
 ---
 api_version: mvm/v1
+kind: Secret
+metadata: { tenant: acme, name: db }
+spec: { data: { PASSWORD: hunter2 } }
+---
+api_version: mvm/v1
 kind: ApiKey
 metadata: { name: tester }
 spec: { role: admin }

@@ -3,12 +3,12 @@
 //! Needs QEMU and the test image (`make test` installs and builds both).
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use mvm_needs::{Need, can_run};
 use mvm_proto::Digest;
-use mvm_tests::{LoneAgent, nothing, small_pool, wait_until};
+use mvm_tests::{LoneAgent, files_with, nothing, small_pool, wait_until};
 
 /// Cold boots on two cores without KVM take seconds each; a healthy change needs a fraction of this.
 const LONG: Duration = Duration::from_secs(120);
@@ -171,24 +171,6 @@ fn a_vmm_that_dies_is_noticed_told_and_started_again_under_the_same_name() {
     assert_eq!(again["running"], census["running"]);
     let events = agent.mvm_ok(&["events"]);
     assert!(events.contains("InstanceFailed"), "{events}");
-}
-
-/// Every file below a folder that has these bytes in it.
-fn files_with(folder: &Path, bytes: &[u8]) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let path = entry.path();
-        let kind = entry.file_type().expect("an entry has a type");
-        if kind.is_dir() {
-            found.extend(files_with(&path, bytes));
-        } else if kind.is_file() {
-            let content = std::fs::read(&path).expect("a file of the node's can be read");
-            if content.windows(bytes.len()).any(|window| window == bytes) {
-                found.push(path);
-            }
-        }
-    }
-    found
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub use process::Process;
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How often a condition is looked at, at first and later: often enough to be prompt, seldom enough to leave two cores
@@ -78,4 +78,26 @@ pub fn put_snapshot_key(secrets: &Path, tenant: &str) {
     let path = secrets.join(format!("{tenant}.snapshot-key"));
     std::fs::write(&path, "5a".repeat(32)).expect("a key can be written");
     std::fs::set_permissions(&path, Permissions::from_mode(0o400)).expect("a key can be made private");
+}
+
+/// Every file below a folder that has these bytes in it.
+pub fn files_with(folder: &Path, bytes: &[u8]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let kind = entry.file_type().expect("an entry has a type");
+        if kind.is_dir() {
+            found.extend(files_with(&path, bytes));
+        } else if kind.is_file() {
+            // What is being used may be gone by now.
+            let content = match std::fs::read(&path) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                read => read.expect("a file of the node's can be read"),
+            };
+            if content.windows(bytes.len()).any(|window| window == bytes) {
+                found.push(path);
+            }
+        }
+    }
+    found
 }

@@ -7,6 +7,7 @@
 mod acks;
 mod conversation;
 mod requests;
+mod secrets_feed;
 mod status_feed;
 mod status_pacer;
 

@@ -222,6 +222,7 @@ impl Node {
             current_document,
             blocked,
             network: engine.network_check.found.subscribe(),
+            lacking_secrets: engine.lacking_secrets.subscribe(),
             removals: watch::Sender::default(),
             pressed,
         };

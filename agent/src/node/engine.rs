@@ -7,7 +7,7 @@ use std::time::Duration;
 use mvm_planner::{Action, Blocked, Capacity, NodePlan, Observation, Step, plan_expired, plan_node};
 use mvm_proto::document::Health;
 use mvm_proto::text::chain;
-use mvm_proto::{InstanceId, Phase, PoolId, TenantId, Timestamp};
+use mvm_proto::{DesiredState, InstanceId, Phase, PoolId, TenantId, Timestamp};
 use mvm_transport::RateLimit;
 use mvm_vmm::{AnyDriver, Driver, DriverError};
 use tokio::sync::watch;
@@ -29,6 +29,7 @@ use crate::isolation::{CgroupCheck, NetworkCheck};
 use crate::node::CurrentDocument;
 use crate::node::observe::{Ends, observe};
 use crate::node::sweep::Sweeper;
+use crate::secrets::BundleSet;
 
 /// How long a pool waits that could not even be given an id and an address.
 const POOL_RETRY: Duration = Duration::from_secs(30);
@@ -63,6 +64,10 @@ pub(crate) struct Engine {
     pub(crate) network_check: NetworkCheck,
     pub(crate) groups: CgroupCheck,
     work: WorkWatch,
+    /// The bundles of secrets that the document in force names and that are not here.
+    pub(crate) lacking_secrets: watch::Sender<BundleSet>,
+    /// Those that are kept: of the document, and of what was started with others.
+    kept_secrets: Option<BundleSet>,
     /// Whether memory is short on this machine.
     pub(crate) pressed: watch::Receiver<bool>,
     sweeper: Sweeper,
@@ -143,6 +148,8 @@ impl Engine {
             revoked: Revoked::default(),
             resolvers: Resolvers::default(),
             work: WorkWatch::new(network_check.found.subscribe()),
+            lacking_secrets: watch::Sender::default(),
+            kept_secrets: None,
             network_check,
             groups,
             sweeper,
@@ -200,6 +207,7 @@ impl Engine {
         if let Some(current_document) = current_document {
             let health = self.follow_pools(current_document, now);
             observation.blocked.extend(self.needs.look(&current_document.desired));
+            self.look_at_secrets(&current_document.desired);
             self.records.set_images(self.needs.folder_images());
             let given = self.executor.isolation.gives_resolvers();
             let resolvers = self.resolvers.look(&current_document.desired, given, now);
@@ -305,6 +313,32 @@ impl Engine {
             let Some(lease) = self.records.lease(&id, Phase::Running) else { continue };
             let executor = Arc::clone(&self.executor);
             tokio::spawn(async move { executor.give_secrets_back(&lease).await });
+        }
+    }
+
+    /// Tells which bundles are lacking, and removes those that nothing is given any more.
+    fn look_at_secrets(&mut self, desired: &DesiredState) {
+        self.lacking_secrets.send_if_modified(|known| {
+            let changed = known != self.needs.lacking();
+            if changed {
+                known.clone_from(self.needs.lacking());
+            }
+            changed
+        });
+        let named =
+            desired.pools().filter_map(|(tenant, pool)| Some((&tenant.tenant_id, pool.secrets_hash?)));
+        let mut kept: BundleSet = named.map(|(tenant, digest)| (tenant.clone(), digest)).collect();
+        self.records.for_each(|record, _| {
+            kept.extend(record.secrets.map(|digest| (record.tenant.clone(), digest)));
+        });
+        if self.kept_secrets.as_ref() == Some(&kept) {
+            return;
+        }
+        match self.executor.secrets.retain(&kept) {
+            Ok(()) => self.kept_secrets = Some(kept),
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), "could not remove secrets that are not needed");
+            }
         }
     }
 

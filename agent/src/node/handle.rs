@@ -9,9 +9,10 @@ use mvm_host::HostError;
 use mvm_host::network::NetworkFound;
 use mvm_planner::{NodePlan, Observation, plan_node};
 use mvm_proto::status::{InstanceStatus, NodeStatus, TenantRemoval};
-use mvm_proto::{DesiredState, InstanceId, NodeId, PoolId, TenantId};
+use mvm_proto::{DesiredState, Digest, InstanceId, NodeId, PoolId, TenantId};
 use mvm_vmm::Driver;
 use tokio::sync::{Notify, broadcast, watch};
+use zeroize::Zeroizing;
 
 use crate::events::Events;
 use crate::execute::{StepEnd, Wake};
@@ -24,6 +25,7 @@ use crate::node::actor::{Actor, Place};
 use crate::node::error::ActionError;
 use crate::node::export::{Export, export};
 use crate::persist::Sessions;
+use crate::secrets::{BundleSet, SecretsNotKept};
 
 /// The end of a console: what is given unless asked otherwise, and the most that is given.
 pub const DEFAULT_LOG_BYTES: usize = 64 * 1024;
@@ -53,6 +55,7 @@ pub(super) struct Shared {
     /// What the last pass found that can't be started now.
     pub(super) blocked: watch::Sender<Vec<mvm_planner::Blocked>>,
     pub(super) network: watch::Receiver<NetworkFound>,
+    pub(super) lacking_secrets: watch::Receiver<BundleSet>,
     /// How far the removal of tenants is.
     pub(super) removals: watch::Sender<Vec<TenantRemoval>>,
     /// Whether memory is short on this machine.
@@ -97,6 +100,28 @@ impl NodeHandle {
     #[must_use]
     pub fn network(&self) -> watch::Receiver<NetworkFound> {
         self.shared.network.clone()
+    }
+
+    /// The bundles of secrets that the document in force names and that are not here.
+    #[must_use]
+    pub fn lacking_secrets(&self) -> watch::Receiver<BundleSet> {
+        self.shared.lacking_secrets.clone()
+    }
+
+    /// Keeps a bundle that was delivered, and looks what can be started with it.
+    pub async fn keep_secrets(
+        &self,
+        tenant: TenantId,
+        digest: Digest,
+        bytes: Zeroizing<Vec<u8>>,
+    ) -> Result<(), SecretsNotKept> {
+        let secrets = Arc::clone(&self.shared.actor.executor.secrets);
+        let path = || std::path::PathBuf::from(tenant.as_str());
+        let of = tenant.clone();
+        let kept = tokio::task::spawn_blocking(move || secrets.keep(&of, &digest, &bytes)).await;
+        kept.map_err(|cause| SecretsNotKept::Unwritable { path: path(), cause: cause.into() })??;
+        self.trigger();
+        Ok(())
     }
 
     #[must_use]

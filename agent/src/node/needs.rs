@@ -13,7 +13,7 @@ use mvm_proto::{DesiredState, Digest, PoolId, TenantId, Timestamp};
 use tokio::sync::watch;
 
 use crate::instance::PoolSpec;
-use crate::secrets::{BundleOf, Secrets, SecretsError};
+use crate::secrets::{BundleOf, BundleSet, Secrets, SecretsError};
 
 /// How many pools or tenants a condition names: the others are in their pools' status.
 const NAMED: usize = 3;
@@ -38,6 +38,8 @@ pub(crate) struct Needs {
     secrets: Arc<Secrets>,
     artifacts: Vec<Missing>,
     bundles: Vec<Missing>,
+    /// The bundles of pools that are not there: a coordinator may have them.
+    lacking: BundleSet,
     /// What pools from folders boot from now.
     folder_images: BTreeMap<(TenantId, PoolId), Digest>,
     /// Pools whose image failed, and what was told of it.
@@ -54,6 +56,7 @@ impl Needs {
             secrets,
             artifacts: Vec::new(),
             bundles: Vec::new(),
+            lacking: BundleSet::new(),
             folder_images: BTreeMap::new(),
             failing: BTreeMap::new(),
             events: Vec::new(),
@@ -65,6 +68,7 @@ impl Needs {
     pub(crate) fn look(&mut self, desired: &DesiredState) -> Vec<Blocked> {
         self.artifacts.clear();
         self.bundles.clear();
+        self.lacking.clear();
         self.folder_images.clear();
         let failing = std::mem::take(&mut self.failing);
         let mut blocked = Vec::new();
@@ -125,6 +129,7 @@ impl Needs {
                 && let Err(why) = self.secrets.check(of, expected)
             {
                 lack(format!("{}/{}", tenant.tenant_id, pool.pool_id), Some(pool), &why);
+                self.lacking.insert((tenant.tenant_id.clone(), *expected));
             }
         }
         let Some(expected) = &tenant.secrets_hash else { return };
@@ -138,6 +143,11 @@ impl Needs {
                 lack(format!("{}/{}", tenant.tenant_id, pool.pool_id), Some(pool), &why);
             }
         }
+    }
+
+    /// The bundles that documents name for pools, and that are not there.
+    pub(crate) fn lacking(&self) -> &BundleSet {
+        &self.lacking
     }
 
     /// What pools whose folder may change boot from now.

@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn what_is_pruned_goes_in_reverse_order_and_nodes_stay() {
         let kinds: Vec<_> = pruned().map(|kind| kind.name).collect();
-        assert_eq!(kinds, ["ApiKey", "Pool", "Tenant"]);
+        assert_eq!(kinds, ["ApiKey", "Pool", "Secret", "Tenant"]);
     }
 
     #[test]

@@ -66,7 +66,7 @@ async fn compare(global: &Global, args: DiffArgs) -> Run {
 
 /// The object as it would be made, with its defaults.
 fn declared(entry: &Entry) -> anyhow::Result<String> {
-    let Declared { kind, metadata, spec } = entry.declared.clone();
+    let Declared { kind, metadata, spec, .. } = entry.declared.clone();
     let (api_version, kind) = (API_VERSION.to_owned(), kind.name.to_owned());
     output::yaml(&editable(&Object { api_version, kind, metadata, spec, status: Value::Null }, false))
 }

@@ -24,7 +24,7 @@ Examples:
   mvm get nodes -l gpu --field-selector spec.cordoned=false
   mvm get pools -t acme -w                  and how they change
 
-Kinds: tenants (tn), nodes (no), pools (pl), api-keys (ak).";
+Kinds: tenants (tn), nodes (no), secrets (sec), pools (pl), api-keys (ak).";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]

@@ -31,8 +31,8 @@ pub(crate) enum Verb {
 /// What a role may do with objects that it reaches.
 const TABLE: [(KeyRole, &[&str], &[&str]); 5] = [
     (KeyRole::Admin, &["*"], &["*"]),
-    (KeyRole::Operator, &["*"], &["tenants", "nodes", "pools"]),
-    (KeyRole::TenantAdmin, &["tenants", "pools"], &["pools"]),
+    (KeyRole::Operator, &["*"], &["tenants", "nodes", "pools", "secrets"]),
+    (KeyRole::TenantAdmin, &["tenants", "pools", "secrets"], &["pools", "secrets"]),
     (KeyRole::TenantUser, &["tenants", "pools"], &[]),
     (KeyRole::Viewer, &["tenants", "nodes", "pools"], &[]),
 ];

@@ -216,11 +216,7 @@ async fn living_tenant(objects: &Objects, id: &TenantId) -> Result<(Object, Stri
     let tenants = kind_named("tenants").map_err(refuse::bad_request)?;
     let key = object_key(tenants, None, id.as_str());
     let found = load_object(&objects.store, &key).await?;
-    let (tenant, version) = found.ok_or_else(|| {
-        let detail = format!("there is no tenant {id}");
-        let advice = format!("Declare it first: `mvm apply` a Tenant named {id}.");
-        Problem::new(422, "tenant_unknown", detail, advice)
-    })?;
+    let (tenant, version) = found.ok_or_else(|| refuse::unknown_tenant(id))?;
     if tenant.metadata.deleting_since.is_some() {
         return Err(refuse::being_deleted(&tenant.reference()));
     }

@@ -23,7 +23,7 @@ pub(super) fn decide(
     uid: impl FnOnce() -> String,
     now: Timestamp,
 ) -> Result<(Outcome, Object), Problem> {
-    let Declared { kind, metadata, spec } = declared;
+    let Declared { kind, metadata, spec, .. } = declared;
     let seen = &metadata.resource_version;
     let Some(before) = before else {
         if !seen.is_empty() {

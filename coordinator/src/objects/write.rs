@@ -14,6 +14,7 @@ use super::decide::decide;
 use super::network::{NETWORKS_KEY, Networks};
 use super::once::Once;
 use super::record::{collection_prefix, decode_object, encode_object, load_object, object_key};
+use super::values;
 use crate::records::assigned_key;
 use crate::refuse;
 use crate::stored::{MAX_TRIES, StateError, Versioned, encode, load, now};
@@ -44,12 +45,16 @@ pub(crate) struct Removed {
 
 /// Creates or changes an object.
 pub(crate) async fn apply(objects: &Objects, writing: Writing<'_>) -> Result<Written, Problem> {
-    let Writing { caller, declared, mode, dry_run, idempotency_key } = writing;
-    let (kind, metadata) = (declared.kind, &declared.metadata);
+    let Writing { caller, mut declared, mode, dry_run, idempotency_key } = writing;
+    let (kind, metadata) = (declared.kind, declared.metadata.clone());
     allowed(caller, Verb::Write, kind, metadata.tenant.as_ref(), &metadata.name)?;
     objects.pace(caller)?;
     let key = object_key(kind, metadata.tenant.as_ref(), &metadata.name);
-    let asked = || format!("{key}\n{}\n{:?}\n{:?}", declared.spec, metadata.labels, metadata.annotations);
+    let asked = || {
+        let given = values::asked(&objects.secret_keys, &declared.given);
+        let given = given.map_or_else(String::new, |digest| format!("\n{digest}"));
+        format!("{key}\n{}\n{:?}\n{:?}{given}", declared.spec, metadata.labels, metadata.annotations)
+    };
     let once = idempotency_key.map(|text| Once::new(&caller.name, text, &asked())).transpose()?;
     // Writers of one object take turns here; the guards are for other processes.
     let _turn = objects.turns.take(&key).await;
@@ -66,12 +71,16 @@ pub(crate) async fn apply(objects: &Objects, writing: Writing<'_>) -> Result<Wri
             };
         }
         let before = found.as_ref().map(|(object, _)| object);
+        let contents = values::resolve(objects, &mut declared, before).await?;
         let uid = || format!("{:032x}", fastrand::u128(..));
         let (outcome, mut object) = decide(before, &declared, mode, uid, now)?;
         if outcome == Outcome::Unchanged {
             return Ok(Written { outcome, object, secret: None });
         }
-        let admitted = admit(objects, &mut object, before, now).await?;
+        let mut admitted = admit(objects, &mut object, before, now).await?;
+        if let Some(contents) = &contents {
+            admitted.txn = values::admit(objects, &mut object, before, contents).await?;
+        }
         if dry_run {
             return Ok(Written { outcome, object, secret: None });
         }
@@ -130,6 +139,9 @@ pub(crate) async fn delete(
         let seen = options.resource_version;
         if !seen.is_empty() && seen != object.metadata.resource_version {
             return Err(refuse::stale(&object.reference(), seen, &object.metadata.resource_version));
+        }
+        if kind.name == "Secret" && !options.force {
+            values::refuse_in_use(objects, &object).await?;
         }
         let gone = options.force || object.metadata.finalizers.is_empty();
         if options.dry_run || (!gone && object.metadata.deleting_since.is_some()) {
@@ -202,6 +214,9 @@ async fn remove(
                     "Delete its pools first, or delete it without --force.",
                 ));
             }
+            if values::go_with(object) {
+                values::remove_all(objects, &tenant).await?;
+            }
             let found: Option<Versioned<Networks>> = load(&objects.store, NETWORKS_KEY).await?;
             if let Some(found) = found {
                 let mut networks = found.value;
@@ -217,6 +232,7 @@ async fn remove(
                 txn = count_pools(objects, txn, tenant.as_str()).await?;
             }
         }
+        "Secret" => txn = values::remove(objects, txn, object).await?,
         "ApiKey" => txn = delete_key(txn, object),
         _ => {}
     }
@@ -309,7 +325,9 @@ pub(crate) async fn propose(
     allowed(caller, Verb::Write, kind, metadata.tenant.as_ref(), &metadata.name)?;
     let key = object_key(kind, metadata.tenant.as_ref(), &metadata.name);
     let before = load_object(&objects.store, &key).await?.map(|(object, _)| object);
-    let (outcome, object) = decide(before.as_ref(), declared, Mode::Apply, String::new, now())?;
+    let mut declared = declared.clone();
+    values::resolve(objects, &mut declared, before.as_ref()).await?;
+    let (outcome, object) = decide(before.as_ref(), &declared, Mode::Apply, String::new, now())?;
     Ok((outcome, before, object))
 }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use mvm_proto::{NodeId, Problem};
 
 use super::batch::{Batch, Change, Issue};
+use super::bundles::make_bundles;
 use super::commit;
 use crate::records::offers_key;
 use crate::refuse;
@@ -23,6 +24,7 @@ pub(super) struct Settled {
 
 /// Places what is not placed, stores where everything is, and issues the documents of the nodes that it touches.
 pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
+    make_bundles(state).await?;
     let (differences, holdings, unsaved) = {
         let mut world = state.world.lock();
         let begun = std::time::Instant::now();

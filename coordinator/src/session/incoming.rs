@@ -59,6 +59,9 @@ impl Talk<'_> {
                 self.attached.live.change(|live| live.add_events(events.events));
             }
             agent_frame::Body::Reply(reply) => self.hear_reply(reply),
+            agent_frame::Body::SecretsWanted(wanted) => {
+                self.secrets.want(wanted.bundles).map_err(End::protocol)?;
+            }
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use mvm_proto::status::{Condition, set_condition};
 use mvm_proto::{NodeId, TenantId, Timestamp};
 use serde_json::Value;
 
+use super::bundles::set_secrets_ready;
 use super::division::Lacking;
 use super::{World, conditions};
 use crate::fleet::Standing;
@@ -98,8 +99,11 @@ impl World {
             .filter(|node| self.nodes.get(*node).is_none_or(|entry| entry.news.standing != Standing::Present))
             .map(NodeId::as_str)
             .collect();
+        let lacks_secrets = self.lacks_secrets(key);
         let ready = if unplaced.is_some() {
             kind("Ready", false, "Unplaced", message)
+        } else if let Some((reason, message)) = &lacks_secrets {
+            kind("Ready", false, reason, message.clone())
         } else if !away.is_empty() {
             let message = format!("not connected: {}", away.join(", "));
             kind("Ready", false, "NodesAway", message)
@@ -123,6 +127,7 @@ impl World {
             set_condition(conditions, waits.condition(now));
         }
         set_shares_ready(conditions, &self.lacking(key), now);
+        set_secrets_ready(conditions, lacks_secrets, !entry.spec.secrets.is_empty(), now);
         serde_json::to_value(&status).ok()
     }
 

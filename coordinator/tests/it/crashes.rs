@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 pub(crate) use self::node::FakeNode;
 use self::site::Site;
 use crate::rest::Rest;
-use crate::support::{Running, document, enrol_body, new_request, post, push_request};
+use crate::support::{Running, document, enrol_body, new_request, post, push_request, wait_until};
 
 /// What is asked of a coordinator while it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +28,7 @@ enum Operation {
     CreateKey,
     ChangePool,
     ScaleDown,
+    ChangeSecret,
     Cordon,
     DeletePool,
     DeleteTenant,
@@ -84,6 +85,14 @@ impl Case {
         format!("web{}", self.number)
     }
 
+    fn secret(&self) -> String {
+        format!("s{}", self.number)
+    }
+
+    fn secret_path(&self) -> String {
+        format!("{}/secrets/{}", self.tenant_path(), self.secret())
+    }
+
     fn node(&self) -> String {
         format!("n{}", self.number)
     }
@@ -104,6 +113,7 @@ impl Case {
                 Some(format!("pool/{}/{}", self.tenant(), self.pool()))
             }
             Operation::CreateKey => Some(format!("apikey/k{}", self.number)),
+            Operation::ChangeSecret => Some(format!("secret/{}/{}", self.tenant(), self.secret())),
             Operation::Cordon => Some("node/a".to_owned()),
             Operation::Push | Operation::Enrol | Operation::RemoveNode | Operation::Status => None,
         }
@@ -111,13 +121,23 @@ impl Case {
 
     /// Brings about what the operation needs.
     async fn prepare(&mut self, site: &mut Site) {
-        use Operation::{ChangePool, DeletePool, DeleteTenant, Enrol, Push, RemoveNode, ScaleDown};
+        use Operation::{
+            ChangePool, ChangeSecret, DeletePool, DeleteTenant, Enrol, Push, RemoveNode, ScaleDown,
+        };
         match self.operation {
             ChangePool => site.have(&self.tenant(), &self.pool(), 1).await,
             ScaleDown | DeletePool => site.have(&self.tenant(), &self.pool(), 3).await,
             DeleteTenant => {
                 site.have_tenant(&self.tenant()).await;
                 site.have(&self.tenant(), &self.pool(), 3).await;
+            }
+            ChangeSecret => {
+                site.have_secret(&self.secret_path(), "before").await;
+                let mut pool = site::pool(3);
+                pool["spec"]["secrets"] = json!([self.secret()]);
+                site.have_object(&self.pool_path(), &pool).await;
+                let given = async || site.is_given(&self.pool(), &self.secret(), "before");
+                wait_until("the nodes to have the secret", given).await;
             }
             Push | RemoveNode => drop(site.running().enrol(&self.node()).await),
             Enrol => self.token = site.running().token(&self.node()).await,
@@ -146,6 +166,9 @@ impl Case {
                 rest(running, "POST", "/v1/api-keys", &key, Some(body)).await
             }
             Operation::ChangePool => rest(running, "PUT", &self.pool_path(), "", Some(site::pool(3))).await,
+            Operation::ChangeSecret => {
+                rest(running, "PUT", &self.secret_path(), "", Some(site::secret("after"))).await
+            }
             Operation::ScaleDown => rest(running, "PUT", &self.pool_path(), "", Some(site::pool(1))).await,
             Operation::Cordon => {
                 let cordoned = self.number.is_multiple_of(2);
@@ -201,6 +224,7 @@ impl Case {
                 let shown = rest.get(&self.pool_path()).await.body;
                 shown["status"]["ready"] == "3/3" && shown["status"]["observed_generation"] == 1
             }
+            Operation::ChangeSecret => site.is_given(&self.pool(), &self.secret(), "after"),
             Operation::Status => {
                 let passed = site.points.passed();
                 passed.iter().any(|step| step == "after.status") && site.told_of_the_node(self.number).await
@@ -291,6 +315,11 @@ async fn a_pool_is_changed_once_wherever_the_coordinator_ends() {
 #[tokio::test]
 async fn a_pool_is_scaled_down_wherever_the_coordinator_ends() {
     table(Operation::ScaleDown).await;
+}
+
+#[tokio::test]
+async fn a_secret_is_changed_once_and_its_nodes_have_it_wherever_the_coordinator_ends() {
+    table(Operation::ChangeSecret).await;
 }
 
 #[tokio::test]

@@ -23,6 +23,7 @@ mod rest;
 mod restart;
 mod roots;
 mod second_machine;
+mod secrets;
 mod sessions;
 mod shares;
 mod support;

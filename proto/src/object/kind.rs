@@ -6,6 +6,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::KINDS;
+use super::secret::GivenValues;
 use crate::FieldError;
 use crate::json::{Node, nearest};
 
@@ -59,6 +60,11 @@ pub trait Spec: Serialize + DeserializeOwned + JsonSchema + 'static {
     fn refused_changes(&self, _next: &Self) -> Vec<FieldError> {
         Vec::new()
     }
+
+    /// Takes out what is written and never read back.
+    fn take_given(&mut self) -> GivenValues {
+        GivenValues::default()
+    }
 }
 
 /// A kind of object.
@@ -71,7 +77,7 @@ pub struct Kind {
     pub about: &'static str,
     pub columns: &'static [Column],
     pub finalizers: &'static [&'static str],
-    read: fn(&Node<'_, '_>) -> Option<Value>,
+    read: fn(&Node<'_, '_>) -> Option<(Value, GivenValues)>,
     refused_changes: fn(&Value, &Value) -> Vec<FieldError>,
     pub(super) spec_schema: fn(&mut SchemaGenerator) -> Schema,
     pub(super) status_schema: fn(&mut SchemaGenerator) -> Schema,
@@ -87,7 +93,11 @@ impl Kind {
             about: S::ABOUT,
             columns: S::COLUMNS,
             finalizers: S::FINALIZERS,
-            read: |node| serde_json::to_value(S::read(node)?).ok(),
+            read: |node| {
+                let mut spec = S::read(node)?;
+                let given = spec.take_given();
+                Some((serde_json::to_value(spec).ok()?, given))
+            },
             refused_changes: |from, to| match (S::deserialize(from), S::deserialize(to)) {
                 (Ok(from), Ok(to)) => from.refused_changes(&to),
                 _ => Vec::new(),
@@ -97,9 +107,9 @@ impl Kind {
         }
     }
 
-    /// Reads a spec of this kind, with defaults filled in.
+    /// Reads a spec of this kind, with defaults filled in. Values that are never read back come beside it.
     #[must_use]
-    pub fn read(&self, node: &Node<'_, '_>) -> Option<Value> {
+    pub fn read(&self, node: &Node<'_, '_>) -> Option<(Value, GivenValues)> {
         (self.read)(node)
     }
 

@@ -1,11 +1,13 @@
 //! A pool: what runs, how many of it in the whole cluster, and where.
 
+use std::collections::BTreeSet;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::kind::{Column, Scope, Spec};
 use super::node::{effect, label_key, label_value};
-use super::{Observed, metadata};
+use super::{Observed, metadata, secret};
 use crate::document::{DesiredCounts, POOL_POLICIES, PoolPolicies, Resources, decode, rules};
 use crate::json::Node;
 use crate::placement::{Labels, Placement, Spread, Toleration};
@@ -18,7 +20,7 @@ const PLACEMENT: &[&str] =
     &["node_labels", "tolerations", "spread", "affinity", "anti_affinity", "max_per_node", "colocate"];
 const TOLERATION: &[&str] = &["key", "value", "effect"];
 const SPREAD: &[&str] = &["by", "max_skew"];
-const OWN: [&str; 5] = ["image", "profile", "resources", "counts", "placement"];
+const OWN: [&str; 6] = ["image", "profile", "resources", "counts", "placement", "secrets"];
 
 /// The most instances of a pool in one phase, over all nodes.
 const MAX_COUNT: u32 = 100_000;
@@ -38,6 +40,9 @@ pub struct PoolSpec {
     pub counts: PoolCounts,
     #[schemars(default)]
     pub placement: Placement,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    #[schemars(schema_with = "secret::names_schema")]
+    pub secrets: BTreeSet<String>,
     #[serde(flatten)]
     pub policies: PoolPolicies,
 }
@@ -186,6 +191,7 @@ impl Spec for PoolSpec {
             Some(PoolCounts { running: running?, warm: warm?, sleeping: sleeping? })
         });
         let placement = fields.or("placement", Placement::default(), |node| placement(&node));
+        let secrets = fields.or("secrets", BTreeSet::new(), |node| secret::names(&node));
         let policies = decode::policies(&fields);
         Some(Self {
             image: image?,
@@ -193,6 +199,7 @@ impl Spec for PoolSpec {
             resources: resources?,
             counts: counts?,
             placement: placement?,
+            secrets: secrets?,
             policies: policies?,
         })
     }

@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::API_VERSION;
 use super::kind::{Kind, Scope, kind_named};
 use super::metadata::{self, Metadata};
+use super::secret::GivenValues;
 use crate::FieldError;
 use crate::json::{Json, Node, Report};
 
@@ -20,6 +21,8 @@ pub struct Declared {
     /// What the server owns is not in it, but for the version that the user saw, if one was given.
     pub metadata: Metadata,
     pub spec: Value,
+    /// The values of a Secret, which are in no spec.
+    pub given: GivenValues,
 }
 
 /// Reads one object. `status` and what the server owns of the metadata may be there, as in what `get` shows; they are
@@ -80,5 +83,6 @@ fn object(node: &Node<'_, '_>) -> Option<Declared> {
         (None, _) => None,
     };
     version?;
-    Some(Declared { kind: kind?, metadata: metadata?, spec: spec? })
+    let (spec, given) = spec?;
+    Some(Declared { kind: kind?, metadata: metadata?, spec, given })
 }

@@ -153,6 +153,8 @@ fn every_kind_s_schema_takes_what_its_decoder_takes() {
         json!({ "api_version": "mvm/v1", "kind": "Node", "metadata": { "name": "a", "labels": { "x/y": "1" } },
             "spec": { "overcommit": { "vcpus": 2 }, "taints": [{ "key": "gpu", "effect": "no_place" }] } }),
         json!({ "api_version": "mvm/v1", "kind": "ApiKey", "metadata": { "name": "a" }, "spec": { "role": "viewer" } }),
+        json!({ "api_version": "mvm/v1", "kind": "Secret", "metadata": { "tenant": "acme", "name": "a" },
+            "spec": { "data": { "A": { "bytes": 1, "digest": "00" } } } }),
     ];
     for object in objects {
         let declared = read_value(&object).unwrap();

@@ -58,6 +58,8 @@ impl Frame for CoordinatorFrame {
             2 | 3 => BodyLimit { bytes: ANY_LENGTH, memory: 16 * MIB },
             // Welcome, goodbye, heartbeat answers.
             1 | 5 | 6 => BodyLimit { bytes: MAX_FIRST_FRAME_BYTES, memory: MIB },
+            // A piece of secrets: 64 KiB and its names.
+            20 => BodyLimit { bytes: MAX_FIRST_FRAME_BYTES, memory: MIB },
             // Requests.
             _ => OTHER,
         }

@@ -14,9 +14,9 @@ use bytes::Bytes;
 use mvm_proto::status::{ConditionKind, Event, NodeInfo, NodeStatus};
 use mvm_proto::wire::session::v1::{
     Ack, AgentFrame, CoordinatorFrame, Document, Events, Heartbeat, Hello, RemovedOperators, Reply, Request,
-    Trust, Welcome, agent_frame, coordinator_frame, request,
+    SecretsPiece, Trust, Welcome, agent_frame, coordinator_frame, request,
 };
-use mvm_proto::wire::{FEATURE_STATUS_DELTAS, SESSION_FEATURES, SESSION_PROTOCOL};
+use mvm_proto::wire::{FEATURE_SECRETS, FEATURE_STATUS_DELTAS, SESSION_FEATURES, SESSION_PROTOCOL};
 use mvm_proto::{Digest, Problem};
 use mvm_transport::frame::encode_once;
 use mvm_transport::session::close_code;
@@ -29,6 +29,7 @@ use tracing::{info, warn};
 
 use super::acks::{self, Awaiting};
 use super::requests;
+use super::secrets_feed::{Arrived, SecretsFeed};
 use super::status_feed::StatusFeed;
 use super::{Ending, SessionContext, SessionFailure, SessionState};
 use crate::node::event_log::EventLog;
@@ -79,8 +80,7 @@ pub(super) async fn converse(
 
     let heartbeat = heartbeat_of(welcome.heartbeat_seconds);
     session.frames_in.set_silence(Some(heartbeat * MISSED_HEARTBEATS));
-    let deltas = welcome.features.iter().any(|feature| feature == FEATURE_STATUS_DELTAS);
-    let mut conversation = Conversation::new(context, deltas, session.control.remote_address());
+    let mut conversation = Conversation::new(context, &welcome.features, session.control.remote_address());
     match conversation.run(&mut session, heartbeat, shutdown).await {
         Ok(ending) => ending,
         Err(error) => Ending::Failed(error.into()),
@@ -149,6 +149,7 @@ struct Conversation<'a> {
     unsent_acks: usize,
     awaiting: Awaiting,
     feed: StatusFeed,
+    secrets: SecretsFeed,
     requests: JoinSet<Reply>,
     heartbeats: u64,
     /// What guests run on here was not known at the hello.
@@ -158,7 +159,9 @@ struct Conversation<'a> {
 }
 
 impl<'a> Conversation<'a> {
-    fn new(context: &'a SessionContext, deltas: bool, address: SocketAddr) -> Self {
+    /// `features`: those that both sides know.
+    fn new(context: &'a SessionContext, features: &[String], address: SocketAddr) -> Self {
+        let has = |wanted: &str| features.iter().any(|feature| feature == wanted);
         let mut awaiting = Awaiting::default();
         // The coordinator may have missed the convergence of what was accepted in an earlier session.
         awaiting.expect(context.intake.high_water());
@@ -168,7 +171,8 @@ impl<'a> Conversation<'a> {
             acks: AckBatcher::new(),
             unsent_acks: 0,
             awaiting,
-            feed: StatusFeed::new(context.node.status(), deltas),
+            feed: StatusFeed::new(context.node.status(), has(FEATURE_STATUS_DELTAS)),
+            secrets: SecretsFeed::new(context.node.lacking_secrets(), has(FEATURE_SECRETS)),
             requests: JoinSet::new(),
             heartbeats: 0,
             still_finding_out: true,
@@ -221,6 +225,7 @@ impl<'a> Conversation<'a> {
                     Some(body) => Some(encode(body)),
                     None => return Ok(Ending::Stopping),
                 },
+                wanted = self.secrets.next() => Some(encode(wanted)),
                 Ok(()) = newest_event.changed() => {
                     let (events, last) = next_events(log, told);
                     told = last;
@@ -330,6 +335,8 @@ impl<'a> Conversation<'a> {
                 return Some(Ending::Goodbye { reason: goodbye.reason, redial: goodbye.redial });
             }
             coordinator_frame::Body::StatusWanted(_) => self.feed.send_whole(),
+            coordinator_frame::Body::SecretsPiece(piece) => self.on_secrets(&piece).await,
+            coordinator_frame::Body::SecretsRefused(refused) => self.secrets.refused(&refused),
             coordinator_frame::Body::HeartbeatAck(_) | coordinator_frame::Body::Welcome(_) => {}
         }
         None
@@ -369,6 +376,16 @@ impl<'a> Conversation<'a> {
                 None
             }
             Err(error) => Some(Ending::Failed(SessionFailure::RemovedOperators(error))),
+        }
+    }
+
+    /// What could not be kept is asked for again.
+    async fn on_secrets(&mut self, piece: &SecretsPiece) {
+        let Some(Arrived { tenant, digest, bytes }) = self.secrets.take(piece) else { return };
+        let node = &self.context.node;
+        match node.keep_secrets(tenant.clone(), digest, bytes).await {
+            Ok(()) => info!(%tenant, %digest, "received a bundle of secrets"),
+            Err(error) => node.events().warn("SecretsNotKept", &tenant, mvm_proto::text::chain(&error)),
         }
     }
 

@@ -103,7 +103,7 @@ pub(super) fn whole(stored: &Stored) {
         entries.filter(|(_, (_, entry))| entry["object"] == object && entry["outcome"] == outcome).count()
     };
     let mut uids = Vec::new();
-    for plural in ["tenants", "pools", "api-keys"] {
+    for plural in ["tenants", "pools", "secrets", "api-keys"] {
         for object in stored.objects(plural) {
             assert_eq!(
                 count(&object.reference(), "created"),
@@ -125,6 +125,16 @@ pub(super) fn whole(stored: &Stored) {
     let keys: Vec<_> = stored.under("api_keys/").map(|(_, (_, record))| record["uid"].clone()).collect();
     let objects = stored.objects("api-keys");
     assert_eq!(keys.len(), objects.len(), "keys and their objects");
+    let values: Vec<_> = stored.under("secrets/").map(|(_, (_, record))| record["uid"].clone()).collect();
+    let secrets = stored.objects("secrets");
+    assert!(
+        values.len() == secrets.len()
+            && secrets.iter().all(|secret| values.iter().any(|uid| *uid == secret.metadata.uid.as_str())),
+        "Secrets and their values"
+    );
+    let counted =
+        stored.under("secrets_of/").map(|(_, (_, of))| of["secrets"].as_u64().unwrap()).sum::<u64>();
+    assert_eq!(counted, secrets.len() as u64, "Secrets, and how many there are");
     for (_, (_, token)) in stored.under("tokens/") {
         let node = token["node_id"].as_str().unwrap();
         let joined = stored.get(&format!("nodes/{node}")).is_some();
@@ -162,6 +172,10 @@ pub(super) fn done_once(case: &Case, before: &Stored, after: &Stored) {
         }
         Operation::ChangePool | Operation::ScaleDown => {
             assert_eq!(after.object("pools", &pool).unwrap().metadata.generation, 2);
+        }
+        Operation::ChangeSecret => {
+            let secret = after.object("secrets", &format!("{}/{}", case.tenant(), case.secret())).unwrap();
+            assert_eq!(secret.metadata.generation, 2);
         }
         Operation::Cordon => {
             let had = before.object("nodes", "a").unwrap().metadata.generation;
@@ -201,6 +215,10 @@ fn is_there(case: &Case, stored: &Stored) -> bool {
         Operation::CreateKey => stored.object("api-keys", &format!("k{}", case.number)).is_some(),
         Operation::ChangePool => running(3),
         Operation::ScaleDown => running(1),
+        Operation::ChangeSecret => {
+            let secret = stored.object("secrets", &format!("{}/{}", case.tenant(), case.secret()));
+            secret.is_some_and(|secret| secret.metadata.generation == 2)
+        }
         Operation::Cordon => stored.object("nodes", "a").is_some_and(|node| {
             node.spec["labels"]["case"].as_str() == Some(case.number.to_string().as_str())
         }),

@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use mvm_proto::status::{Capacity, Counts, Mark, NodeInfo, NodeStatus, PoolStatus};
-use mvm_proto::wire::session::v1::{Stage, agent_frame, coordinator_frame};
-use mvm_proto::{DesiredState, Unverified};
+use mvm_proto::wire::session::v1::{
+    SecretsBundle, SecretsPiece, SecretsWanted, Stage, agent_frame, coordinator_frame,
+};
+use mvm_proto::{DesiredState, Digest, Unverified};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -22,6 +24,9 @@ pub(crate) struct Heard {
     pub(crate) said: String,
     /// The content of every document by its numbers.
     numbered: BTreeMap<(u64, u64), String>,
+    /// The bundles of secrets that it was given, and what has come of others.
+    bundles: BTreeMap<String, Vec<u8>>,
+    incoming: BTreeMap<String, Vec<u8>>,
 }
 
 impl Heard {
@@ -29,6 +34,36 @@ impl Heard {
     pub(crate) fn note(&mut self, mark: &Mark) {
         let had = self.numbered.insert((mark.epoch, mark.generation), mark.digest.clone());
         assert!(had.is_none_or(|had| had == mark.digest), "{mark:?} had another content before");
+    }
+
+    /// The bundles that its document names and that it was not given.
+    fn lacking(&self) -> Vec<SecretsBundle> {
+        let pools = self.desired.iter().flat_map(DesiredState::pools);
+        let named = pools.filter_map(|(tenant, pool)| {
+            let digest = pool.secrets_hash?.to_string();
+            Some(SecretsBundle { tenant_id: tenant.tenant_id.to_string(), digest })
+        });
+        named.filter(|bundle| !self.bundles.contains_key(&bundle.digest)).collect()
+    }
+
+    fn take(&mut self, piece: &SecretsPiece) {
+        let digest = piece.bundle.as_ref().unwrap().digest.clone();
+        let bytes = self.incoming.entry(digest.clone()).or_default();
+        bytes.truncate(usize::try_from(piece.offset).unwrap());
+        bytes.extend_from_slice(&piece.data);
+        if bytes.len() as u64 == piece.total {
+            assert_eq!(Digest::of(bytes).to_string(), digest, "what was asked for");
+            self.bundles.extend(self.incoming.remove_entry(&digest));
+        }
+    }
+
+    /// Whether the bundle that its document names for a pool has this value of a Secret; none where it runs no such pool.
+    pub(crate) fn is_given(&self, pool: &str, secret: &str, value: &str) -> Option<bool> {
+        let mut pools = self.desired.iter().flat_map(DesiredState::pools);
+        let (_, pool) = pools.find(|(_, it)| it.pool_id.as_str() == pool)?;
+        let bundle = pool.secrets_hash.and_then(|digest| self.bundles.get(&digest.to_string()));
+        let read = bundle.map(|bytes| serde_json::from_slice::<serde_json::Value>(bytes).unwrap());
+        Some(read.is_some_and(|read| read[secret]["VALUE"] == value))
     }
 }
 
@@ -96,9 +131,19 @@ async fn talk(node: &Node, heard: &Mutex<Heard>, mut said: watch::Receiver<(Opti
     {
         return;
     }
+    let mut again = tokio::time::interval(std::time::Duration::from_millis(50));
     loop {
         let frame = tokio::select! {
             frame = session.session.frames_in.recv() => frame,
+            // What it lacks, until it comes.
+            _ = again.tick() => {
+                let bundles = heard.lock().lacking();
+                let wanted = SecretsWanted { bundles };
+                if !wanted.bundles.is_empty() && !send(&mut session, agent_frame::Body::SecretsWanted(wanted)).await {
+                    return;
+                }
+                continue;
+            }
             changed = said.changed() => {
                 if changed.is_err() || !report(node, heard, &mut session).await {
                     return;
@@ -107,7 +152,14 @@ async fn talk(node: &Node, heard: &Mutex<Heard>, mut said: watch::Receiver<(Opti
             }
         };
         let Ok(Some(frame)) = frame else { return };
-        let Some(coordinator_frame::Body::Document(document)) = frame.body else { continue };
+        let document = match frame.body {
+            Some(coordinator_frame::Body::Document(document)) => document,
+            Some(coordinator_frame::Body::SecretsPiece(piece)) => {
+                heard.lock().take(&piece);
+                continue;
+            }
+            _ => continue,
+        };
         let envelope = Unverified::from_json(&document.envelope).unwrap();
         let verified = node.trust.verify_document(envelope, now()).unwrap();
         let mark = crate::support::mark_of(&verified);

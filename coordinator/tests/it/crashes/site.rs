@@ -30,6 +30,10 @@ pub(super) fn pool(running: u32) -> Value {
     } })
 }
 
+pub(super) fn secret(value: &str) -> Value {
+    json!({ "spec": { "data": { "VALUE": value } } })
+}
+
 /// A coordinator on a thread and a runtime of its own: dropping the runtime ends it as a kill does.
 struct Victim {
     running: Running,
@@ -131,9 +135,23 @@ impl Site {
 
     /// A pool with this many running instances.
     pub(super) async fn have(&self, tenant: &str, name: &str, running: u32) {
-        let path = format!("/v1/tenants/{tenant}/pools/{name}");
-        let made = Rest::operator(self.running()).await.put(&path, &pool(running)).await;
+        self.have_object(&format!("/v1/tenants/{tenant}/pools/{name}"), &pool(running)).await;
+    }
+
+    pub(super) async fn have_secret(&self, path: &str, value: &str) {
+        self.have_object(path, &secret(value)).await;
+    }
+
+    pub(super) async fn have_object(&self, path: &str, object: &Value) {
+        let made = Rest::operator(self.running()).await.put(path, object).await;
         assert_eq!(made.status, 201, "{}", made.body);
+    }
+
+    /// Whether each node that runs the pool was given this value of a Secret, and some node runs it.
+    pub(super) fn is_given(&self, pool: &str, secret: &str, value: &str) -> bool {
+        let given: Vec<bool> =
+            self.nodes.iter().filter_map(|node| node.heard.lock().is_given(pool, secret, value)).collect();
+        !given.is_empty() && given.iter().all(|given| *given)
     }
 
     /// Waits until what is declared is placed, and the nodes have it.
