@@ -75,6 +75,9 @@ pub(crate) enum Command {
     Explain(commands::explain::ExplainArgs),
     /// Declared objects: tables, JSON or YAML, once or as they change
     Get(commands::get::GetArgs),
+    /// How a pool's new revision goes over the fleet: status, history, undo, pause, resume
+    #[command(subcommand)]
+    Rollout(commands::rollout::RolloutCommand),
     /// What nodes and pools have of what there is, and what has no place
     #[command(subcommand)]
     Top(commands::top::TopCommand),

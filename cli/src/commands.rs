@@ -31,6 +31,7 @@ pub(crate) mod plan_objects;
 pub(crate) mod push;
 pub(crate) mod reference;
 pub(crate) mod resources;
+pub(crate) mod rollout;
 pub(crate) mod root;
 pub(crate) mod schema;
 pub(crate) mod secret;
@@ -72,6 +73,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Edit(args) => block_on(edit::run(&global, args)),
         Command::Explain(args) => block_on(explain::run(&global, args)),
         Command::Get(args) => block_on(get::run(&global, args)),
+        Command::Rollout(command) => block_on(rollout::run(&global, command)),
         Command::Top(command) => block_on(top::run(&global, command)),
         Command::Wait(args) => block_on(wait::run(&global, args)),
         Command::Tenant(command) => block_on(tenant::run(&global, command)),

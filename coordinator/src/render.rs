@@ -1,8 +1,10 @@
 //! The document of a node, from the declared objects that have a place on it: a function of them.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use mvm_proto::document::{DesiredCounts, Network, Pool, Quotas, Resources, SCHEMA_VERSION, Tenant};
+use mvm_planner::revision::revision_with;
+use mvm_proto::document::{DesiredCounts, Network, Pool, Quotas, Resources, SCHEMA_VERSION, Tenant, Update};
 use mvm_proto::object::{Object, PoolSpec, TenantObjectStatus, TenantSpec};
 use mvm_proto::{ClusterId, DesiredState, Digest, FieldError, NodeId, PoolId, TenantId};
 
@@ -35,8 +37,18 @@ pub(crate) struct Share<'a> {
     pub(crate) tenant: &'a RenderedTenant,
     pub(crate) quotas: Quotas,
     pub(crate) network: Network,
-    /// Each with the digest of the bundle that its guests are given.
-    pub(crate) pools: BTreeMap<PoolId, (&'a PoolSpec, DesiredCounts, Option<Digest>)>,
+    pub(crate) pools: BTreeMap<PoolId, PoolShare<'a>>,
+}
+
+/// A pool on a node.
+#[derive(Debug, Clone)]
+pub(crate) struct PoolShare<'a> {
+    /// With the revision that the node is to have.
+    pub(crate) spec: Cow<'a, PoolSpec>,
+    pub(crate) counts: DesiredCounts,
+    pub(crate) update: Option<Update>,
+    /// The digest of the bundle that its guests are given.
+    pub(crate) secrets: Option<Digest>,
 }
 
 impl Share<'_> {
@@ -49,8 +61,8 @@ impl Share<'_> {
         let amounts: [fn(&mut DesiredCounts) -> &mut u32; 3] =
             [|counts| &mut counts.sleeping, |counts| &mut counts.running, |counts| &mut counts.warm];
         for amount in amounts {
-            for ((_, counts, _), left) in self.pools.values_mut().zip(&mut left) {
-                let count = amount(counts);
+            for (pool, left) in self.pools.values_mut().zip(&mut left) {
+                let count = amount(&mut pool.counts);
                 *count = (*count).min(*left).min(addresses);
                 (*left, addresses) = (*left - *count, addresses - *count);
             }
@@ -71,11 +83,7 @@ pub(crate) fn document(
         quotas: share.quotas,
         secrets_hash: None,
         egress: share.tenant.spec.egress.clone(),
-        pools: share
-            .pools
-            .iter()
-            .map(|(id, (spec, counts, secrets))| pool(id, spec, *counts, *secrets))
-            .collect(),
+        pools: share.pools.iter().map(|(id, of)| pool(id, of)).collect(),
     });
     DesiredState {
         schema_version: SCHEMA_VERSION,
@@ -88,7 +96,15 @@ pub(crate) fn document(
     }
 }
 
-fn pool(id: &PoolId, spec: &PoolSpec, counts: DesiredCounts, secrets_hash: Option<Digest>) -> Pool {
+/// The revision that a spec declares, whatever its secrets are.
+pub(crate) fn revision(id: &PoolId, spec: &PoolSpec) -> Digest {
+    let counts = DesiredCounts::default();
+    let share = PoolShare { spec: Cow::Borrowed(spec), counts, update: None, secrets: None };
+    revision_with(&pool(id, &share), None)
+}
+
+fn pool(id: &PoolId, share: &PoolShare<'_>) -> Pool {
+    let spec = &*share.spec;
     let policies = spec.policies.clone();
     Pool {
         pool_id: id.clone(),
@@ -97,7 +113,7 @@ fn pool(id: &PoolId, spec: &PoolSpec, counts: DesiredCounts, secrets_hash: Optio
         image_digest: spec.image.digest,
         role: policies.role,
         instance_resources: Resources::from(spec.resources),
-        desired_counts: counts,
+        desired_counts: share.counts,
         pinned: policies.pinned,
         critical: policies.critical,
         runtime_policy: policies.runtime_policy,
@@ -112,7 +128,8 @@ fn pool(id: &PoolId, spec: &PoolSpec, counts: DesiredCounts, secrets_hash: Optio
         restart: policies.restart,
         health: policies.health,
         workload: policies.workload,
-        secrets_hash,
+        secrets_hash: share.secrets,
+        update: share.update,
     }
 }
 
@@ -139,7 +156,8 @@ pub(crate) fn alone(
     let quotas = Quotas { max_pools: 1, max_instances_per_pool: 1, ..rendered.spec.quotas.into() };
     let network = rendered.network.clone();
     let secrets = (!spec.secrets.is_empty()).then(|| waiting(&tenant_id, &spec.secrets));
-    let pools = BTreeMap::from([(pool_id, (spec, counts, secrets))]);
+    let share = PoolShare { spec: Cow::Borrowed(spec), counts, update: None, secrets };
+    let pools = BTreeMap::from([(pool_id, share)]);
     let share = Share { tenant: &rendered, quotas, network, pools };
     let document = document(cluster, &node, &BTreeMap::from([(tenant_id, share)]));
     let text = serde_json::to_vec(&document).unwrap_or_default();

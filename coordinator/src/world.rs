@@ -10,6 +10,7 @@ mod kind;
 mod live;
 mod offered;
 mod placements;
+mod rollouts;
 mod sizes;
 mod status;
 #[cfg(test)]
@@ -24,11 +25,13 @@ use mvm_planner::fleet::{
 };
 use mvm_planner::observation::Capacity;
 use mvm_proto::document::DesiredCounts;
-use mvm_proto::object::{ManagedBy, NodeSpec, Object, PoolSpec, SecretSpec, TenantSpec};
+use mvm_proto::object::{
+    ManagedBy, NodeSpec, Object, PoolSpec, RESUMED_ANNOTATION, SecretSpec, TenantSpec,
+};
 use mvm_proto::{ClusterId, DesiredState, NodeId, PoolId, TenantId, Timestamp};
 
 use crate::fleet::Standing;
-use crate::render::{self, RenderedTenant, Share};
+use crate::render::{self, PoolShare, RenderedTenant, Share};
 use crate::stored::StateError;
 
 pub(crate) use bundles::PoolBundle;
@@ -40,6 +43,7 @@ pub(crate) use kind::{same_kind_of_node, same_kind_of_pool};
 pub(crate) use live::{NodeNews, PoolNews, PoolsHeard};
 pub(crate) use offered::{NodeOffers, Offered};
 pub(crate) use placements::Placements;
+pub(crate) use rollouts::{RolloutRecord, Rollouts};
 use sizes::Sizes;
 
 /// The objects as they are declared, the placements, and the news of nodes.
@@ -66,6 +70,8 @@ pub(crate) struct World {
     /// A node may have nothing left of a deleted tenant since it was last looked.
     pub(crate) leaving: bool,
     sizes: Sizes,
+    /// Which revision of each pool which node is to have.
+    pub(crate) rollouts: Rollouts,
     /// The pools that are declared, by tenant.
     pools_of: BTreeMap<TenantId, BTreeSet<PoolId>>,
     /// The nodes that said something of a pool.
@@ -136,6 +142,7 @@ impl World {
             unsaved: BTreeSet::new(),
             leaving: false,
             sizes: Sizes::default(),
+            rollouts: Rollouts::default(),
             pools_of: BTreeMap::new(),
             heard_of: BTreeMap::new(),
             started_at,
@@ -222,6 +229,10 @@ impl World {
             self.undivided.insert(key.tenant.clone());
         }
         self.note_secrets(&key, &spec);
+        let notes = |object: &Object| object.metadata.annotations.get(RESUMED_ANNOTATION).cloned();
+        if before.is_none_or(|before| before.spec != spec || notes(&before.object) != notes(object)) {
+            self.rollouts.open(&key);
+        }
         self.pools_of.entry(key.tenant.clone()).or_default().insert(key.pool.clone());
         self.pools.insert(key, PoolEntry { object: object.clone(), spec });
     }
@@ -268,6 +279,7 @@ impl World {
                     self.touched.extend(self.stored.nodes_of(&key).cloned());
                     self.pools.remove(&key);
                     self.bundles.remove(&key);
+                    self.forget_rollout(&key);
                     self.pool_waits.remove(&key);
                     if let Some(pools) = self.pools_of.get_mut(&key.tenant) {
                         pools.remove(&key.pool);
@@ -348,6 +360,7 @@ impl World {
         // Of the others what they were offered is stored.
         let offered = &self.offered;
         self.unread.retain(|id| offered.get(id).is_none());
+        self.restore_rollouts();
     }
 
     /// Settles what is open: what the store has to be told, by pool, as it was and as it is now.
@@ -383,6 +396,8 @@ impl World {
         for (key, before, after) in &differences {
             self.stored(key, before, after.clone());
         }
+        self.open_overdue_rollouts(now);
+        self.decide_rollouts(now);
         self.divide_all(now);
         differences
     }
@@ -393,6 +408,7 @@ impl World {
             self.stored.set(key, before.clone());
             self.unsettled.insert(key.clone());
             self.undivided.insert(key.tenant.clone());
+            self.rollouts.open(key);
         }
     }
 
@@ -406,6 +422,7 @@ impl World {
         self.unheld.insert(key.clone());
         self.undivided.insert(key.tenant.clone());
         self.unsettled.remove(key);
+        self.rollouts.open(key);
         self.stored.set(key, after);
     }
 
@@ -476,7 +493,9 @@ impl World {
                 pools: BTreeMap::<PoolId, _>::new(),
             });
             let secrets = self.secrets_hash(key, &pool.spec);
-            share.pools.insert(key.pool.clone(), (&pool.spec, counts, secrets));
+            let (spec, grant) = self.rollouts.spec_for(key, node, &pool.spec);
+            let update = self.update_of(key, node, grant);
+            share.pools.insert(key.pool.clone(), PoolShare { spec, counts, update, secrets });
         }
         shares.values_mut().for_each(Share::fit);
         let mut document = render::document(cluster, node, &shares);

@@ -23,6 +23,7 @@ mod numbers;
 pub mod offers;
 mod placer;
 mod queue;
+pub mod rollout;
 pub mod scale;
 mod score;
 pub mod shares;

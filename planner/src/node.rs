@@ -27,6 +27,7 @@ mod replace;
 mod restart;
 mod retention;
 mod scale_up;
+pub(crate) mod serving;
 mod sleep;
 mod stage;
 mod surplus;
@@ -36,6 +37,7 @@ mod view;
 mod tests;
 
 pub use hold::MAX_OVERRIDE;
+pub use serving::{RolloutProgress, rollout_progress};
 
 use mvm_proto::{DesiredState, InstanceId, Phase, Timestamp};
 
@@ -83,6 +85,12 @@ fn plan_pools(
     let mut unnamed = sort_in(&mut draft.budget, desired, &mut pools, &observed.instances);
 
     report_passed_limits(&mut draft, desired, &pools);
+
+    for members in pools.iter().filter(|members| members.pool_ref.pool.update.is_some()) {
+        members.instances().for_each(|instance| {
+            serving::is_unproven(members.pool_ref.pool, instance, &draft.clock);
+        });
+    }
 
     let busy = pools.iter().filter(|members| !skip(members));
     let mut views: Vec<_> = busy

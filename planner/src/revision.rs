@@ -10,6 +10,12 @@ use mvm_proto::document::{Pool, Tenant, User, WorkloadOverride};
 /// are set anew on instances that run.
 #[must_use]
 pub fn revision_of(tenant: &Tenant, pool: &Pool) -> Digest {
+    revision_with(pool, pool.secrets_of(tenant))
+}
+
+/// The same, where it is known which secrets the pool has.
+#[must_use]
+pub fn revision_with(pool: &Pool, secrets: Option<Digest>) -> Digest {
     let mut bytes = Vec::with_capacity(256);
     // Each part is preceded by its length, so that no two different pools give the same bytes.
     let mut part = |bytes_of_part: &[u8]| {
@@ -24,7 +30,7 @@ pub fn revision_of(tenant: &Tenant, pool: &Pool) -> Digest {
     part(&pool.instance_resources.mem_mib.to_be_bytes());
     part(&pool.instance_resources.data_disk_mib.to_be_bytes());
     // The same bundle is the same, whether the tenant names it or the pool.
-    part(pool.secrets_of(tenant).as_ref().map_or(&[][..], |digest| digest.as_bytes()));
+    part(secrets.as_ref().map_or(&[][..], |digest| digest.as_bytes()));
     // What it leaves behind is in every instance. A pool without one is called what it was before there were any.
     if let Some(warmup) = &pool.warmup {
         part(b"warm-up");

@@ -12,6 +12,7 @@ pub(crate) mod rules;
 pub mod schema;
 mod source;
 mod subnet;
+mod update;
 mod workload;
 mod workload_override;
 
@@ -30,6 +31,7 @@ pub use policies::{POOL_POLICIES, PoolPolicies};
 pub use removed_tenants::{MAX_SESSION_STORES, MAX_UID_BYTES, RemovedTenant};
 pub use source::{ImageSource, SourceError};
 pub use subnet::{MAX_PREFIX, MIN_PREFIX, SubnetError};
+pub use update::{DEFAULT_MIN_READY_SECONDS, MAX_MIN_READY_SECONDS, Update, UpdateSleeping};
 pub use workload::{ExecCheck, Health, HealthCheck, HttpCheck, Restart, TcpCheck};
 pub use workload_override::{
     MAX_ENV_NAME_BYTES, MAX_USER_ID, MAX_USER_NAME_BYTES, MAX_WORKLOAD_ARGS, MAX_WORKLOAD_BYTES,
@@ -248,6 +250,9 @@ pub struct Pool {
     /// The digest of the pool's own secrets bundle, in place of the tenant's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secrets_hash: Option<Digest>,
+    /// How far this node may roll the pool to this revision. Only agents with the feature `rollout-limits` are sent it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub update: Option<Update>,
 }
 
 impl Pool {

@@ -11,6 +11,7 @@ mod metadata;
 mod node;
 mod pool;
 mod read;
+mod rollout;
 mod schema;
 mod secret;
 mod selector;
@@ -36,6 +37,10 @@ pub use pool::{
     NodeCounts, PoolCounts, PoolImage, PoolObjectStatus, PoolResources, PoolSpec, UnplacedCounts,
 };
 pub use read::{Declared, MAX_OBJECT_BYTES, read, read_tree};
+pub use rollout::{
+    CAUSE_ANNOTATION, NodeRollout, OnRolloutFailure, PlannedRollout, PoolRevision, PoolTemplate, PoolUpdate,
+    RESUMED_ANNOTATION, RolloutDetail, RolloutPhase, RolloutStatus,
+};
 pub use schema::{kind_schema, openapi_schemas};
 pub use secret::{
     GivenValue, GivenValues, MAX_SECRET_BYTES, MAX_SECRET_VALUES, MAX_TENANT_SECRET_BYTES,

@@ -31,6 +31,8 @@ named! {
         RemovedTenants = "removed-tenants",
         /// Requests to list and to delete guest sessions.
         GuestSessions = "guest-sessions",
+        /// `update` of pools in documents, and `serving`, `outdated`, `surge` and `failing` of pools in the status.
+        RolloutLimits = "rollout-limits",
     }
 }
 

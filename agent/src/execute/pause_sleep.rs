@@ -27,6 +27,11 @@ impl Executor {
         if record.snapshot.is_none() {
             return Err(Self::wrong_phase(&record, Action::Wake));
         }
+        let renewed = order.spec.as_ref().filter(|it| it.renews_on_wake && it.revision != record.revision);
+        // Nothing is given up for what could not start.
+        if let Some(spec) = renewed.filter(|spec| self.resolve_image(spec).is_ok()) {
+            return Box::pin(self.renew(record, spec, order, watch)).await;
+        }
         record.staging = order.staging;
         if let Some(spec) = &order.spec {
             record.restart = spec.restart;
@@ -41,6 +46,27 @@ impl Executor {
         }
         watch.set_kind(WakeKind::Woken);
         Box::pin(self.wake_up(record, &order.reason, watch)).await
+    }
+
+    /// Boots the pool's revision in place of waking one that is older, with its disk.
+    async fn renew(
+        &self,
+        record: Record,
+        spec: &PoolSpec,
+        order: &Order,
+        watch: &mut Stopwatch,
+    ) -> Result<(), StepError> {
+        let id = record.id.clone();
+        let message = "boots the pool's revision, because it slept with an older one";
+        self.events.publish("InstanceRenewed", record.full_name(), message);
+        watch.set_kind(WakeKind::Started);
+        self.stop(record, Duration::ZERO, &order.reason).await?;
+        let mut record = self.records.get(&id).ok_or(StepError::Gone(id))?;
+        record.workload = None;
+        if order.on_demand {
+            self.lend(&mut record, Phase::Sleeping);
+        }
+        self.start(record, spec, order.staging, &order.reason, watch).await
     }
 
     /// From the intent on: also where an earlier agent was cut off.

@@ -116,7 +116,7 @@ impl Executor {
     }
 
     /// The image that the pool boots from now.
-    fn resolve_image(&self, spec: &PoolSpec) -> Result<Digest, StepError> {
+    pub(super) fn resolve_image(&self, spec: &PoolSpec) -> Result<Digest, StepError> {
         match self.images.resolve(&spec.image()) {
             Resolution::Ready(digest) | Resolution::Outdated { digest, .. } => Ok(digest),
             Resolution::Working { message } | Resolution::Unavailable { message, .. } => {
@@ -219,8 +219,8 @@ impl Executor {
         patience: Patience,
         reason: &str,
     ) -> Result<(), StepError> {
-        // A new guest for a program that was down is one more of its restarts.
-        let restarts = record.is_brought_back();
+        // A new guest for a program that was down is one more of its restarts; another revision begins anew.
+        let restarts = record.is_brought_back() && record.revision == spec.revision;
         record.workload =
             record.workload.filter(|_| restarts).map(|w| Box::new(w.restarted(self.clock.now())));
         // Nothing is stopped for what could not start then.

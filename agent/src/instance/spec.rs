@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use mvm_image::ImageRef;
 use mvm_proto::document::{
-    Health, IoLimits, Network, Persist, Pool, Resources, Restart, SeccompPolicy, Tenant, Warmup,
-    WorkloadOverride,
+    Health, IoLimits, Network, Persist, Pool, Resources, Restart, SeccompPolicy, Tenant, UpdateSleeping,
+    Warmup, WorkloadOverride,
 };
 use mvm_proto::{Digest, ProfileId};
 use mvm_vmm::SnapshotPolicy;
@@ -38,6 +38,8 @@ pub struct PoolSpec {
     pub restart: Restart,
     pub health: Option<Box<Health>>,
     pub workload_override: Option<Box<WorkloadOverride>>,
+    /// One of an older revision that sleeps boots this one when it is woken.
+    pub renews_on_wake: bool,
 }
 
 impl PoolSpec {
@@ -66,6 +68,7 @@ impl PoolSpec {
             restart: pool.restart,
             health: pool.health.clone(),
             workload_override: pool.workload.clone(),
+            renews_on_wake: pool.update.is_some_and(|update| update.sleeping == UpdateSleeping::OnWake),
         }
     }
 

@@ -161,6 +161,7 @@ fn new_pool(pool_id: &PoolId, profile: ProfileId, record: &Record, desired_count
         health: record.health.clone(),
         workload: record.workload_override.clone(),
         secrets_hash: record.secrets.filter(|_| record.own_secrets),
+        update: None,
     }
 }
 

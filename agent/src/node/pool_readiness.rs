@@ -1,13 +1,14 @@
 //! What each pool has ready for claims: instances of the revision that the document asks for, those that can be claimed at
-//! once, and whether its template and image are here. A function of what a pass saw; `tell` makes it part of the status.
+//! once, whether its template and image are here, and how far a rollout to that revision is. A function of what a pass saw.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mvm_planner::node::{RolloutProgress, rollout_progress};
 use mvm_planner::observation::ObservedInstance;
 use mvm_planner::{Blocked, revision_of};
 use mvm_proto::document::{Pool, Tenant};
 use mvm_proto::status::{ConditionKind, Counts};
-use mvm_proto::{Digest, Phase, PoolId, TenantId, WorkloadState};
+use mvm_proto::{Digest, Phase, PoolId, TenantId, Timestamp, WorkloadState};
 
 use crate::instance::template::{Template, TemplateState};
 
@@ -22,10 +23,12 @@ pub(crate) struct OfPool {
     pub(crate) claimable: u32,
     pub(crate) has_template: bool,
     pub(crate) has_image: bool,
+    pub(crate) rollout: RolloutProgress,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct PoolReadiness<'a> {
+    now: Timestamp,
     instances: BTreeMap<Key, Vec<&'a ObservedInstance>>,
     /// The revisions that templates can be forked from.
     templates: BTreeMap<Key, Digest>,
@@ -33,8 +36,15 @@ pub(crate) struct PoolReadiness<'a> {
 }
 
 impl<'a> PoolReadiness<'a> {
-    pub(crate) fn of(observed: &'a [ObservedInstance], templates: &[Template], blocked: &[Blocked]) -> Self {
-        let mut ready = Self::default();
+    pub(crate) fn of(
+        observed: &'a [ObservedInstance],
+        templates: &[Template],
+        blocked: &[Blocked],
+        now: Timestamp,
+    ) -> Self {
+        let (instances, templates_by_pool) = (BTreeMap::new(), BTreeMap::new());
+        let without_image = BTreeSet::new();
+        let mut ready = Self { now, instances, templates: templates_by_pool, without_image };
         for one in observed {
             ready.instances.entry((one.tenant.clone(), one.pool.clone())).or_default().push(one);
         }
@@ -67,7 +77,10 @@ impl<'a> PoolReadiness<'a> {
             }
         }
         let has_template = self.templates.get(&key) == Some(&revision);
-        OfPool { revision, current, claimable, has_template, has_image: !self.without_image.contains(&key) }
+        let instances = self.instances.get(&key).into_iter().flatten().copied();
+        let rollout = rollout_progress(tenant, pool, &revision, instances, self.now);
+        let has_image = !self.without_image.contains(&key);
+        OfPool { revision, current, claimable, has_template, has_image, rollout }
     }
 }
 
@@ -142,9 +155,16 @@ mod tests {
             instance(7, Phase::Running, old),
             instance(8, Phase::Sleeping, new),
         ];
-        let found = PoolReadiness::of(&observed, &[], &[]).pool(tenant, pool);
+        let found = PoolReadiness::of(&observed, &[], &[], Timestamp::from_unix_ms(0)).pool(tenant, pool);
         let current = Counts { running: 1, warm: 4, sleeping: 1, down: 0 };
-        let expected = OfPool { revision: new, current, claimable: 1, has_template: false, has_image: true };
+        let expected = OfPool {
+            revision: new,
+            current,
+            claimable: 1,
+            has_template: false,
+            has_image: true,
+            rollout: RolloutProgress { serving: 1, outdated: 1, surge: 1, failing: None },
+        };
         assert_eq!(found, expected);
     }
 
@@ -157,7 +177,10 @@ mod tests {
             pool: Some(pool.pool_id.clone()),
             reason: kind.blocks("x"),
         };
-        let has = |kind| PoolReadiness::of(&[], &[], &[lacks(kind)]).pool(tenant, pool).has_image;
+        let has = |kind| {
+            let at = Timestamp::from_unix_ms(0);
+            PoolReadiness::of(&[], &[], &[lacks(kind)], at).pool(tenant, pool).has_image
+        };
         assert_eq!((has(ConditionKind::ArtifactsReady), has(ConditionKind::SecretsReady)), (false, true));
     }
 }

@@ -182,7 +182,8 @@ fn tell(
         node.handle.events().publish(kind, subject, message.as_str());
     }
     let observed = engine.records.observed();
-    let ready = PoolReadiness::of(&observed, &engine.records.templates(), engine.blocked());
+    let now = engine.clock.now();
+    let ready = PoolReadiness::of(&observed, &engine.records.templates(), engine.blocked(), now);
     let facts = Facts {
         now: engine.clock.now(),
         current_document,

@@ -325,6 +325,10 @@ fn pools(facts: &Facts<'_>) -> Vec<PoolStatus> {
             claimable: of_pool.claimable,
             has_template: of_pool.has_template,
             has_image: of_pool.has_image,
+            serving: of_pool.rollout.serving,
+            outdated: of_pool.rollout.outdated,
+            surge: of_pool.rollout.surge,
+            failing: of_pool.rollout.failing.unwrap_or_default(),
             deferred: deferred.remove(&key).unwrap_or_default(),
             ..seen
         });

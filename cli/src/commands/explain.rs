@@ -61,5 +61,18 @@ pub(crate) fn tables(why: &PoolExplanation) -> Vec<Table> {
     }
     let mut deferred = output::table(["NOT DONE YET"]);
     why.deferred.iter().for_each(|text| deferred.add_row([text]));
-    vec![output::properties(rows), placed, nodes, deferred]
+    let mut rollout = output::table(["ROLLOUT", "REVISION", "STATE", "WAITS FOR"]);
+    if let Some(detail) = &why.rollout {
+        rows.push(("rollout", detail.message.clone()));
+        for one in detail.nodes.iter().filter(|one| one.state != "done") {
+            let revision = one.revision.map_or_else(|| "-".to_owned(), |number| number.to_string());
+            rollout.add_row([
+                one.node.to_string(),
+                revision,
+                one.state.clone(),
+                output::or_dash(&one.reason),
+            ]);
+        }
+    }
+    vec![output::properties(rows), placed, nodes, rollout, deferred]
 }

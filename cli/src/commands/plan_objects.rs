@@ -83,7 +83,13 @@ pub(crate) fn tables(change: &FleetChange, wide: bool) -> Vec<Table> {
     for one in &change.unplaced {
         unplaced.add_row([one.pool.clone(), counts(&one.unplaced.counts), one.unplaced.reason.clone()]);
     }
-    vec![objects, nodes, unplaced]
+    let mut rollouts = output::table(["ROLLOUT", "NODES", "RUNNING", "MAX UNAVAILABLE", "MAX SURGE"]);
+    for one in &change.rollouts {
+        let numbers = [one.nodes, one.running, one.max_unavailable, one.max_surge].map(|it| it.to_string());
+        let [nodes, running, max_unavailable, max_surge] = numbers;
+        rollouts.add_row([one.pool.clone(), nodes, running, max_unavailable, max_surge]);
+    }
+    vec![objects, nodes, unplaced, rollouts]
 }
 
 fn shown(value: Option<&Value>) -> String {
@@ -115,6 +121,7 @@ mod tests {
             "nodes": [{ "node": "n1", "steps": [step("move_in", Some("n2")), step("start", None)] },
                 { "node": "n2", "steps": [step("move_out", Some("n1"))] }],
             "unplaced": [{ "pool": "acme/workers", "counts": { "running": 1 }, "reason": "no node has 64 GiB" }],
+            "rollouts": [{ "pool": "acme/workers", "nodes": 2, "running": 4, "max_unavailable": 1, "max_surge": 0 }],
         }))
         .unwrap();
         let shown: Vec<_> = tables(&change, false).iter().map(Table::render).collect();
@@ -130,6 +137,9 @@ n2    move_out to n1   acme/workers  2 running  n2 is drained
 
 UNPLACED      COUNT      REASON
 acme/workers  running 1  no node has 64 GiB
+
+ROLLOUT       NODES  RUNNING  MAX UNAVAILABLE  MAX SURGE
+acme/workers  2      4        1                0
 ";
         assert_eq!(shown.join("\n"), expected);
     }

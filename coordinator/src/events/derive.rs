@@ -67,7 +67,9 @@ fn of_condition(before: Option<&Condition>, after: &Condition) -> Option<Happeni
     let is_same = |before: &Condition| (&before.status, &before.reason) == (&after.status, &after.reason);
     let is_ready = after.r#type == "Ready";
     let is_bad = is_bad(after);
-    if before.is_some_and(is_same) || PASSING.contains(&after.reason.as_str()) {
+    // How a rollout stands is told once: by `Progressing`.
+    if after.r#type == "RolledOut" || before.is_some_and(is_same) || PASSING.contains(&after.reason.as_str())
+    {
         return None;
     }
     // What everything is as long as nothing happens, and what is said of `Ready` anyway.

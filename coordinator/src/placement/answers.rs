@@ -58,6 +58,8 @@ pub(crate) async fn plan(
     let _turn = state.plans.acquire().await.map_err(|_| refuse::stopping())?;
     let (mut next, now): (World, _) = (state.world.lock().clone(), state.steady.now());
     let planned = tokio::task::spawn_blocking(move || {
+        let rollouts: Vec<_> =
+            proposals.iter().filter_map(|proposed| next.planned_rollout(proposed)).collect();
         let before = next.fleet();
         proposals.iter().for_each(|proposed| next.declare(proposed));
         for (kind, tenant, name) in &forgotten {
@@ -65,9 +67,9 @@ pub(crate) async fn plan(
         }
         next.placer.settle(now);
         let after = next.fleet();
-        difference(&before, &after, &next.placer.plan(), now)
+        (difference(&before, &after, &next.placer.plan(), now), rollouts)
     });
-    let difference = planned.await.map_err(|cause| refuse::internal(&cause))?;
+    let (difference, rollouts) = planned.await.map_err(|cause| refuse::internal(&cause))?;
     let sees = |tenant: &TenantId| caller.tenant.as_ref().is_none_or(|own| own == tenant);
     let mut nodes: BTreeMap<NodeId, Vec<PlannedStep>> = BTreeMap::new();
     for step in difference.changes.into_iter().filter(|step| sees(&step.tenant)) {
@@ -75,6 +77,7 @@ pub(crate) async fn plan(
             nodes.entry(node).or_default().push(step);
         }
     }
+    change.rollouts = rollouts;
     change.nodes = nodes.into_iter().map(|(node, steps)| NodeChange { node, steps }).collect();
     let unplaced = difference.unplaced.into_iter().filter(|unplaced| sees(&unplaced.tenant));
     change.unplaced = unplaced
@@ -171,5 +174,6 @@ pub(crate) async fn explain(
         quota: explanation.quota.clone(),
         nodes: fits.collect(),
         deferred: lacking.chain(deferred).collect(),
+        rollout: world.rollout_detail(&key, |node| all_nodes || has(node) > 0),
     })
 }

@@ -10,6 +10,10 @@
 //! held/<tenant>/<node>            the node had instances of the tenant at some time, and the stores of their sessions
 //! ```
 //! It stays until nothing of the tenant is left there.
+//!
+//! ```text
+//! rollouts/<tenant>/<pool>        the revisions of a pool, and how far the newest is
+//! ```
 
 use std::collections::BTreeMap;
 
@@ -20,10 +24,11 @@ use mvm_proto::{NodeId, Problem, TenantId};
 use super::batch::{Batch, Change};
 use crate::state::State;
 use crate::stored::{Backend, StateError, encode, load_all};
-use crate::world::{Holding, Holdings};
+use crate::world::{Holding, Holdings, RolloutRecord};
 
 pub(crate) const PLACED: &str = "placed/";
 const HELD: &str = "held/";
+const ROLLOUTS: &str = "rollouts/";
 
 fn placed_key(key: &PoolKey, node: &NodeId) -> String {
     format!("{PLACED}{}/{}/{node}", key.tenant, key.pool)
@@ -63,6 +68,22 @@ pub(super) async fn load_holdings(store: &Backend) -> Result<Holdings, StateErro
         }
     }
     Ok(all)
+}
+
+/// The revisions of all pools.
+pub(super) async fn load_rollouts(store: &Backend) -> Result<BTreeMap<PoolKey, RolloutRecord>, StateError> {
+    let mut all = BTreeMap::new();
+    for (path, record) in load_all::<RolloutRecord>(store, ROLLOUTS).await? {
+        let Some((tenant, pool)) = path.split_once('/') else { continue };
+        if let (Ok(tenant), Ok(pool)) = (tenant.parse(), pool.parse()) {
+            all.insert(PoolKey { tenant, pool }, record.value);
+        }
+    }
+    Ok(all)
+}
+
+pub(super) fn rollout(key: &PoolKey, record: Option<&RolloutRecord>) -> Change {
+    (format!("{ROLLOUTS}{}/{}", key.tenant, key.pool), record.map(encode))
 }
 
 pub(super) fn holding(tenant: &TenantId, node: &NodeId, holding: Option<&Holding>) -> Change {

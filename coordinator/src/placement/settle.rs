@@ -25,7 +25,7 @@ pub(super) struct Settled {
 /// Places what is not placed, stores where everything is, and issues the documents of the nodes that it touches.
 pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
     make_bundles(state).await?;
-    let (differences, holdings, unsaved) = {
+    let (differences, holdings, rollouts, unsaved) = {
         let mut world = state.world.lock();
         let begun = std::time::Instant::now();
         let differences = world.settle_and_store(state.steady.now());
@@ -42,17 +42,19 @@ pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
             Some((node, offers))
         });
         let unsaved: Vec<_> = unsaved.collect();
-        (differences, world.new_holdings(), unsaved)
+        (differences, world.new_holdings(), world.rollouts.take_unsaved(), unsaved)
     };
     // Before what is placed: a node that has something of a tenant is always known to.
     let mut placements: Vec<Change> =
         holdings.iter().map(|(tenant, node, holding)| commit::holding(tenant, node, Some(holding))).collect();
     placements
         .extend(differences.iter().flat_map(|(key, before, after)| commit::changes(key, before, after)));
+    placements.extend(rollouts.iter().map(|(key, record)| commit::rollout(key, record.as_ref())));
     placements.extend(unsaved.iter().map(|(node, offers)| (offers_key(node), Some(offers.clone()))));
     let take_back = |touched: BTreeSet<NodeId>| {
         let mut world = state.world.lock();
         world.take_back(&differences);
+        world.rollouts.unsave(rollouts.iter().map(|(key, _)| key.clone()));
         world.unsaved.extend(unsaved.iter().map(|(node, _)| node.clone()));
         world.touched.extend(touched);
     };

@@ -19,7 +19,7 @@ use crate::objects::{self, decode_object};
 use crate::records::{NODES, NodeRecord, Numbers, OBJECTS, OFFERS, STATUS, StatusRecord};
 use crate::state::State;
 use crate::stored::{Backend, StateError, load_all, now};
-use crate::world::{NodeNews, NodeOffers, Offered, Placements, World};
+use crate::world::{NodeNews, NodeOffers, Offered, Placements, Rollouts, World};
 
 /// After a settling that changed something, changes that come within this are one settling, and one document for each node.
 const GATHER: Duration = Duration::from_millis(20);
@@ -57,6 +57,7 @@ pub(crate) async fn load_world(
     }
     world.stored = Placements::new(commit::load(store).await?);
     world.holdings = commit::load_holdings(store).await?;
+    world.rollouts = Rollouts::new(commit::load_rollouts(store).await?);
     let offers = load_all::<NodeOffers>(store, OFFERS).await?.into_iter();
     let offers = offers.filter_map(|(name, record)| Some((name.parse::<NodeId>().ok()?, record.value)));
     world.offered = Offered::new(offers.collect());
@@ -149,8 +150,13 @@ fn next_wake(state: &State, statuses: &Statuses, status_due: Instant, again: Opt
         !(world.stale_pools.is_empty() && world.stale_nodes.is_empty() && world.stale_tenants.is_empty());
     // A node that is away is looked at when its grace is over.
     let grace = world.grace_ends(state.steady.now()).map(|left| Instant::now() + left);
+    let rollout = world.rollout_due(state.steady.now()).map(|left| Instant::now() + left);
     let idle = Instant::now() + IDLE_AT_MOST;
-    [stale.then_some(status_due), statuses.due(), again, grace].into_iter().flatten().min().unwrap_or(idle)
+    [stale.then_some(status_due), statuses.due(), again, grace, rollout]
+        .into_iter()
+        .flatten()
+        .min()
+        .unwrap_or(idle)
 }
 
 /// Every enrolled node has an object.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use mvm_planner::fleet::blocks::{Block, BlockNode, BlockPlan, BlocksExhausted, NodeBlocks, assign_blocks};
 use mvm_planner::fleet::shares::{NO_SHARE, PoolNeed, ShareNode, ShareShort, shares};
 use mvm_planner::fleet::{Beyond, PoolKey};
-use mvm_proto::document::{DesiredCounts, Network, Quotas, Tenant};
+use mvm_proto::document::{DesiredCounts, Network, Quotas, Resources, Tenant};
 use mvm_proto::{NodeId, TenantId, Timestamp};
 
 use super::offered::{NodeOffers, TenantOffers};
@@ -48,6 +48,15 @@ pub(crate) struct Lacking {
     pub(crate) reason: &'static str,
     /// For people.
     pub(crate) message: String,
+}
+
+/// Both are there while a revision is rolled out.
+fn larger(a: Resources, b: Resources) -> Resources {
+    Resources {
+        vcpus: a.vcpus.max(b.vcpus),
+        mem_mib: a.mem_mib.max(b.mem_mib),
+        data_disk_mib: a.data_disk_mib.max(b.data_disk_mib),
+    }
 }
 
 impl World {
@@ -114,11 +123,11 @@ impl World {
         let mut nodes: BTreeMap<NodeId, ShareNode> = BTreeMap::new();
         for pool in self.pools_of.get(id).into_iter().flatten() {
             let key = PoolKey { tenant: id.clone(), pool: pool.clone() };
-            let Some(resources) = self.pools.get(&key).map(|entry| entry.spec.resources.into()) else {
-                continue;
-            };
+            let Some(spec) = self.pools.get(&key).map(|entry| &entry.spec) else { continue };
             let placed = self.stored.get(&key).into_iter().flatten();
             for (node, counts) in placed.filter(|(_, counts)| **counts != DesiredCounts::default()) {
+                let (named, _) = self.rollouts.spec_for(&key, node, spec);
+                let resources = larger(spec.resources.into(), named.resources.into());
                 let need = PoolNeed { resources, placed: *counts, claimed: DesiredCounts::default() };
                 nodes.entry(node.clone()).or_default().pools.insert(pool.clone(), need);
             }

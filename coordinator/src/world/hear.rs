@@ -27,7 +27,9 @@ impl World {
             self.stale_pools.extend(self.stored.pools_on(id).cloned());
         }
         let could = before.info.as_ref().is_some_and(|info| info.has(Feature::RemovedTenants));
-        if came || entry.can_remove_tenants() != could {
+        let rolled = before.info.as_ref().is_some_and(|info| info.has(Feature::RolloutLimits));
+        let rolls = now.info.as_ref().is_some_and(|info| info.has(Feature::RolloutLimits));
+        if came || entry.can_remove_tenants() != could || rolls != rolled {
             self.touched.insert(id.clone());
         }
         if came && self.lost.remove(id) {
@@ -46,11 +48,14 @@ impl World {
                 Difference::Went => self.unhear(&key, id),
                 Difference::Changed => {}
             }
+            let news = self.nodes.get(id).and_then(|entry| entry.news.pools.get(&key));
+            self.rollouts.heard(&key, news);
             self.stale_pools.insert(key);
         }
         self.stale_nodes.insert(id.clone());
         self.update_node(id);
         self.acknowledge(id);
+        self.reopen_rollouts_on(id);
     }
 
     /// Whether a node that nothing was heard of since the start counts as there.
@@ -59,6 +64,7 @@ impl World {
             return;
         };
         entry.news.standing = standing;
+        self.reopen_rollouts_on(id);
         self.stale_nodes.insert(id.clone());
         self.stale_pools.extend(self.stored.pools_on(id).cloned());
         self.update_node(id);

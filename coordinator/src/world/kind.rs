@@ -20,8 +20,10 @@ pub(crate) fn same_kind_of_pool(before: &Value, after: &Value) -> bool {
             .iter_mut()
             .for_each(|placed| placed.actual = placed.actual.map(|_| PoolCounts::default()));
         let unplaced = status.unplaced.take().is_some();
+        // Which revision, and how it stands, is kind; how far it is, degree.
+        let rollout = status.rollout.take().map(|rollout| (rollout.revision, rollout.settled, rollout.phase));
         without_words(&mut status.observed.conditions);
-        Some((status, some, ready_for_claims, unplaced))
+        Some((status, some, ready_for_claims, unplaced, rollout))
     };
     kind(before) == kind(after)
 }

@@ -63,6 +63,13 @@ pub(crate) struct PoolNews {
     pub(crate) old: Option<u32>,
     pub(crate) has_template: bool,
     pub(crate) has_image: bool,
+    /// The next four of an agent that knows grants.
+    pub(crate) serving: u32,
+    /// Of an older revision, for a rollout to replace.
+    pub(crate) outdated: u32,
+    /// Beyond the running count.
+    pub(crate) surge: u32,
+    pub(crate) failing: String,
 }
 
 /// Which addresses of a tenant a node's instances have.
@@ -207,6 +214,10 @@ fn pool_news(pool: &mvm_proto::status::PoolStatus) -> Option<(PoolKey, PoolNews)
         old: pool.current.map(|current| sum(actual).saturating_sub(sum(current))),
         has_template: pool.has_template,
         has_image: pool.has_image,
+        serving: pool.serving,
+        outdated: pool.outdated,
+        surge: pool.surge,
+        failing: pool.failing.clone(),
     };
     Some((key, news))
 }

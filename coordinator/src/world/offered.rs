@@ -5,13 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mvm_planner::fleet::blocks::Block;
 use mvm_planner::fleet::offers::{DocumentNumber, Most, Offers};
+use mvm_planner::fleet::rollout::Grant;
 use mvm_planner::fleet::shares::NO_SHARE;
+use mvm_planner::revision::revision_with;
 use mvm_proto::document::{DesiredCounts, Quotas, Resources, Tenant};
-use mvm_proto::{NodeId, PoolId, TenantId};
+use mvm_proto::{Digest, NodeId, PoolId, TenantId};
 use serde::{Deserialize, Serialize};
 
 use super::NodeNews;
 use super::live::Addresses;
+use super::rollouts::grant_of;
 use crate::records::Numbers;
 
 /// What one node may be following, as it is stored.
@@ -38,6 +41,12 @@ pub(crate) struct TenantOffers {
 pub(crate) struct PoolOffer {
     pub(super) resources: Resources,
     pub(super) counts: DesiredCounts,
+    /// Which revision; none of a version that did not note it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) revision: Option<Digest>,
+    /// How far the node may roll to it; none: by its own rule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) update: Option<Grant>,
 }
 
 impl Most for PoolOffer {
@@ -50,6 +59,9 @@ impl Most for PoolOffer {
                 data_disk_mib: a.data_disk_mib.max(b.data_disk_mib),
             },
             counts: self.counts.most(&other.counts),
+            // The later one's; who asks what may be followed of these goes through all.
+            revision: other.revision,
+            update: other.update,
         }
     }
 }
@@ -77,7 +89,13 @@ impl TenantOffers {
         self.had_whole_subnet |= tenant.is_some() && blocks.is_none();
         let pools = tenant.into_iter().flat_map(|tenant| &tenant.pools);
         let pools = pools.filter(|pool| pool.desired_counts != DesiredCounts::default()).map(|pool| {
-            let offer = PoolOffer { resources: pool.instance_resources, counts: pool.desired_counts };
+            let offer = PoolOffer {
+                resources: pool.instance_resources,
+                counts: pool.desired_counts,
+                // Without its secrets: what is rolled out is what is declared.
+                revision: Some(revision_with(pool, None)),
+                update: pool.update.map(grant_of),
+            };
             (pool.pool_id.clone(), offer)
         });
         self.share.offer(number, tenant.map_or(NO_SHARE, |tenant| tenant.quotas));
@@ -105,6 +123,12 @@ impl NodeOffers {
 
     pub(super) fn of(&self, tenant: &TenantId) -> Option<&TenantOffers> {
         self.tenants.get(tenant)
+    }
+
+    /// Whether its document says how far it may roll some pool.
+    pub(super) fn grants_anything(&self) -> bool {
+        let pools = self.tenants.values().filter_map(|offers| offers.pools.current());
+        pools.flat_map(BTreeMap::values).any(|offer| offer.update.is_some())
     }
 
     /// The node's document of this number has these tenants.

@@ -77,6 +77,8 @@ impl World {
         status.ready = format!("{serving}/{}", wanted.running);
         status.observed.observed_generation = entry.object.metadata.generation;
 
+        let rollout = self.rollout_status(key, now);
+        status.rollout = rollout.as_ref().map(|(rollout, _)| rollout.clone());
         let (reason, message) = match &status.unplaced {
             Some(unplaced) => ("Unplaced", unplaced.reason.clone()),
             None => ("AllPlaced", String::new()),
@@ -123,6 +125,9 @@ impl World {
             kind("Ready", true, "AllPlaced", String::new())
         };
         set_condition(conditions, ready);
+        for condition in rollout.into_iter().flat_map(|(_, conditions)| conditions) {
+            set_condition(conditions, condition);
+        }
         if let Some(waits) = self.pool_waits.get(key) {
             set_condition(conditions, waits.condition(now));
         }

@@ -27,6 +27,8 @@ enum Operation {
     CreatePool,
     CreateKey,
     ChangePool,
+    /// Another revision, for one node after the other.
+    RollOut,
     ScaleDown,
     ChangeSecret,
     Cordon,
@@ -109,9 +111,11 @@ impl Case {
     fn object(&self) -> Option<String> {
         match self.operation {
             Operation::CreateTenant | Operation::DeleteTenant => Some(format!("tenant/{}", self.tenant())),
-            Operation::CreatePool | Operation::ChangePool | Operation::ScaleDown | Operation::DeletePool => {
-                Some(format!("pool/{}/{}", self.tenant(), self.pool()))
-            }
+            Operation::CreatePool
+            | Operation::ChangePool
+            | Operation::RollOut
+            | Operation::ScaleDown
+            | Operation::DeletePool => Some(format!("pool/{}/{}", self.tenant(), self.pool())),
             Operation::CreateKey => Some(format!("apikey/k{}", self.number)),
             Operation::ChangeSecret => Some(format!("secret/{}/{}", self.tenant(), self.secret())),
             Operation::Cordon => Some("node/a".to_owned()),
@@ -122,11 +126,11 @@ impl Case {
     /// Brings about what the operation needs.
     async fn prepare(&mut self, site: &mut Site) {
         use Operation::{
-            ChangePool, ChangeSecret, DeletePool, DeleteTenant, Enrol, Push, RemoveNode, ScaleDown,
+            ChangePool, ChangeSecret, DeletePool, DeleteTenant, Enrol, Push, RemoveNode, RollOut, ScaleDown,
         };
         match self.operation {
             ChangePool => site.have(&self.tenant(), &self.pool(), 1).await,
-            ScaleDown | DeletePool => site.have(&self.tenant(), &self.pool(), 3).await,
+            ScaleDown | DeletePool | RollOut => site.have(&self.tenant(), &self.pool(), 3).await,
             DeleteTenant => {
                 site.have_tenant(&self.tenant()).await;
                 site.have(&self.tenant(), &self.pool(), 3).await;
@@ -168,6 +172,9 @@ impl Case {
             Operation::ChangePool => rest(running, "PUT", &self.pool_path(), "", Some(site::pool(3))).await,
             Operation::ChangeSecret => {
                 rest(running, "PUT", &self.secret_path(), "", Some(site::secret("after"))).await
+            }
+            Operation::RollOut => {
+                rest(running, "PUT", &self.pool_path(), "", Some(site::larger_pool(3))).await
             }
             Operation::ScaleDown => rest(running, "PUT", &self.pool_path(), "", Some(site::pool(1))).await,
             Operation::Cordon => {
@@ -225,6 +232,10 @@ impl Case {
                 shown["status"]["ready"] == "3/3" && shown["status"]["observed_generation"] == 1
             }
             Operation::ChangeSecret => site.is_given(&self.pool(), &self.secret(), "after"),
+            Operation::RollOut => {
+                let shown = rest.get(&self.pool_path()).await.body;
+                shown["status"]["rollout"]["phase"] == "done" && shown["status"]["rollout"]["settled"] == 2
+            }
             Operation::Status => {
                 let passed = site.points.passed();
                 passed.iter().any(|step| step == "after.status") && site.told_of_the_node(self.number).await
@@ -310,6 +321,11 @@ async fn a_key_is_created_once_wherever_the_coordinator_ends() {
 #[tokio::test]
 async fn a_pool_is_changed_once_wherever_the_coordinator_ends() {
     table(Operation::ChangePool).await;
+}
+
+#[tokio::test]
+async fn a_revision_is_rolled_out_everywhere_wherever_the_coordinator_ends() {
+    table(Operation::RollOut).await;
 }
 
 #[tokio::test]

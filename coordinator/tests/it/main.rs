@@ -21,6 +21,7 @@ mod operators;
 mod push;
 mod rest;
 mod restart;
+mod rollouts;
 mod roots;
 mod second_machine;
 mod secrets;

@@ -86,6 +86,16 @@ async fn unplaced(rest: &mut Rest, name: &str) -> String {
     reason.as_str().unwrap().to_owned()
 }
 
+/// Until a condition has a reason.
+async fn until_condition(running: &Running, path: &str, kind: &str, reason: &str) {
+    wait_until("a condition", async || {
+        let status = Rest::operator(running).await.get(path).await.body["status"].clone();
+        let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+        conditions.iter().any(|one| one["type"] == kind && one["reason"] == reason)
+    })
+    .await;
+}
+
 /// Until a pool is not told to lack something. A lack that is made good before it is stored leaves no trace.
 async fn until_enough(running: &Running, path: &str) {
     wait_until("the lack to be made good", async || {
@@ -126,7 +136,7 @@ async fn a_share_shrinks_on_one_node_before_it_grows_on_another() {
     let (_, tenant) = offered(&mut session_b).await;
     assert_eq!((share(tenant.as_ref()), blocks(tenant.as_ref())), ((0, 0, 1), vec![1]));
     let other = "/v1/tenants/acme/pools/other";
-    until(&mut rest, other, "/status/conditions/2/reason", &json!("ShareShort")).await;
+    until_condition(&running, other, "SharesReady", "ShareShort").await;
     until(&mut rest, "/v1/tenants/acme", "/status/conditions/0/reason", &json!("ShareShort")).await;
     let explained = rest.get("/v1/explain/pool/acme/other").await.body;
     let told = explained["deferred"][0].as_str().unwrap_or_default().to_owned();
@@ -202,7 +212,7 @@ async fn a_block_is_given_on_when_its_node_uses_none_of_its_addresses() {
     let (_, tenant) = offered(&mut session_b).await;
     assert_eq!((blocks(tenant.as_ref()), share(tenant.as_ref()).2), (vec![], 0));
     let web = "/v1/tenants/acme/pools/web";
-    until(&mut rest, web, "/status/conditions/2/reason", &json!("AddressesExhausted")).await;
+    until_condition(&running, web, "SharesReady", "AddressesExhausted").await;
     session_a.ack(second.clone(), Stage::Accepted).await;
     report(&mut session_a, "a", &second, 1, &[0]).await;
     session_b.expect_quiet().await;

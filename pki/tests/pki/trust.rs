@@ -113,6 +113,7 @@ pub(crate) fn desired_with(images: &[Option<Digest>]) -> DesiredState {
         health: None,
         workload: None,
         secrets_hash: None,
+        update: None,
     };
     let tenant = Tenant {
         tenant_id: "t".parse().unwrap(),

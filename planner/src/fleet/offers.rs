@@ -115,6 +115,17 @@ impl<T: Most + Clone + PartialEq> Offers<T> {
         self.entries.last().map(|(_, value)| value)
     }
 
+    /// Since which document it says so.
+    #[must_use]
+    pub fn current_since(&self) -> Option<DocumentNumber> {
+        self.entries.last().map(|(number, _)| *number)
+    }
+
+    /// All that the node may follow, what it acknowledged last first.
+    pub fn open(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().map(|(_, value)| value)
+    }
+
     /// What the node acknowledged last.
     #[must_use]
     pub fn acknowledged(&self) -> Option<&T> {

@@ -3,8 +3,12 @@
 //! While running instances are replaced, a surge instance runs beside them, so that the running count holds. Without room for
 //! the surge instance and the replacement, instances are replaced in place. The surge instance is stopped when the rollout is
 //! done, or when the next replacement needs its room.
+//!
+//! A pool's [`Update`] bounds that: whether there may be a surge instance, whether the running count may lack one meanwhile, and
+//! for how long a new instance has to work before the next one is replaced.
 
 use mvm_proto::Phase;
+use mvm_proto::document::{Update, UpdateSleeping};
 
 use super::draft::{Draft, PoolRef};
 use super::hold::{Hold, hold};
@@ -18,6 +22,37 @@ use crate::usage::Usage;
 
 const WHY: &str = "the pool's revision changed";
 const DONE: &str = "surge instance of a finished replacement";
+const NOT_ITS_TURN: &str = "the document lets nothing be replaced now";
+const NO_SURGE: &str = "the document allows no further surge instance";
+
+/// What the document allows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Allowed {
+    /// Anything may be replaced that serves or rests.
+    pub(crate) any: bool,
+    /// How many may run beyond the running count.
+    surge: usize,
+    /// Of the running count, how many may not serve.
+    unavailable: usize,
+    sleeping: bool,
+}
+
+pub(crate) fn allowed(view: &PoolView<'_>) -> Allowed {
+    match view.pool_ref.pool.update {
+        None => Allowed { any: true, surge: usize::MAX, unavailable: usize::MAX, sleeping: true },
+        Some(update) => Allowed {
+            any: update.may_roll(),
+            surge: usize::try_from(update.max_surge).unwrap_or(usize::MAX),
+            unavailable: usize::try_from(update.max_unavailable).unwrap_or(usize::MAX),
+            sleeping: update.sleeping == UpdateSleeping::Background,
+        },
+    }
+}
+
+/// Whether an instance of an older revision that does not serve is replaced rather than started again.
+pub(crate) fn replaces_failed(view: &PoolView<'_>) -> bool {
+    view.pool_ref.pool.update.is_none_or(|update: Update| update.replace_failed || update.may_roll())
+}
 
 pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
     let Due { free, held } = find_due(draft, view);
@@ -27,7 +62,10 @@ pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
     let replacing_running = is_running(free.first());
     let Some(first) = free.first() else { return };
     let too_few_up = replacing_running && up(view) <= view.wanted().running;
-    let obstacle = if let Some(reason) = view.no_start.clone().or_else(|| draft.no_growth()) {
+    let allowed = allowed(view);
+    let obstacle = if !allowed.any {
+        Some(NOT_ITS_TURN.to_owned())
+    } else if let Some(reason) = view.no_start.clone().or_else(|| draft.no_growth()) {
         Some(reason)
     } else if view.staging_busy {
         Some(ONE_AT_A_TIME.to_owned())
@@ -37,6 +75,8 @@ pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
     } else if view.down.iter().any(|i| !view.is_outdated(i)) {
         // Nor one whose program does not work.
         Some("the workload of an instance of this revision has failed".to_owned())
+    } else if view.unproven > 0 {
+        Some("waits until what was replaced has served for min_ready_seconds".to_owned())
     } else if too_few_up && view.is_starting {
         Some("waits until what is being started runs".to_owned())
     } else {
@@ -48,11 +88,22 @@ pub(crate) fn replace(draft: &mut Draft, view: &mut PoolView<'_>) {
     }
     let mut why = WHY.to_owned();
     if too_few_up {
-        match surge(draft, view, more_for(view, first)) {
+        let more = more_for(view, first);
+        let begun = if view.up_or_coming < view.wanted().running.saturating_add(allowed.surge) {
+            surge(draft, view, more).map_err(|shortage| format!("no room for a surge instance: {shortage}"))
+        } else {
+            Err(NO_SURGE.to_owned())
+        };
+        match begun {
             Ok(()) => {
                 return defer_others(draft, view, free.len(), "a surge instance starts first".to_owned());
             }
-            Err(shortage) => why = format!("{why}; no room for a surge instance: {shortage}"),
+            Err(obstacle) if up(view).saturating_add(allowed.unavailable) <= view.wanted().running => {
+                let reason = format!("{obstacle}; as many do not serve as the document allows");
+                draft.defer(view.pool_ref, Some(&first.id), Action::Replace, 1, reason.clone());
+                return defer_others(draft, view, free.len() - 1, reason);
+            }
+            Err(obstacle) => why = format!("{why}; {obstacle}"),
         }
     }
     // The first that fits: one that shrinks makes room for one that grows.
@@ -148,7 +199,8 @@ fn find_due<'a>(draft: &Draft, view: &PoolView<'a>) -> Due<'a> {
         (*instance, if instance.claimed { Hold::Claimed } else { Hold::OnDemand })
     };
     let (mut free, mut held) = (Vec::new(), view.lent_outdated.iter().map(lent).collect::<Vec<_>>());
-    for list in [&view.running, &view.warm, &view.sleeping] {
+    let sleeping: &[_] = if allowed(view).sleeping { &view.sleeping } else { &[] };
+    for list in [&view.running, &view.warm, sleeping] {
         let mut outdated: Vec<_> = list.iter().copied().filter(|i| view.is_outdated(i)).collect();
         coldest_first(view, &mut outdated);
         for instance in outdated {
@@ -169,7 +221,8 @@ pub(crate) fn dismiss_surge(draft: &mut Draft, view: &mut PoolView<'_>) {
     }
     let Due { free, held } = find_due(draft, view);
     let needed = is_running(free.first()) || held.iter().any(|(_, hold)| matches!(hold, Hold::MinRunning(_)));
-    let busy = view.staging_busy;
+    // Nor is it let go before what it stood in for has proved to work.
+    let busy = view.staging_busy || view.unproven > 0;
     // What is replaced is stopped on its way: until it is up again its surge instance works for it, however old.
     let lacking = view.wanted().running.saturating_sub(view.running.len() + view.lent_running);
     let mut kept = Vec::new();

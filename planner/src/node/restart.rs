@@ -7,12 +7,12 @@
 
 use std::time::Duration;
 
-use mvm_proto::{Timestamp, WorkloadState};
+use mvm_proto::{Phase, Timestamp, WorkloadState};
 
 use super::clock::Clock;
 use super::draft::{Draft, Freshness};
 use super::hold::{Hold, hands_off, hold};
-use super::replace::more_for;
+use super::replace::{more_for, replaces_failed};
 use super::view::PoolView;
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
@@ -31,6 +31,16 @@ pub(crate) fn restart_failed(draft: &mut Draft, view: &mut PoolView<'_>) {
             if stop(draft, view, instance, workload) {
                 continue;
             }
+        }
+        // A surge instance of a revision that was given up is not brought back.
+        let is_left_over = instance.staging == Some(Phase::Running) && view.is_outdated(instance);
+        if is_left_over && draft.freshness == Freshness::Current {
+            let why = format!("surge instance of an older revision, and its workload {}", describe(workload));
+            match hold(view.pool_ref.tenant, view.pool_ref.pool, instance, Action::Stop, &draft.clock) {
+                Some(hold) => draft.held(view.pool_ref, instance, Action::Stop, &why, hold),
+                None => draft.step(view.pool_ref, Some(instance), Action::Stop, None, why),
+            }
+            continue;
         }
         bring_back(draft, view, instance, workload, is_own);
         view.down.push(instance);
@@ -67,8 +77,9 @@ fn bring_back(
     if let Some(hold) = hands_off(instance, &draft.clock) {
         return draft.held(view.pool_ref, instance, Action::Restart, &why, hold);
     }
+    let may_be_replaced = is_own && (!view.is_outdated(instance) || replaces_failed(view));
     // What is of an older revision may be down for that.
-    if is_own && view.is_outdated(instance) && replace(draft, view, instance, &why) {
+    if may_be_replaced && view.is_outdated(instance) && replace(draft, view, instance, &why) {
         return;
     }
     if let Some(due) = waits_until(workload, &draft.clock) {
@@ -76,7 +87,7 @@ fn bring_back(
         let reason = format!("{why}; restarted {} times in a row, {left} s left", workload.restarts);
         return draft.defer(view.pool_ref, Some(&instance.id), Action::Restart, 1, reason);
     }
-    if is_own && workload.restarts >= RESTARTS_IN_PLACE && replace(draft, view, instance, &why) {
+    if may_be_replaced && workload.restarts >= RESTARTS_IN_PLACE && replace(draft, view, instance, &why) {
         return;
     }
     draft.step(view.pool_ref, Some(instance), Action::Restart, None, why);

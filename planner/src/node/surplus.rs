@@ -5,6 +5,7 @@ use mvm_proto::Phase;
 use super::draft::{Draft, Freshness, PoolRef};
 use super::expired::EXPIRED;
 use super::hold::{Hold, hands_off, hold};
+use super::replace::allowed;
 use super::view::{PhaseCounts, PoolView, coldest_first, remove};
 use crate::observation::ObservedInstance;
 use crate::plan::Action;
@@ -41,7 +42,7 @@ pub(crate) fn use_or_stop(draft: &mut Draft, view: &mut PoolView<'_>) {
 /// rollout can begin with it: it is replaced while the others work, and what is older goes then.
 fn spare_up(draft: &Draft, view: &PoolView<'_>) -> usize {
     let wanted = view.wanted().running;
-    let spare = (view.running.len() + view.lent_running).saturating_sub(wanted);
+    let spare = (view.running.len() + view.lent_running).saturating_sub(wanted + view.unproven);
     let current = view.running.iter().filter(|i| !view.is_outdated(i)).count() + view.lent_running;
     let stands_in = wanted > 0 && current < wanted && can_replace_one(draft, view);
     spare.saturating_sub(usize::from(stands_in))
@@ -50,7 +51,7 @@ fn spare_up(draft: &Draft, view: &PoolView<'_>) -> usize {
 /// Whether a running instance of an older revision can be replaced now, beside all the others.
 fn can_replace_one(draft: &Draft, view: &PoolView<'_>) -> bool {
     let PoolRef { tenant, pool, tenant_index, pool_index, .. } = view.pool_ref;
-    let is_free = view.no_start.is_none() && !draft.under_pressure && !view.staging_busy;
+    let is_free = view.no_start.is_none() && !draft.under_pressure && !view.staging_busy && allowed(view).any;
     let backs_off = |i: &&ObservedInstance| matches!(hands_off(i, &draft.clock), Some(Hold::Backoff(_)));
     is_free
         && !view.startable.iter().any(backs_off)

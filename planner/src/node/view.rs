@@ -9,6 +9,7 @@ use mvm_proto::{Digest, InstanceId, Phase, Timestamp, WorkloadState};
 use super::clock::Clock;
 use super::draft::PoolRef;
 use super::members::Members;
+use super::serving::{is_unproven, is_up_or_coming};
 use crate::observation::ObservedInstance;
 use crate::workload::Workload;
 
@@ -61,6 +62,10 @@ pub(crate) struct PoolView<'a> {
     pub(crate) lent_outdated: Vec<&'a ObservedInstance>,
     /// Claimed or woken, running, and at home in the running count.
     pub(crate) lent_running: usize,
+    /// Of this revision, running, and not long enough to count as working where the document says how long.
+    pub(crate) unproven: usize,
+    /// Running, on the way there, or on the way down from there.
+    pub(crate) up_or_coming: usize,
     /// Something is on its way to running: what counts as running is not all up yet.
     pub(crate) is_starting: bool,
     pub(crate) have: PhaseCounts,
@@ -91,6 +96,8 @@ impl<'a> PoolView<'a> {
             on_demand: Vec::new(),
             lent_outdated: Vec::new(),
             lent_running: 0,
+            unproven: 0,
+            up_or_coming: 0,
             is_starting: false,
             have: PhaseCounts::default(),
             arriving: PhaseCounts::default(),
@@ -132,6 +139,7 @@ impl<'a> PoolView<'a> {
     /// Sorts one instance in, and gives it its place in a count.
     fn add(&mut self, instance: &'a ObservedInstance, clock: &Clock) {
         let lent = (instance.claimed || instance.on_demand) && !self.is_released(instance, clock);
+        self.up_or_coming += usize::from(is_up_or_coming(instance));
         if let Some(to) = instance.moving_to {
             let is_staged = instance.staging.is_some() && to != Phase::Destroyed;
             self.staging_busy |= is_staged || instance.is_being_replaced();
@@ -153,6 +161,9 @@ impl<'a> PoolView<'a> {
                 }
             }
             return;
+        }
+        if !lent && !self.is_outdated(instance) {
+            self.unproven += usize::from(is_unproven(self.pool_ref.pool, instance, clock));
         }
         match instance.phase {
             Phase::Running | Phase::Warm if lent => {

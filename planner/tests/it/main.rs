@@ -17,6 +17,7 @@ mod pressure;
 mod pressure_laws;
 mod quotas;
 mod returning;
+mod rolling;
 mod rollouts;
 mod scale;
 mod shares;

@@ -14,10 +14,10 @@ use super::workload::{
 };
 use super::{
     DesiredCounts, DesiredState, DocumentErrors, Egress, EgressMode, IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND,
-    IoLimits, MAX_DOCUMENT_BYTES, MAX_GUEST_PATH_BYTES, MAX_STORE_BYTES, MAX_WARMUP_SECONDS, Network,
-    Persist, Pool, PoolPolicies, PoolRole, Provenance, Quotas, Resources, RuntimePolicy, SCHEMA_VERSION,
-    SeccompPolicy, SignedDocument, SleepPolicy, SnapshotCompression, Tenant, Warmup,
-    default_stopped_retention, default_warmup_timeout,
+    IoLimits, MAX_DOCUMENT_BYTES, MAX_GUEST_PATH_BYTES, MAX_MIN_READY_SECONDS, MAX_STORE_BYTES,
+    MAX_WARMUP_SECONDS, Network, Persist, Pool, PoolPolicies, PoolRole, Provenance, Quotas, Resources,
+    RuntimePolicy, SCHEMA_VERSION, SeccompPolicy, SignedDocument, SleepPolicy, SnapshotCompression, Tenant,
+    Update, UpdateSleeping, Warmup, default_stopped_retention, default_warmup_timeout,
 };
 use crate::json::{Fields, Json, MAX_INTEGER, Node, Number, Report};
 use crate::{PoolId, TenantId};
@@ -73,7 +73,9 @@ const POOL: &[&str] = &[
     "health",
     "workload",
     "secrets_hash",
+    "update",
 ];
+const UPDATE: &[&str] = &["max_unavailable", "max_surge", "replace_failed", "min_ready_seconds", "sleeping"];
 const RESOURCES: &[&str] = &["vcpus", "mem_mib", "data_disk_mib"];
 const COUNTS: &[&str] = &["running", "warm", "sleeping"];
 const RUNTIME_POLICY: &[&str] =
@@ -322,6 +324,7 @@ fn pool(node: &Node<'_, '_>, at: usize, across: &mut AcrossPools<'_>) -> Option<
         Some(counts)
     });
     let secrets_hash = fields.maybe("secrets_hash", |node| node.parse());
+    let update = fields.maybe("update", |node| update(&node));
     let policies = policies(&fields);
     let PoolPolicies {
         role,
@@ -363,6 +366,7 @@ fn pool(node: &Node<'_, '_>, at: usize, across: &mut AcrossPools<'_>) -> Option<
         health,
         workload,
         secrets_hash: secrets_hash?,
+        update: update?,
     })
 }
 
@@ -429,6 +433,25 @@ fn counts(node: &Node<'_, '_>) -> Option<DesiredCounts> {
     let count = |name| fields.get(name, |node| node.integer32(0..=1000));
     let (running, warm, sleeping) = (count("running"), count("warm"), count("sleeping"));
     Some(DesiredCounts { running: running?, warm: warm?, sleeping: sleeping? })
+}
+
+fn update(node: &Node<'_, '_>) -> Option<Update> {
+    const SLEEPING: [(&str, UpdateSleeping); 2] =
+        [("background", UpdateSleeping::Background), ("on_wake", UpdateSleeping::OnWake)];
+    let (fields, default) = (node.fields(UPDATE)?, Update::default());
+    let limit = |name| fields.or(name, 0, |node| node.integer32(0..=1000));
+    let (max_unavailable, max_surge) = (limit("max_unavailable"), limit("max_surge"));
+    let replace_failed = fields.or("replace_failed", false, |node| node.boolean());
+    let min_ready_seconds = fields
+        .or("min_ready_seconds", default.min_ready_seconds, |node| node.integer(0..=MAX_MIN_READY_SECONDS));
+    let sleeping = fields.or("sleeping", default.sleeping, |node| node.choice(&SLEEPING));
+    Some(Update {
+        max_unavailable: max_unavailable?,
+        max_surge: max_surge?,
+        replace_failed: replace_failed?,
+        min_ready_seconds: min_ready_seconds?,
+        sleeping: sleeping?,
+    })
 }
 
 fn seconds(node: &Node<'_, '_>) -> Option<u64> {

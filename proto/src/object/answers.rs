@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::rollout::{PlannedRollout, RolloutDetail};
 use super::{NodeCounts, PoolCounts, UnplacedCounts};
 use crate::NodeId;
 use crate::placement::Labels;
@@ -39,6 +40,9 @@ pub struct FleetChange {
     pub nodes: Vec<NodeChange>,
     /// What no node would take.
     pub unplaced: Vec<PoolUnplaced>,
+    /// Revisions that would be rolled out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rollouts: Vec<PlannedRollout>,
 }
 
 impl FleetChange {
@@ -117,6 +121,8 @@ pub struct PoolExplanation {
     pub nodes: Vec<NodeFit>,
     /// What is not done yet, and why.
     pub deferred: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutDetail>,
 }
 
 /// What machines are lacking, and which could be taken away: for an autoscaler.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::kind::{Column, Scope, Spec};
 use super::node::{effect, label_key, label_value};
+use super::rollout::{PoolUpdate, RolloutStatus};
 use super::{Observed, metadata, secret};
 use crate::document::{DesiredCounts, POOL_POLICIES, PoolPolicies, Resources, decode, rules};
 use crate::json::Node;
@@ -20,7 +21,7 @@ const PLACEMENT: &[&str] =
     &["node_labels", "tolerations", "spread", "affinity", "anti_affinity", "max_per_node", "colocate"];
 const TOLERATION: &[&str] = &["key", "value", "effect"];
 const SPREAD: &[&str] = &["by", "max_skew"];
-const OWN: [&str; 6] = ["image", "profile", "resources", "counts", "placement", "secrets"];
+const OWN: [&str; 7] = ["image", "profile", "resources", "counts", "placement", "secrets", "update"];
 
 /// The most instances of a pool in one phase, over all nodes.
 const MAX_COUNT: u32 = 100_000;
@@ -43,6 +44,10 @@ pub struct PoolSpec {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     #[schemars(schema_with = "secret::names_schema")]
     pub secrets: BTreeSet<String>,
+    /// How a new revision is rolled out.
+    #[serde(default, skip_serializing_if = "PoolUpdate::is_default")]
+    #[schemars(default)]
+    pub update: PoolUpdate,
     #[serde(flatten)]
     pub policies: PoolPolicies,
 }
@@ -129,6 +134,9 @@ pub struct PoolObjectStatus {
     pub placed: Vec<NodeCounts>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unplaced: Option<UnplacedCounts>,
+    /// How far its revision is rolled out; absent before a coordinator looked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutStatus>,
 }
 
 /// How many instances a node is to have, and has.
@@ -192,6 +200,7 @@ impl Spec for PoolSpec {
         });
         let placement = fields.or("placement", Placement::default(), |node| placement(&node));
         let secrets = fields.or("secrets", BTreeSet::new(), |node| secret::names(&node));
+        let update = fields.or("update", PoolUpdate::default(), |node| PoolUpdate::read(&node));
         let policies = decode::policies(&fields);
         Some(Self {
             image: image?,
@@ -200,6 +209,7 @@ impl Spec for PoolSpec {
             counts: counts?,
             placement: placement?,
             secrets: secrets?,
+            update: update?,
             policies: policies?,
         })
     }

@@ -226,6 +226,10 @@ mod tests {
             claimable: 1000,
             has_template: true,
             has_image: true,
+            serving: 1000,
+            outdated: 1000,
+            surge: 1000,
+            failing: String::new(),
         }
     }
 

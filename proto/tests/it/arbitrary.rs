@@ -16,7 +16,7 @@ use mvm_proto::document::{
     IO_BYTES_PER_SECOND, IO_OPS_PER_SECOND, IoLimits, MAX_PREFIX, MAX_TENANT_NET_ID, MAX_USER_ID, MIN_PREFIX,
     Network, Persist, Pool, PoolRole, Provenance, Quotas, RemovedTenant, Resources, Restart, RuntimePolicy,
     SCHEMA_VERSION, SeccompPolicy, SignedDocument, SleepPolicy, SnapshotCompression, Subnet, TcpCheck,
-    Tenant, User, Warmup, WorkloadOverride,
+    Tenant, Update, UpdateSleeping, User, Warmup, WorkloadOverride,
 };
 use mvm_proto::json::MAX_INTEGER;
 use mvm_proto::{Digest, Timestamp};
@@ -219,14 +219,14 @@ fn pool(at: usize, share: u32) -> impl Strategy<Value = Pool> {
         option::of(persist()),
         option::of(warmup()),
         option::of(io_limits()),
-        (restart, option::of(health()), option::of(workload()), option::of(digest())),
+        (restart, option::of(health()), option::of(workload()), option::of(digest()), option::of(update())),
     );
     let policies = (runtime_policy(), sleep_policy(), seconds(), kept);
     (what, resources(), counts, flags, snapshots, policies).prop_map(
         move |(what, instance_resources, desired_counts, flags, snapshots, policies)| {
             let (pool_id, flake_ref, profile, image_digest, role) = what;
             let (runtime_policy, sleep_policy, stopped_retention_seconds, kept) = policies;
-            let (persist, warmup, io_limits, (restart, health, workload, secrets_hash)) = kept;
+            let (persist, warmup, io_limits, (restart, health, workload, secrets_hash, update)) = kept;
             Pool {
                 pool_id: parsed(&format!("p{at}-{pool_id}")),
                 flake_ref,
@@ -250,6 +250,7 @@ fn pool(at: usize, share: u32) -> impl Strategy<Value = Pool> {
                 health: health.map(Box::new),
                 workload: workload.map(Box::new),
                 secrets_hash,
+                update,
             }
         },
     )
@@ -306,6 +307,19 @@ fn workload() -> impl Strategy<Value = WorkloadOverride> {
             let user = (more || workload.is_empty()).then_some(user);
             WorkloadOverride { user, ..workload }
         })
+}
+
+fn update() -> impl Strategy<Value = Update> {
+    let sleeping = select(vec![UpdateSleeping::Background, UpdateSleeping::OnWake]);
+    (0..=1000u32, 0..=1000u32, any::<bool>(), 0..=3600u64, sleeping).prop_map(
+        |(max_unavailable, max_surge, replace_failed, min_ready_seconds, sleeping)| Update {
+            max_unavailable,
+            max_surge,
+            replace_failed,
+            min_ready_seconds,
+            sleeping,
+        },
+    )
 }
 
 fn io_limits() -> impl Strategy<Value = IoLimits> {

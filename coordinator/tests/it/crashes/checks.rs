@@ -170,7 +170,7 @@ pub(super) fn done_once(case: &Case, before: &Stored, after: &Stored) {
         Operation::CreateKey => {
             assert_eq!(made_by_key(uid(after.object("api-keys", &format!("k{}", case.number)))), 1);
         }
-        Operation::ChangePool | Operation::ScaleDown => {
+        Operation::ChangePool | Operation::RollOut | Operation::ScaleDown => {
             assert_eq!(after.object("pools", &pool).unwrap().metadata.generation, 2);
         }
         Operation::ChangeSecret => {
@@ -214,6 +214,10 @@ fn is_there(case: &Case, stored: &Stored) -> bool {
         Operation::CreatePool => pool.is_some(),
         Operation::CreateKey => stored.object("api-keys", &format!("k{}", case.number)).is_some(),
         Operation::ChangePool => running(3),
+        Operation::RollOut => {
+            let mem_mib = pool.as_ref().and_then(|pool| pool.spec["resources"]["mem_mib"].as_u64());
+            mem_mib == Some(super::site::LARGER_MIB)
+        }
         Operation::ScaleDown => running(1),
         Operation::ChangeSecret => {
             let secret = stored.object("secrets", &format!("{}/{}", case.tenant(), case.secret()));

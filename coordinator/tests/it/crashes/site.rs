@@ -34,6 +34,15 @@ pub(super) fn secret(value: &str) -> Value {
     json!({ "spec": { "data": { "VALUE": value } } })
 }
 
+/// The same of another revision.
+pub(super) fn larger_pool(running: u32) -> Value {
+    let mut pool = pool(running);
+    pool["spec"]["resources"]["mem_mib"] = json!(LARGER_MIB);
+    pool
+}
+
+pub(super) const LARGER_MIB: u64 = 96;
+
 /// A coordinator on a thread and a runtime of its own: dropping the runtime ends it as a kill does.
 struct Victim {
     running: Running,

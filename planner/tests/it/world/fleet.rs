@@ -181,6 +181,7 @@ fn pool(kinds: Kinds) -> impl Strategy<Value = Pool> {
                 Box::new(WorkloadOverride { user: Some(User::Id(id)), ..WorkloadOverride::default() })
             }),
             secrets_hash: secret.then(|| Digest::of(b"the pool's")),
+            update: None,
         },
     )
 }

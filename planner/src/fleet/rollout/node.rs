@@ -1,0 +1,85 @@
+//! One node of a rollout: what its document names, what it may still follow, and what it said of itself.
+
+use mvm_proto::Digest;
+
+use super::Grant;
+
+/// What a node's document says of a pool's revision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Named {
+    pub revision: Digest,
+    /// None: the document says nothing of it, and the node goes by its own rule.
+    pub grant: Option<Grant>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RolloutNode {
+    /// How many instances are to run there.
+    pub wanted: u32,
+    /// What its newest document names; none: it has none with the pool yet.
+    pub named: Option<Named>,
+    /// The most that any document grants that it may still follow.
+    pub open: Grant,
+    pub report: Report,
+    /// Nothing is heard of it: what it has counts as not serving, and it is begun with nothing.
+    pub away: bool,
+    /// Its agent knows no grants.
+    pub whole: bool,
+}
+
+/// What a node said last.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Since it follows its newest document: what it says is of that one's revision.
+    pub of_newest: bool,
+    pub serving: u32,
+    /// Of its document's revision, in all phases.
+    pub current: u32,
+    /// Running, and their program does not work.
+    pub down: u32,
+    /// Of an older revision: what it has left to replace.
+    pub outdated: u32,
+    /// Running, or on their way, beyond what is wanted.
+    pub surge: u32,
+    /// Why instances of its document's revision fail.
+    pub failing: Option<String>,
+}
+
+impl RolloutNode {
+    /// Whether it has nothing but the goal, and as much of it as is wanted.
+    #[must_use]
+    pub fn is_done(&self, goal: &Digest) -> bool {
+        self.named.is_some_and(|named| named.revision == *goal)
+            && self.is_spent()
+            && !self.away
+            && self.report.serving >= self.wanted
+            && self.report.surge == 0
+    }
+
+    /// Whether it has nothing to replace by any document that it may follow: what it was granted changes nothing any more.
+    #[must_use]
+    pub(super) fn is_spent(&self) -> bool {
+        self.named.is_none() || (self.report.of_newest && self.report.outdated == 0)
+    }
+
+    /// What it may still use of what was granted.
+    pub(super) fn open_grant(&self) -> Grant {
+        if self.is_spent() { Grant::default() } else { self.open }
+    }
+
+    /// Of what is wanted here, how much does not serve, or may not.
+    pub(super) fn unavailable(&self) -> u32 {
+        let serving = if self.away { 0 } else { self.report.serving };
+        self.wanted.saturating_sub(serving).max(self.open_grant().unavailable)
+    }
+
+    /// How many run beyond what is wanted here, or may.
+    pub(super) fn surge(&self) -> u32 {
+        self.report.surge.max(self.open_grant().surge)
+    }
+
+    /// Whether some of it does not work: replacing that costs nothing.
+    pub(super) fn is_broken(&self) -> bool {
+        self.report.down > 0
+    }
+}
