@@ -338,11 +338,28 @@ impl<'de> Visitor<'de> for KeySeed<'_> {
 
 fn has_duplicates(members: &[(Cow<'_, str>, Json<'_>)]) -> bool {
     if members.len() <= FEW_KEYS {
-        return members.iter().enumerate().any(|(i, (key, _))| members[..i].iter().any(|(k, _)| k == key));
+        // Keys that were never seen with this length and these letters are new; only the others are compared.
+        let mut seen = [0_u64; 4];
+        return members.iter().enumerate().any(|(i, (key, _))| {
+            let mark = mark_of(key.as_bytes());
+            let (word, bit) = (&mut seen[usize::from(mark >> 6)], 1_u64 << (mark & 63));
+            let is_new = *word & bit == 0;
+            *word |= bit;
+            !is_new && members[..i].iter().any(|(known, _)| known == key)
+        });
     }
     let mut keys: Vec<&str> = members.iter().map(|(key, _)| key.as_ref()).collect();
     keys.sort_unstable();
     keys.windows(2).any(|pair| pair[0] == pair[1])
+}
+
+/// A number that equal keys share, and that different ones rarely do.
+fn mark_of(key: &[u8]) -> u8 {
+    let letter = |at: usize| key.get(at).copied().unwrap_or(0);
+    let length = u8::try_from(key.len() & 0xff).unwrap_or(0);
+    let last = letter(key.len().saturating_sub(1));
+    let marks = [letter(0), letter(key.len() / 2), last, length];
+    marks.into_iter().fold(0_u8, |mark, part| mark.wrapping_mul(31).wrapping_add(part))
 }
 
 /// The slow walk that finds where the duplicates are, made only when there are any.

@@ -4,6 +4,7 @@
 //! wants, runs its own checks on those that could be read, and only then combines them with `?`.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -19,11 +20,14 @@ pub struct Node<'n, 'a> {
 }
 
 /// The members of an object whose possible keys are known.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Fields<'n, 'a> {
     members: &'n [(Cow<'a, str>, Json<'a>)],
     path: Path<'n>,
     report: &'n Report,
+    /// Where the field after the last one that was asked for would be: programs write fields in the order in which they
+    /// are read here.
+    next: Cell<usize>,
 }
 
 impl<'n, 'a> Node<'n, 'a> {
@@ -152,8 +156,11 @@ impl<'n, 'a> Node<'n, 'a> {
     #[must_use]
     pub fn fields(&self, known: &[&str]) -> Option<Fields<'n, 'a>> {
         let Json::Object(members) = self.value else { return self.refuse("must be an object") };
+        let mut next = 0;
         for (place, (key, _)) in members.iter().enumerate() {
-            if !known.contains(&key.as_ref()) {
+            let found = position_from(next, known.len(), |at| known[at] == key);
+            next = found.map_or(next, |at| at + 1);
+            if found.is_none() {
                 let path = self.path.field(key, place);
                 let fields = known.join(", ");
                 match nearest(key, known.iter().copied()) {
@@ -168,7 +175,7 @@ impl<'n, 'a> Node<'n, 'a> {
                 }
             }
         }
-        Some(Fields { members, path: self.path, report: self.report })
+        Some(Fields { members, path: self.path, report: self.report, next: Cell::new(0) })
     }
 }
 
@@ -176,7 +183,9 @@ impl<'a> Fields<'_, 'a> {
     /// The field's value, which need not be there.
     #[must_use]
     pub fn node(&self, name: &'static str) -> Option<Node<'_, 'a>> {
-        let place = self.members.iter().position(|(key, _)| key == name)?;
+        // The first of this name is meant, and a name that is there twice is refused in any case.
+        let place = position_from(self.next.get(), self.members.len(), |at| self.members[at].0 == name)?;
+        self.next.set(place + 1);
         let (_, value) = &self.members[place];
         Some(Node { value, path: self.path.field(name, place), report: self.report })
     }
@@ -208,6 +217,12 @@ impl<'a> Fields<'_, 'a> {
     ) -> Option<Option<T>> {
         self.node(name).map_or(Some(None), |node| read(node).map(Some))
     }
+}
+
+/// The first place that fits, of `count`, looked for from `start` on and then from the beginning.
+fn position_from(start: usize, count: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
+    let start = start.min(count);
+    (start..count).chain(0..start).find(|at| fits(*at))
 }
 
 /// The name that someone who wrote `text` may have meant.
