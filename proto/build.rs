@@ -41,6 +41,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .bytes(".mvm.session.v1.SecretsPiece.data")
         // Relayed as they came, without a copy.
         .bytes(".mvm.tunnel.v1")
+        // Shared with what is stored, and with the packets that it came in.
+        .bytes(".mvm.session.v1.Document.envelope")
         // In order, and without the random keys that a thread's first hash map asks the kernel for.
         .btree_map(".mvm.guest.v1")
         // Measures a message before it decodes it.

@@ -7,18 +7,18 @@ mod carried;
 mod check;
 mod due;
 mod reset;
+mod signer;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mvm_pki::{SigningKey, seal};
-use mvm_proto::document::DOCUMENT_PAYLOAD_TYPE;
+use mvm_pki::SigningKey;
 use mvm_proto::status::Mark;
+use mvm_proto::wire::session::v1::DocumentDelta;
 use mvm_proto::{
-    ClusterId, DesiredState, Digest, NodeId, Problem, Provenance, SignedDocument, Timestamp, Unverified,
-    Verified,
+    ClusterId, DesiredState, Digest, NodeId, Problem, SignedDocument, Timestamp, Unverified, Verified,
 };
 use mvm_store::{Guard, Store, StoreError, Transaction};
 
@@ -26,17 +26,21 @@ use crate::fleet::LiveNode;
 use crate::numbering::{self, AfterHello};
 use crate::records::{ASSIGNED, Assigned, NodeRecord, Numbers, assigned_key, envelope_key, node_key};
 use crate::refuse;
-use crate::stored::{Backend, MAX_TRIES, StateError, Versioned, encode, load, load_all, unchanged};
+use crate::stored::{Backend, MAX_TRIES, StateError, Versioned, encode, load, load_all};
 use crate::trust::Trust;
 pub(crate) use carried::Carried;
 use check::DirectorSignature;
 use due::DueList;
+pub(crate) use signer::Made;
+use signer::{Known, Signer};
 
 /// A stored document: its numbers and the envelope, exactly as it is sent.
 #[derive(Debug, Clone)]
 pub(crate) struct Stored {
     pub(crate) assigned: Assigned,
     pub(crate) envelope: Bytes,
+    /// The same as what changed of the document before it, for a node that has that. None of one that was read from the store.
+    pub(crate) delta: Option<Arc<DocumentDelta>>,
 }
 
 /// A document that is signed and not stored yet, with what has to be so still when it is.
@@ -59,6 +63,11 @@ impl Signed {
             .put(envelope_key(&self.node), self.stored.envelope.clone())
     }
 
+    /// Whether the node has no document yet.
+    pub(crate) fn is_first(&self) -> bool {
+        matches!(self.guards, [_, (_, Guard::Absent)])
+    }
+
     /// Whether one of its guards is on this key.
     pub(crate) fn is_guarded_by(&self, key: &str) -> bool {
         self.guards.iter().any(|(guarded, _)| guarded == key)
@@ -77,12 +86,10 @@ enum Content<'a> {
 
 pub(crate) struct Documents {
     store: Backend,
-    director: SigningKey,
+    signer: Arc<Signer>,
     trust: Arc<Trust>,
     carried: Carried,
     cluster: ClusterId,
-    epoch: u64,
-    life: Duration,
     pub(crate) due: DueList,
 }
 
@@ -95,7 +102,9 @@ impl Documents {
         epoch: u64,
         life: Duration,
     ) -> Self {
-        Self { store, director, trust, carried, cluster, epoch, life, due: DueList::default() }
+        let signer =
+            Signer { key: director, trust: Arc::clone(&trust), cluster: cluster.clone(), epoch, life };
+        Self { store, signer: Arc::new(signer), trust, carried, cluster, due: DueList::default() }
     }
 
     /// How many nodes have a document. None is due yet, however old: what a store says counts only once the node has said
@@ -128,7 +137,7 @@ impl Documents {
         trust.check_images(&desired, now).map_err(|error| error.to_problem())?;
         // With the longest numbers, so that what is valid here fits whatever numbers it gets.
         let longest = Numbers { epoch: numbering::MAX_NUMBER, generation: numbering::MAX_NUMBER };
-        let document = SignedDocument { provenance: self.provenance(longest, now), desired };
+        let document = SignedDocument { provenance: self.signer.provenance(longest, now), desired };
         check::size(document.to_payload().len())?;
         Ok(document.desired)
     }
@@ -164,7 +173,8 @@ impl Documents {
             // Both are written by one transaction, so equal versions mean that they belong together.
             match envelope {
                 Some(envelope) if envelope.version == before.version => {
-                    return Ok(Some(Stored { assigned: before.value, envelope: envelope.value }));
+                    let (assigned, envelope) = (before.value, envelope.value);
+                    return Ok(Some(Stored { assigned, envelope, delta: None }));
                 }
                 _ => tokio::task::yield_now().await,
             }
@@ -299,18 +309,21 @@ impl Documents {
         Err(refuse::too_busy("the document"))
     }
 
-    /// What a node is to have, numbered and signed for one try to store it; none where its newest document says the same.
-    /// A node that never had one gets none that is empty: what it has is not ours to take away.
-    pub(crate) async fn sign_if_new(
+    /// The documents that these nodes are to have, numbered and signed for one try to store each, on a thread for such work.
+    pub(crate) async fn make_all(
         &self,
-        desired: &DesiredState,
+        all: Vec<DesiredState>,
         now: Timestamp,
-    ) -> Result<Option<Signed>, Problem> {
-        match self.assigned(&desired.node_id).await? {
-            Some(assigned) if assigned.content == Some(self.content_of(desired)) => Ok(None),
-            None if desired.tenants.is_empty() && desired.removed_tenants.is_empty() => Ok(None),
-            _ => self.prepare(&desired.node_id, &Content::New(desired), None, now).await,
+    ) -> Result<Vec<Made>, Problem> {
+        let mut known = Vec::with_capacity(all.len());
+        for desired in all {
+            known.push((self.known(&desired.node_id).await, desired));
         }
+        let signer = Arc::clone(&self.signer);
+        let making = tokio::task::spawn_blocking(move || {
+            known.into_iter().map(|(known, desired)| signer.make(desired, known, now)).collect()
+        });
+        making.await.map_err(|error| refuse::internal(&error))
     }
 
     /// The document is in the store.
@@ -319,7 +332,21 @@ impl Documents {
         signed.stored
     }
 
-    /// The one way to a document: number, sign, check the own signature. `None` when there is nothing to do.
+    /// What is stored of a node of the cluster.
+    async fn known(&self, node: &NodeId) -> Result<Known, Problem> {
+        let record: Option<Versioned<NodeRecord>> = load(&self.store, &node_key(node)).await?;
+        let record = record.ok_or_else(|| refuse::unknown_node(node))?;
+        if record.value.removed_at.is_some() {
+            return Err(refuse::removed_node(node));
+        }
+        let before: Option<Versioned<Assigned>> = load(&self.store, &assigned_key(node)).await?;
+        let envelope = self.store.get(&envelope_key(node)).await.map_err(StateError::from)?;
+        // Both are written by one transaction: of another one is an envelope that came meanwhile.
+        let envelope = envelope.filter(|it| Some(it.version) == before.as_ref().map(|before| before.version));
+        Ok(Known { record, before, envelope: envelope.map(|envelope| envelope.value) })
+    }
+
+    /// The next document of one node. `None` when there is nothing to do.
     async fn prepare(
         &self,
         node: &NodeId,
@@ -327,12 +354,8 @@ impl Documents {
         floor: Option<Numbers>,
         now: Timestamp,
     ) -> Result<Option<Signed>, Problem> {
-        let record: Option<Versioned<NodeRecord>> = load(&self.store, &node_key(node)).await?;
-        let record = record.ok_or_else(|| refuse::unknown_node(node))?;
-        if record.value.removed_at.is_some() {
-            return Err(refuse::removed_node(node));
-        }
-        let before: Option<Versioned<Assigned>> = load(&self.store, &assigned_key(node)).await?;
+        let known = self.known(node).await?;
+        let Known { record, before, .. } = &known;
         let desired = match content {
             Content::New(desired) => (*desired).clone(),
             Content::Again { only_if } => {
@@ -347,16 +370,8 @@ impl Documents {
                 }
             }
         };
-        let stored_numbers = before.as_ref().map(|before| before.value.numbers);
-        let reported = record.value.floor.max(floor);
-        let numbers =
-            numbering::next(self.epoch, stored_numbers, reported).map_err(|_| check::exhausted(node))?;
-        let stored = self.sign(desired, numbers, now)?;
-        let guards = [
-            (node_key(node), Guard::Version(record.version)),
-            (assigned_key(node), unchanged(before.as_ref())),
-        ];
-        Ok(Some(Signed { node: node.clone(), stored, guards }))
+        let content = self.signer.content_of(&desired).digest;
+        self.signer.sign(&desired, content, &known, floor, now).map(Some)
     }
 
     /// Before the trust root changes: notes which stored documents are good until then, so that they go on being issued
@@ -399,43 +414,5 @@ impl Documents {
             .map_err(|error| check::unusable(node, &error))?;
         let directors = DirectorSignature { keys: self.trust.directors(), carried: &self.carried };
         unverified.verify(&directors).map_err(|error| check::unusable(node, &error))
-    }
-
-    fn provenance(&self, numbers: Numbers, now: Timestamp) -> Provenance {
-        Provenance {
-            cluster: self.cluster.clone(),
-            epoch: numbers.epoch,
-            generation: numbers.generation,
-            issued_at: now,
-            expires_at: now + self.life,
-        }
-    }
-
-    /// The digest of what a document says, without what is added to it here.
-    pub(crate) fn content_of(&self, desired: &DesiredState) -> Digest {
-        let desired = DesiredState { cluster: Some(self.cluster.clone()), ..desired.clone() };
-        Digest::of(&serde_json::to_vec(&desired).unwrap_or_default())
-    }
-
-    fn sign(&self, desired: DesiredState, numbers: Numbers, now: Timestamp) -> Result<Stored, Problem> {
-        let content = Some(self.content_of(&desired));
-        let document = SignedDocument { provenance: self.provenance(numbers, now), desired };
-        let payload = document.to_payload();
-        check::size(payload.len())?;
-        let envelope = seal(DOCUMENT_PAYLOAD_TYPE, payload, &[&self.director]);
-        // Read back with an agent's eyes: a key that the trust root does not name is found here, not on the nodes.
-        let verified = self
-            .trust
-            .current()
-            .verify_document(Unverified::new(envelope), now)
-            .map_err(|error| check::unsignable(&error))?;
-        let assigned = Assigned {
-            numbers,
-            digest: verified.digest(),
-            issued_at: now,
-            expires_at: verified.get().provenance.expires_at,
-            content,
-        };
-        Ok(Stored { assigned, envelope: verified.envelope().to_json().into() })
     }
 }

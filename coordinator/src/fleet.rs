@@ -260,7 +260,7 @@ impl Fleet {
     }
 
     /// Hands a newly stored document to the node's session, if there is one.
-    pub(crate) fn offer(&self, node: &NodeId, stored: &Stored, pushed_at: Option<Instant>) -> Offered {
+    pub(crate) fn offer(&self, node: &NodeId, stored: Stored, pushed_at: Option<Instant>) -> Offered {
         let live = self.get_or_insert(node);
         let outbox = live.change(|live| {
             if let Some(at) = pushed_at {
@@ -270,7 +270,7 @@ impl Fleet {
         });
         match outbox {
             Some(outbox) => {
-                outbox.put_document(stored.clone());
+                outbox.put_document(stored);
                 Offered::ToSession
             }
             None => Offered::NotConnected,

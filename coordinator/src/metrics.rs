@@ -101,6 +101,7 @@ pub(crate) struct Metrics {
     pub(crate) grpc_handshakes_failed: Counter,
     pub(crate) documents_sent: Counter,
     pub(crate) secrets_delivered: Counter,
+    pub(crate) document_deltas_sent: Counter,
     pub(crate) store_writes: Family<WriteOf, Counter>,
     pub(crate) streams: Gauge,
     pub(crate) streams_refused: Counter,
@@ -127,6 +128,7 @@ impl Metrics {
             grpc_handshakes_failed: Counter::default(),
             documents_sent: Counter::default(),
             secrets_delivered: Counter::default(),
+            document_deltas_sent: Counter::default(),
             store_writes: Family::default(),
             streams: Gauge::default(),
             streams_refused: Counter::default(),
@@ -166,6 +168,11 @@ impl Metrics {
         r.register("documents_sent", "Documents sent to nodes", self.documents_sent.clone());
         let about = "Bundles of secrets that nodes asked for and got";
         r.register("secrets_delivered", about, self.secrets_delivered.clone());
+        r.register(
+            "document_deltas_sent",
+            "Of the documents sent, those sent as what changed of the one before",
+            self.document_deltas_sent.clone(),
+        );
         r.register(
             "store_writes",
             "Records written to the store, by what they are of",

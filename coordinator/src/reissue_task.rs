@@ -61,7 +61,7 @@ async fn reissue(state: &State, node: NodeId) {
         Ok(Some(stored)) => {
             state.metrics.documents_reissued.inc();
             tracing::debug!(%node, generation = stored.assigned.numbers.generation, "issued again");
-            state.fleet.offer(&node, &stored, None);
+            state.fleet.offer(&node, stored, None);
         }
         // Someone pushed or removed meanwhile.
         Ok(None) => {}

@@ -22,7 +22,7 @@ use mvm_proto::status::{Mark, NodeInfo};
 use mvm_proto::wire::session::v1::{
     AgentFrame, CoordinatorFrame, Goodbye, Hello, Welcome, agent_frame, coordinator_frame,
 };
-use mvm_proto::wire::{SESSION_FEATURES, SESSION_PROTOCOL};
+use mvm_proto::wire::{FEATURE_DOCUMENT_DELTAS, SESSION_FEATURES, SESSION_PROTOCOL};
 use mvm_proto::{Digest, NodeId, Problem};
 use mvm_transport::session::close_code;
 use mvm_transport::{
@@ -205,6 +205,7 @@ async fn converse(
         now: now().to_string(),
         features: features(&hello),
     };
+    let takes_deltas = welcome.features.iter().any(|feature| feature == FEATURE_DOCUMENT_DELTAS);
     frames_out.send(&frame(coordinator_frame::Body::Welcome(welcome))).await?;
 
     let mut talk = Talk {
@@ -219,6 +220,7 @@ async fn converse(
         whole_wanted: false,
         ask_for_whole: false,
         secrets: Delivery::default(),
+        takes_deltas,
     };
     talk.attached.outbox.put_trust();
     // A node that keeps entries is told also when there are none any more.
@@ -325,6 +327,8 @@ struct Talk<'a> {
     ask_for_whole: bool,
     /// The bundles that the node asked for.
     secrets: Delivery,
+    /// Documents may be sent as what changed of the one before.
+    takes_deltas: bool,
 }
 
 impl Talk<'_> {
@@ -360,6 +364,14 @@ impl Talk<'_> {
             None => return Ok(ControlFlow::Break(())),
         }
         Ok(ControlFlow::Continue(()))
+    }
+
+    /// The node lacks the document that a delta was of: it gets this one whole, and the next ones too.
+    async fn send_whole(&mut self) -> Result<(), End> {
+        if std::mem::take(&mut self.takes_deltas) {
+            self.try_again().await?;
+        }
+        Ok(())
     }
 
     async fn try_again(&mut self) -> Result<(), End> {

@@ -40,6 +40,8 @@ pub struct SigningKey {
     pkcs8: Zeroizing<Vec<u8>>,
     pair: Ed25519KeyPair,
     public: PublicKey,
+    /// Of the public key: worked out once, because it goes with every signature.
+    key_id: String,
 }
 
 /// A public ed25519 key; as text it is base64.
@@ -58,7 +60,7 @@ impl SigningKey {
     fn from_pkcs8(pkcs8: Zeroizing<Vec<u8>>) -> Option<Self> {
         let pair = Ed25519KeyPair::from_pkcs8(&pkcs8).ok()?;
         let public = PublicKey(pair.public_key().as_ref().try_into().ok()?);
-        Some(Self { pkcs8, pair, public })
+        Some(Self { pkcs8, pair, public, key_id: public.key_id() })
     }
 
     /// Reads what [`SigningKey::to_file`] wrote; refused when others could have read it.
@@ -84,7 +86,7 @@ impl SigningKey {
 
     #[must_use]
     pub fn key_id(&self) -> String {
-        self.public.key_id()
+        self.key_id.clone()
     }
 
     #[must_use]

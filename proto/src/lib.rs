@@ -21,6 +21,8 @@ pub mod named;
 #[cfg(feature = "control")]
 pub mod object;
 #[cfg(feature = "control")]
+pub mod patch;
+#[cfg(feature = "control")]
 pub mod placement;
 #[cfg(feature = "control")]
 pub mod problem;

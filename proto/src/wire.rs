@@ -8,6 +8,8 @@
 #[cfg(feature = "control")]
 pub mod codec;
 #[cfg(feature = "control")]
+pub mod document_delta;
+#[cfg(feature = "control")]
 pub mod frames;
 #[cfg(feature = "control")]
 pub mod measure;
@@ -37,11 +39,15 @@ pub const SECRETS_PIECE_BYTES: usize = 64 * 1024;
 /// The most bundles that an agent asks for at once; it asks for the others when these have come.
 #[cfg(feature = "control")]
 pub const MAX_SECRETS_WANTED: usize = 64;
+/// A document may be sent as what changed of the one before.
+#[cfg(feature = "control")]
+pub const FEATURE_DOCUMENT_DELTAS: &str = "document-deltas";
 
 /// What this build can do in a session beyond the version. Agents name theirs in the hello, and coordinators answer
 /// with those that both know.
 #[cfg(feature = "control")]
-pub const SESSION_FEATURES: &[&str] = &[FEATURE_STATUS_DELTAS, FEATURE_TUNNEL, FEATURE_SECRETS];
+pub const SESSION_FEATURES: &[&str] =
+    &[FEATURE_STATUS_DELTAS, FEATURE_TUNNEL, FEATURE_SECRETS, FEATURE_DOCUMENT_DELTAS];
 
 /// The largest message of the operators' services: the largest document with room for what gRPC puts around it.
 #[cfg(feature = "control")]

@@ -9,12 +9,14 @@ mod refusal;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use mvm_image::Vouched;
 use mvm_pki::status::expiries;
 use mvm_pki::trust::{RootMetadata, TrustBundle, TrustStore};
 use mvm_proto::envelope::{MAX_ENVELOPE_BYTES, Payload};
 use mvm_proto::status::Mark;
 use mvm_proto::text::is_caused_by;
+use mvm_proto::wire::session::v1::DocumentDelta;
 use mvm_proto::{DesiredState, Envelope, NodeId, Problem, SignedDocument, Timestamp, Unverified, Verified};
 use parking_lot::Mutex;
 use refusal::{broken_envelope, ledger_problem, refuse_limits, too_large, trust_problem};
@@ -84,6 +86,8 @@ struct Held {
 #[derive(Debug, Clone)]
 struct Published {
     high_water: Option<Mark>,
+    /// As JSON.
+    envelope: Option<Bytes>,
     root_version: u64,
     images_version: u64,
     is_dev: bool,
@@ -101,6 +105,7 @@ impl Held {
     fn publish(&self) -> Published {
         Published {
             high_water: self.ledger.high_water().cloned(),
+            envelope: self.ledger.envelope().cloned(),
             root_version: self.trust.root_version(),
             images_version: self.trust.images_version(),
             is_dev: self.trust.is_dev(),
@@ -141,6 +146,13 @@ impl Acceptor {
         let shared = Arc::clone(&self.shared);
         // Signatures and fsync take milliseconds; the connections' threads have other things to do.
         blocking(move || shared.accept(&envelope)).await
+    }
+
+    /// The envelope that a delta makes of the one in force, as JSON; none where it is of another.
+    #[must_use]
+    pub fn rebuilt(&self, delta: DocumentDelta) -> Option<Bytes> {
+        let held = Envelope::from_json(&self.shared.published().envelope?).ok()?;
+        delta.envelope(&held.payload).ok().map(|envelope| envelope.to_json().into())
     }
 
     /// Follows the cluster's root and images metadata: DSSE envelopes as JSON, oldest first.

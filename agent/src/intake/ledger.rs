@@ -9,6 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use mvm_pki::files::write_atomic;
 use mvm_proto::envelope::Payload;
 use mvm_proto::status::Mark;
@@ -70,7 +71,7 @@ pub struct Ledger {
     path: PathBuf,
     root_version: u64,
     high_water: Option<Mark>,
-    envelope: Option<Vec<u8>>,
+    envelope: Option<Bytes>,
     current_document: Option<Arc<CurrentDocument>>,
 }
 
@@ -95,7 +96,7 @@ impl Ledger {
             return Err(damaged(format!("its format is {}, this program reads {FORMAT}", file.format)));
         }
         let high_water = file.high_water.map(|mark| Mark::new(mark.epoch, mark.generation, mark.digest));
-        let envelope = file.envelope.map(String::into_bytes);
+        let envelope = file.envelope.map(Bytes::from);
         let current_document = match &envelope {
             None => None,
             Some(bytes) => {
@@ -123,6 +124,12 @@ impl Ledger {
         self.current_document.as_ref()
     }
 
+    /// The envelope in force as it was sent, as JSON.
+    #[must_use]
+    pub fn envelope(&self) -> Option<&Bytes> {
+        self.envelope.as_ref()
+    }
+
     /// The root version that the mark belongs to; 0 before the first document.
     #[must_use]
     pub fn root_version(&self) -> u64 {
@@ -136,7 +143,7 @@ impl Ledger {
         root_version: u64,
     ) -> Result<Arc<CurrentDocument>, LedgerError> {
         let current_document = CurrentDocument::signed(document.get().clone(), document.digest());
-        let envelope = document.envelope().to_json();
+        let envelope = Bytes::from(document.envelope().to_json());
         self.write(current_document.mark.as_ref(), Some(&envelope), root_version)?;
         self.high_water.clone_from(&current_document.mark);
         self.envelope = Some(envelope);

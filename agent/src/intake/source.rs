@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use mvm_proto::document::MAX_DOCUMENT_BYTES;
 use mvm_proto::status::Mark;
+use mvm_proto::wire::session::v1::DocumentDelta;
 use mvm_proto::{DesiredState, Digest, NodeId, Problem};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -64,6 +66,12 @@ impl Intake {
             }
         }
         result
+    }
+
+    /// The envelope that a delta stands for, as JSON; none where this node has not the document that it is of.
+    #[must_use]
+    pub fn rebuilt(&self, delta: DocumentDelta) -> Option<Bytes> {
+        self.acceptor.as_ref()?.rebuilt(delta)
     }
 
     /// Hands over the cluster's next root and images metadata: DSSE envelopes as JSON, oldest first.

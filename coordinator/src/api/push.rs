@@ -103,7 +103,7 @@ async fn store_and_follow(
     state.metrics.documents_pushed.inc();
     let mark = stored.assigned.mark();
     tracing::info!(node = %progress_sender.node, generation = mark.generation, "stored a document");
-    let offered = state.fleet.offer(&progress_sender.node, &stored, Some(begun));
+    let offered = state.fleet.offer(&progress_sender.node, stored.clone(), Some(begun));
     progress_sender
         .tell(PushStage::Stored, Some(&mark), "the document is stored and will be delivered")
         .await;

@@ -3,11 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use mvm_proto::{NodeId, Problem};
+use mvm_proto::{DesiredState, NodeId, Problem};
+use mvm_store::MAX_CHANGES;
 
 use super::batch::{Batch, Change, Issue};
 use super::bundles::make_bundles;
 use super::commit;
+use crate::documents::{Made, Signed};
 use crate::records::offers_key;
 use crate::refuse;
 use crate::state::State;
@@ -115,62 +117,102 @@ struct Issued {
     refused: Vec<(NodeId, Problem)>,
 }
 
-/// Stores a batch and the documents of these nodes, and sends them.
+/// Documents that are made at a time: about as many as one transaction takes, so that the store writes some while the next are
+/// signed.
+const MADE_AT_ONCE: usize = (MAX_CHANGES - 1) / Signed::GUARDS;
+
+/// Stores a batch and the documents of these nodes, and sends them. The batches are stored in order: whatever a crash leaves,
+/// the documents that are there are of placements that are there.
 async fn issue_all(state: &State, nodes: &BTreeSet<NodeId>, mut batch: Batch) -> Result<Issued, Problem> {
     let mut issued = Issued::default();
-    for node in nodes {
-        match sign(state, node).await {
-            Ok(None) => {}
-            Ok(Some(issue)) => {
-                if !batch.takes_issue(&issue) {
-                    issued.documents += finish(state, std::mem::take(&mut batch)).await?;
+    let mut full = Vec::new();
+    let mut rest = nodes.iter().peekable();
+    while rest.peek().is_some() {
+        let some: Vec<&NodeId> = rest.by_ref().take(MADE_AT_ONCE).collect();
+        let (finished, made) =
+            tokio::join!(finish_all(state, std::mem::take(&mut full)), make_some(state, &some));
+        issued.documents += finished?;
+        for (node, made) in made? {
+            match made {
+                Ok(None) => {}
+                Ok(Some(issue)) => {
+                    if !batch.takes_issue(&issue) {
+                        full.push(std::mem::take(&mut batch));
+                    }
+                    batch.add_issue(issue);
                 }
-                batch.add_issue(issue);
-            }
-            Err(problem) => {
-                tracing::warn!(%node, %problem, "could not issue a document");
-                issued.refused.push((node.clone(), problem));
+                Err(problem) => {
+                    tracing::warn!(%node, %problem, "could not issue a document");
+                    issued.refused.push((node, problem));
+                }
             }
         }
     }
-    issued.documents += finish(state, batch).await?;
+    full.push(batch);
+    issued.documents += finish_all(state, full).await?;
+    if issued.documents > 0 {
+        tracing::info!(documents = issued.documents, "issued documents");
+    }
     Ok(issued)
 }
 
-/// The document of a node, if it is to have another than its newest.
-async fn sign(state: &State, node: &NodeId) -> Result<Option<Issue>, Problem> {
-    let desired = {
-        let mut world = state.world.lock();
-        let desired = world.render(&state.cluster.cluster, node);
-        desired.iter().for_each(|desired| world.note_size(desired));
-        desired
+/// The documents of these nodes that are to have another than their newest, or why there is none.
+async fn make_some(
+    state: &State,
+    nodes: &[&NodeId],
+) -> Result<Vec<(NodeId, Result<Option<Issue>, Problem>)>, Problem> {
+    let rendered: Vec<DesiredState> = {
+        let world = state.world.lock();
+        nodes.iter().filter_map(|node| world.render(&state.cluster.cluster, node)).collect()
     };
-    let Some(desired) = desired else { return Ok(None) };
-    match state.documents.sign_if_new(&desired, now()).await {
-        Ok(None) => Ok(None),
-        Ok(Some(signed)) => {
-            let numbers = signed.stored.assigned.numbers;
-            // A new process must know what this one offered.
-            let offers = state.world.lock().offers_with(node, numbers, &desired.tenants);
-            let beside = vec![(offers_key(node), Some(encode(&offers)))];
-            Ok(Some(Issue { node: node.clone(), desired, signed, beside }))
-        }
-        // Its object goes with it.
-        Err(problem) if refuse::is_no_node(&problem) => Ok(None),
-        Err(problem) => Err(problem),
+    let made = state.documents.make_all(rendered, now()).await?;
+    let mut world = state.world.lock();
+    let issue = |Made { desired, bytes, signed }| {
+        let node = desired.node_id.clone();
+        world.note_size(&node, bytes);
+        let issue = match signed {
+            Ok(None) => Ok(None),
+            Ok(Some(signed)) => {
+                // A new process must know what this one offered. What the store has is that already, or more, where the
+                // document offers nothing new.
+                let offers = world.offers_with(&node, signed.stored.assigned.numbers, &desired.tenants);
+                let is_new = signed.is_first() || world.offered.get(&node) != Some(&offers);
+                let beside = is_new.then(|| (offers_key(&node), Some(encode(&offers)))).into_iter().collect();
+                Ok(Some(Issue { node: node.clone(), desired, signed, beside }))
+            }
+            // Its object goes with it.
+            Err(problem) if refuse::is_no_node(&problem) => Ok(None),
+            Err(problem) => Err(problem),
+        };
+        (node, issue)
+    };
+    Ok(made.into_iter().map(issue).collect())
+}
+
+/// Stores batches one after the other and sends their documents. Says how many there were.
+async fn finish_all(state: &State, batches: Vec<Batch>) -> Result<usize, Problem> {
+    let mut count = 0;
+    for batch in batches {
+        count += finish(state, batch).await?;
     }
+    Ok(count)
 }
 
 /// Stores a batch and sends its documents. Says how many there were.
 async fn finish(state: &State, batch: Batch) -> Result<usize, Problem> {
     let outcome = batch.commit(state).await?;
     let count = outcome.stored.len();
-    for (node, desired, stored) in outcome.stored {
-        state.world.lock().offer(&node, stored.assigned.numbers, &desired.tenants);
-        let mark = stored.assigned.mark();
-        tracing::info!(%node, generation = mark.generation, "issued a document");
-        state.fleet.offer(&node, &stored, Some(std::time::Instant::now()));
+    {
+        let mut world = state.world.lock();
+        for (node, desired, stored) in &outcome.stored {
+            world.offer(node, stored.assigned.numbers, &desired.tenants);
+        }
+        world.touched.extend(outcome.lost);
     }
-    state.world.lock().touched.extend(outcome.lost);
+    let issued_at = std::time::Instant::now();
+    for (node, _, stored) in outcome.stored {
+        tracing::debug!(%node, generation = stored.assigned.numbers.generation, "issued a document");
+        state.fleet.offer(&node, stored, Some(issued_at));
+    }
     Ok(count)
 }

@@ -23,6 +23,13 @@ const REFUSALS_EVERY: Duration = Duration::from_secs(10);
 /// A node that is ahead of us is followed this often per session; one that keeps running ahead is broken or lying.
 const MAX_RENUMBERINGS: u32 = 3;
 
+/// Which of a node's marks its word moved forward.
+#[derive(Debug, Default, Clone, Copy)]
+struct Moved {
+    accepted: bool,
+    converged: bool,
+}
+
 impl Talk<'_> {
     /// Sends nothing: an answer goes to its slot, so that hearing never waits for the node to read.
     pub(super) async fn hear_body(&mut self, body: agent_frame::Body) -> Result<(), End> {
@@ -62,6 +69,7 @@ impl Talk<'_> {
             agent_frame::Body::SecretsWanted(wanted) => {
                 self.secrets.want(wanted.bundles).map_err(End::protocol)?;
             }
+            agent_frame::Body::DocumentWanted(_) => self.send_whole().await?,
         }
         Ok(())
     }
@@ -73,24 +81,29 @@ impl Talk<'_> {
         let Some(mark) = &ack.mark else { return Ok(()) };
         match stage {
             Stage::Unspecified => {}
-            Stage::Accepted => self.news(|live| live.accept(mark)),
-            Stage::Converged => self.news(|live| live.converge(mark)),
+            Stage::Accepted => self.news(|live| Moved { accepted: live.accept(mark), converged: false }),
+            Stage::Converged => {
+                self.news(|live| Moved { converged: live.converge(mark), accepted: false });
+            }
             Stage::Refused => return self.hear_refusal(ack).await,
         }
         Ok(())
     }
 
-    /// Changes the node's marks; what is new is counted, and written to the store soon.
-    fn news(&self, change: impl FnOnce(&mut crate::fleet::Live) -> bool) {
-        let (news, push_seconds) = self.attached.live.change(|live| {
+    /// Changes the node's marks. What it made true is written to the store soon; that it accepted a document is told to
+    /// placement only, for the node says it again in its next hello.
+    fn news(&self, change: impl FnOnce(&mut crate::fleet::Live) -> Moved) {
+        let (moved, push_seconds) = self.attached.live.change(|live| {
             live.seen(now());
             (change(live), live.take_push_time())
         });
         if let Some(seconds) = push_seconds {
             self.state.metrics.push_to_accepted.observe(seconds);
         }
-        if news {
+        if moved.converged {
             self.state.fleet.mark_dirty(&self.attached.node);
+        } else if moved.accepted {
+            self.state.fleet.tell_news(&self.attached.node);
         }
     }
 
@@ -141,7 +154,7 @@ impl Talk<'_> {
             live.reported = status.accepted.clone().filter(|mark| live.is_accepted(mark));
             let converged = status.converged.as_ref().is_some_and(|mark| live.converge(mark));
             live.set_status(kept);
-            accepted || converged
+            Moved { accepted, converged }
         });
         self.told_status(is_news);
         Ok(())
@@ -155,13 +168,13 @@ impl Talk<'_> {
         let mut tells_news = false;
         self.news(|live| {
             taken = live.status.as_mut().ok_or(NeedsWhole).and_then(|status| status.apply(delta, now()));
-            let Ok(touched) = &mut taken else { return false };
+            let Ok(touched) = &mut taken else { return Moved::default() };
             tells_news = touched.is_news;
             live.note_touched(std::mem::take(touched));
             let is_new = accepted.as_ref().is_some_and(|mark| live.accept(mark));
             live.reported = accepted.filter(|mark| live.is_accepted(mark));
             let converged = converged.as_ref().is_some_and(|mark| live.converge(mark));
-            is_new || converged
+            Moved { accepted: is_new, converged }
         });
         match taken {
             Ok(_) => self.told_status(tells_news),

@@ -1,9 +1,11 @@
 //! Sends the frames that a node gets after its welcome, one at a time.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use mvm_proto::wire::session::v1::{
-    AgentFrame, CoordinatorFrame, Document, HeartbeatAck, StatusWanted, Trust, coordinator_frame,
+    AgentFrame, CoordinatorFrame, Document, DocumentDelta, HeartbeatAck, StatusWanted, Trust,
+    coordinator_frame,
 };
 use mvm_transport::frame::encode_once;
 use mvm_transport::{FrameReceiver, FrameSender};
@@ -23,7 +25,8 @@ impl Talk<'_> {
         frames_in: &mut FrameReceiver<AgentFrame>,
         frames_out: &mut FrameSender<CoordinatorFrame>,
     ) -> Result<ControlFlow<()>, End> {
-        let is_document = matches!(body, coordinator_frame::Body::Document(_));
+        use coordinator_frame::Body;
+        let is_document = matches!(body, Body::Document(_) | Body::DocumentDelta(_));
         let numbers = self.sent.filter(|_| is_document);
         let encoded = encode_once(&frame(body));
         let crash = &self.state.settings.crash;
@@ -68,9 +71,7 @@ impl Talk<'_> {
                 Item::Operators => {
                     Some(coordinator_frame::Body::RemovedOperators(self.state.operators.refused(now())))
                 }
-                Item::Document(stored) => {
-                    self.document_to_send(stored).map(coordinator_frame::Body::Document)
-                }
+                Item::Document(stored) => self.document_to_send(stored),
                 Item::Request(request) => Some(coordinator_frame::Body::Request(request)),
             };
             if body.is_some() {
@@ -93,13 +94,24 @@ impl Talk<'_> {
         Some(trust)
     }
 
-    fn document_to_send(&mut self, stored: Stored) -> Option<Document> {
+    /// The document, as what changed of the one that the node accepted last where it knows of such deltas.
+    fn document_to_send(&mut self, stored: Stored) -> Option<coordinator_frame::Body> {
         let numbers = stored.assigned.numbers;
         if self.sent >= Some(numbers) {
             return None;
         }
         self.sent = Some(numbers);
         self.retry = None;
-        Some(Document { envelope: stored.envelope.into() })
+        let has_base = |delta: &DocumentDelta| {
+            let live = self.attached.live.lock();
+            live.accepted.as_ref().is_some_and(|accepted| accepted.digest == delta.base)
+        };
+        match stored.delta.filter(|delta| self.takes_deltas && has_base(delta)) {
+            Some(delta) => {
+                self.state.metrics.document_deltas_sent.inc();
+                Some(coordinator_frame::Body::DocumentDelta(Arc::unwrap_or_clone(delta)))
+            }
+            None => Some(coordinator_frame::Body::Document(Document { envelope: stored.envelope })),
+        }
     }
 }

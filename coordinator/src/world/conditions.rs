@@ -20,7 +20,7 @@ pub(super) fn update(conditions: &mut Vec<Condition>, news: &NodeNews, now: Time
         is_told || OWN.contains(&known.r#type.as_str())
     });
     for condition in &news.conditions {
-        if !NOT_SHOWN.iter().any(|kind| condition.is(*kind)) {
+        if is_shown(condition) {
             set_condition(conditions, condition.clone());
         }
     }
@@ -33,6 +33,11 @@ pub(super) fn update(conditions: &mut Vec<Condition>, news: &NodeNews, now: Time
         None => told.then(|| new("SingleMachine", "True", "OneMachine", "", now)),
     };
     single.into_iter().for_each(|condition| set_condition(conditions, condition));
+}
+
+/// Whether a condition of a node is one of its object's.
+pub(super) fn is_shown(condition: &Condition) -> bool {
+    !NOT_SHOWN.iter().any(|kind| condition.is(*kind))
 }
 
 fn new(kind: &str, status: &str, reason: &str, message: &str, now: Timestamp) -> Condition {

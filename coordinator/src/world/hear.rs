@@ -6,6 +6,7 @@ use mvm_planner::fleet::PoolKey;
 use mvm_proto::status::Feature;
 use mvm_proto::{NodeId, TenantId};
 
+use super::conditions;
 use super::live::Addresses;
 use super::{NodeNews, NodeOffers, PoolNews, PoolsHeard, World};
 use crate::fleet::Standing;
@@ -22,6 +23,8 @@ impl World {
             return;
         }
         let now = &entry.news;
+        // A node that accepts a document says nothing that its object shows.
+        let is_shown = !differences.is_empty() || shows_other(&before, now);
         let came = now.standing == Standing::Present && before.standing != Standing::Present;
         if before.standing != now.standing || before.converged != now.converged {
             self.stale_pools.extend(self.stored.pools_on(id).cloned());
@@ -52,7 +55,9 @@ impl World {
             self.rollouts.heard(&key, news);
             self.stale_pools.insert(key);
         }
-        self.stale_nodes.insert(id.clone());
+        if is_shown {
+            self.stale_nodes.insert(id.clone());
+        }
         self.update_node(id);
         self.acknowledge(id);
         self.reopen_rollouts_on(id);
@@ -93,6 +98,17 @@ impl World {
         let nodes = nodes.filter(was_given);
         nodes.filter_map(|id| Some((id, self.nodes.get(id)?.news.pools.get(key)?)))
     }
+}
+
+/// Whether the object of a node says something else after this news. What it has of pools is looked at apart.
+fn shows_other(before: &NodeNews, now: &NodeNews) -> bool {
+    let shown = |news: &NodeNews| {
+        let conditions = news.conditions.iter().filter(|condition| conditions::is_shown(condition));
+        conditions.cloned().collect::<Vec<_>>()
+    };
+    (before.standing, &before.info, &before.ready, &before.refused, &before.usage, &before.second_machine)
+        != (now.standing, &now.info, &now.ready, &now.refused, &now.usage, &now.second_machine)
+        || shown(before) != shown(now)
 }
 
 enum Difference {

@@ -21,6 +21,9 @@ pub(super) struct Sizes {
 
 impl Sizes {
     fn set(&mut self, node: &NodeId, bytes: usize) {
+        if self.of.get(node) == Some(&bytes) {
+            return;
+        }
         self.forget(node);
         self.of.insert(node.clone(), bytes);
         self.ordered.insert((bytes, node.clone()));
@@ -44,9 +47,9 @@ fn bytes_of(desired: &DesiredState) -> usize {
 }
 
 impl World {
-    /// The document of a node says this.
-    pub(crate) fn note_size(&mut self, desired: &DesiredState) {
-        self.sizes.set(&desired.node_id, bytes_of(desired));
+    /// The document of a node has so many bytes, without its numbers and times.
+    pub(crate) fn note_size(&mut self, node: &NodeId, bytes: usize) {
+        self.sizes.set(node, bytes + PROVENANCE_BYTES);
     }
 
     /// Whether some node's document might be too large with so many bytes more.

@@ -300,7 +300,9 @@ async fn dial(dialer: &SessionDialer, node: &Node, mark: Option<mvm_proto::statu
         soon("a session", dialer.dial(node.address, "127.0.0.1", tls, &Limits::default())).await.unwrap();
     let capacity = Capacity { vcpus: 1, mem_mib: 64, disk_mib: 65_536, max_instances: 1 };
     let info = NodeInfo { node_id: node.id.clone(), capacity: Some(capacity), ..NodeInfo::default() };
-    let hello = mvm_proto::wire::session::v1::Hello { info: Some(info), ..node.hello(mark) };
+    // One that knows of no deltas: every document comes whole.
+    let features = vec![mvm_proto::wire::FEATURE_STATUS_DELTAS.to_owned()];
+    let hello = mvm_proto::wire::session::v1::Hello { info: Some(info), features, ..node.hello(mark) };
     send(&mut session, agent_frame::Body::Hello(hello)).await;
     assert!(matches!(next(&mut session).await, coordinator_frame::Body::Welcome(_)));
     session

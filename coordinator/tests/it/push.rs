@@ -5,7 +5,7 @@ use std::time::Duration;
 use mvm_client::problem_of;
 use mvm_proto::Problem;
 use mvm_proto::wire::control::v1::{GetDocumentRequest, GetNodeRequest, PushRequest, RemoveNodeRequest};
-use mvm_proto::wire::session::v1::{Ack, Acks, Stage, agent_frame};
+use mvm_proto::wire::session::v1::{Ack, Acks, Hello, Stage, agent_frame};
 use serde_json::json;
 
 use crate::support::{
@@ -27,6 +27,45 @@ async fn a_push_is_told_from_validated_to_converged() {
     let known = known.into_inner();
     assert_eq!(known.assigned, Some(mark.clone()));
     assert_eq!(known.status.unwrap().converged, Some(mark));
+}
+
+#[tokio::test]
+async fn a_node_is_sent_what_changed_and_the_whole_when_it_has_another_document() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    let mut session = node.connect(None).await;
+    let deltas = async || running.metric("mvm_coordinator_document_deltas_sent_total").await;
+    for (running_count, expected) in [(1, 0), (2, 1), (3, 2)] {
+        let wanted = document("n1", running_count);
+        let (progress, _) = tokio::join!(running.push(&wanted, 20), session.obey());
+        assert_eq!(stages(&progress).last(), Some(&"converged"));
+        assert_eq!(deltas().await, expected);
+    }
+    // It lost what it had, says so, and is believed for as long as the session lasts.
+    session.held = None;
+    for running_count in [4, 5] {
+        let wanted = document("n1", running_count);
+        let (_, mark) = tokio::join!(running.push(&wanted, 20), session.obey());
+        assert_eq!(mark.generation, u64::from(running_count));
+        assert_eq!(deltas().await, 3);
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_knows_of_no_deltas_is_sent_whole_documents() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let node = running.enrol("n1").await;
+    let mut session = node.dial().await.unwrap();
+    let hello = Hello { features: Vec::new(), ..node.hello(None) };
+    session.send(agent_frame::Body::Hello(hello)).await;
+    session.welcome().await;
+    for running_count in [1, 2] {
+        let wanted = document("n1", running_count);
+        tokio::join!(running.push(&wanted, 20), session.obey());
+    }
+    assert_eq!(running.metric("mvm_coordinator_document_deltas_sent_total").await, 0);
 }
 
 #[tokio::test]

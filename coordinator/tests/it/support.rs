@@ -20,9 +20,10 @@ use mvm_pki::{
 use mvm_proto::status::{Mark, NodeInfo};
 use mvm_proto::wire::SESSION_FEATURES;
 use mvm_proto::wire::control::v1::{CreateTokenRequest, PushProgress, PushRequest};
+use mvm_proto::wire::document_delta::DeltaError;
 use mvm_proto::wire::session::v1::{
-    Ack, Acks, AgentFrame, AgentStart, CoordinatorFrame, Hello, Stage, Trust, Welcome, agent_frame,
-    coordinator_frame,
+    Ack, Acks, AgentFrame, AgentStart, CoordinatorFrame, DocumentWanted, Hello, Stage, Trust, Welcome,
+    agent_frame, coordinator_frame,
 };
 use mvm_proto::{ClusterId, Problem, SignedDocument, Timestamp, Unverified, Verified};
 use mvm_transport::{ALPN_H3, ALPN_SESSION, Client, ClientSession, Limits, Target, dial_session};
@@ -277,7 +278,7 @@ impl Node {
         )
         .unwrap();
         let session = dial_session(self.address, "127.0.0.1", tls, limits).await?;
-        Ok(Session { session, trust: self.trust.clone() })
+        Ok(Session { session, trust: self.trust.clone(), held: None })
     }
 
     /// A session that was welcomed.
@@ -292,6 +293,8 @@ impl Node {
 pub(crate) struct Session {
     pub(crate) session: ClientSession,
     trust: TrustStore,
+    /// The payload of the newest document, which deltas are of.
+    pub(crate) held: Option<Vec<u8>>,
 }
 
 impl Session {
@@ -316,13 +319,41 @@ impl Session {
 
     /// The next document, verified as an agent verifies it.
     pub(crate) async fn document(&mut self) -> Verified<SignedDocument> {
-        match self.next().await {
-            Some(coordinator_frame::Body::Document(document)) => {
-                let envelope = Unverified::from_json(&document.envelope).unwrap();
-                self.trust.verify_document(envelope, now()).unwrap()
+        loop {
+            let body = self.next().await;
+            let is_delta = matches!(body, Some(coordinator_frame::Body::DocumentDelta(_)));
+            match self.document_in(body.as_ref()).await {
+                Some(document) => return document,
+                None if is_delta => {}
+                None => panic!("expected a document, found {body:?}"),
             }
-            other => panic!("expected a document, found {other:?}"),
         }
+    }
+
+    /// The document that a frame brings, verified. One that is a delta of a document that is not here is asked for whole.
+    pub(crate) async fn document_in(
+        &mut self,
+        body: Option<&coordinator_frame::Body>,
+    ) -> Option<Verified<SignedDocument>> {
+        let envelope = match body {
+            Some(coordinator_frame::Body::Document(document)) => {
+                Unverified::from_json(&document.envelope).unwrap()
+            }
+            Some(coordinator_frame::Body::DocumentDelta(delta)) => {
+                match delta.clone().envelope(self.held.as_deref().unwrap_or_default()) {
+                    Ok(envelope) => Unverified::new(envelope),
+                    Err(error) => {
+                        assert_eq!(error, DeltaError::OtherBase);
+                        self.send(agent_frame::Body::DocumentWanted(DocumentWanted {})).await;
+                        return None;
+                    }
+                }
+            }
+            _ => return None,
+        };
+        let document = self.trust.verify_document(envelope, now()).unwrap();
+        self.held = Some(document.envelope().payload.clone());
+        Some(document)
     }
 
     pub(crate) async fn trust(&mut self) -> Trust {

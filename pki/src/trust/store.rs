@@ -211,6 +211,19 @@ impl TrustStore {
         })
     }
 
+    /// Whether what this one key signs now is a document to those who hold this trust: the root and the director's role are
+    /// alive, the role names the key, and no second signature is needed.
+    pub fn check_director(&self, key: &PublicKey, now: Timestamp) -> Result<(), TrustError> {
+        self.check_root_alive(now)?;
+        self.check_role_alive(TrustRole::Director, now)?;
+        let needed = self.root.role(TrustRole::Director).threshold;
+        let found = u32::from(self.keys(TrustRole::Director).contains(key));
+        if found == 0 || needed > 1 {
+            return Err(too_few(TrustRole::Director, TooFew { needed, found }));
+        }
+        Ok(())
+    }
+
     /// Checks that image keys vouch for every image in the document. A dev cluster, which says so in its root,
     /// vouches for everything.
     pub fn check_images(&self, desired: &DesiredState, now: Timestamp) -> Result<(), TrustError> {

@@ -174,6 +174,26 @@ fn a_document_counts_only_with_the_directors_signature() {
 }
 
 #[test]
+fn a_key_is_a_directors_exactly_where_what_it_signs_alone_counts() {
+    let (keys, stranger) = (Keys::new(), SigningKey::generate().unwrap());
+    let mut two_needed = keys.spec();
+    two_needed.director =
+        RoleSpec { keys: vec![keys.director.public(), stranger.public()], threshold: 2, expires_at: None };
+    let mut short = keys.spec();
+    short.director.expires_at = Some(now() + Duration::from_secs(3600));
+    for spec in [keys.spec(), two_needed, short] {
+        let root = RootMetadata::first(&spec, now()).unwrap().seal(&keys.two());
+        let store = TrustStore::pin(root, now()).unwrap();
+        for key in [&keys.director, &stranger, &keys.image, &keys.root[0]] {
+            for at in [now(), now() + Duration::from_secs(3600), now() + ROOT_METADATA_LIFE] {
+                let counts = verify(&store, sealed(&[key]), at);
+                assert_eq!(code(store.check_director(&key.public(), at)), counts);
+            }
+        }
+    }
+}
+
+#[test]
 fn no_document_counts_once_the_directors_or_the_root_have_expired() {
     let keys = Keys::new();
     let hour = now() + Duration::from_secs(3600);

@@ -30,7 +30,9 @@ fn heartbeat_ack(sequence: u64) -> CoordinatorFrame {
 }
 
 fn document(length: usize) -> CoordinatorFrame {
-    CoordinatorFrame { body: Some(coordinator_frame::Body::Document(Document { envelope: vec![7; length] })) }
+    CoordinatorFrame {
+        body: Some(coordinator_frame::Body::Document(Document { envelope: vec![7; length].into() })),
+    }
 }
 
 /// A server that hands every session to the test.

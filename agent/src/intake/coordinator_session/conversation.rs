@@ -13,8 +13,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use mvm_proto::status::{ConditionKind, Event, NodeInfo, NodeStatus};
 use mvm_proto::wire::session::v1::{
-    Ack, AgentFrame, CoordinatorFrame, Document, Events, Heartbeat, Hello, RemovedOperators, Reply, Request,
-    SecretsPiece, Trust, Welcome, agent_frame, coordinator_frame, request,
+    Ack, AgentFrame, CoordinatorFrame, Document, DocumentWanted, Events, Heartbeat, Hello, RemovedOperators,
+    Reply, Request, SecretsPiece, Trust, Welcome, agent_frame, coordinator_frame, request,
 };
 use mvm_proto::wire::{FEATURE_SECRETS, FEATURE_STATUS_DELTAS, SESSION_FEATURES, SESSION_PROTOCOL};
 use mvm_proto::{Digest, Problem};
@@ -156,6 +156,8 @@ struct Conversation<'a> {
     still_finding_out: bool,
     /// What the last description said of the roots that this node trusts.
     told_roots: Vec<Digest>,
+    /// A delta came of a document that is not here: the whole is still to be asked for.
+    document_wanted: bool,
 }
 
 impl<'a> Conversation<'a> {
@@ -177,6 +179,7 @@ impl<'a> Conversation<'a> {
             heartbeats: 0,
             still_finding_out: true,
             told_roots: Vec::new(),
+            document_wanted: false,
         }
     }
 
@@ -211,6 +214,10 @@ impl<'a> Conversation<'a> {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let frame = tokio::select! {
+                () = std::future::ready(()), if self.document_wanted => {
+                    self.document_wanted = false;
+                    Some(encode(agent_frame::Body::DocumentWanted(DocumentWanted {})))
+                }
                 received = session.frames_in.recv() => {
                     if let Some(ending) = self.hear(received?, &status).await {
                         return Ok(ending);
@@ -327,7 +334,11 @@ impl<'a> Conversation<'a> {
 
     async fn on_frame(&mut self, body: coordinator_frame::Body) -> Option<Ending> {
         match body {
-            coordinator_frame::Body::Document(document) => self.on_document(&document).await,
+            coordinator_frame::Body::Document(document) => self.on_document(&document.envelope).await,
+            coordinator_frame::Body::DocumentDelta(delta) => match self.context.intake.rebuilt(delta) {
+                Some(envelope) => self.on_document(&envelope).await,
+                None => self.document_wanted = true,
+            },
             coordinator_frame::Body::Trust(trust) => return self.on_trust(&trust).await,
             coordinator_frame::Body::Request(request) => self.on_request(request),
             coordinator_frame::Body::RemovedOperators(told) => return self.on_removed_operators(&told),
@@ -342,15 +353,15 @@ impl<'a> Conversation<'a> {
         None
     }
 
-    async fn on_document(&mut self, document: &Document) {
+    async fn on_document(&mut self, envelope: &[u8]) {
         let intake = &self.context.intake;
-        match intake.accept(&document.envelope).await {
+        match intake.accept(envelope).await {
             Ok(accepted) => {
                 self.awaiting.expect(Some(accepted.mark.clone()));
                 self.push_ack(acks::accepted(accepted.mark));
             }
             Err(problem) => {
-                let ack = acks::refused(&document.envelope, &problem, intake.high_water());
+                let ack = acks::refused(envelope, &problem, intake.high_water());
                 self.push_ack(ack);
             }
         }

@@ -9,9 +9,9 @@ use mvm_agent::AgentSettings;
 use mvm_pki::Role;
 use mvm_proto::Problem;
 use mvm_proto::wire::session::v1::{
-    Ack, ActOnInstance, AgentFrame, CoordinatorFrame, Document, Goodbye, Heartbeat, HeartbeatAck, Hello,
-    RemovedOperator, RemovedOperators, Request, Stage, Trust, Welcome, agent_frame, coordinator_frame,
-    request,
+    Ack, ActOnInstance, AgentFrame, CoordinatorFrame, Document, DocumentDelta, Goodbye, Heartbeat,
+    HeartbeatAck, Hello, RemovedOperator, RemovedOperators, Request, Stage, Trust, Welcome, agent_frame,
+    coordinator_frame, request,
 };
 use mvm_transport::ServerSession;
 use mvm_transport::frame::encode_once;
@@ -66,7 +66,7 @@ impl Talk {
     }
 
     async fn push(&mut self, envelope: &mvm_proto::Envelope) {
-        self.send(coordinator_frame::Body::Document(Document { envelope: envelope.to_json() })).await;
+        self.send(coordinator_frame::Body::Document(Document { envelope: envelope.to_json().into() })).await;
     }
 
     /// The next ack, which must be of this stage; other frames are passed over.
@@ -107,6 +107,56 @@ async fn a_document_is_acknowledged_when_durable_and_again_when_made_true() {
     assert_eq!(accepted.generation, 4);
     assert_eq!(talk.ack(Stage::Converged).await.mark, Some(accepted));
     assert_eq!(get_local(agent.metrics, "/readyz").await.0, 200);
+    agent.stop().await.unwrap();
+    coordinator.stop().await;
+}
+
+#[tokio::test]
+async fn a_delta_of_the_document_in_force_is_accepted_and_of_another_one_the_whole_is_asked_for() {
+    let cluster = Arc::new(Cluster::new());
+    let mut coordinator = Coordinator::start(&cluster);
+    let agent = Running::start(settings(&cluster, &coordinator)).await;
+    let (mut talk, hello) = Talk::begin(&mut coordinator).await;
+    assert!(hello.features.iter().any(|feature| feature == "document-deltas"), "{:?}", hello.features);
+    let [first, second, third] =
+        [(4, 2), (5, 3), (6, 1)].map(|(generation, running)| cluster.document(generation, running));
+    let delta = |old: &mvm_proto::Envelope, new| DocumentDelta::between(&old.payload, new).unwrap();
+    talk.push(&first).await;
+    talk.ack(Stage::Accepted).await;
+    talk.send(coordinator_frame::Body::DocumentDelta(delta(&first, &second))).await;
+    let (mut accepted, mut converged) = (Vec::new(), Vec::new());
+    while accepted.is_empty() {
+        let Some(agent_frame::Body::Acks(acks)) = talk.next().await else { continue };
+        for ack in acks.acks {
+            let of_stage = if ack.stage() == Stage::Accepted { &mut accepted } else { &mut converged };
+            of_stage.push(ack.mark.unwrap().generation);
+        }
+    }
+    assert_eq!(accepted, [5]);
+    // Forged: it makes another text than was signed, and says so.
+    let mut forged = delta(&second, &third);
+    forged.signatures[0].signature[3] ^= 1;
+    talk.send(coordinator_frame::Body::DocumentDelta(forged)).await;
+    talk.send(coordinator_frame::Body::DocumentDelta(delta(&first, &third))).await;
+    let mut refused = 0;
+    loop {
+        match talk.next().await.unwrap() {
+            agent_frame::Body::Acks(acks) => {
+                refused += acks.acks.iter().filter(|ack| ack.stage() == Stage::Refused).count();
+            }
+            agent_frame::Body::DocumentWanted(_) => break,
+            _ => {}
+        }
+    }
+    talk.push(&third).await;
+    loop {
+        let Some(agent_frame::Body::Acks(acks)) = talk.next().await else { continue };
+        refused += acks.acks.iter().filter(|ack| ack.stage() == Stage::Refused).count();
+        if acks.acks.iter().any(|ack| ack.stage() == Stage::Accepted) {
+            break;
+        }
+    }
+    assert_eq!(refused, 1, "the forged one alone");
     agent.stop().await.unwrap();
     coordinator.stop().await;
 }

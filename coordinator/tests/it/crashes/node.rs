@@ -8,7 +8,7 @@ use mvm_proto::status::{Capacity, Counts, Mark, NodeInfo, NodeStatus, PoolStatus
 use mvm_proto::wire::session::v1::{
     SecretsBundle, SecretsPiece, SecretsWanted, Stage, agent_frame, coordinator_frame,
 };
-use mvm_proto::{DesiredState, Digest, Unverified};
+use mvm_proto::{DesiredState, Digest};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -152,16 +152,11 @@ async fn talk(node: &Node, heard: &Mutex<Heard>, mut said: watch::Receiver<(Opti
             }
         };
         let Ok(Some(frame)) = frame else { return };
-        let document = match frame.body {
-            Some(coordinator_frame::Body::Document(document)) => document,
-            Some(coordinator_frame::Body::SecretsPiece(piece)) => {
-                heard.lock().take(&piece);
-                continue;
-            }
-            _ => continue,
-        };
-        let envelope = Unverified::from_json(&document.envelope).unwrap();
-        let verified = node.trust.verify_document(envelope, now()).unwrap();
+        if let Some(coordinator_frame::Body::SecretsPiece(piece)) = &frame.body {
+            heard.lock().take(piece);
+            continue;
+        }
+        let Some(verified) = session.document_in(frame.body.as_ref()).await else { continue };
         let mark = crate::support::mark_of(&verified);
         {
             let mut heard = heard.lock();
