@@ -26,6 +26,7 @@ soak: setup image
 
 # Figures as ratios against a peer in the same run; also written to target/bench/results.json.
 bench: image
+	@scripts/setup --bench
 	cargo build --release --workspace --bins
 	target/release/mvm-benches
 

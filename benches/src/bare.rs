@@ -57,6 +57,13 @@ pub fn server(certificates: &Certificates) -> Result<quinn::Endpoint> {
 }
 
 pub fn client_config(certificates: &Certificates, protocol: Protocol) -> Result<quinn::ClientConfig> {
+    let mut tls = tcp_client_config(certificates)?;
+    tls.alpn_protocols = vec![if protocol == Protocol::Plain { PLAIN } else { HTTP3 }.to_vec()];
+    Ok(quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls)?)))
+}
+
+/// The same for TLS on TCP, of a server that knows nothing of ALPN.
+pub fn tcp_client_config(certificates: &Certificates) -> Result<rustls::ClientConfig> {
     let provider = mvm_pki::tls::provider();
     let roots = Arc::new(roots(certificates)?);
     let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build()?;
@@ -65,9 +72,8 @@ pub fn client_config(certificates: &Certificates, protocol: Protocol) -> Result<
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_webpki_verifier(verifier)
         .with_client_auth_cert(credential.chain().to_vec(), key(&credential)?)?;
-    tls.alpn_protocols = vec![if protocol == Protocol::Plain { PLAIN } else { HTTP3 }.to_vec()];
     tls.resumption = rustls::client::Resumption::disabled();
-    Ok(quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls)?)))
+    Ok(tls)
 }
 
 /// A client's endpoint on loopback. Must be called inside a tokio runtime.

@@ -11,12 +11,12 @@ use futures::stream::{StreamExt as _, TryStreamExt as _};
 use mvm_client::ControlClient;
 use mvm_pki::{Anchors, Credential, CsrNames, ExpectedPeer, LeafKey, LiveAnchors, LiveCredential, Role};
 use mvm_proto::status::DesiredSource;
-use mvm_proto::wire::SESSION_PROTOCOL;
 use mvm_proto::wire::control::v1::CreateTokenRequest;
 use mvm_proto::wire::node::v1::{Capacity, Mark, NodeInfo};
 use mvm_proto::wire::session::v1::{
-    Ack, Acks, AgentFrame, Heartbeat, Hello, Reply, Stage, agent_frame, coordinator_frame,
+    Ack, Acks, AgentFrame, DocumentWanted, Heartbeat, Hello, Reply, Stage, agent_frame, coordinator_frame,
 };
+use mvm_proto::wire::{FEATURE_DOCUMENT_DELTAS, SESSION_PROTOCOL};
 use mvm_proto::{ClusterId, Digest, Envelope, NodeId};
 use mvm_tests::Cluster;
 use mvm_transport::{ALPN_H3, ALPN_SESSION, Client, ClientSession, Limits, SessionDialer};
@@ -42,6 +42,14 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 pub struct FakeNode {
     pub id: NodeId,
     credential: LiveCredential,
+}
+
+/// A document that came to a node, which says that it accepted it.
+#[derive(Debug, Clone)]
+pub struct Heard {
+    pub at: Instant,
+    pub node: NodeId,
+    pub mark: Option<Mark>,
 }
 
 /// Dials sessions of many nodes from one socket.
@@ -115,7 +123,7 @@ impl FakeNode {
 
 impl Dialler {
     /// Opens `node`'s session, is welcomed, and leaves a task that plays the node. `heard` is told when a document comes.
-    pub async fn join(&self, node: &FakeNode, heard: Option<UnboundedSender<Instant>>) -> Result<()> {
+    pub async fn join(&self, node: &FakeNode, heard: Option<UnboundedSender<Heard>>) -> Result<()> {
         let expected = coordinator_of(&self.cluster);
         let tls =
             mvm_pki::tls::client_config(Some(&node.credential), &self.anchors, expected, &[ALPN_SESSION])?;
@@ -129,17 +137,23 @@ impl Dialler {
             0 => HEARTBEAT,
             seconds => Duration::from_secs(seconds.into()),
         };
-        tokio::spawn(play(session, heartbeat, heard));
+        tokio::spawn(play(session, node.id.clone(), heartbeat, heard));
         Ok(())
     }
 }
 
 /// Until the session ends, by whoever.
-async fn play(mut session: ClientSession, heartbeat: Duration, heard: Option<UnboundedSender<Instant>>) {
+async fn play(
+    mut session: ClientSession,
+    node: NodeId,
+    heartbeat: Duration,
+    heard: Option<UnboundedSender<Heard>>,
+) {
     // Spread out, as the beats of a real fleet are.
     let first = tokio::time::Instant::now() + heartbeat.mul_f64(fastrand::f64());
     let mut beats = tokio::time::interval_at(first, heartbeat);
     let mut sequence = 0;
+    let mut held = None;
     loop {
         let answer = tokio::select! {
             _ = beats.tick() => {
@@ -148,11 +162,13 @@ async fn play(mut session: ClientSession, heartbeat: Duration, heard: Option<Unb
             }
             received = session.frames_in.recv() => match received {
                 Ok(Some(frame)) => {
-                    if let (Some(heard), Some(coordinator_frame::Body::Document(_))) = (&heard, &frame.body) {
+                    let answer = frame.body.and_then(|body| answer(body, &mut held));
+                    if let (Some(heard), Some(agent_frame::Body::Acks(acks))) = (&heard, &answer) {
+                        let mark = acks.acks.first().and_then(|ack| ack.mark.clone());
                         // The bench may have heard enough.
-                        let _ = heard.send(Instant::now());
+                        let _ = heard.send(Heard { at: Instant::now(), node: node.clone(), mark });
                     }
-                    frame.body.and_then(answer)
+                    answer
                 }
                 Ok(None) | Err(_) => return,
             },
@@ -165,30 +181,37 @@ async fn play(mut session: ClientSession, heartbeat: Duration, heard: Option<Unb
     }
 }
 
-fn answer(body: coordinator_frame::Body) -> Option<agent_frame::Body> {
-    match body {
-        coordinator_frame::Body::Document(document) => {
-            let mark = mark(&document.envelope).ok();
-            let ack = Ack { mark, stage: Stage::Accepted.into(), ..Ack::default() };
-            Some(agent_frame::Body::Acks(Acks { acks: vec![ack] }))
+/// `held` is the payload of the newest document.
+fn answer(body: coordinator_frame::Body, held: &mut Option<Vec<u8>>) -> Option<agent_frame::Body> {
+    let envelope = match body {
+        coordinator_frame::Body::Document(document) => Envelope::from_json(&document.envelope).ok(),
+        coordinator_frame::Body::DocumentDelta(delta) => {
+            delta.envelope(&held.take().unwrap_or_default()).ok()
         }
         coordinator_frame::Body::Request(request) => {
-            Some(agent_frame::Body::Reply(Reply { id: request.id, problem: Vec::new(), answer: None }))
+            let reply = Reply { id: request.id, problem: Vec::new(), answer: None };
+            return Some(agent_frame::Body::Reply(reply));
         }
-        _ => None,
-    }
+        _ => return None,
+    };
+    let Some(envelope) = envelope else {
+        return Some(agent_frame::Body::DocumentWanted(DocumentWanted {}));
+    };
+    let mark = mark(&envelope.payload).ok();
+    *held = Some(envelope.payload);
+    let ack = Ack { mark, stage: Stage::Accepted.into(), ..Ack::default() };
+    Some(agent_frame::Body::Acks(Acks { acks: vec![ack] }))
 }
 
 /// What the document says it is.
-fn mark(envelope: &[u8]) -> Result<Mark> {
+fn mark(payload: &[u8]) -> Result<Mark> {
     #[derive(Deserialize)]
     struct Numbers {
         epoch: u64,
         generation: u64,
     }
-    let envelope = Envelope::from_json(envelope)?;
-    let Numbers { epoch, generation } = serde_json::from_slice(&envelope.payload)?;
-    Ok(Mark { epoch, generation, digest: Digest::of(&envelope.payload).to_string() })
+    let Numbers { epoch, generation } = serde_json::from_slice(payload)?;
+    Ok(Mark { epoch, generation, digest: Digest::of(payload).to_string() })
 }
 
 fn hello(node: &FakeNode, cluster: &ClusterId) -> Hello {
@@ -204,7 +227,14 @@ fn hello(node: &FakeNode, cluster: &ClusterId) -> Hello {
         trust_root_version: 1,
         ..NodeInfo::default()
     };
-    Hello { protocol: SESSION_PROTOCOL, info: Some(info), trust_root_version: 1, ..Hello::default() }
+    let features = vec![FEATURE_DOCUMENT_DELTAS.to_owned()];
+    Hello {
+        protocol: SESSION_PROTOCOL,
+        info: Some(info),
+        trust_root_version: 1,
+        features,
+        ..Hello::default()
+    }
 }
 
 fn frame(body: agent_frame::Body) -> AgentFrame {

@@ -14,6 +14,7 @@ pub mod effort;
 pub mod fake_node;
 mod firewall_lab;
 pub mod machine;
+pub mod nats;
 pub mod operator;
 pub mod report;
 pub mod row;

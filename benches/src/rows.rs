@@ -4,6 +4,7 @@ mod apply;
 mod day;
 mod documents;
 mod exec;
+mod fanout;
 mod firewall;
 mod fleet;
 mod floor;
@@ -16,6 +17,8 @@ mod push;
 mod quiet_passes;
 mod rest;
 mod startup;
+
+use std::time::Duration;
 
 use anyhow::Result;
 use mvm_tests::ClusterSettings;
@@ -65,7 +68,14 @@ pub fn measure(wanted: &[Subject], effort: Effort, mut progress: impl FnMut(Subj
             Subject::Exec => exec::measure(&effort),
             Subject::Firewall => firewall::measure(&effort),
             Subject::Idle => idle::measure(&effort),
-            Subject::Sessions | Subject::Fanout => fleet::measure(&effort),
+            Subject::Sessions => fleet::measure(&effort),
+            // Memory is looked at in several fresh coordinators, and a fan-out in one.
+            Subject::Fanout => fleet::measure(&Effort {
+                fresh_starts: 1,
+                settle: Duration::ZERO,
+                watch: Duration::from_secs(1),
+                ..effort
+            }),
             Subject::Startup => startup::measure(&effort),
         }));
     }

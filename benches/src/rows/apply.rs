@@ -13,7 +13,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use super::floor::{Floor, start_echo};
 use super::{as_shipped, fleet, runtime};
 use crate::effort::Effort;
-use crate::fake_node::enrol_all;
+use crate::fake_node::{Heard, enrol_all};
 use crate::machine::{Core, pin_process, pin_this_thread};
 use crate::operator;
 use crate::row::{Figure, Goal, Row, Subject, Unit};
@@ -109,12 +109,12 @@ fn reached(effort: &Effort) -> Result<Row> {
 }
 
 /// Milliseconds until each of the pool's nodes had its document.
-async fn documents(heard: &mut UnboundedReceiver<Instant>, begun: Instant) -> Result<Vec<f64>> {
+async fn documents(heard: &mut UnboundedReceiver<Heard>, begun: Instant) -> Result<Vec<f64>> {
     let mut times = Vec::new();
     while times.len() < NODES as usize {
         let next = tokio::time::timeout(LIMIT, heard.recv()).await.context("a document did not come")?;
-        let at = next.context("all sessions ended")?;
-        times.push(ms(at.duration_since(begun)));
+        let heard = next.context("all sessions ended")?;
+        times.push(ms(heard.at.duration_since(begun)));
     }
     Ok(times)
 }
@@ -140,7 +140,7 @@ fn is_ready(object: &Object, generation: u64) -> bool {
         && object.conditions().iter().any(ready)
 }
 
-async fn apply(objects: &mut Objects, declared: &Value) -> Result<Object> {
+pub(super) async fn apply(objects: &mut Objects, declared: &Value) -> Result<Object> {
     let applied = objects.apply(declared, ApplyOptions::default()).await?;
     ensure!(applied.object.metadata.generation > 0, "what is applied has a generation");
     Ok(applied.object)

@@ -9,12 +9,12 @@ use anyhow::{Context, Result};
 use futures::stream::{StreamExt as _, TryStreamExt as _};
 use mvm_client::ControlClient;
 use mvm_tests::Cluster;
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
-use super::{as_shipped, runtime};
+use super::{as_shipped, fanout, runtime};
 use crate::document::sized_user_document;
 use crate::effort::Effort;
-use crate::fake_node::{FakeNode, enrol_all};
+use crate::fake_node::{FakeNode, Heard, enrol_all};
 use crate::machine::{Core, cpu_time, pin_process, pin_this_thread, resident};
 use crate::operator;
 use crate::row::{Goal, Row, Subject, Unit};
@@ -35,6 +35,8 @@ struct Look {
     dial_cpu_us: f64,
     fanout_ms: Vec<f64>,
     fanout_cpu_us: Vec<f64>,
+    /// Of declared changes, beside NATS.
+    declared: Vec<Row>,
 }
 
 pub(super) fn measure(effort: &Effort) -> Result<Vec<Row>> {
@@ -62,17 +64,20 @@ pub(super) fn measure(effort: &Effort) -> Result<Vec<Row>> {
     );
     let walls: Vec<f64> = looks.iter().flat_map(|look| look.fanout_ms.iter().copied()).collect();
     let cpus: Vec<f64> = looks.iter().flat_map(|look| look.fanout_cpu_us.iter().copied()).collect();
-    Ok(vec![
+    let declared: Vec<Row> = looks.iter().flat_map(|look| look.declared.clone()).collect();
+    let mut rows = vec![
         memory.goal(MEMORY_GOAL).note(format!(
             "holding {many} idle ones: {:.2} % of a core; joining: {:.0} us of CPU each",
             median(|look| look.idle_percent),
             median(|look| look.dial_cpu_us),
         )),
-        Row::of(Subject::Fanout, format!("4 KiB to {many} nodes, last ack"), &walls, Unit::Milliseconds).note(
-            "one document for each node: validated, numbered, signed, made durable, sent, acknowledged; nodes verify nothing",
+        Row::of(Subject::Fanout, format!("{many} pushes of 4 KiB, last ack"), &walls, Unit::Milliseconds).note(
+            "a call for each node: validated, numbered, signed, made durable, sent, acknowledged; nodes verify nothing",
         ),
-        Row::of(Subject::Fanout, format!("4 KiB to {many} nodes, coordinator's CPU each"), &cpus, Unit::Microseconds),
-    ])
+        Row::of(Subject::Fanout, format!("{many} pushes of 4 KiB, coordinator's CPU each"), &cpus, Unit::Microseconds),
+    ];
+    rows.extend(declared);
+    Ok(rows)
 }
 
 /// In a thread of its own, because it binds itself to a core and the next coordinator must not inherit that.
@@ -83,12 +88,14 @@ fn look(effort: &Effort, fanouts: usize, cluster: &Cluster, nodes: &[FakeNode]) 
     let (few, many) = effort.sessions;
     runtime()?.block_on(async {
         let mut client = operator::connect(cluster).await?;
-        dial(cluster, &nodes[..few], None).await?;
+        let (told, heard) = unbounded_channel();
+        let told = (fanouts > 0).then_some(told);
+        dial(cluster, &nodes[..few], told.clone()).await?;
         tokio::time::sleep(effort.settle).await;
         let before = resident(coordinator)?.all_kib;
 
         let cpu_before = cpu_time(coordinator)?;
-        dial(cluster, &nodes[few..many], None).await?;
+        dial(cluster, &nodes[few..many], told).await?;
         let dial_cpu = cpu_time(coordinator)?.saturating_sub(cpu_before);
         tokio::time::sleep(effort.settle).await;
         let after = resident(coordinator)?.all_kib;
@@ -103,6 +110,12 @@ fn look(effort: &Effort, fanouts: usize, cluster: &Cluster, nodes: &[FakeNode]) 
             fanout_ms.push(wall.as_secs_f64() * 1e3);
             fanout_cpu_us.push(cpu.as_secs_f64() * 1e6 / many as f64);
         }
+        let declared = match fanouts {
+            0 => Vec::new(),
+            _ => fanout::declared(fanouts, cluster, coordinator, &nodes[..many], heard)
+                .await
+                .unwrap_or_else(|error| vec![Row::failed(Subject::Fanout, format!("{error:#}"))]),
+        };
         let dialled = (many - few) as f64;
         Ok(Look {
             kib_per_session: (after - before) / dialled,
@@ -110,6 +123,7 @@ fn look(effort: &Effort, fanouts: usize, cluster: &Cluster, nodes: &[FakeNode]) 
             dial_cpu_us: dial_cpu.as_secs_f64() * 1e6 / dialled,
             fanout_ms,
             fanout_cpu_us,
+            declared,
         })
     })
 }
@@ -118,7 +132,7 @@ fn look(effort: &Effort, fanouts: usize, cluster: &Cluster, nodes: &[FakeNode]) 
 pub(super) async fn dial(
     cluster: &Cluster,
     nodes: &[FakeNode],
-    heard: Option<UnboundedSender<Instant>>,
+    heard: Option<UnboundedSender<Heard>>,
 ) -> Result<()> {
     let dialled = FakeNode::dialler(cluster)?;
     let all = futures::stream::iter(nodes.iter().map(|node| dialled.join(node, heard.clone())))
