@@ -53,7 +53,7 @@ pub(crate) struct WriteOf {
 }
 
 impl WriteOf {
-    const KNOWN: [&str; 14] = [
+    const KNOWN: [&str; 15] = [
         "assigned",
         "audit",
         "envelopes",
@@ -64,6 +64,7 @@ impl WriteOf {
         "objects",
         "operators",
         "placed",
+        "scaled",
         "secrets",
         "secrets_of",
         "status",

@@ -4,6 +4,7 @@
 //! GET|POST              /v1/tenants, /v1/nodes, /v1/api-keys         GET|PUT|PATCH|DELETE  .../{name}
 //! GET|POST              /v1/tenants/{tenant}/pools                   GET|PUT|PATCH|DELETE  .../{name}
 //! GET                   /v1/pools                                    of all tenants
+//! PUT                   /v1/tenants/{tenant}/pools/{name}/scale-metric   what is measured of a pool's load
 //! POST                  /v1/plan                                     what declaring objects would do
 //! GET                   /v1/explain/{kind}/{tenant}/{name}           why a pool is where it is
 //! GET                   /v1/demand                                   what has no place for want of nodes, and which have nothing
@@ -24,11 +25,12 @@ use axum::extract::{DefaultBodyLimit, Path, RawQuery, State as Shared};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use axum::{Extension, Json, Router};
 use mvm_proto::object::{Declared, KINDS, Kind, Object, Outcome, kind_named};
 use mvm_proto::problem::PROBLEM_MEDIA_TYPE;
 use mvm_proto::{Problem, TenantId};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use self::query::{EventsQuery, ListQuery, OneQuery};
@@ -53,6 +55,7 @@ pub(crate) fn router(state: App) -> Router {
         router = router.merge(routes(kind));
     }
     router
+        .route("/v1/tenants/{tenant}/pools/{name}/scale-metric", put(scale_metric))
         .route("/v1/plan", post(plan))
         .route("/v1/explain/{kind}/{tenant}/{name}", get(explain))
         .route("/v1/demand", get(demand))
@@ -273,6 +276,30 @@ async fn explain(
     let kind = kind_named(&kind).map_err(unknown)?;
     let tenant = tenant_id(Some(&tenant))?;
     Ok(Json(placement::explain(&app, &caller, kind, tenant.as_ref(), &name).await?).into_response())
+}
+
+/// What a caller measured of a pool's load.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Measured {
+    value: f64,
+}
+
+async fn scale_metric(
+    Shared(app): Shared<App>,
+    Path((tenant, name)): Path<(String, String)>,
+    identified: Option<Extension<Identified>>,
+    headers: HeaderMap,
+    bytes: Result<Bytes, axum::extract::rejection::BytesRejection>,
+) -> Answer {
+    let caller = caller(identified)?;
+    let bytes = body::bytes(&headers, bytes)?;
+    let Measured { value } = serde_json::from_slice(&bytes)
+        .map_err(|error| refuse::bad_request(format!("the body must be {{\"value\": NUMBER}}: {error}")))?;
+    let tenant = tenant
+        .parse()
+        .map_err(|_| refuse::no_object(kind_named("tenants").unwrap_or(&KINDS[0]), None, &tenant))?;
+    Ok(Json(placement::measured(&app, &caller, &tenant, &name, value).await?).into_response())
 }
 
 async fn demand(Shared(app): Shared<App>, identified: Option<Extension<Identified>>) -> Answer {

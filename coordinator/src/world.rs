@@ -11,6 +11,7 @@ mod live;
 mod offered;
 mod placements;
 mod rollouts;
+mod scale;
 mod sizes;
 mod status;
 #[cfg(test)]
@@ -44,6 +45,8 @@ pub(crate) use live::{NodeNews, PoolNews, PoolsHeard};
 pub(crate) use offered::{NodeOffers, Offered};
 pub(crate) use placements::Placements;
 pub(crate) use rollouts::{RolloutRecord, Rollouts};
+pub(crate) use scale::SCALE_EVERY;
+use scale::Scales;
 use sizes::Sizes;
 
 /// The objects as they are declared, the placements, and the news of nodes.
@@ -72,6 +75,8 @@ pub(crate) struct World {
     sizes: Sizes,
     /// Which revision of each pool which node is to have.
     pub(crate) rollouts: Rollouts,
+    /// How many run of pools that are scaled.
+    pub(crate) scales: Scales,
     /// The pools that are declared, by tenant.
     pools_of: BTreeMap<TenantId, BTreeSet<PoolId>>,
     /// The nodes that said something of a pool.
@@ -143,6 +148,7 @@ impl World {
             leaving: false,
             sizes: Sizes::default(),
             rollouts: Rollouts::default(),
+            scales: Scales::default(),
             pools_of: BTreeMap::new(),
             heard_of: BTreeMap::new(),
             started_at,
@@ -217,16 +223,13 @@ impl World {
     fn declare_pool(&mut self, object: &Object) {
         let Some(key) = pool_key(object) else { return unreadable(object) };
         let Ok(spec) = object.spec::<PoolSpec>() else { return unreadable(object) };
+        let spec = self.with_scale(&key, spec);
         let before = self.pools.get(&key);
         let deleting = object.metadata.deleting_since.is_some();
         let was_deleting = before.is_some_and(|before| before.object.metadata.deleting_since.is_some());
         if before.is_none_or(|before| before.spec != spec) || deleting != was_deleting {
             self.placer.set_pool(&key, (!deleting).then(|| demand(&spec)));
-            self.touched.extend(self.stored.nodes_of(&key).cloned());
-            self.stale_pools.insert(key.clone());
-            self.unsettled.insert(key.clone());
-            self.unheld.insert(key.clone());
-            self.undivided.insert(key.tenant.clone());
+            self.repool(&key);
         }
         self.note_secrets(&key, &spec);
         let notes = |object: &Object| object.metadata.annotations.get(RESUMED_ANNOTATION).cloned();
@@ -235,6 +238,15 @@ impl World {
         }
         self.pools_of.entry(key.tenant.clone()).or_default().insert(key.pool.clone());
         self.pools.insert(key, PoolEntry { object: object.clone(), spec });
+    }
+
+    /// All that follows from a pool is to be looked at again.
+    fn repool(&mut self, key: &PoolKey) {
+        self.touched.extend(self.stored.nodes_of(key).cloned());
+        self.stale_pools.insert(key.clone());
+        self.unsettled.insert(key.clone());
+        self.unheld.insert(key.clone());
+        self.undivided.insert(key.tenant.clone());
     }
 
     fn declare_node(&mut self, object: &Object) {
@@ -280,6 +292,7 @@ impl World {
                     self.pools.remove(&key);
                     self.bundles.remove(&key);
                     self.forget_rollout(&key);
+                    self.scales.forget(&key);
                     self.pool_waits.remove(&key);
                     if let Some(pools) = self.pools_of.get_mut(&key.tenant) {
                         pools.remove(&key.pool);
@@ -354,6 +367,7 @@ impl World {
         self.placer = Placer::of(&fleet);
         self.unsettled = self.stored.keys().chain(self.pools.keys()).cloned().collect();
         self.unheld.clone_from(&self.unsettled);
+        self.scales.forget_undeclared();
         self.undivided = self.tenants.keys().cloned().collect();
         self.stale_tenants = self.undivided.clone();
         self.leaving = true;

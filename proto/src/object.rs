@@ -34,7 +34,8 @@ pub use kind::{Column, Kind, Scope, Spec, kind_named};
 pub use metadata::{MAX_LABELS, Metadata, check_label_key, check_label_value};
 pub use node::{ManagedBy, NodeObjectStatus, NodeResources, NodeSpec, Overcommit};
 pub use pool::{
-    NodeCounts, PoolCounts, PoolImage, PoolObjectStatus, PoolResources, PoolSpec, UnplacedCounts,
+    NodeCounts, PoolCounts, PoolImage, PoolObjectStatus, PoolResources, PoolScale, PoolScaleStatus, PoolSpec,
+    ScaleMetric, UnplacedCounts,
 };
 pub use read::{Declared, MAX_OBJECT_BYTES, read, read_tree};
 pub use rollout::{

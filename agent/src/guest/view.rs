@@ -141,6 +141,11 @@ impl GuestView {
         self.idle_since.and_then(|_| self.signs().idle_since(self.idle_since, now))
     }
 
+    /// Of all its processors together, as the host measured it lately.
+    pub(crate) fn used_percent(&self) -> Option<u32> {
+        self.host.cpu_percent().and_then(|percent| u32::try_from(percent).ok())
+    }
+
     fn signs(&self) -> Signs {
         Signs {
             connected: self.connected,

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mvm_proto::Timestamp;
 use mvm_proto::text::chain;
+use mvm_proto::{Phase, Timestamp};
 use mvm_vmm::{Driver, DriverError};
 use tokio::sync::{broadcast, watch};
 use tokio::time::Instant;
@@ -184,7 +184,12 @@ fn tell(
     let observed = engine.records.observed();
     let now = engine.clock.now();
     let ready = PoolReadiness::of(&observed, &engine.records.templates(), engine.blocked(), now);
+    let guests = node.handle.guests();
+    let running = records.iter().filter(|record| record.phase == Phase::Running);
+    let used =
+        running.filter_map(|record| Some((record.id.clone(), guests.view(&record.id)?.used_percent()?)));
     let facts = Facts {
+        used_percent: used.collect(),
         now: engine.clock.now(),
         current_document,
         records: &records,

@@ -24,6 +24,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) current_document: Option<&'a CurrentDocument>,
     pub(crate) records: &'a [Record],
     pub(crate) ready: &'a PoolReadiness<'a>,
+    /// Of instances that run: what they use of their processors, where it was measured.
+    pub(crate) used_percent: BTreeMap<InstanceId, u32>,
     pub(crate) memory_pressure: bool,
     pub(crate) plan: Option<&'a NodePlan>,
     pub(crate) converged: bool,
@@ -269,6 +271,9 @@ fn requested(pool: &Pool) -> Usage {
     usage
 }
 
+/// What pools use of processors is told in steps of this.
+const CPU_STEP_PERCENT: u32 = 5;
+
 /// The document's pools in its order, then those that run here without being named.
 fn pools(facts: &Facts<'_>) -> Vec<PoolStatus> {
     let mut found: BTreeMap<(&str, &str), PoolStatus> = BTreeMap::new();
@@ -287,6 +292,10 @@ fn pools(facts: &Facts<'_>) -> Vec<PoolStatus> {
             Phase::Running => {
                 actual.running += 1;
                 actual.down += u32::from(is_missed(record));
+                if let Some(used) = facts.used_percent.get(&record.id) {
+                    let sum = pool.cpu_percent.get_or_insert_default();
+                    *sum = sum.saturating_add(*used);
+                }
             }
             Phase::Warm => actual.warm += 1,
             Phase::Sleeping => actual.sleeping += 1,
@@ -330,6 +339,8 @@ fn pools(facts: &Facts<'_>) -> Vec<PoolStatus> {
             surge: of_pool.rollout.surge,
             failing: of_pool.rollout.failing.unwrap_or_default(),
             deferred: deferred.remove(&key).unwrap_or_default(),
+            // Finer than this it would change with every look.
+            cpu_percent: seen.cpu_percent.map(|sum| sum.div_ceil(CPU_STEP_PERCENT) * CPU_STEP_PERCENT),
             ..seen
         });
     }

@@ -18,6 +18,7 @@ const NODES_NAMED: usize = 5;
 pub(crate) fn happenings(object: &Object, after: &Value) -> Vec<Happening> {
     let mut found = Vec::new();
     if object.kind == "Pool" {
+        found.extend(scaled(&object.status, after));
         found.extend(scheduled(&object.status, after));
     }
     let before = conditions(&object.status);
@@ -31,6 +32,16 @@ pub(crate) fn happenings(object: &Object, after: &Value) -> Vec<Happening> {
 fn conditions(status: &Value) -> Vec<Condition> {
     let conditions = status.get("conditions");
     conditions.and_then(|conditions| Vec::deserialize(conditions).ok()).unwrap_or_default()
+}
+
+/// Another count of a pool that is scaled.
+fn scaled(before: &Value, after: &Value) -> Option<Happening> {
+    let running = |status: &Value| status.pointer("/scale/running").and_then(Value::as_u64);
+    let (had, has) = (running(before)?, running(after)?);
+    let reason = if has > had { "ScaledUp" } else { "ScaledDown" };
+    let load = after.pointer("/scale/load").map(|load| format!(", the load is {load}")).unwrap_or_default();
+    let message = format!("from {had} to {has} running{load}");
+    (had != has).then(|| Happening { r#type: EventType::Normal, reason: reason.to_owned(), message })
 }
 
 /// Instances that got a place on a node.

@@ -13,6 +13,7 @@
 //!
 //! ```text
 //! rollouts/<tenant>/<pool>        the revisions of a pool, and how far the newest is
+//! scaled/<tenant>/<pool>          how many instances are to run of a pool that is scaled
 //! ```
 
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ use crate::world::{Holding, Holdings, RolloutRecord};
 pub(crate) const PLACED: &str = "placed/";
 const HELD: &str = "held/";
 const ROLLOUTS: &str = "rollouts/";
+const SCALED: &str = "scaled/";
 
 fn placed_key(key: &PoolKey, node: &NodeId) -> String {
     format!("{PLACED}{}/{}/{node}", key.tenant, key.pool)
@@ -88,6 +90,20 @@ pub(super) fn rollout(key: &PoolKey, record: Option<&RolloutRecord>) -> Change {
 
 pub(super) fn holding(tenant: &TenantId, node: &NodeId, holding: Option<&Holding>) -> Change {
     (format!("{HELD}{tenant}/{node}"), holding.map(encode))
+}
+
+/// How many instances are to run of pools that are scaled.
+pub(super) async fn load_scaled(store: &Backend) -> Result<BTreeMap<PoolKey, u32>, StateError> {
+    let stored = load_all::<u32>(store, SCALED).await?.into_iter();
+    let read = |(path, record): (String, crate::stored::Versioned<u32>)| {
+        let (tenant, pool) = path.split_once('/')?;
+        Some((PoolKey { tenant: tenant.parse().ok()?, pool: pool.parse().ok()? }, record.value))
+    };
+    Ok(stored.filter_map(read).collect())
+}
+
+pub(super) fn scaled((key, running): &(PoolKey, Option<u32>)) -> Change {
+    (format!("{SCALED}{}/{}", key.tenant, key.pool), running.as_ref().map(encode))
 }
 
 /// Nothing of a tenant is left on these nodes.

@@ -27,8 +27,9 @@ pub(super) struct Settled {
 /// Places what is not placed, stores where everything is, and issues the documents of the nodes that it touches.
 pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
     make_bundles(state).await?;
-    let (differences, holdings, rollouts, unsaved) = {
+    let (differences, holdings, rollouts, scaled, unsaved) = {
         let mut world = state.world.lock();
+        world.scale(state.steady.now());
         let begun = std::time::Instant::now();
         let differences = world.settle_and_store(state.steady.now());
         if !differences.is_empty() {
@@ -44,7 +45,8 @@ pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
             Some((node, offers))
         });
         let unsaved: Vec<_> = unsaved.collect();
-        (differences, world.new_holdings(), world.rollouts.take_unsaved(), unsaved)
+        let (rollouts, scaled) = (world.rollouts.take_unsaved(), world.scales.take_unsaved());
+        (differences, world.new_holdings(), rollouts, scaled, unsaved)
     };
     // Before what is placed: a node that has something of a tenant is always known to.
     let mut placements: Vec<Change> =
@@ -52,12 +54,14 @@ pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
     placements
         .extend(differences.iter().flat_map(|(key, before, after)| commit::changes(key, before, after)));
     placements.extend(rollouts.iter().map(|(key, record)| commit::rollout(key, record.as_ref())));
+    placements.extend(scaled.iter().map(commit::scaled));
     placements.extend(unsaved.iter().map(|(node, offers)| (offers_key(node), Some(offers.clone()))));
     let take_back = |touched: BTreeSet<NodeId>| {
         let mut world = state.world.lock();
         world.take_back(&differences);
         world.rollouts.unsave(rollouts.iter().map(|(key, _)| key.clone()));
         world.unsaved.extend(unsaved.iter().map(|(node, _)| node.clone()));
+        world.scales.put_back(&scaled);
         world.touched.extend(touched);
     };
     let mut settled = Settled { placements: placements.len(), ..Settled::default() };

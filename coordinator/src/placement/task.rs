@@ -19,7 +19,7 @@ use crate::objects::{self, decode_object};
 use crate::records::{NODES, NodeRecord, Numbers, OBJECTS, OFFERS, STATUS, StatusRecord};
 use crate::state::State;
 use crate::stored::{Backend, StateError, load_all, now};
-use crate::world::{NodeNews, NodeOffers, Offered, Placements, Rollouts, World};
+use crate::world::{NodeNews, NodeOffers, Offered, Placements, Rollouts, SCALE_EVERY, World};
 
 /// After a settling that changed something, changes that come within this are one settling, and one document for each node.
 const GATHER: Duration = Duration::from_millis(20);
@@ -45,6 +45,7 @@ pub(crate) async fn load_world(
             world.hear(&node, news, pools);
         }
     }
+    world.scales.restore(commit::load_scaled(store).await?);
     let listing = store.list(OBJECTS).await?;
     // Pools after their tenants and nodes, so that what is stored finds them.
     let mut found: Vec<Object> = listing.entries.iter().map(decode_object).collect::<Result<_, _>>()?;
@@ -151,8 +152,9 @@ fn next_wake(state: &State, statuses: &Statuses, status_due: Instant, again: Opt
     // A node that is away is looked at when its grace is over.
     let grace = world.grace_ends(state.steady.now()).map(|left| Instant::now() + left);
     let rollout = world.rollout_due(state.steady.now()).map(|left| Instant::now() + left);
+    let scaling = (!world.scales.is_empty()).then(|| Instant::now() + SCALE_EVERY);
     let idle = Instant::now() + IDLE_AT_MOST;
-    [stale.then_some(status_due), statuses.due(), again, grace, rollout]
+    [stale.then_some(status_due), statuses.due(), again, grace, rollout, scaling]
         .into_iter()
         .flatten()
         .min()

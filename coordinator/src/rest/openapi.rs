@@ -18,6 +18,7 @@ pub(super) fn document() -> Value {
             paths.insert(format!("{all}/{{name}}"), one(kind));
         }
     }
+    paths.insert("/v1/tenants/{tenant}/pools/{name}/scale-metric".to_owned(), scale_metric());
     paths.insert("/v1/plan".to_owned(), plan());
     paths.insert("/v1/explain/{kind}/{tenant}/{name}".to_owned(), explain());
     let about = "What has no place for want of nodes, and which nodes have nothing.";
@@ -198,6 +199,16 @@ fn plan() -> Value {
     let body = json!({ "type": "object", "required": ["objects"], "additionalProperties": false,
         "properties": { "objects": { "type": "array", "items": { "oneOf": any } } } });
     json!({ "post": operation("plan", "What declaring these objects would do.", Vec::new(), Some(body), &[("200", object_answer())]) })
+}
+
+fn scale_metric() -> Value {
+    let pool = KINDS.iter().find(|kind| kind.name == "Pool");
+    let parameters = pool.map(|pool| of_path(pool, true)).unwrap_or_default();
+    let body = json!({ "type": "object", "required": ["value"], "additionalProperties": false,
+        "properties": { "value": { "type": "number", "minimum": 0, "maximum": 1e12 } } });
+    let answer = json!({ "application/json": { "schema": reference("PoolScaleStatus") } });
+    let about = "What was measured of the load of a pool that is scaled by it.";
+    json!({ "put": operation("scale_metric", about, parameters, Some(body), &[("200", answer)]) })
 }
 
 fn events() -> Value {

@@ -15,6 +15,9 @@ pub(crate) fn same_kind_of_pool(before: &Value, after: &Value) -> bool {
         status.ready = String::new();
         let ready_for_claims = status.claimable > 0;
         (status.claimable, status.outdated) = (0, 0);
+        if let Some(scale) = &mut status.scale {
+            (scale.load, scale.measured_at, scale.reason) = (None, None, String::new());
+        }
         status
             .placed
             .iter_mut()

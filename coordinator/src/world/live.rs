@@ -70,6 +70,8 @@ pub(crate) struct PoolNews {
     /// Beyond the running count.
     pub(crate) surge: u32,
     pub(crate) failing: String,
+    /// Of one instance's processors, summed over those that run; none: the agent does not tell.
+    pub(crate) cpu_percent: Option<u32>,
 }
 
 /// Which addresses of a tenant a node's instances have.
@@ -218,6 +220,7 @@ fn pool_news(pool: &mvm_proto::status::PoolStatus) -> Option<(PoolKey, PoolNews)
         outdated: pool.outdated,
         surge: pool.surge,
         failing: pool.failing.clone(),
+        cpu_percent: pool.cpu_percent,
     };
     Some((key, news))
 }

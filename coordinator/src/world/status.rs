@@ -76,6 +76,7 @@ impl World {
         status.counts = counts;
         status.ready = format!("{serving}/{}", wanted.running);
         status.observed.observed_generation = entry.object.metadata.generation;
+        status.scale = self.scales.status(key);
 
         let rollout = self.rollout_status(key, now);
         status.rollout = rollout.as_ref().map(|(rollout, _)| rollout.clone());

@@ -23,6 +23,7 @@ mod rest;
 mod restart;
 mod rollouts;
 mod roots;
+mod scale;
 mod second_machine;
 mod secrets;
 mod sessions;

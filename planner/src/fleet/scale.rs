@@ -11,7 +11,6 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use mvm_proto::Timestamp;
-use serde::{Deserialize, Serialize};
 
 /// A load this close to what the running instances take changes nothing, in percent.
 pub const TOLERANCE_PERCENT: u64 = 10;
@@ -41,7 +40,7 @@ pub struct Load {
 }
 
 /// What was decided, and what the next decision depends on.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scaled {
     /// How many instances are to run.
     pub running: u32,
@@ -85,6 +84,12 @@ impl Scaled {
     #[must_use]
     pub fn starting(running: u32) -> Self {
         Self { running, wanted: VecDeque::new() }
+    }
+
+    /// A pool of which only the count is known: it is held for as long as if it had been wanted until now.
+    #[must_use]
+    pub fn resumed(running: u32, now: Timestamp) -> Self {
+        Self { running, wanted: VecDeque::from([(now, running)]) }
     }
 
     /// When time alone changes what is decided: the next of what was wanted lately is forgotten.

@@ -143,12 +143,26 @@ proptest! {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded_and_survives_being_stored(policy in policies(), loads in loads()) {
-        for (_, scaled, _) in play(&policy, 0, &loads) {
-            let text = serde_json::to_string(&scaled).unwrap();
-            prop_assert!(text.len() < 4096);
-            prop_assert_eq!(serde_json::from_str::<Scaled>(&text).unwrap(), scaled);
+    fn a_pool_of_which_only_the_count_is_known_shrinks_no_sooner(policy in policies(), running in 0u32..250, milli in 0u64..10_000_000, after in 0i64..299) {
+        let running = running.clamp(policy.min, policy.max);
+        let load = Load { milli, at: at(after) };
+        let (next, _) = scale(&policy, &Scaled::resumed(running, at(0)), Some(load), at(after));
+        prop_assert!(next.running >= running);
+    }
+
+    #[test]
+    fn however_often_it_is_measured_it_shrinks_in_the_end(policy in policies(), milli in prop::collection::vec(0u64..10_000_000, 400)) {
+        let (mut scaled, mut most) = (Scaled::starting(policy.max), 0);
+        for (second, milli) in milli.iter().enumerate() {
+            let now = at(i64::try_from(second).unwrap());
+            scaled = scale(&policy, &scaled, Some(Load { milli: *milli, at: now }), now).0;
+            most = scaled.running;
         }
+        // Two windows without load: whatever was remembered is forgotten.
+        for second in 400..1000 {
+            scaled = scale(&policy, &scaled, Some(Load { milli: 0, at: at(second) }), at(second)).0;
+        }
+        prop_assert_eq!(scaled.running, policy.min, "{} ran before", most);
     }
 }
 

@@ -12,7 +12,7 @@ use super::{Observed, metadata, secret};
 use crate::document::{DesiredCounts, POOL_POLICIES, PoolPolicies, Resources, decode, rules};
 use crate::json::Node;
 use crate::placement::{Labels, Placement, Spread, Toleration};
-use crate::{Digest, FieldError, NodeId, ProfileId};
+use crate::{Digest, FieldError, NodeId, ProfileId, Timestamp};
 
 const IMAGE: &[&str] = &["ref", "digest"];
 const RESOURCES: &[&str] = &["vcpus", "mem_mib", "data_disk_mib"];
@@ -21,7 +21,9 @@ const PLACEMENT: &[&str] =
     &["node_labels", "tolerations", "spread", "affinity", "anti_affinity", "max_per_node", "colocate"];
 const TOLERATION: &[&str] = &["key", "value", "effect"];
 const SPREAD: &[&str] = &["by", "max_skew"];
-const OWN: [&str; 7] = ["image", "profile", "resources", "counts", "placement", "secrets", "update"];
+const SCALE: &[&str] = &["min", "max", "metric", "target"];
+const OWN: [&str; 8] =
+    ["image", "profile", "resources", "counts", "scale", "placement", "secrets", "update"];
 
 /// The most instances of a pool in one phase, over all nodes.
 const MAX_COUNT: u32 = 100_000;
@@ -39,6 +41,9 @@ pub struct PoolSpec {
     /// Totals over the cluster; placement divides them between nodes.
     #[schemars(default)]
     pub counts: PoolCounts,
+    /// How many run, decided from what is measured, in place of `counts.running`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale: Option<PoolScale>,
     #[schemars(default)]
     pub placement: Placement,
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
@@ -98,6 +103,63 @@ pub struct PoolCounts {
     pub sleeping: u32,
 }
 
+/// How many instances run: as many as the measured load takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct PoolScale {
+    #[serde(default = "default_min")]
+    #[schemars(range(min = 0, max = 100_000))]
+    pub min: u32,
+    #[schemars(range(min = 1, max = 100_000))]
+    pub max: u32,
+    pub metric: ScaleMetric,
+    /// What one instance takes: so many entries of the queue, so many requests in a second, or so many percent of its
+    /// processors.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub target: u32,
+}
+
+fn default_min() -> u32 {
+    1
+}
+
+/// What is measured of a pool's load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ScaleMetric {
+    /// What waits to be worked on; the program that has the queue tells it.
+    QueueDepth,
+    /// The processors that its instances use, as their nodes measure them.
+    Cpu,
+    /// Requests in a second; the program that takes them tells it.
+    Requests,
+}
+
+impl ScaleMetric {
+    pub const ALL: [(&'static str, Self); 3] =
+        [("queue_depth", Self::QueueDepth), ("cpu", Self::Cpu), ("requests", Self::Requests)];
+
+    /// Whether a caller of the API tells it, and no node.
+    #[must_use]
+    pub fn is_told(self) -> bool {
+        self != Self::Cpu
+    }
+}
+
+/// How many instances of a pool run that is scaled, and why.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct PoolScaleStatus {
+    pub running: u32,
+    /// The measurement that it was decided from last, of the whole pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub load: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured_at: Option<Timestamp>,
+    /// `Steady`, `Grew`, `Shrank`, `Waiting`, `NoMeasurement` or `Bounds`.
+    pub reason: String,
+}
+
 impl From<PoolCounts> for DesiredCounts {
     fn from(counts: PoolCounts) -> Self {
         let PoolCounts { running, warm, sleeping } = counts;
@@ -137,6 +199,9 @@ pub struct PoolObjectStatus {
     /// How far its revision is rolled out; absent before a coordinator looked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutStatus>,
+    /// Of a pool with `scale`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scale: Option<PoolScaleStatus>,
 }
 
 /// How many instances a node is to have, and has.
@@ -198,6 +263,19 @@ impl Spec for PoolSpec {
             let (running, warm, sleeping) = (count("running"), count("warm"), count("sleeping"));
             Some(PoolCounts { running: running?, warm: warm?, sleeping: sleeping? })
         });
+        let scale = fields.maybe("scale", |node| scale(&node));
+        if let (Some(Some(_)), Some(counts)) = (&scale, &counts)
+            && counts.running > 0
+        {
+            fields.maybe("counts", |node| {
+                let counts = node.fields(COUNTS)?;
+                counts.maybe("running", |node| {
+                    node.refuse::<()>(format_args!(
+                        "must be absent or 0 beside `scale`, which says how many run"
+                    ))
+                })
+            });
+        }
         let placement = fields.or("placement", Placement::default(), |node| placement(&node));
         let secrets = fields.or("secrets", BTreeSet::new(), |node| secret::names(&node));
         let update = fields.or("update", PoolUpdate::default(), |node| PoolUpdate::read(&node));
@@ -207,6 +285,7 @@ impl Spec for PoolSpec {
             profile: profile?,
             resources: resources?,
             counts: counts?,
+            scale: scale?,
             placement: placement?,
             secrets: secrets?,
             update: update?,
@@ -226,6 +305,25 @@ impl Spec for PoolSpec {
             found: to.to_string(),
         }]
     }
+}
+
+fn scale(node: &Node<'_, '_>) -> Option<PoolScale> {
+    let fields = node.fields(SCALE)?;
+    let min = fields.or("min", default_min(), |node| node.integer32(0..=MAX_COUNT));
+    let max = fields.get("max", |node| {
+        let max = node.integer32(1..=MAX_COUNT)?;
+        if min.is_some_and(|min| min > max) {
+            return node.refuse(format_args!("must be at least `min`"));
+        }
+        Some(max)
+    });
+    let metric = fields.get("metric", |node| node.choice(&ScaleMetric::ALL));
+    let target = fields.get("target", |node| node.integer32(1..=1_000_000));
+    if metric == Some(ScaleMetric::Cpu) && min == Some(0) {
+        // An instance that is not there uses no processors.
+        return fields.get("min", |node| node.refuse(format_args!("must be at least 1 with the metric cpu")));
+    }
+    Some(PoolScale { min: min?, max: max?, metric: metric?, target: target? })
 }
 
 fn placement(node: &Node<'_, '_>) -> Option<Placement> {

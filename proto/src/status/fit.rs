@@ -230,6 +230,7 @@ mod tests {
             outdated: 1000,
             surge: 1000,
             failing: String::new(),
+            cpu_percent: None,
         }
     }
 
