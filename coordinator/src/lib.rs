@@ -49,6 +49,7 @@ mod tokens;
 mod trust;
 mod tunnel_listener;
 mod tunnels;
+mod webhook;
 mod world;
 
 #[cfg(debug_assertions)]
@@ -67,7 +68,7 @@ pub use serve::serve;
 pub use settings::{
     Addresses, CoordinatorSettings, DEFAULT_METRICS_PORT, DEFAULT_PORT, DEFAULT_TUNNEL_PORT, DOCUMENT_LIFE,
     ENROL_BURST, ENROL_PER_SECOND, HEARTBEAT, MAX_GRPC_CONNECTIONS, OPERATOR_LIFE, OnBeat, OnReady,
-    SILENT_INTERVALS,
+    SILENT_INTERVALS, WebhookSettings,
 };
 pub use tokens::{DEFAULT_TTL as TOKEN_DEFAULT_TTL, MAX_TTL as TOKEN_MAX_TTL};
 

@@ -53,7 +53,7 @@ pub(crate) struct WriteOf {
 }
 
 impl WriteOf {
-    const KNOWN: [&str; 15] = [
+    const KNOWN: [&str; 16] = [
         "assigned",
         "audit",
         "envelopes",
@@ -64,6 +64,7 @@ impl WriteOf {
         "objects",
         "operators",
         "placed",
+        "rollouts",
         "scaled",
         "secrets",
         "secrets_of",
@@ -110,6 +111,7 @@ pub(crate) struct Metrics {
     pub(crate) schedule_duration: Histogram,
     pub(crate) scheduling_failures: Family<FailedFor, Counter>,
     pub(crate) placement_errors: Counter,
+    pub(crate) webhooks: Family<Outcome, Counter>,
     epoch: Gauge<i64, AtomicI64>,
     ready: AtomicBool,
     registry: Mutex<Registry>,
@@ -137,6 +139,7 @@ impl Metrics {
             schedule_duration: Histogram::new(SCHEDULE_BUCKETS),
             scheduling_failures: Family::default(),
             placement_errors: Counter::default(),
+            webhooks: Family::default(),
             epoch: Gauge::default(),
             ready: AtomicBool::new(false),
             registry: Mutex::new(Registry::with_prefix("mvm_coordinator")),
@@ -202,6 +205,7 @@ impl Metrics {
             "How often a decided placement could not be stored or made into documents",
             self.placement_errors.clone(),
         );
+        r.register("demand_webhooks", "Posts of the demand to --demand-webhook", self.webhooks.clone());
         r.register("epoch", "The fencing number of this process", self.epoch.clone());
     }
 
@@ -261,6 +265,7 @@ pub(crate) fn example() -> String {
     metrics.sessions.set(3);
     metrics.enrolments.get_or_create(&Outcome::from(true)).inc();
     metrics.renewals.get_or_create(&Outcome::from(true)).inc();
+    metrics.webhooks.get_or_create(&Outcome::from(true)).inc();
     metrics.push_to_accepted.observe(0.004);
     metrics.store_writes.get_or_create(&WriteOf::key("status/n1")).inc();
     metrics.scheduling_failures.get_or_create(&UnplacedCause::Quota.into()).inc();

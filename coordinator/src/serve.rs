@@ -49,6 +49,7 @@ use crate::stored::{Backend, StateError, now, take_epoch};
 use crate::trust::Trust;
 use crate::tunnel_listener::AcceptTunnels;
 use crate::tunnels::Tunnels;
+use crate::webhook::{Hook, webhook_task};
 use crate::{api, enrolment, grpc_listener, http, own_leaf, reset_key, session};
 
 /// A service manager that waits 10 s before it kills must never have to.
@@ -191,12 +192,20 @@ fn check(settings: &CoordinatorSettings) -> Result<(), CoordinatorError> {
     if !(settings.enrol_per_second > 0.0 && settings.enrol_burst >= 1.0) {
         return Err(CoordinatorError::Settings("enrolment needs a rate above zero".to_owned()));
     }
+    webhook(settings)?;
     match settings.metrics_listen {
         Some(address) if !address.ip().is_loopback() => {
             Err(CoordinatorError::Settings(format!("metrics are for loopback only, not for {address}")))
         }
         _ => Ok(()),
     }
+}
+
+fn webhook(settings: &CoordinatorSettings) -> Result<Option<Hook>, CoordinatorError> {
+    let hook = settings.demand_webhook.as_ref().map(Hook::new).transpose();
+    hook.map_err(|error| {
+        CoordinatorError::Settings(format!("the demand webhook: {}", mvm_proto::text::chain(&error)))
+    })
 }
 
 fn cluster_file(data: &DataDir) -> Result<ClusterFile, CoordinatorError> {
@@ -296,7 +305,12 @@ async fn run(state: Arc<State>, data: &DataDir, object_changes: Watch) -> Result
     )
     .map_err(|cause| CoordinatorError::Tls(cause.into()))?;
 
+    let webhook = webhook(&state.settings)?;
     let mut tasks = start_tasks(&state, data, &live, profile, (sockets.metrics, object_changes));
+
+    if let Some(hook) = webhook {
+        tasks.spawn("demand webhook", webhook_task(Arc::clone(&state), hook).map(Ok));
+    }
 
     // QUIC outlives `shutdown` by as long as the goodbyes take.
     let quic_stop = CancellationToken::new();

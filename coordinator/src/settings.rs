@@ -52,6 +52,16 @@ pub struct Addresses {
     pub tunnels: SocketAddr,
 }
 
+/// A program that is told what the fleet lacks.
+#[derive(Debug, Clone)]
+pub struct WebhookSettings {
+    pub url: String,
+    /// The key that both share; only its owner may read the file.
+    pub key_file: PathBuf,
+    /// The authority of the program's certificate.
+    pub ca_file: Option<PathBuf>,
+}
+
 #[derive(Clone)]
 pub struct CoordinatorSettings {
     /// Made by `init`.
@@ -80,6 +90,8 @@ pub struct CoordinatorSettings {
     /// Names of the coordinator's own certificate besides those chosen at `init`.
     pub dns: Vec<String>,
     pub ips: Vec<IpAddr>,
+    /// Which program is told what the fleet lacks.
+    pub demand_webhook: Option<WebhookSettings>,
     pub on_ready: Option<OnReady>,
     pub on_beat: Option<OnBeat>,
     /// Where a test makes it end.
@@ -106,6 +118,7 @@ impl CoordinatorSettings {
             enrol_burst: ENROL_BURST,
             dns: Vec::new(),
             ips: Vec::new(),
+            demand_webhook: None,
             on_ready: None,
             on_beat: None,
             crash: CrashPoints::default(),

@@ -14,6 +14,7 @@ pub mod endorsement;
 pub mod files;
 pub mod identity;
 pub mod live;
+pub mod mac;
 mod pem;
 pub mod refusal;
 pub mod renewal_task;

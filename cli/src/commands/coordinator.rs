@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use mvm_agent::serve::shutdown::{notify_ready, notify_stopping, watchdog_task};
-use mvm_coordinator::{CoordinatorSettings, InitSettings};
+use mvm_coordinator::{CoordinatorSettings, InitSettings, WebhookSettings};
 use mvm_proto::{ClusterId, Timestamp};
 use tokio::sync::watch;
 
@@ -87,6 +87,15 @@ pub(crate) struct ServeArgs {
     /// How long a node may be away before what is placed on it is placed on others
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration)]
     node_grace: Duration,
+    /// Post what has no place for want of nodes, and which nodes have nothing, to this URL (docs/placement.md)
+    #[arg(long, value_name = "URL", requires = "demand_webhook_key")]
+    demand_webhook: Option<String>,
+    /// The file with the key that signs what is posted; only its owner may read it
+    #[arg(long, value_name = "FILE", requires = "demand_webhook")]
+    demand_webhook_key: Option<PathBuf>,
+    /// The authority of the URL's certificate, as PEM; https needs it
+    #[arg(long, value_name = "FILE", requires = "demand_webhook")]
+    demand_webhook_ca: Option<PathBuf>,
     /// A DNS name or IP address to add to the coordinator's certificate (repeatable)
     #[arg(long = "san", value_name = "NAME")]
     sans: Vec<String>,
@@ -134,6 +143,10 @@ fn serve(args: ServeArgs) -> Run {
     settings.leaf_life = args.leaf_life;
     settings.heartbeat = args.heartbeat;
     settings.node_grace = args.node_grace;
+    settings.demand_webhook = args
+        .demand_webhook
+        .zip(args.demand_webhook_key)
+        .map(|(url, key_file)| WebhookSettings { url, key_file, ca_file: args.demand_webhook_ca });
     settings.dns = dns;
     settings.ips = ips;
     settings.on_ready = Some(Arc::new(|_| notify_ready("the coordinator is ready")));

@@ -32,3 +32,4 @@ mod support;
 mod tokens;
 mod trust;
 mod tunnels;
+mod webhook;
