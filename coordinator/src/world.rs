@@ -227,13 +227,15 @@ impl World {
         let before = self.pools.get(&key);
         let deleting = object.metadata.deleting_since.is_some();
         let was_deleting = before.is_some_and(|before| before.object.metadata.deleting_since.is_some());
-        if before.is_none_or(|before| before.spec != spec) || deleting != was_deleting {
+        let is_other_spec = before.is_none_or(|before| before.spec != spec);
+        let resumed = |object: &Object| object.metadata.annotations.get(RESUMED_ANNOTATION).cloned();
+        let is_resumed = before.is_none_or(|before| resumed(&before.object) != resumed(object));
+        if is_other_spec || deleting != was_deleting {
             self.placer.set_pool(&key, (!deleting).then(|| demand(&spec)));
             self.repool(&key);
         }
         self.note_secrets(&key, &spec);
-        let notes = |object: &Object| object.metadata.annotations.get(RESUMED_ANNOTATION).cloned();
-        if before.is_none_or(|before| before.spec != spec || notes(&before.object) != notes(object)) {
+        if is_other_spec || is_resumed {
             self.rollouts.open(&key);
         }
         self.pools_of.entry(key.tenant.clone()).or_default().insert(key.pool.clone());

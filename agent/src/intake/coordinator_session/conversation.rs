@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use mvm_proto::status::{ConditionKind, Event, NodeInfo, NodeStatus};
 use mvm_proto::wire::session::v1::{
-    Ack, AgentFrame, CoordinatorFrame, Document, DocumentWanted, Events, Heartbeat, Hello, RemovedOperators,
+    Ack, AgentFrame, CoordinatorFrame, DocumentWanted, Events, Heartbeat, Hello, RemovedOperators,
     Reply, Request, SecretsPiece, Trust, Welcome, agent_frame, coordinator_frame, request,
 };
 use mvm_proto::wire::{FEATURE_SECRETS, FEATURE_STATUS_DELTAS, SESSION_FEATURES, SESSION_PROTOCOL};
