@@ -26,9 +26,7 @@ use mvm_planner::fleet::{
 };
 use mvm_planner::observation::Capacity;
 use mvm_proto::document::DesiredCounts;
-use mvm_proto::object::{
-    ManagedBy, NodeSpec, Object, PoolSpec, RESUMED_ANNOTATION, SecretSpec, TenantSpec,
-};
+use mvm_proto::object::{ManagedBy, NodeSpec, Object, PoolSpec, RESUMED_ANNOTATION, SecretSpec, TenantSpec};
 use mvm_proto::{ClusterId, DesiredState, NodeId, PoolId, TenantId, Timestamp};
 
 use crate::fleet::Standing;

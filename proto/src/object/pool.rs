@@ -22,8 +22,7 @@ const PLACEMENT: &[&str] =
 const TOLERATION: &[&str] = &["key", "value", "effect"];
 const SPREAD: &[&str] = &["by", "max_skew"];
 const SCALE: &[&str] = &["min", "max", "metric", "target"];
-const OWN: [&str; 8] =
-    ["image", "profile", "resources", "counts", "scale", "placement", "secrets", "update"];
+const OWN: [&str; 8] = ["image", "profile", "resources", "counts", "scale", "placement", "secrets", "update"];
 
 /// The most instances of a pool in one phase, over all nodes.
 const MAX_COUNT: u32 = 100_000;

@@ -13,8 +13,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use mvm_proto::status::{ConditionKind, Event, NodeInfo, NodeStatus};
 use mvm_proto::wire::session::v1::{
-    Ack, AgentFrame, CoordinatorFrame, DocumentWanted, Events, Heartbeat, Hello, RemovedOperators,
-    Reply, Request, SecretsPiece, Trust, Welcome, agent_frame, coordinator_frame, request,
+    Ack, AgentFrame, CoordinatorFrame, DocumentWanted, Events, Heartbeat, Hello, RemovedOperators, Reply,
+    Request, SecretsPiece, Trust, Welcome, agent_frame, coordinator_frame, request,
 };
 use mvm_proto::wire::{FEATURE_SECRETS, FEATURE_STATUS_DELTAS, SESSION_FEATURES, SESSION_PROTOCOL};
 use mvm_proto::{Digest, Problem};
