@@ -77,7 +77,7 @@ pub struct ObservedInstance {
     /// A request woke it, not a count.
     #[serde(default, skip_serializing_if = "is_false")]
     pub on_demand: bool,
-    /// The count in which a claimed or woken instance keeps its place; absent: running.
+    /// The count in which a woken instance keeps its place; absent: running.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<Phase>,
     /// It was booted only to be put to this phase, or (running) to stand in while another is replaced.

@@ -102,7 +102,7 @@ pub(crate) fn stage(draft: &mut Draft, view: &mut PoolView<'_>) {
 fn say_what_waits(draft: &mut Draft, view: &PoolView<'_>) {
     let lists = [&view.running, &view.down, &view.warm, &view.sleeping];
     let outdated = lists.into_iter().flatten().filter(|instance| view.is_outdated(instance)).count();
-    let outdated = outdated + view.lent_outdated.len();
+    let outdated = outdated + view.woken_outdated.len();
     let (have, wanted) = (view.have, view.wanted());
     let spare = have.running.saturating_sub(wanted.running)
         + have.warm.saturating_sub(wanted.warm)

@@ -57,7 +57,8 @@ impl<'a> Members<'a> {
 
     fn add(&mut self, group: &'a [ObservedInstance]) {
         let revision = self.revision();
-        for instance in group {
+        // What is claimed is in no count, and nothing is done to it.
+        for instance in group.iter().filter(|instance| !instance.claimed) {
             self.all_settled &= is_settled(instance, &revision);
             self.have.count(instance.phase);
         }
@@ -152,7 +153,10 @@ pub(crate) fn sort_in<'a>(
 /// One of the counts' own, of the pool's revision, and nothing is under way.
 fn is_settled(instance: &ObservedInstance, revision: &Digest) -> bool {
     let has_a_count = matches!(instance.phase, Phase::Running | Phase::Warm | Phase::Sleeping);
-    let is_lent = instance.claimed || instance.on_demand;
     let is_under_way = instance.moving_to.is_some() || instance.staging.is_some();
-    has_a_count && !is_lent && !is_under_way && !instance.is_down() && instance.revision == *revision
+    has_a_count
+        && !instance.on_demand
+        && !is_under_way
+        && !instance.is_down()
+        && instance.revision == *revision
 }

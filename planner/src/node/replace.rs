@@ -149,7 +149,7 @@ pub(crate) fn more_for(view: &PoolView<'_>, instance: &ObservedInstance) -> Usag
 
 /// How many work now: what is still on its way does not.
 fn up(view: &PoolView<'_>) -> usize {
-    view.running.len() + view.lent_running + view.surge.len()
+    view.running.len() + view.woken_running + view.surge.len()
 }
 
 fn defer_others(draft: &mut Draft, view: &PoolView<'_>, count: usize, reason: String) {
@@ -195,10 +195,8 @@ fn is_running(instance: Option<&&ObservedInstance>) -> bool {
 }
 
 fn find_due<'a>(draft: &Draft, view: &PoolView<'a>) -> Due<'a> {
-    let lent = |instance: &&'a ObservedInstance| {
-        (*instance, if instance.claimed { Hold::Claimed } else { Hold::OnDemand })
-    };
-    let (mut free, mut held) = (Vec::new(), view.lent_outdated.iter().map(lent).collect::<Vec<_>>());
+    let woken = view.woken_outdated.iter().map(|instance| (*instance, Hold::OnDemand));
+    let (mut free, mut held) = (Vec::new(), woken.collect::<Vec<_>>());
     let sleeping: &[_] = if allowed(view).sleeping { &view.sleeping } else { &[] };
     for list in [&view.running, &view.warm, sleeping] {
         let mut outdated: Vec<_> = list.iter().copied().filter(|i| view.is_outdated(i)).collect();
@@ -224,7 +222,7 @@ pub(crate) fn dismiss_surge(draft: &mut Draft, view: &mut PoolView<'_>) {
     // Nor is it let go before what it stood in for has proved to work.
     let busy = view.staging_busy || view.unproven > 0;
     // What is replaced is stopped on its way: until it is up again its surge instance works for it, however old.
-    let lacking = view.wanted().running.saturating_sub(view.running.len() + view.lent_running);
+    let lacking = view.wanted().running.saturating_sub(view.running.len() + view.woken_running);
     let mut kept = Vec::new();
     let mut surge = std::mem::take(&mut view.surge);
     // One of this revision serves on.

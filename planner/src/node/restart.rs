@@ -25,7 +25,7 @@ pub(crate) fn restart_failed(draft: &mut Draft, view: &mut PoolView<'_>) {
     let mut spare = view.have.running.saturating_sub(view.wanted().running);
     for instance in std::mem::take(&mut view.down) {
         let Some(workload) = instance.workload.as_deref() else { continue };
-        let is_own = !instance.claimed && !instance.on_demand && instance.staging.is_none();
+        let is_own = !instance.on_demand && instance.staging.is_none();
         if is_own && spare > 0 && draft.freshness == Freshness::Current {
             spare -= 1;
             if stop(draft, view, instance, workload) {

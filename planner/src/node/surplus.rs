@@ -42,8 +42,8 @@ pub(crate) fn use_or_stop(draft: &mut Draft, view: &mut PoolView<'_>) {
 /// rollout can begin with it: it is replaced while the others work, and what is older goes then.
 fn spare_up(draft: &Draft, view: &PoolView<'_>) -> usize {
     let wanted = view.wanted().running;
-    let spare = (view.running.len() + view.lent_running).saturating_sub(wanted + view.unproven);
-    let current = view.running.iter().filter(|i| !view.is_outdated(i)).count() + view.lent_running;
+    let spare = (view.running.len() + view.woken_running).saturating_sub(wanted + view.unproven);
+    let current = view.running.iter().filter(|i| !view.is_outdated(i)).count() + view.woken_running;
     let stands_in = wanted > 0 && current < wanted && can_replace_one(draft, view);
     spare.saturating_sub(usize::from(stands_in))
 }

@@ -44,7 +44,7 @@ pub(crate) struct PoolView<'a> {
     pub(crate) revision: Digest,
     /// Why nothing of this pool may be started now.
     pub(crate) no_start: Option<String>,
-    /// The counts' own: no claim, no request holds these.
+    /// The counts' own: no request holds these. What is claimed is in no list.
     pub(crate) running: Vec<&'a ObservedInstance>,
     pub(crate) warm: Vec<&'a ObservedInstance>,
     pub(crate) sleeping: Vec<&'a ObservedInstance>,
@@ -58,10 +58,10 @@ pub(crate) struct PoolView<'a> {
     pub(crate) surge: Vec<&'a ObservedInstance>,
     /// Woken by a request; the sleep policy puts them back.
     pub(crate) on_demand: Vec<&'a ObservedInstance>,
-    /// Claimed or woken by a request, and of an older revision.
-    pub(crate) lent_outdated: Vec<&'a ObservedInstance>,
-    /// Claimed or woken, running, and at home in the running count.
-    pub(crate) lent_running: usize,
+    /// Woken by a request, and of an older revision.
+    pub(crate) woken_outdated: Vec<&'a ObservedInstance>,
+    /// Woken by a request, running, and at home in the running count.
+    pub(crate) woken_running: usize,
     /// Of this revision, running, and not long enough to count as working where the document says how long.
     pub(crate) unproven: usize,
     /// Running, on the way there, or on the way down from there.
@@ -94,8 +94,8 @@ impl<'a> PoolView<'a> {
             staged: Vec::new(),
             surge: Vec::new(),
             on_demand: Vec::new(),
-            lent_outdated: Vec::new(),
-            lent_running: 0,
+            woken_outdated: Vec::new(),
+            woken_running: 0,
             unproven: 0,
             up_or_coming: 0,
             is_starting: false,
@@ -124,7 +124,7 @@ impl<'a> PoolView<'a> {
             &mut self.staged,
             &mut self.surge,
             &mut self.on_demand,
-            &mut self.lent_outdated,
+            &mut self.woken_outdated,
         ]
     }
 
@@ -136,9 +136,13 @@ impl<'a> PoolView<'a> {
         instance.revision != self.revision
     }
 
-    /// Sorts one instance in, and gives it its place in a count.
+    /// Sorts one instance in, and gives it its place in a count. A claimed one has none: it counts against quotas and capacity
+    /// alone, and what its pool lacks without it is made anew.
     fn add(&mut self, instance: &'a ObservedInstance, clock: &Clock) {
-        let lent = (instance.claimed || instance.on_demand) && !self.is_released(instance, clock);
+        if instance.claimed {
+            return;
+        }
+        let woken = instance.on_demand && !self.is_released(instance, clock);
         self.up_or_coming += usize::from(is_up_or_coming(instance));
         if let Some(to) = instance.moving_to {
             let is_staged = instance.staging.is_some() && to != Phase::Destroyed;
@@ -146,39 +150,37 @@ impl<'a> PoolView<'a> {
             self.is_starting |= to == Phase::Running;
             let toward = if to == Phase::Running { instance.staging.unwrap_or(to) } else { to };
             let stands_in = instance.staging == Some(Phase::Running);
-            if instance.is_undecided() && !lent {
+            if instance.is_undecided() && !woken {
                 self.undecided.running += 1;
                 if !stands_in {
                     self.undecided.count(toward);
                 }
                 return;
             }
-            let home = if lent { instance.home.unwrap_or(toward) } else { toward };
+            let home = if woken { instance.home.unwrap_or(toward) } else { toward };
             if !stands_in {
                 self.have.count(home);
-                if !lent {
+                if !woken {
                     self.arriving.count(home);
                 }
             }
             return;
         }
-        if !lent && !self.is_outdated(instance) {
+        if !woken && !self.is_outdated(instance) {
             self.unproven += usize::from(is_unproven(self.pool_ref.pool, instance, clock));
         }
         match instance.phase {
-            Phase::Running | Phase::Warm if lent => {
+            Phase::Running | Phase::Warm if woken => {
                 let home = instance.home.unwrap_or(Phase::Running);
                 self.have.count(home);
                 if self.is_brought_back(instance) {
                     self.down.push(instance);
                     return;
                 }
-                self.lent_running += usize::from(home == Phase::Running && instance.phase == Phase::Running);
-                if !instance.claimed {
-                    self.on_demand.push(instance);
-                }
+                self.woken_running += usize::from(home == Phase::Running && instance.phase == Phase::Running);
+                self.on_demand.push(instance);
                 if self.is_outdated(instance) {
-                    self.lent_outdated.push(instance);
+                    self.woken_outdated.push(instance);
                 }
             }
             Phase::Running => match instance.staging {
@@ -230,9 +232,6 @@ impl<'a> PoolView<'a> {
 
     /// A request's hold on an instance ends by itself where the counts then decide: back at home, or idle.
     fn is_released(&self, instance: &ObservedInstance, clock: &Clock) -> bool {
-        if instance.claimed {
-            return false;
-        }
         match instance.home.unwrap_or(Phase::Running) {
             Phase::Running => {
                 let after = Duration::from_secs(self.pool_ref.pool.sleep_policy.warm_after_seconds);

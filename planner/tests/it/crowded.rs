@@ -205,12 +205,11 @@ proptest! {
         let one_stops = seen.instances.iter().any(stops);
         // Spare ones that are only too young take a place soon.
         let least = secs(pool.runtime_policy.min_running_seconds);
-        let soon = |i: &ObservedInstance| i.phase == Phase::Running && i.since + least > now();
+        let soon = |i: &ObservedInstance| i.phase == Phase::Running && !i.claimed && i.since + least > now();
         let rests = |i: &ObservedInstance, phase, action| {
             let goes = steps.get(&i.id);
-            let lent = i.claimed && matches!(i.phase, Phase::Running | Phase::Warm);
-            let home = if lent { i.home.unwrap_or(Phase::Running) } else { i.phase };
-            goes == Some(&action) || (matches!(goes, None | Some(Action::Replace)) && home == phase)
+            let stays = matches!(goes, None | Some(Action::Replace)) && i.phase == phase && !i.claimed;
+            goes == Some(&action) || stays
         };
         let count = |phase, action| seen.instances.iter().filter(|i| rests(i, phase, action)).count();
         let soon = seen.instances.iter().filter(|i| soon(i) && !steps.contains_key(&i.id)).count();

@@ -125,9 +125,9 @@ fn keeps(desired: &DesiredState, observed: &Observation, step: &Step) {
             let wanted = if instance.phase == Phase::Warm { counts.warm } else { counts.sleeping };
             // What was woken from there has its place there, and so has what is on its way.
             let rest = observed.instances.iter().filter(|i| {
-                let has_place =
-                    [Some(i.phase), i.moving_to, i.staging, i.home.filter(|_| i.on_demand || i.claimed)];
-                i.tenant == instance.tenant
+                let has_place = [Some(i.phase), i.moving_to, i.staging, i.home.filter(|_| i.on_demand)];
+                !i.claimed
+                    && i.tenant == instance.tenant
                     && i.pool == instance.pool
                     && has_place.contains(&Some(instance.phase))
             });

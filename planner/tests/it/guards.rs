@@ -147,15 +147,39 @@ fn the_policy_leaves_the_counts_own_instances_alone_however_idle() {
 }
 
 #[test]
-fn a_claimed_instance_keeps_its_place_and_is_not_replaced_until_released() {
-    let desired = desired(2, 0, 0);
+fn a_claimed_instance_leaves_its_count_and_the_pool_is_filled_up_again() {
+    for (phase, desired) in [
+        (Phase::Running, desired(2, 0, 0)),
+        (Phase::Warm, desired(0, 2, 0)),
+        (Phase::Sleeping, desired(0, 0, 2)),
+    ] {
+        let mut seen = observed(&desired, &[(phase, 100), (phase, 100)]);
+        assert_eq!(steps(&plan_node(&desired, &seen, now())), []);
+        seen.instances[0].claimed = true;
+        let plan = plan_node(&desired, &seen, now());
+        assert_eq!(steps(&plan), [(Action::Create, None)], "{phase}");
+    }
+}
+
+#[test]
+fn a_claimed_instance_is_neither_replaced_nor_waited_for_when_its_pool_has_another_revision() {
+    let desired = desired(1, 0, 0);
     let mut seen = observed(&desired, &[(Phase::Running, 100), (Phase::Running, 100)]);
     seen.instances[0].claimed = true;
     seen.instances[0].revision = Digest::of(b"older");
     let plan = plan_node(&desired, &seen, now());
+    assert_eq!((steps(&plan), reasons(&plan)), (vec![], vec![]));
+}
+
+#[test]
+fn claimed_instances_count_against_quotas_and_no_place_is_made_by_stopping_one() {
+    let mut desired = desired(1, 0, 0);
+    desired.tenants[0].quotas.max_running = 1;
+    let mut seen = observed(&desired, &[(Phase::Running, 100)]);
+    seen.instances[0].claimed = true;
+    let plan = plan_node(&desired, &seen, now());
     assert_eq!(steps(&plan), []);
-    let expected = (Action::Replace, "it is claimed; the pool's revision changed".to_owned());
-    assert_eq!(reasons(&plan), [expected]);
+    assert!(plan.deferred[0].reason.contains("max_running"), "{:?}", plan.deferred);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails there")]
 
 mod blocks;
+mod claimed;
 mod contract;
 mod crowded;
 mod diff;

@@ -125,7 +125,8 @@ fn every_guard_keeps_it_at_t1_and_at_t2_and_says_why() {
     let mut seen = woken(&desired, &[], Phase::Sleeping, T2);
     seen.instances[0].claimed = true;
     let plan = plan_node(&desired, &seen, now());
-    assert_eq!((steps(&plan), reasons(&plan)), (vec![], vec![]), "whoever claimed it decides");
+    let filled_up = vec![(Action::Create, None)];
+    assert_eq!((steps(&plan), reasons(&plan)), (filled_up, vec![]), "the sandbox that holds it decides");
 }
 
 #[test]

@@ -99,11 +99,8 @@ fn what_a_sandbox_or_a_person_holds_is_left_alone_and_what_a_request_woke_is_not
     let seen = with_down(&desired, 1, WorkloadState::Failed, 900, 9);
     let mut claimed = seen.clone();
     claimed.instances[0].claimed = true;
-    let plan = plan_node(&desired, &claimed, now());
-    assert_eq!(
-        (steps(&plan), plan.deferred[0].reason.as_str()),
-        (vec![], "it is claimed; its program failed")
-    );
+    // Its pool makes another one in its place.
+    assert_eq!(steps(&plan_node(&desired, &claimed, now())), [(Action::Create, None)]);
     let mut held = seen.clone();
     held.instances[0].override_until = Some(now() + secs(60));
     assert_eq!(steps(&plan_node(&desired, &held, now())), []);

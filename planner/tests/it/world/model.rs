@@ -122,7 +122,8 @@ impl World {
     /// How many of a pool are running, warm and sleeping.
     pub(crate) fn counts(&self, tenant: &TenantId, pool: &PoolId) -> (u32, u32, u32) {
         let mut by_phase = BTreeMap::<Phase, u32>::new();
-        for i in self.observed.instances.iter().filter(|i| i.tenant == *tenant && i.pool == *pool) {
+        let of_pool = |i: &&ObservedInstance| i.tenant == *tenant && i.pool == *pool && !i.claimed;
+        for i in self.observed.instances.iter().filter(of_pool) {
             *by_phase.entry(i.phase).or_default() += 1;
         }
         let count = |phase| by_phase.get(&phase).copied().unwrap_or(0);

@@ -226,9 +226,10 @@ impl SlowWorld {
                         instance.on_demand = true;
                         instance.home = Some(Phase::Sleeping);
                     }
-                    (5, Phase::Running) if instance.staging.is_none() && !instance.on_demand => {
+                    (5, Phase::Running | Phase::Warm | Phase::Sleeping)
+                        if instance.staging.is_none() && !instance.on_demand =>
+                    {
                         instance.claimed = true;
-                        instance.home = Some(Phase::Running);
                     }
                     (6, _) => {
                         instance.claimed = false;
