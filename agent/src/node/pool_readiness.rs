@@ -163,7 +163,7 @@ mod tests {
             claimable: 1,
             has_template: false,
             has_image: true,
-            rollout: RolloutProgress { serving: 1, outdated: 1, surge: 1, failing: None },
+            rollout: RolloutProgress { serving: 2, outdated: 2, surge: 2, failing: None },
         };
         assert_eq!(found, expected);
     }

@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn a_bundle_has_each_secret_s_values_by_their_names() {
         let db = contents(&[("PASSWORD", b"hunter2", true), ("key.der", &[0, 1], false)]);
-        let made = of(&[("db", db.clone()), ("empty", contents(&[]))]);
+        let made = of(&[("db", db), ("empty", contents(&[]))]);
         let mut read: Value = serde_json::from_slice(&made.bytes).unwrap();
         assert_eq!(read.as_object_mut().unwrap().remove("_salt").unwrap().as_str().unwrap().len(), 64);
         assert_eq!(
@@ -160,7 +160,7 @@ mod tests {
         assert_ne!(of(&[("db", contents(&[("a", b"1", true)]))]).digest, made.digest, "salted");
         let changed = Contents::with(Some(&db), values(&[("a", b"2", true)])).unwrap();
         assert_ne!(of(&[("db", changed)]).digest, made.digest);
-        assert_ne!(bundle(&"other".parse().unwrap(), &[("db", db.clone())]).unwrap().digest, made.digest);
+        assert_ne!(bundle(&"other".parse().unwrap(), &[("db", db)]).unwrap().digest, made.digest);
         assert_ne!(waiting(&"acme".parse().unwrap(), ["db"]), made.digest);
     }
 

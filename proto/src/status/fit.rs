@@ -9,13 +9,15 @@ use super::{Condition, ConditionKind, InstanceStatus, NodeInfo, NodeStatus, set_
 use crate::Timestamp;
 
 /// Pools of one node. A document of the largest size names fewer.
-pub const MAX_POOLS: usize = 4096;
+pub const MAX_POOLS: usize = 4000;
 /// Conditions, and other short lists of a node.
 pub const MAX_CONDITIONS: usize = 64;
 /// Deferred steps that a pool's status names.
 pub const MAX_DEFERRED: usize = 16;
 /// Bytes of a text for people.
 pub const MAX_TEXT_BYTES: usize = 1024;
+/// Bytes of a text for people of each pool, where not all has room.
+const SHORT_TEXT_BYTES: usize = 32;
 /// Bytes of an id, a digest, a version, a time.
 pub const MAX_WORD_BYTES: usize = 256;
 /// Bytes of a whole status: [`MAX_POOLS`] pools with the longest names fit, without deferred steps, what their instances
@@ -36,6 +38,7 @@ pub fn fit_status(status: &mut NodeStatus, now: Timestamp) {
         cuts.words([&mut pool.tenant_id, &mut pool.pool_id, &mut pool.revision]);
         cuts.list("deferred steps of a pool", &mut pool.deferred, MAX_DEFERRED);
         cuts.texts(&mut pool.deferred);
+        cuts.texts([&mut pool.failing]);
     }
     cuts.list("removed tenants", &mut status.removals, MAX_POOLS);
     cuts.words(status.removals.iter_mut().flat_map(|removal| [&mut removal.tenant_id, &mut removal.uid]));
@@ -55,6 +58,11 @@ pub fn fit_status(status: &mut NodeStatus, now: Timestamp) {
         for pool in status.pools.iter_mut().filter(|pool| !pool.deferred.is_empty()) {
             pool.deferred = Vec::new();
             cuts.note("all deferred steps".to_owned());
+        }
+        for pool in &mut status.pools {
+            if shorten(&mut pool.failing, SHORT_TEXT_BYTES) {
+                cuts.note("why instances of pools fail".to_owned());
+            }
         }
     }
     if status.encoded_len() > MAX_STATUS_BYTES {
@@ -230,7 +238,7 @@ mod tests {
             outdated: 1000,
             surge: 1000,
             failing: String::new(),
-            cpu_percent: None,
+            cpu_percent: Some(1000),
         }
     }
 
@@ -269,14 +277,14 @@ mod tests {
         fit_status(&mut status, now());
         assert_eq!((status.pools.len(), status.pools.capacity()), (MAX_POOLS, MAX_POOLS));
         let message = told(&status.conditions, ConditionKind::StatusComplete).unwrap();
-        assert!(message.contains("95904 of 100000 pools"), "{message}");
+        assert!(message.contains("96000 of 100000 pools"), "{message}");
     }
 
     #[test]
     fn whatever_a_status_holds_it_is_kept_within_its_bytes() {
         let long = || "é".repeat(MAX_TEXT_BYTES);
         let condition = Condition { r#type: long(), message: long(), reason: long(), ..Condition::default() };
-        let large = PoolStatus { deferred: vec![long(); 100], tenant_id: long(), ..pool(1) };
+        let large = PoolStatus { deferred: vec![long(); 100], tenant_id: long(), failing: long(), ..pool(1) };
         let mut status = NodeStatus {
             node_id: long(),
             pools: vec![large; 5000],
@@ -288,6 +296,7 @@ mod tests {
         assert!(status.encoded_len() <= MAX_STATUS_BYTES + MAX_TEXT_BYTES, "{}", status.encoded_len());
         assert!(status.conditions.len() <= MAX_CONDITIONS + 1);
         assert!(told(&status.conditions, ConditionKind::StatusComplete).unwrap().contains("deferred"));
+        assert!(status.pools.iter().all(|pool| (1..=SHORT_TEXT_BYTES).contains(&pool.failing.len())));
         let once = status.clone();
         fit_status(&mut status, now());
         assert_eq!(status.pools, once.pools, "what was cut once is not cut again");
