@@ -98,7 +98,8 @@ impl std::error::Error for BlocksExhausted {}
 ///
 /// A node whose removal is confirmed is left out; its blocks are free then. `elsewhere` says for each offset that is not,
 /// or soon not, used where its block is, on which node it is used: from when a move begins, so that the node with the
-/// block has acknowledged the reservation before the instance leaves.
+/// block follows its newest document, which has the reservation, before the instance leaves. An older document that is still on
+/// its way may give the block to the node again without it.
 #[must_use]
 pub fn assign_blocks(
     subnet: &Subnet,

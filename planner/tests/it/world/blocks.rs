@@ -178,13 +178,15 @@ impl World {
         }
     }
 
-    /// It leaves once its node's document reserves its address, or no longer has its block.
+    /// It leaves once its node follows its newest document, and that reserves its address or does not have its block. A document
+    /// that is still on its way may give the block back without the reservation.
     fn arrive(&mut self, offset: u32, to: &NodeId) {
         let leaves = |truth: &Truth| {
             let document = &truth.document;
             let is_safe =
                 document.reserved.contains(&offset) || !document.blocks.contains(&Block::of(offset));
-            truth.offsets.contains(&offset) && is_safe
+            let follows_newest = truth.sent.as_ref().map(|(number, _)| *number) == truth.accepted;
+            truth.offsets.contains(&offset) && is_safe && follows_newest
         };
         let from =
             self.truths.iter().find(|(id, truth)| *id != to && leaves(truth)).map(|(id, _)| id.clone());
