@@ -23,11 +23,12 @@ use sources::Source;
 use tree::{DenyFile, Kind, Tree, root};
 
 /// Which of our crates each may import. A crate that is not listed here does not exist.
-const DIRECTION: [(&str, &[&str]); 17] = [
+const DIRECTION: [(&str, &[&str]); 18] = [
     ("mvm-proto", &[]),
     ("mvm-planner", &["mvm-proto"]),
     ("mvm-pki", &["mvm-proto"]),
     ("mvm-transport", &["mvm-proto", "mvm-pki"]),
+    ("mvm-telemetry", &["mvm-proto", "mvm-pki", "mvm-transport"]),
     ("mvm-store", &[]),
     // It runs inside microVMs, and sees nothing of the world outside but the protocol.
     ("mvm-guest", &["mvm-proto"]),
@@ -46,9 +47,13 @@ const DIRECTION: [(&str, &[&str]); 17] = [
             "mvm-pki",
             "mvm-transport",
             "mvm-store",
+            "mvm-telemetry",
         ],
     ),
-    ("mvm-coordinator", &["mvm-proto", "mvm-planner", "mvm-pki", "mvm-transport", "mvm-store"]),
+    (
+        "mvm-coordinator",
+        &["mvm-proto", "mvm-planner", "mvm-pki", "mvm-transport", "mvm-store", "mvm-telemetry"],
+    ),
     // What operators and programs call a coordinator with; it shares nothing with the server but the protocol.
     ("mvm-client", &["mvm-proto", "mvm-pki", "mvm-transport"]),
     // The command line puts everything together; tests look at all of it, and benches start what tests start.
@@ -66,6 +71,7 @@ const PARTS: &[&str] = &[
     "mvm-pki",
     "mvm-transport",
     "mvm-store",
+    "mvm-telemetry",
     "mvm-guest",
     "mvm-host",
     "mvm-image",
@@ -83,6 +89,7 @@ const PARTS_AND_TESTS: &[&str] = &[
     "mvm-pki",
     "mvm-transport",
     "mvm-store",
+    "mvm-telemetry",
     "mvm-guest",
     "mvm-host",
     "mvm-image",

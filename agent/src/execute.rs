@@ -57,6 +57,7 @@ use crate::persist::{PersistError, Sessions};
 use crate::secrets::{Secrets, SecretsError};
 use mvm_image::{ImageError, Images};
 use mvm_proto::text::chain;
+use mvm_telemetry::Tracer;
 use mvm_vmm::snapshot_key::KeyError;
 use mvm_vmm::{AnyDriver, Driver, DriverError, DriverKind, VmState};
 
@@ -178,6 +179,7 @@ pub struct Executor {
     pub audit: AuditLog,
     pub secrets: Arc<Secrets>,
     pub writing: Writing,
+    pub tracer: Tracer,
 }
 
 /// Whether a step that was to put an instance to rest ended with it running: it has work, or a request wants it.

@@ -18,6 +18,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
+use mvm_telemetry::SpanCounters;
 use network::NetworkCounters;
 pub use state::NodeState;
 
@@ -81,7 +82,7 @@ pub enum DocumentResult {
 }
 
 impl DocumentResult {
-    fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Accepted => "accepted",
             Self::Unchanged => "unchanged",
@@ -128,6 +129,7 @@ pub struct Metrics {
     resident_memory: Gauge,
     session_dials: Family<ResultLabel, Counter>,
     network: NetworkCounters,
+    pub(crate) spans: SpanCounters,
 }
 
 impl Metrics {
@@ -172,6 +174,11 @@ impl Metrics {
         registry.register("process_resident_memory_bytes", help, resident_memory.clone());
         let help = "When this process started, in seconds since 1970";
         registry.register("process_start_time_seconds", help, start_time);
+        let spans = SpanCounters::default();
+        let help = "Spans that the collector of --otlp-endpoint took";
+        registry.register("mvm_agent_trace_spans_exported", help, spans.exported.clone());
+        let help = "Spans that no collector took: the queue was full, or it was away or refused them";
+        registry.register("mvm_agent_trace_spans_dropped", help, spans.dropped.clone());
         let network = NetworkCounters::default();
         registry.register_collector(Box::new(network.clone()));
         let build = Info::new(BuildLabels { version: env!("CARGO_PKG_VERSION") });
@@ -190,6 +197,7 @@ impl Metrics {
             resident_memory,
             session_dials,
             network,
+            spans,
         }
     }
 

@@ -21,6 +21,7 @@ pub mod settings;
 pub mod shutdown;
 mod start_record;
 mod tasks;
+mod traces;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -34,6 +35,7 @@ use mvm_pki::status::expiries;
 use mvm_pki::{LiveAnchors, files};
 use mvm_proto::status::{Capacity, DesiredSource, NodeInfo, PassedOver};
 use mvm_proto::{NodeId, Timestamp};
+use mvm_telemetry::Tracer;
 use mvm_vmm::DriverKind;
 use mvm_vmm::choice;
 use tokio::sync::watch;
@@ -133,18 +135,24 @@ impl Agent {
             Some(acceptor) if settings.desired_file.is_none() => acceptor.vouched(),
             _ => Vouched::unchecked(),
         };
+        let (tracer, exporter) = traces::tracing_of(&settings, &info, &metrics)?;
+        let opening = (driver, vouched, tracer.clone());
         let (node, handle) =
-            open_node(&settings, host.clone(), driver, &node_id, capacity, vouched, clock.clone()).await?;
+            open_node(&settings, host.clone(), &node_id, capacity, opening, clock.clone()).await?;
         info.capabilities = node.capabilities();
         let intake = Intake::new(
             acceptor.clone(),
             settings.desired_file.is_some(),
             handle.clone(),
             Arc::clone(&metrics),
+            tracer.clone(),
         );
 
         let mut tasks = Tasks::new(&shutdown);
         let stop = tasks.stop_token();
+        if let Some(exporter) = exporter {
+            tasks.spawn("export of spans", exporter.run(stop.clone()));
+        }
 
         if let AnyHost::Remote(helper) = host {
             let stop = stop.clone();
@@ -234,6 +242,7 @@ impl Agent {
             events: Arc::clone(&events),
             metrics: Arc::clone(&metrics),
             max_body_bytes: settings.limits.max_body_bytes,
+            tracer: tracer.clone(),
             shutdown: stop.clone(),
         };
         let api = Api::new(parts, settings.rate);
@@ -249,6 +258,7 @@ impl Agent {
                     limits: settings.limits.clone(),
                     node: handle.clone(),
                     metrics: Arc::clone(&metrics),
+                    tracer,
                     shutdown: stop.clone(),
                 });
                 let context = SessionContext {
@@ -331,10 +341,9 @@ impl Agent {
 async fn open_node(
     settings: &AgentSettings,
     host: AnyHost,
-    driver: DriverKind,
     node_id: &NodeId,
     capacity: Capacity,
-    vouched: watch::Receiver<Vouched>,
+    (driver, vouched, tracer): (DriverKind, watch::Receiver<Vouched>, Tracer),
     clock: Clock,
 ) -> Result<(Node, NodeHandle), AgentError> {
     let settings = NodeSettings {
@@ -354,6 +363,7 @@ async fn open_node(
         isolation: settings.isolation.with(driver),
         interval: settings.interval,
         parallel_steps: settings.parallel_steps,
+        tracer,
         clock,
     };
     Box::pin(Node::open(settings)).await.map_err(|cause| AgentError::Node(Box::new(cause)))

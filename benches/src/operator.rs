@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use mvm_client::Channel;
 use mvm_client::{ControlClient, Objects};
 use mvm_pki::{Anchors, Credential, LiveAnchors, LiveCredential};
 use mvm_proto::control::PushStage;
 use mvm_proto::wire::control::v1::PushRequest;
 use mvm_tests::Cluster;
 use mvm_transport::Target;
-use tonic::transport::Channel;
 
 /// For connecting, and for a node to accept what was pushed: a healthy machine needs milliseconds.
 const LIMIT: Duration = Duration::from_secs(30);

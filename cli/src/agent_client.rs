@@ -13,11 +13,13 @@ use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
 use mvm_pki::tls::client_config;
 use mvm_pki::{ExpectedPeer, LiveAnchors, LiveCredential, Role};
+use mvm_proto::trace::TRACEPARENT;
 use mvm_transport::{ALPN_H3, Client, Limits, Target};
 use serde::de::DeserializeOwned;
 
 use crate::client::{Operator, problem_from_json};
 use crate::exit::Outcome;
+use crate::trace;
 
 /// A list of all instances of a large node is far below this.
 const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
@@ -189,7 +191,10 @@ impl AgentClient {
 
     async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, Pieces), Outcome> {
         let request = Request::builder().method(method).uri(path);
-        let request = request.header(header::CONTENT_TYPE, "application/json");
+        let mut request = request.header(header::CONTENT_TYPE, "application/json");
+        if let Some(context) = trace::context() {
+            request = request.header(TRACEPARENT, context.to_string());
+        }
         let (status, body) = match &self.wire {
             Wire::Local(socket) => {
                 let request = request.header(header::HOST, LOCAL_HOST).body(Full::new(body));

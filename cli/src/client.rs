@@ -5,17 +5,18 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
+use mvm_client::Channel;
 use mvm_client::{ClientError, ControlClient};
 use mvm_pki::{Anchors, Credential, CsrNames, LeafKey, LiveAnchors, LiveCredential, Refusal, Renewed};
 use mvm_proto::wire::control::v1::{Node, RenewCertificateRequest};
 use mvm_proto::{Problem, Timestamp};
 use mvm_transport::Target;
-use tonic::transport::Channel;
 
 use crate::exit::Outcome;
 use crate::global::Global;
 use crate::output::when_exactly;
 use crate::paths::default_data_dir;
+use crate::trace;
 
 /// Where a coordinator listens by default.
 const DEFAULT_COORDINATOR: &str = "https://127.0.0.1:4433";
@@ -91,7 +92,10 @@ impl Operator {
         {
             tracing::warn!(error = format!("{error:#}"), "could not renew the operator certificate");
         }
-        Ok(channel)
+        Ok(match trace::context() {
+            Some(context) => channel.of_trace(context),
+            None => channel,
+        })
     }
 }
 

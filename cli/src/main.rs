@@ -19,11 +19,13 @@ mod metrics_page;
 #[cfg(test)]
 mod monitoring;
 mod objects;
+mod otlp;
 mod output;
 mod paths;
 mod progress;
 mod settings;
 mod terminal;
+mod trace;
 mod user;
 
 use std::process::ExitCode;

@@ -11,7 +11,9 @@ use mvm_transport::{ResolveError, Target};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::{Endpoint, Uri};
+
+use crate::channel::Channel;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -154,7 +156,7 @@ async fn open_now(
         .map_err(grpc_error)?
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_while_idle(false);
-    endpoint.connect_with_connector(service).await.map_err(grpc_error)
+    endpoint.connect_with_connector(service).await.map(Channel::from).map_err(grpc_error)
 }
 
 async fn dial(target: &Target) -> Result<TcpStream, ClientError> {

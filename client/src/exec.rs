@@ -19,8 +19,8 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep};
 use tonic::Streaming;
-use tonic::transport::Channel;
 
+use crate::channel::Channel;
 use crate::error::CallError;
 
 /// How long a stream that broke is tried to be opened again: longer than a coordinator or an agent takes to restart.

@@ -6,6 +6,7 @@
 //!
 //! `examples/declare.rs` beside this crate declares a pool and waits until it runs.
 
+mod channel;
 mod connect;
 mod error;
 pub mod exec;
@@ -15,6 +16,7 @@ mod objects;
 mod watch;
 pub mod yaml;
 
+pub use channel::Channel;
 pub use connect::{ClientError, ControlClient, connect, control, open};
 pub use error::{CallError, GONE, problem_of};
 pub use exec::{Exec, ExecError, ExecEvent, ExecInput};

@@ -11,8 +11,8 @@ use mvm_proto::wire::objects::v1::{
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tonic::transport::Channel;
 
+use crate::channel::Channel;
 use crate::error::CallError;
 use crate::watch::Watch;
 

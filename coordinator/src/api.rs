@@ -38,7 +38,8 @@ use mvm_proto::wire::frames::MAX_TUNNEL_FRAME_BYTES;
 use mvm_proto::wire::objects::v1::objects_server::ObjectsServer;
 use mvm_proto::wire::tunnel::v1::guests_server::GuestsServer;
 use mvm_proto::wire::{FILE_DESCRIPTORS, MAX_MESSAGE_BYTES};
-use mvm_proto::{NodeId, Problem};
+use mvm_proto::{NodeId, Problem, TraceContext};
+use mvm_telemetry::TraceRequests;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
@@ -102,13 +103,14 @@ pub(crate) async fn serve(
         .add_service(InterceptedService::new(reflection, known_callers_only))
         .add_service(objects)
         .add_service(guests);
-    let identifying = Arc::clone(&state);
+    let (identifying, tracer) = (Arc::clone(&state), state.tracer.clone());
     let serving = tonic::transport::Server::builder()
         .accept_http1(true)
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_WAIT))
         .max_concurrent_streams(MAX_STREAMS)
         .http2_max_header_list_size(MAX_HEADER_BYTES)
+        .layer(tower::layer::layer_fn(move |inner| TraceRequests::new(inner, tracer.clone(), log_span)))
         .layer(tower::layer::layer_fn(move |inner| identify::Identify::new(inner, Arc::clone(&identifying))))
         .layer(tower::layer::layer_fn(CountCalls::new))
         .add_routes(services)
@@ -118,6 +120,11 @@ pub(crate) async fn serve(
         });
     Box::pin(serving).await?;
     Ok(())
+}
+
+/// What the log's lines of a request begin with.
+fn log_span(context: &TraceContext) -> tracing::Span {
+    tracing::info_span!("request", trace = %context.trace_id())
 }
 
 /// Brings an operator's record up to date before its first request.

@@ -18,7 +18,8 @@ use mvm_pki::SigningKey;
 use mvm_proto::status::Mark;
 use mvm_proto::wire::session::v1::DocumentDelta;
 use mvm_proto::{
-    ClusterId, DesiredState, Digest, NodeId, Problem, SignedDocument, Timestamp, Unverified, Verified,
+    ClusterId, DesiredState, Digest, NodeId, Problem, SignedDocument, Timestamp, TraceContext, Unverified,
+    Verified,
 };
 use mvm_store::{Guard, Store, StoreError, Transaction};
 
@@ -41,6 +42,8 @@ pub(crate) struct Stored {
     pub(crate) envelope: Bytes,
     /// The same as what changed of the document before it, for a node that has that. None of one that was read from the store.
     pub(crate) delta: Option<Arc<DocumentDelta>>,
+    /// Where what the node makes of it belongs, for a document that a traced request caused.
+    pub(crate) trace: Option<TraceContext>,
 }
 
 /// A document that is signed and not stored yet, with what has to be so still when it is.
@@ -174,7 +177,7 @@ impl Documents {
             match envelope {
                 Some(envelope) if envelope.version == before.version => {
                     let (assigned, envelope) = (before.value, envelope.value);
-                    return Ok(Some(Stored { assigned, envelope, delta: None }));
+                    return Ok(Some(Stored { assigned, envelope, delta: None, trace: None }));
                 }
                 _ => tokio::task::yield_now().await,
             }

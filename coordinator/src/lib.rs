@@ -9,6 +9,7 @@
 //! The store is the truth; sessions and progress live in memory and are rebuilt from the agents' hellos.
 
 mod api;
+mod causes;
 mod cleanup_task;
 mod clock;
 mod crash;

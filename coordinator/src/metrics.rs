@@ -12,6 +12,7 @@ use axum::routing::get;
 pub(crate) use fleet::FleetState;
 use http::{StatusCode, header};
 use mvm_planner::fleet::UnplacedCause;
+use mvm_telemetry::SpanCounters;
 use parking_lot::Mutex;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
@@ -112,6 +113,7 @@ pub(crate) struct Metrics {
     pub(crate) scheduling_failures: Family<FailedFor, Counter>,
     pub(crate) placement_errors: Counter,
     pub(crate) webhooks: Family<Outcome, Counter>,
+    pub(crate) spans: SpanCounters,
     epoch: Gauge<i64, AtomicI64>,
     ready: AtomicBool,
     registry: Mutex<Registry>,
@@ -140,6 +142,7 @@ impl Metrics {
             scheduling_failures: Family::default(),
             placement_errors: Counter::default(),
             webhooks: Family::default(),
+            spans: SpanCounters::default(),
             epoch: Gauge::default(),
             ready: AtomicBool::new(false),
             registry: Mutex::new(Registry::with_prefix("mvm_coordinator")),
@@ -204,6 +207,16 @@ impl Metrics {
             "placement_errors",
             "How often a decided placement could not be stored or made into documents",
             self.placement_errors.clone(),
+        );
+        r.register(
+            "trace_spans_exported",
+            "Spans that the collector of --otlp-endpoint took",
+            self.spans.exported.clone(),
+        );
+        r.register(
+            "trace_spans_dropped",
+            "Spans that no collector took: the queue was full, or it was away or refused them",
+            self.spans.dropped.clone(),
         );
         r.register("demand_webhooks", "Posts of the demand to --demand-webhook", self.webhooks.clone());
         r.register("epoch", "The fencing number of this process", self.epoch.clone());

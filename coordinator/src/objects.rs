@@ -42,6 +42,7 @@ use mvm_proto::{ClusterId, NodeId, Problem, TenantId};
 use mvm_transport::RateLimit;
 use parking_lot::Mutex;
 
+use crate::causes::Causes;
 use crate::rate_limit::too_soon;
 use crate::secrets::SecretKeys;
 use crate::stored::Backend;
@@ -58,6 +59,8 @@ pub(crate) struct Objects {
     /// By the names of API keys.
     writes: RateLimit<String>,
     secret_keys: Arc<SecretKeys>,
+    /// Which requests asked for the changes that are under way.
+    pub(crate) causes: Causes,
 }
 
 /// Writes of one key in the long run, and at once: a program applies its files in seconds, and one that never stops writing
@@ -74,7 +77,16 @@ impl Objects {
         secret_keys: Arc<SecretKeys>,
     ) -> Self {
         let writes = RateLimit::new(WRITES_PER_SECOND, WRITES_BURST);
-        Self { store, cluster, trust, world, turns: Turns::default(), writes, secret_keys }
+        Self {
+            store,
+            cluster,
+            trust,
+            world,
+            turns: Turns::default(),
+            writes,
+            secret_keys,
+            causes: Causes::default(),
+        }
     }
 
     /// One more write of this caller, unless it makes too many.

@@ -5,6 +5,7 @@
 use mvm_proto::object::Kind;
 use mvm_proto::problem::PROBLEM_METADATA;
 use mvm_proto::{NodeId, Problem, TenantId};
+use mvm_telemetry::current;
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 
@@ -241,10 +242,17 @@ pub(crate) fn status(problem: &Problem) -> Status {
         504 => Code::DeadlineExceeded,
         _ => Code::Internal,
     };
+    current::fail(&problem.code);
     let mut status = Status::new(code, problem.detail.clone());
-    let value = MetadataValue::from_bytes(&trailer_json(problem));
+    let value = MetadataValue::from_bytes(&trailer_json(&of_request(problem.clone())));
     status.metadata_mut().insert_bin(PROBLEM_METADATA, value);
     status
+}
+
+/// A problem with the ids of the request that is refused with it.
+pub(crate) fn of_request(problem: Problem) -> Problem {
+    let trace_id = current::context().map(|context| context.trace_id());
+    Problem { request_id: current::request_id(), trace_id, ..problem }
 }
 
 fn trailer_json(problem: &Problem) -> Vec<u8> {

@@ -21,7 +21,7 @@ mod stream;
 use std::sync::{Arc, LazyLock};
 
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Path, RawQuery, State as Shared};
+use axum::extract::{DefaultBodyLimit, MatchedPath, Path, RawQuery, State as Shared};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -30,6 +30,7 @@ use axum::{Extension, Json, Router};
 use mvm_proto::object::{Declared, KINDS, Kind, Object, Outcome, kind_named};
 use mvm_proto::problem::PROBLEM_MEDIA_TYPE;
 use mvm_proto::{Problem, TenantId};
+use mvm_telemetry::{Route, current};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -107,16 +108,20 @@ async fn known_callers_only(request: axum::extract::Request, next: Next) -> Resp
     }
 }
 
-/// Gives every request an id: in the answer's header, in problems, and in the log.
+/// Names every request by its route for its span, and tells its id in the answer's header and in problems.
 async fn name_request(request: axum::extract::Request, next: Next) -> Response {
-    let id = format!("{:016x}", fastrand::u64(..));
+    let route = request.extensions().get::<MatchedPath>().map(|path| Route(path.as_str().to_owned()));
     let mut response = next.run(request).await;
-    if let Ok(value) = HeaderValue::from_str(&id) {
+    if let Some(value) = current::request_id().and_then(|id| HeaderValue::from_str(&id).ok()) {
         response.headers_mut().insert(REQUEST_ID, value);
+    }
+    if let Some(route) = route {
+        response.extensions_mut().insert(route);
     }
     match response.extensions_mut().remove::<Problem>() {
         Some(problem) => {
-            let problem = Problem { request_id: Some(id), ..problem };
+            current::fail(&problem.code);
+            let problem = refuse::of_request(problem);
             let body = serde_json::to_vec(&problem).unwrap_or_default();
             response.headers_mut().remove(header::CONTENT_LENGTH);
             *response.body_mut() = body.into();

@@ -5,6 +5,7 @@
 //! [`STOP_WITHIN`], whatever the peers do.
 
 mod tasks;
+mod traces;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,11 +18,13 @@ use mvm_pki::tls::server_config;
 use mvm_pki::{Anchors, Authority, ClientAuth, LeafProfile, LiveAnchors, LiveCredential, SigningKey};
 use mvm_planner::fleet::AwayGrace;
 use mvm_store::{Settings as StoreSettings, SledStore, Watch};
+use mvm_telemetry::Exporter;
 use mvm_transport::{ALPN_H3, ALPN_SESSION, ALPN_TUNNEL, RateLimit, ResetKey, Server, tunnel_limits};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use self::tasks::Tasks;
+use self::traces::tracing_of;
 use crate::cleanup_task::{cleanup_task, write_statuses};
 use crate::clock::SteadyClock;
 use crate::documents::{Carried, Documents};
@@ -133,6 +136,7 @@ pub async fn serve(
     let operators = operators.await.map_err(|cause| store_error(cause.into()))?;
     let events = Events::load(&store).await.map_err(|cause: StateError| store_error(cause.into()))?;
     let rules = Rules::new(settings.heartbeat, settings.node_grace);
+    let (tracer, exporter) = tracing_of(&settings, &cluster, &metrics)?;
     let state = Arc::new(State {
         operators,
         fleet: Arc::new(Fleet::new(rules, steady, Arc::clone(&metrics))),
@@ -161,6 +165,7 @@ pub async fn serve(
         trust,
         documents,
         metrics,
+        tracer,
         epoch,
         epoch_version,
         world,
@@ -174,7 +179,7 @@ pub async fn serve(
     }
     take_notes(&state, now()).await.map_err(|problem| store_error(problem.into()))?;
     tracing::info!(cluster = %state.cluster.cluster, epoch, documents = known, "opened the store");
-    run(state, &data, object_changes).await
+    run(state, &data, object_changes, exporter).await
 }
 
 fn check(settings: &CoordinatorSettings) -> Result<(), CoordinatorError> {
@@ -285,7 +290,12 @@ fn bind_tunnels(state: &State, live: &LiveCredential, reset: &ResetKey) -> Resul
     })
 }
 
-async fn run(state: Arc<State>, data: &DataDir, object_changes: Watch) -> Result<(), CoordinatorError> {
+async fn run(
+    state: Arc<State>,
+    data: &DataDir,
+    object_changes: Watch,
+    exporter: Option<Exporter>,
+) -> Result<(), CoordinatorError> {
     let leaf_error = |cause: BoxError| CoordinatorError::Load {
         what: "the coordinator's certificate",
         path: data.leaf(),
@@ -310,6 +320,10 @@ async fn run(state: Arc<State>, data: &DataDir, object_changes: Watch) -> Result
 
     if let Some(hook) = webhook {
         tasks.spawn("demand webhook", webhook_task(Arc::clone(&state), hook).map(Ok));
+    }
+
+    if let Some(exporter) = exporter {
+        tasks.spawn("export of spans", exporter.run(state.shutdown.clone()).map(Ok));
     }
 
     // QUIC outlives `shutdown` by as long as the goodbyes take.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mvm_telemetry::OtlpSettings;
 use mvm_transport::Limits;
 
 use crate::crash::CrashPoints;
@@ -92,6 +93,8 @@ pub struct CoordinatorSettings {
     pub ips: Vec<IpAddr>,
     /// Which program is told what the fleet lacks.
     pub demand_webhook: Option<WebhookSettings>,
+    /// Which collector the spans go to.
+    pub otlp: Option<OtlpSettings>,
     pub on_ready: Option<OnReady>,
     pub on_beat: Option<OnBeat>,
     /// Where a test makes it end.
@@ -119,6 +122,7 @@ impl CoordinatorSettings {
             dns: Vec::new(),
             ips: Vec::new(),
             demand_webhook: None,
+            otlp: None,
             on_ready: None,
             on_beat: None,
             crash: CrashPoints::default(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use mvm_pki::{Authority, LiveAnchors};
 use mvm_proto::{Digest, Timestamp};
+use mvm_telemetry::Tracer;
 use mvm_transport::RateLimit;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -42,6 +43,7 @@ pub(crate) struct State {
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) tunnels: Tunnels,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) tracer: Tracer,
     /// Per network.
     pub(crate) enrol_limit: RateLimit<IpAddr>,
     pub(crate) renew_limit: RateLimit<Holder>,

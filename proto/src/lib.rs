@@ -32,6 +32,8 @@ pub mod status;
 pub mod text;
 #[cfg(feature = "control")]
 pub mod time;
+#[cfg(feature = "control")]
+pub mod trace;
 pub mod wire;
 
 #[cfg(feature = "control")]
@@ -48,3 +50,5 @@ pub use instance::{ManualAction, Phase, WakeKind, WorkloadState};
 pub use problem::{FieldError, Problem};
 #[cfg(feature = "control")]
 pub use time::Timestamp;
+#[cfg(feature = "control")]
+pub use trace::TraceContext;

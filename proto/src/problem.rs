@@ -43,6 +43,9 @@ pub struct Problem {
     /// Of the request that was refused, where it has one: for the server's log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
+    /// Of the trace that the request belongs to, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace_id: Option<String>,
 }
 
 impl Problem {
@@ -57,6 +60,7 @@ impl Problem {
             remediation: remediation.into(),
             errors: Vec::new(),
             request_id: None,
+            trace_id: None,
         }
     }
 

@@ -30,6 +30,7 @@ mod sleep;
 mod standalone;
 mod terminal;
 mod terminals;
+mod traces;
 mod trust;
 mod tunnel;
 mod warm;

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use mvm_planner::{Action, Step};
-use mvm_proto::{DesiredState, InstanceId, Phase, PoolId, TenantId, Timestamp};
+use mvm_proto::{DesiredState, InstanceId, Phase, PoolId, TenantId, Timestamp, TraceContext};
+use mvm_telemetry::{Attribute, Kind, Span, Tracer};
 use tokio::task::JoinSet;
 
 use super::{Executor, Order, StepError};
@@ -37,6 +38,8 @@ pub struct Runner {
     per_pool: BTreeMap<PoolKey, usize>,
     /// Absent spec: the document does not name the step's pool.
     waiting: VecDeque<(Step, Option<PoolSpec>)>,
+    /// Of what waits: where it belongs.
+    trace: Option<TraceContext>,
     /// Steps that ended without having run.
     refused: VecDeque<Done>,
 }
@@ -54,6 +57,7 @@ impl Runner {
             running: JoinSet::new(),
             per_pool: BTreeMap::new(),
             waiting: VecDeque::new(),
+            trace: None,
             refused: VecDeque::new(),
         }
     }
@@ -63,15 +67,16 @@ impl Runner {
         self.running.is_empty() && self.waiting.is_empty() && self.refused.is_empty()
     }
 
-    /// Replaces what waits by a newer plan's steps; what runs goes on. For a pass that closed the gate before it read
-    /// the records that the plan is of.
+    /// Replaces what waits by a newer plan's steps, which belong to `trace`; what runs goes on. For a pass that closed the gate
+    /// before it read the records that the plan is of.
     pub(crate) fn submit(
         &mut self,
         gate: &Closed<'_>,
         desired: &DesiredState,
-        steps: &[Step],
+        (steps, trace): (&[Step], Option<TraceContext>),
         now: Timestamp,
     ) {
+        self.trace = trace;
         let pools: BTreeMap<_, _> = desired
             .pools()
             .map(|(tenant, pool)| ((&tenant.tenant_id, &pool.pool_id), (tenant, pool)))
@@ -221,12 +226,31 @@ impl Runner {
             asked_by: None,
         };
         let executor = Arc::clone(&self.executor);
+        let span = self.trace.map(|trace| begin_span(&executor.tracer, trace, &step, &lease));
         self.running.spawn(async move {
             let result = executor.execute(&lease, &order).await;
+            span.into_iter().for_each(|span| end_span(span, &result));
             let instance = Some(lease.id().clone());
             drop(lease);
             Done { step, instance, result }
         });
+    }
+}
+
+/// A step that the document of a trace asks for. Named by what is done.
+fn begin_span(tracer: &Tracer, trace: TraceContext, step: &Step, lease: &Lease) -> Span {
+    let mut span = tracer.begin(Kind::Internal, format!("{} instance", step.action), Some(trace));
+    span.set(Attribute::Action, step.action.as_str());
+    span.set(Attribute::Tenant, step.tenant.as_str());
+    span.set(Attribute::Pool, step.pool.as_str());
+    span.set(Attribute::Instance, lease.id().as_str());
+    span
+}
+
+fn end_span(mut span: Span, result: &Result<Phase, StepError>) {
+    match result {
+        Ok(phase) => span.set(Attribute::Phase, phase.as_str()),
+        Err(_) => span.fail("step_failed"),
     }
 }
 

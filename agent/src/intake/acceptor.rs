@@ -17,7 +17,9 @@ use mvm_proto::envelope::{MAX_ENVELOPE_BYTES, Payload};
 use mvm_proto::status::Mark;
 use mvm_proto::text::is_caused_by;
 use mvm_proto::wire::session::v1::DocumentDelta;
-use mvm_proto::{DesiredState, Envelope, NodeId, Problem, SignedDocument, Timestamp, Unverified, Verified};
+use mvm_proto::{
+    DesiredState, Envelope, NodeId, Problem, SignedDocument, Timestamp, TraceContext, Unverified, Verified,
+};
 use parking_lot::Mutex;
 use refusal::{broken_envelope, ledger_problem, refuse_limits, too_large, trust_problem};
 use tokio::sync::watch;
@@ -138,6 +140,15 @@ impl Acceptor {
 
     /// Checks a DSSE envelope, makes it durable, and puts it in force.
     pub async fn accept(&self, envelope_json: &[u8]) -> Result<Accepted, Problem> {
+        self.accept_traced(envelope_json, None).await
+    }
+
+    /// The same of a document that belongs to a trace, as what is done for it then does.
+    pub async fn accept_traced(
+        &self,
+        envelope_json: &[u8],
+        trace: Option<TraceContext>,
+    ) -> Result<Accepted, Problem> {
         if envelope_json.len() > MAX_ENVELOPE_BYTES {
             return Err(too_large(envelope_json.len()));
         }
@@ -145,7 +156,7 @@ impl Acceptor {
         let _turn = self.turn.lock().await;
         let shared = Arc::clone(&self.shared);
         // Signatures and fsync take milliseconds; the connections' threads have other things to do.
-        blocking(move || shared.accept(&envelope)).await
+        blocking(move || shared.accept(&envelope, trace)).await
     }
 
     /// The envelope that a delta makes of the one in force, as JSON; none where it is of another.
@@ -232,7 +243,7 @@ impl Shared {
         *self.published.lock() = held.publish();
     }
 
-    fn accept(&self, envelope: &Envelope) -> Result<Accepted, Problem> {
+    fn accept(&self, envelope: &Envelope, trace: Option<TraceContext>) -> Result<Accepted, Problem> {
         let now = self.clock.now();
         let mut held = self.held();
         let Held { trust, ledger } = &mut *held;
@@ -246,8 +257,9 @@ impl Shared {
             let desired = &document.get().desired;
             trust.check_images(desired, now).map_err(|error| trust_problem(trust, envelope, &error))?;
             refuse_limits(desired, &self.settings.limits)?;
-            let current_document =
-                ledger.record(&document, trust.root_version()).map_err(|error| ledger_problem(&error))?;
+            let current_document = ledger
+                .record(&document, trust.root_version(), trace)
+                .map_err(|error| ledger_problem(&error))?;
             self.publish(&held);
             self.current_document.send_replace(Some(current_document));
         }

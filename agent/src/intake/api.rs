@@ -24,9 +24,12 @@ use std::time::Duration;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
+use mvm_proto::TraceContext;
 use mvm_proto::status::NodeInfo;
+use mvm_telemetry::{TraceRequests, Tracer};
 use mvm_transport::RateLimit;
 use tokio_util::sync::CancellationToken;
+use tower::layer::layer_fn;
 
 use crate::intake::authz::{Caller, Endpoint, Rule, TABLE};
 use crate::intake::removed_operators::RemovedOperators;
@@ -60,6 +63,7 @@ pub struct ApiParts {
     /// Whose certificates are refused although they are in date.
     pub removed_operators: Arc<RemovedOperators>,
     pub max_body_bytes: usize,
+    pub tracer: Tracer,
     /// Ends the streams that have no end of their own.
     pub shutdown: CancellationToken,
 }
@@ -109,6 +113,7 @@ impl Api {
 
     /// The routes for callers that come through `listener`.
     pub fn router(&self, listener: Listener) -> Router {
+        let tracer = self.shared.tracer.clone();
         let mut router = Router::new();
         for rule in TABLE {
             let guarded = handler(rule).route_layer(from_fn_with_state(rule, gate::authorise));
@@ -119,7 +124,13 @@ impl Api {
             .method_not_allowed_fallback(problem::wrong_method)
             .layer(from_fn_with_state(self.clone(), gate::admit))
             .layer(from_fn(move |request, next| gate::name_caller(listener, request, next)))
+            .layer(layer_fn(move |inner| TraceRequests::new(inner, tracer.clone(), log_span)))
     }
+}
+
+/// What the log's lines of a request begin with.
+fn log_span(context: &TraceContext) -> tracing::Span {
+    tracing::info_span!("request", trace = %context.trace_id())
 }
 
 /// Which code answers a row. The match is what keeps table and code together: a new endpoint needs an arm here.

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use mvm_pki::files::write_atomic;
 use mvm_proto::envelope::Payload;
 use mvm_proto::status::Mark;
-use mvm_proto::{Digest, Envelope, SignedDocument, Verified};
+use mvm_proto::{Digest, Envelope, SignedDocument, TraceContext, Verified};
 use serde::{Deserialize, Serialize};
 
 use crate::node::CurrentDocument;
@@ -104,7 +104,7 @@ impl Ledger {
                 let envelope = Envelope::from_json(bytes).map_err(|cause| damaged(cause.to_string()))?;
                 let document =
                     SignedDocument::parse(&envelope.payload).map_err(|cause| damaged(cause.to_string()))?;
-                Some(CurrentDocument::signed(document, Digest::of(&envelope.payload)))
+                Some(CurrentDocument::signed(document, Digest::of(&envelope.payload), None))
             }
         };
         let recorded = current_document.as_ref().and_then(|current_document| current_document.mark.as_ref());
@@ -136,13 +136,15 @@ impl Ledger {
         self.root_version
     }
 
-    /// Makes a document the one in force. Durable when it returns; on an error the last one stays.
+    /// Makes a document the one in force, with the trace that it belongs to, which is not kept. Durable when it returns; on an
+    /// error the last one stays.
     pub fn record(
         &mut self,
         document: &Verified<SignedDocument>,
         root_version: u64,
+        trace: Option<TraceContext>,
     ) -> Result<Arc<CurrentDocument>, LedgerError> {
-        let current_document = CurrentDocument::signed(document.get().clone(), document.digest());
+        let current_document = CurrentDocument::signed(document.get().clone(), document.digest(), trace);
         let envelope = Bytes::from(document.envelope().to_json());
         self.write(current_document.mark.as_ref(), Some(&envelope), root_version)?;
         self.high_water.clone_from(&current_document.mark);

@@ -12,7 +12,8 @@ use bytes::Bytes;
 use mvm_proto::document::MAX_DOCUMENT_BYTES;
 use mvm_proto::status::Mark;
 use mvm_proto::wire::session::v1::DocumentDelta;
-use mvm_proto::{DesiredState, Digest, NodeId, Problem};
+use mvm_proto::{DesiredState, Digest, NodeId, Problem, TraceContext};
+use mvm_telemetry::{Attribute, Kind, Span, Tracer};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -31,6 +32,7 @@ pub struct Intake {
     from_file: bool,
     node: NodeHandle,
     metrics: Arc<Metrics>,
+    tracer: Tracer,
 }
 
 impl Intake {
@@ -40,16 +42,27 @@ impl Intake {
         from_file: bool,
         node: NodeHandle,
         metrics: Arc<Metrics>,
+        tracer: Tracer,
     ) -> Self {
-        Self { acceptor, from_file, node, metrics }
+        Self { acceptor, from_file, node, metrics, tracer }
     }
 
-    /// Hands over a DSSE envelope. When this returns `Ok`, the document is durable.
-    pub async fn accept(&self, envelope_json: &[u8]) -> Result<Accepted, Problem> {
+    /// Hands over a DSSE envelope. When this returns `Ok`, the document is durable. A document that belongs to no trace begins
+    /// none: most of them only have a new date.
+    pub async fn accept(
+        &self,
+        envelope_json: &[u8],
+        cause: Option<TraceContext>,
+    ) -> Result<Accepted, Problem> {
+        let mut span = cause.map(|cause| self.tracer.begin(Kind::Consumer, "accept document", Some(cause)));
+        let trace = span.as_ref().and_then(Span::sampled);
         let result = match &self.acceptor {
-            Some(acceptor) if !self.from_file => acceptor.accept(envelope_json).await,
+            Some(acceptor) if !self.from_file => acceptor.accept_traced(envelope_json, trace).await,
             _ => Err(source_is_file()),
         };
+        if let Some(span) = &mut span {
+            tell(span, &result);
+        }
         match &result {
             Ok(accepted) if accepted.is_new => {
                 self.metrics.document(DocumentResult::Accepted);
@@ -100,6 +113,21 @@ impl Intake {
     #[must_use]
     pub fn is_dev_cluster(&self) -> bool {
         self.acceptor.as_ref().is_some_and(|acceptor| acceptor.is_dev_cluster())
+    }
+}
+
+fn tell(span: &mut Span, result: &Result<Accepted, Problem>) {
+    match result {
+        Ok(Accepted { mark, is_new }) => {
+            span.set(Attribute::Epoch, mark.epoch);
+            span.set(Attribute::Generation, mark.generation);
+            let result = if *is_new { DocumentResult::Accepted } else { DocumentResult::Unchanged };
+            span.set(Attribute::Outcome, result.label());
+        }
+        Err(problem) => {
+            span.set(Attribute::Outcome, DocumentResult::Refused.label());
+            span.fail(&problem.code);
+        }
     }
 }
 

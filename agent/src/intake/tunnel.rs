@@ -18,6 +18,7 @@ use mvm_pki::{LiveAnchors, LiveCredential};
 use mvm_proto::Problem;
 use mvm_proto::text::chain;
 use mvm_proto::wire::tunnel::v1::{Frame, Hello, frame};
+use mvm_telemetry::Tracer;
 use mvm_transport::tunnel::MAX_TUNNEL_STREAMS;
 use mvm_transport::{ALPN_TUNNEL, Limits, Tunnel, close_code, dial_tunnel, tunnel_limits};
 use parking_lot::Mutex;
@@ -52,6 +53,7 @@ pub struct TunnelParts {
     pub limits: Limits,
     pub node: NodeHandle,
     pub metrics: Arc<Metrics>,
+    pub tracer: Tracer,
     pub shutdown: CancellationToken,
 }
 

@@ -9,6 +9,7 @@ use mvm_image::{ImageError, ImageSettings, Images, Vouched, find_guest};
 use mvm_proto::status::{Capability, Capacity, NodeStatus};
 use mvm_proto::{NodeId, Timestamp};
 use mvm_store::{Settings, SledStore};
+use mvm_telemetry::Tracer;
 use mvm_vmm::choice;
 use mvm_vmm::{AnyDriver, DriverKind, DriverUnavailable, VmmSettings};
 use tokio::sync::{Notify, Semaphore, broadcast, watch};
@@ -71,6 +72,8 @@ pub struct NodeSettings {
     pub interval: Duration,
     /// How many instances may be worked on at once.
     pub parallel_steps: usize,
+    /// What records the steps of documents that belong to a trace.
+    pub tracer: Tracer,
     pub clock: Clock,
 }
 
@@ -189,6 +192,7 @@ impl Node {
             audit: AuditLog::open(&settings.data_dir, AuditSettings::default(), clock.clone()),
             secrets: Arc::new(Secrets::new(&settings.secrets_dir)),
             writing: Writing::default(),
+            tracer: settings.tracer.clone(),
             clock,
         });
         let pressed = watch::Sender::new(false);

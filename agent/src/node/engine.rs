@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use mvm_planner::{Action, Blocked, Capacity, NodePlan, Observation, Step, plan_expired, plan_node};
 use mvm_proto::document::Health;
+use mvm_proto::status::Mark;
 use mvm_proto::text::chain;
-use mvm_proto::{DesiredState, InstanceId, Phase, PoolId, TenantId, Timestamp};
+use mvm_proto::{DesiredState, InstanceId, Phase, PoolId, TenantId, Timestamp, TraceContext};
 use mvm_transport::RateLimit;
 use mvm_vmm::{AnyDriver, Driver, DriverError};
 use tokio::sync::watch;
@@ -82,6 +83,8 @@ pub(crate) struct Engine {
     measured_at: Option<Timestamp>,
     memory_measured_at: Option<Timestamp>,
     last: Option<Last>,
+    /// The document that was made true.
+    traced_until: Option<Mark>,
     pub(crate) plans: u64,
 }
 
@@ -162,6 +165,7 @@ impl Engine {
             measured_at: None,
             memory_measured_at: None,
             last: None,
+            traced_until: None,
             plans: 0,
             clock,
             executor,
@@ -244,9 +248,19 @@ impl Engine {
         let plans = if expired { plan_expired } else { plan_node };
         let plan = plans(&current_document.desired, &observation, now);
         self.plans += 1;
-        self.runner.submit(&gate, &current_document.desired, &plan.steps, now);
+        let trace = self.trace_of(current_document);
+        self.runner.submit(&gate, &current_document.desired, (&plan.steps, trace), now);
         self.last = Some(Last { current_document: Arc::clone(current_document), expired, observation, plan });
         true
+    }
+
+    /// Steps belong to the document's trace until it was made true for the first time. What is done later has other reasons.
+    fn trace_of(&mut self, current_document: &Arc<CurrentDocument>) -> Option<TraceContext> {
+        let last = self.last.as_ref().map(|last| &last.current_document);
+        if self.is_converged() && last.is_some_and(|last| Arc::ptr_eq(last, current_document)) {
+            self.traced_until = current_document.mark.clone();
+        }
+        current_document.trace.filter(|_| self.traced_until != current_document.mark)
     }
 
     /// Templates of pools that are neither wanted nor there go. One that can't goes at the next change.

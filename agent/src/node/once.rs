@@ -96,6 +96,7 @@ pub async fn reconcile_once(
         capacity: measured.capacity.unwrap_or_default(),
         interval: DEFAULT_INTERVAL,
         parallel_steps: DEFAULT_PARALLEL_STEPS,
+        tracer: mvm_telemetry::Tracer::default(),
         clock,
         data_dir: settings.data_dir,
         driver: settings.driver,

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use mvm_host::HostError;
 use mvm_pki::{Identity, TlsError};
 use mvm_proto::{NodeId, Problem};
+use mvm_telemetry::OtlpError;
 use mvm_transport::BindError;
 
 use crate::node::assemble::NodeError;
@@ -23,6 +24,8 @@ pub enum AgentError {
     OtherNodeId { given: NodeId, certified: NodeId },
     #[error("no node id was given, and the host name {hostname:?} is not a valid node id")]
     NoNodeId { hostname: String },
+    #[error("could not set up the export of traces")]
+    Traces(#[source] OtlpError),
     #[error("there is no source of desired state")]
     NoSource,
     #[error("could not use the data directory {path}")]
@@ -77,6 +80,7 @@ impl AgentError {
             Self::NotANode { .. } => "Point --certs-dir at the certificates of this node.".to_owned(),
             Self::OtherNodeId { .. } => "Leave --node-id out, or enrol again under that id.".to_owned(),
             Self::NoNodeId { .. } => "Give one: --node-id NODE (a-z, 0-9 and hyphens).".to_owned(),
+            Self::Traces(_) => "Correct the --otlp settings, or leave them out: docs/tracing.md.".to_owned(),
             Self::NoSource => "Enrol this node, or start with --desired FILE.".to_owned(),
             Self::DataDir { path, .. } => {
                 format!("Check the owner and mode of {}, or give another --data-dir.", path.display())

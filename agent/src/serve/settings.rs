@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use mvm_pki::credential::CsrNames;
 use mvm_proto::NodeId;
+use mvm_telemetry::OtlpSettings;
 use mvm_transport::{Limits, Target};
 use mvm_vmm::{DriverChoice, VmmSettings};
 
@@ -80,6 +81,8 @@ pub struct AgentSettings {
     pub parallel_steps: usize,
     /// What became of root's privileges before anything else began.
     pub privileges: Privileges,
+    /// Which collector the spans go to.
+    pub otlp: Option<OtlpSettings>,
 }
 
 impl AgentSettings {
@@ -114,6 +117,7 @@ impl AgentSettings {
             names: CsrNames::default(),
             parallel_steps: DEFAULT_PARALLEL_STEPS,
             privileges: Privileges::default(),
+            otlp: None,
         }
     }
 }

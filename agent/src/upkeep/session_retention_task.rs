@@ -77,6 +77,7 @@ mod tests {
             isolation: IsolationSettings::NONE,
             interval: Duration::from_secs(30),
             parallel_steps: 4,
+            tracer: mvm_telemetry::Tracer::default(),
             clock: Clock::starting_at(Timestamp::from_unix_ms(0)),
         };
         Node::open(settings).await.unwrap()

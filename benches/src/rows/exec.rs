@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use mvm_client::Channel;
 use mvm_client::{Exec, ExecEvent};
 use mvm_image::Store;
 use mvm_proto::document::Resources;
@@ -14,7 +15,6 @@ use mvm_tests::{Cluster, PATIENCE, path_text, small_pool, wait_for};
 use mvm_vmm::conformance::Client;
 use mvm_vmm::qemu::Accelerator;
 use mvm_vmm::{Driver as _, QemuDriver, QemuSettings, VmSpec, VmmSettings};
-use tonic::transport::Channel;
 
 use super::{as_shipped, runtime};
 use crate::document::sized_user_document;

@@ -13,6 +13,7 @@ use mvm_agent::node::reconcile_task::reconcile_task;
 use mvm_agent::persist::SessionLimits;
 use mvm_proto::DesiredState;
 use mvm_proto::status::{Capacity, ConditionKind};
+use mvm_telemetry::Tracer;
 use mvm_vmm::DriverKind;
 use mvm_vmm::VmmSettings;
 use tokio::sync::watch;
@@ -46,6 +47,7 @@ pub(super) fn measure() -> Result<Row> {
         isolation: IsolationSettings::NONE,
         interval: Duration::from_secs(3600),
         parallel_steps: 8,
+        tracer: Tracer::default(),
         clock: Clock::system(),
     };
     let text = busy_user_document(NODE, INSTANCES).to_string();

@@ -34,6 +34,7 @@ use crate::commands::{block_on, one_thread, shutdown_on_signals};
 use crate::endpoint::{Endpoint, EndpointArgs};
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
+use crate::otlp::OtlpArgs;
 use crate::output::{self, Format};
 use crate::paths::default_data_dir;
 use crate::progress::Progress;
@@ -249,6 +250,8 @@ pub(crate) struct ServeArgs {
     /// Request only these of the names fixed at enrolment when the certificate is renewed (repeatable)
     #[arg(long = "san", value_name = "NAME")]
     sans: Vec<String>,
+    #[command(flatten)]
+    otlp: OtlpArgs,
 }
 
 #[derive(Debug, Args)]
@@ -342,6 +345,7 @@ impl ServeArgs {
         }
         let (dns, ips) = split_names(args.sans);
         settings.names = CsrNames { dns, ips };
+        settings.otlp = args.otlp.settings();
         settings
     }
 }

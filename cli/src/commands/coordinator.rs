@@ -18,6 +18,7 @@ use crate::commands::token::{self, TokenCommand};
 use crate::commands::{block_on, shutdown_on_signals};
 use crate::exit::Run;
 use crate::global::Global;
+use crate::otlp::OtlpArgs;
 use crate::output;
 use crate::paths::default_data_dir;
 use crate::progress::Progress;
@@ -96,6 +97,8 @@ pub(crate) struct ServeArgs {
     /// The authority of the URL's certificate, as PEM; https needs it
     #[arg(long, value_name = "FILE", requires = "demand_webhook")]
     demand_webhook_ca: Option<PathBuf>,
+    #[command(flatten)]
+    otlp: OtlpArgs,
     /// A DNS name or IP address to add to the coordinator's certificate (repeatable)
     #[arg(long = "san", value_name = "NAME")]
     sans: Vec<String>,
@@ -147,6 +150,7 @@ fn serve(args: ServeArgs) -> Run {
         .demand_webhook
         .zip(args.demand_webhook_key)
         .map(|(url, key_file)| WebhookSettings { url, key_file, ca_file: args.demand_webhook_ca });
+    settings.otlp = args.otlp.settings();
     settings.dns = dns;
     settings.ips = ips;
     settings.on_ready = Some(Arc::new(|_| notify_ready("the coordinator is ready")));

@@ -68,7 +68,7 @@ pub(crate) fn of_no_server() -> Objects {
 }
 
 fn objects_at(address: SocketAddr) -> Objects {
-    Objects::new(Endpoint::from_shared(format!("http://{address}")).unwrap().connect_lazy())
+    Objects::new(Endpoint::from_shared(format!("http://{address}")).unwrap().connect_lazy().into())
 }
 
 impl Server {

@@ -15,7 +15,8 @@ use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use mvm_proto::wire::tunnel::v1::guests_server::Guests;
 use mvm_proto::wire::tunnel::v1::{Frame, Open, frame};
-use mvm_proto::{NodeId, Problem, TenantId};
+use mvm_proto::{NodeId, Problem, TenantId, TraceContext};
+use mvm_telemetry::{Attribute, Kind, Span, current};
 use mvm_transport::slots::{Evict, Full, Rules, Slot, Slots};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -70,10 +71,12 @@ impl GuestService {
         let wanted = wanted(&caller, &open)?;
         let slot = self.slots.take_busy(caller.name.clone()).map_err(|full| no_slot(&caller, full))?;
         let located = locate::locate(&self.state, &wanted).await?;
-        let open = rewritten(open, &caller, &located);
+        let mut span = self.begin_span(&open, &located);
+        let open = rewritten(open, &caller, &located, &span);
         let entered = Entering { what: audited(&open), on: located.reference(), at: now() };
         note_entry(&self.state.store, &caller, entered).await?;
-        let stream = self.open_stream(&located.node, &open).await?;
+        let opened = self.open_stream(&located.node, &open).await;
+        let stream = opened.inspect_err(|problem| span.fail(&problem.code))?;
         let (answers, waiting) = mpsc::channel(WAITING_FRAMES);
         let relay = relay::Relay {
             state: Arc::clone(&self.state),
@@ -81,10 +84,22 @@ impl GuestService {
             credential,
             caller_frames: frames,
             answers,
+            span,
             _slot: slot,
         };
         tokio::spawn(relay.run(stream));
         Ok(waiting)
+    }
+
+    /// A span of the stream, of the caller's trace: it lasts as long as the stream.
+    fn begin_span(&self, open: &Open, located: &Located) -> Span {
+        let parent = TraceContext::parse(&open.traceparent).or_else(current::context);
+        let mut span = self.state.tracer.begin(Kind::Client, format!("relay {}", open.kind), parent);
+        span.set(Attribute::Tenant, located.tenant.as_str());
+        span.set(Attribute::Pool, located.pool.as_str());
+        span.set(Attribute::Instance, located.instance.as_str());
+        span.set(Attribute::Node, located.node.as_str());
+        span
     }
 
     /// A stream on the node's tunnel, its header sent. A tunnel that ended just now, as idle ones do, is dialled once more.
@@ -137,24 +152,15 @@ fn wanted(caller: &Caller, open: &Open) -> Result<Wanted, Problem> {
 }
 
 /// The header as the node gets it.
-fn rewritten(open: Open, caller: &Caller, located: &Located) -> Open {
+fn rewritten(open: Open, caller: &Caller, located: &Located, span: &Span) -> Open {
     Open {
         tenant_id: located.tenant.to_string(),
         pool_id: located.pool.to_string(),
         instance_id: located.instance.to_string(),
         node_id: String::new(),
         actor: caller.name.clone(),
-        traceparent: traced(open.traceparent),
+        traceparent: span.context().map(|context| context.to_string()).unwrap_or_default(),
         ..open
-    }
-}
-
-/// The caller's trace, or one that begins here.
-fn traced(traceparent: String) -> String {
-    if traceparent.is_empty() || traceparent.len() > 64 {
-        format!("00-{:032x}-{:016x}-00", fastrand::u128(1..), fastrand::u64(1..))
-    } else {
-        traceparent
     }
 }
 
@@ -197,12 +203,5 @@ mod tests {
         let attach = Attach { exec_id: "x-1\n".into(), ..Attach::default() };
         let open = Open { kind: "attach".into(), attach: Some(attach), ..Open::default() };
         assert!(!audited(&open).contains('\n'));
-    }
-
-    #[test]
-    fn a_trace_is_passed_on_and_one_begins_where_there_is_none() {
-        let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        assert_eq!(traced(trace.to_owned()), trace);
-        assert_eq!(traced(String::new()).len(), trace.len());
     }
 }

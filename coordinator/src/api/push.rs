@@ -11,7 +11,8 @@ use mvm_proto::control::PushStage;
 use mvm_proto::status::Mark;
 use mvm_proto::wire::control::v1::{PushProgress, PushRequest};
 use mvm_proto::wire::session::v1::{PlanDocument, reply, request};
-use mvm_proto::{DesiredState, NodeId, Problem};
+use mvm_proto::{DesiredState, NodeId, Problem, TraceContext};
+use mvm_telemetry::{Attribute, current};
 use tokio::sync::mpsc;
 use tonic::Status;
 
@@ -22,7 +23,7 @@ use crate::objects::Caller;
 use crate::records::Numbers;
 use crate::state::State;
 use crate::stored::now;
-use crate::{enrolment, placement, refuse};
+use crate::{causes, enrolment, placement, refuse};
 
 /// Stages that may wait to be read; there are never more than this many of one push.
 const STAGES: usize = 8;
@@ -45,6 +46,7 @@ pub(super) async fn push(
         id => Some(super::parse::<NodeId>("node_id", id)?),
     };
     let desired = state.documents.read(&request.document, node, now())?;
+    current::set(Attribute::Node, desired.node_id.as_str());
     enrolment::registered(state, &desired.node_id).await?;
     if state.shutdown.is_cancelled() {
         return Err(refuse::stopping());
@@ -57,7 +59,8 @@ pub(super) async fn push(
         tokio::spawn(plan(Arc::clone(state), desired, progress_sender));
     } else {
         let wait = Duration::from_secs(request.wait_seconds.into()).min(MAX_WAIT);
-        tokio::spawn(store_and_follow(Arc::clone(state), by, desired, wait, progress_sender));
+        let trace = current::sampled();
+        tokio::spawn(store_and_follow(Arc::clone(state), (by, trace), desired, wait, progress_sender));
     }
     Ok(stages)
 }
@@ -86,7 +89,7 @@ async fn ask_for_plan(state: &State, desired: &DesiredState) -> Result<Vec<u8>, 
 
 async fn store_and_follow(
     state: Arc<State>,
-    by: Caller,
+    (by, trace): (Caller, Option<TraceContext>),
     desired: DesiredState,
     wait: Duration,
     progress_sender: ProgressSender,
@@ -95,10 +98,15 @@ async fn store_and_follow(
     if let Err(problem) = placement::take_for_push(&state, &desired.node_id, &by).await {
         return progress_sender.fail(&problem).await;
     }
-    let stored = match state.documents.push(&desired, now()).await {
+    let span = trace.map(|trace| causes::begin(&state.tracer, &desired.node_id, trace));
+    let mut stored = match state.documents.push(&desired, now()).await {
         Ok(stored) => stored,
-        Err(problem) => return progress_sender.fail(&problem).await,
+        Err(problem) => {
+            span.into_iter().for_each(|mut span| span.fail(&problem.code));
+            return progress_sender.fail(&problem).await;
+        }
     };
+    span.into_iter().for_each(|span| causes::finish(span, &mut stored));
     state.world.lock().pushed(&desired.node_id, stored.assigned.numbers);
     state.metrics.documents_pushed.inc();
     let mark = stored.assigned.mark();

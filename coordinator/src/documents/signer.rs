@@ -136,7 +136,7 @@ impl Signer {
         let before = known.envelope.as_ref().and_then(|before| Envelope::from_json(before).ok());
         let delta =
             before.and_then(|before| DocumentDelta::between(&before.payload, &envelope)).map(Arc::new);
-        Ok(Stored { assigned, envelope: envelope.to_json().into(), delta })
+        Ok(Stored { assigned, envelope: envelope.to_json().into(), delta, trace: None })
     }
 
     pub(super) fn provenance(&self, numbers: Numbers, now: Timestamp) -> Provenance {

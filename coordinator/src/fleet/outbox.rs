@@ -124,7 +124,7 @@ mod tests {
         let numbers = Numbers { epoch: 1, generation };
         let assigned =
             Assigned { numbers, digest: Digest::of(b""), issued_at: at, expires_at: at, content: None };
-        Stored { assigned, envelope: bytes::Bytes::new(), delta: None }
+        Stored { assigned, envelope: bytes::Bytes::new(), delta: None, trace: None }
     }
 
     #[test]

@@ -5,9 +5,11 @@ use std::ops::ControlFlow;
 use mvm_proto::object::{FieldSelector, Kind, LabelSelector, Metadata, Object};
 use mvm_proto::{Problem, TenantId};
 use mvm_store::Store;
+use mvm_telemetry::{Attribute, current};
 
 use super::access::{Caller, Verb, allowed};
 use super::record::{collection_prefix, decode_object, object_key};
+use crate::records::OBJECTS;
 use crate::refuse;
 use crate::stored::{Backend, StateError};
 
@@ -78,7 +80,9 @@ pub(crate) async fn get(
     let unknown = || refuse::no_object(kind, tenant, name);
     // What is no name is in no key.
     mvm_proto::id::check_name(name).map_err(|_| unknown())?;
-    let entry = store.get(&object_key(kind, tenant, name)).await.map_err(StateError::from)?;
+    let key = object_key(kind, tenant, name);
+    current::set(Attribute::Object, key.strip_prefix(OBJECTS).unwrap_or(&key));
+    let entry = store.get(&key).await.map_err(StateError::from)?;
     Ok(decode_object(&entry.ok_or_else(unknown)?)?)
 }
 

@@ -3,6 +3,7 @@
 use mvm_proto::object::{ApiKeySpec, Declared, Kind, ManagedBy, Object, Outcome, kind_named, read};
 use mvm_proto::{Digest, NodeId, Problem, TenantId, Timestamp};
 use mvm_store::{Guard, Store, StoreError, Transaction};
+use mvm_telemetry::{Attribute, current};
 use serde_json::{Value, json};
 
 use super::Objects;
@@ -15,7 +16,7 @@ use super::network::{NETWORKS_KEY, Networks};
 use super::once::Once;
 use super::record::{collection_prefix, decode_object, encode_object, load_object, object_key};
 use super::values;
-use crate::records::assigned_key;
+use crate::records::{OBJECTS, assigned_key};
 use crate::refuse;
 use crate::stored::{MAX_TRIES, StateError, Versioned, encode, load, now};
 
@@ -50,6 +51,7 @@ pub(crate) async fn apply(objects: &Objects, writing: Writing<'_>) -> Result<Wri
     allowed(caller, Verb::Write, kind, metadata.tenant.as_ref(), &metadata.name)?;
     objects.pace(caller)?;
     let key = object_key(kind, metadata.tenant.as_ref(), &metadata.name);
+    tell(&key, None);
     let asked = || {
         let given = values::asked(&objects.secret_keys, &declared.given);
         let given = given.map_or_else(String::new, |digest| format!("\n{digest}"));
@@ -74,6 +76,7 @@ pub(crate) async fn apply(objects: &Objects, writing: Writing<'_>) -> Result<Wri
         let contents = values::resolve(objects, &mut declared, before).await?;
         let uid = || format!("{:032x}", fastrand::u128(..));
         let (outcome, mut object) = decide(before, &declared, mode, uid, now)?;
+        tell(&key, Some(outcome));
         if outcome == Outcome::Unchanged {
             return Ok(Written { outcome, object, secret: None });
         }
@@ -96,8 +99,10 @@ pub(crate) async fn apply(objects: &Objects, writing: Writing<'_>) -> Result<Wri
         if let Some(once) = &once {
             txn = once.note(txn, &object.metadata.uid, now);
         }
+        let cause = objects.causes.writing(&key);
         match objects.store.commit(txn).await {
             Ok(committed) => {
+                cause.done();
                 object.metadata.resource_version = committed.revision.to_string();
                 tracing::info!(object = %object.reference(), outcome = outcome.as_str(), by = %caller.name, "wrote");
                 return Ok(Written { outcome, object, secret: admitted.secret });
@@ -107,6 +112,14 @@ pub(crate) async fn apply(objects: &Objects, writing: Writing<'_>) -> Result<Wri
         }
     }
     Err(refuse::too_busy("the object"))
+}
+
+/// Says of the request which object it is of, and what came of that.
+fn tell(key: &str, outcome: Option<Outcome>) {
+    current::set(Attribute::Object, key.strip_prefix(OBJECTS).unwrap_or(key));
+    if let Some(outcome) = outcome {
+        current::set(Attribute::Outcome, outcome.as_str());
+    }
 }
 
 /// Deletes an object, or marks it as being deleted where its finalizers have to be done first.
@@ -132,6 +145,7 @@ pub(crate) async fn delete(
         ));
     }
     let key = object_key(kind, tenant, name);
+    tell(&key, Some(Outcome::Deleted));
     let _turn = objects.turns.take(&key).await;
     for _ in 0..MAX_TRIES {
         let now = now();
@@ -158,8 +172,10 @@ pub(crate) async fn delete(
             object.metadata.deleting_since = Some(now);
             txn.put(key.as_str(), encode_object(&object))
         };
+        let cause = objects.causes.writing(&key);
         match objects.store.commit(audit::note(txn, &record)).await {
             Ok(committed) => {
+                cause.done();
                 object.metadata.resource_version = committed.revision.to_string();
                 tracing::info!(object = %object.reference(), gone, by = %caller.name, "deleted");
                 return Ok(Removed { gone, object });

@@ -9,6 +9,7 @@ use mvm_store::MAX_CHANGES;
 use super::batch::{Batch, Change, Issue};
 use super::bundles::make_bundles;
 use super::commit;
+use crate::causes::Issuing;
 use crate::documents::{Made, Signed};
 use crate::records::offers_key;
 use crate::refuse;
@@ -27,7 +28,8 @@ pub(super) struct Settled {
 /// Places what is not placed, stores where everything is, and issues the documents of the nodes that it touches.
 pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
     make_bundles(state).await?;
-    let (differences, holdings, rollouts, scaled, unsaved) = {
+    let heard = state.objects.causes.take_heard();
+    let (mut issuing, differences, holdings, rollouts, scaled, unsaved) = {
         let mut world = state.world.lock();
         world.scale(state.steady.now());
         let begun = std::time::Instant::now();
@@ -46,7 +48,8 @@ pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
         });
         let unsaved: Vec<_> = unsaved.collect();
         let (rollouts, scaled) = (world.rollouts.take_unsaved(), world.scales.take_unsaved());
-        (differences, world.new_holdings(), rollouts, scaled, unsaved)
+        let issuing = Issuing::begin(&state.tracer, &heard, &world.stored, &differences);
+        (issuing, differences, world.new_holdings(), rollouts, scaled, unsaved)
     };
     // Before what is placed: a node that has something of a tenant is always known to.
     let mut placements: Vec<Change> =
@@ -77,7 +80,7 @@ pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
     let mut again = BTreeSet::new();
     for _ in 0..MAX_TRIES {
         let touched = std::mem::take(&mut state.world.lock().touched);
-        match issue_all(state, &touched, std::mem::take(&mut batch)).await {
+        match issue_all(state, &touched, std::mem::take(&mut batch), &mut issuing).await {
             Ok(issued) => {
                 if let Some(holdings) = holdings.take() {
                     state.world.lock().note_holdings(holdings);
@@ -127,14 +130,19 @@ const MADE_AT_ONCE: usize = (MAX_CHANGES - 1) / Signed::GUARDS;
 
 /// Stores a batch and the documents of these nodes, and sends them. The batches are stored in order: whatever a crash leaves,
 /// the documents that are there are of placements that are there.
-async fn issue_all(state: &State, nodes: &BTreeSet<NodeId>, mut batch: Batch) -> Result<Issued, Problem> {
+async fn issue_all(
+    state: &State,
+    nodes: &BTreeSet<NodeId>,
+    mut batch: Batch,
+    issuing: &mut Issuing,
+) -> Result<Issued, Problem> {
     let mut issued = Issued::default();
     let mut full = Vec::new();
     let mut rest = nodes.iter().peekable();
     while rest.peek().is_some() {
         let some: Vec<&NodeId> = rest.by_ref().take(MADE_AT_ONCE).collect();
         let (finished, made) =
-            tokio::join!(finish_all(state, std::mem::take(&mut full)), make_some(state, &some));
+            tokio::join!(finish_all(state, std::mem::take(&mut full), issuing), make_some(state, &some));
         issued.documents += finished?;
         for (node, made) in made? {
             match made {
@@ -153,7 +161,7 @@ async fn issue_all(state: &State, nodes: &BTreeSet<NodeId>, mut batch: Batch) ->
         }
     }
     full.push(batch);
-    issued.documents += finish_all(state, full).await?;
+    issued.documents += finish_all(state, full, issuing).await?;
     if issued.documents > 0 {
         tracing::info!(documents = issued.documents, "issued documents");
     }
@@ -194,16 +202,16 @@ async fn make_some(
 }
 
 /// Stores batches one after the other and sends their documents. Says how many there were.
-async fn finish_all(state: &State, batches: Vec<Batch>) -> Result<usize, Problem> {
+async fn finish_all(state: &State, batches: Vec<Batch>, issuing: &mut Issuing) -> Result<usize, Problem> {
     let mut count = 0;
     for batch in batches {
-        count += finish(state, batch).await?;
+        count += finish(state, batch, issuing).await?;
     }
     Ok(count)
 }
 
 /// Stores a batch and sends its documents. Says how many there were.
-async fn finish(state: &State, batch: Batch) -> Result<usize, Problem> {
+async fn finish(state: &State, batch: Batch, issuing: &mut Issuing) -> Result<usize, Problem> {
     let outcome = batch.commit(state).await?;
     let count = outcome.stored.len();
     {
@@ -214,8 +222,9 @@ async fn finish(state: &State, batch: Batch) -> Result<usize, Problem> {
         world.touched.extend(outcome.lost);
     }
     let issued_at = std::time::Instant::now();
-    for (node, _, stored) in outcome.stored {
+    for (node, _, mut stored) in outcome.stored {
         tracing::debug!(%node, generation = stored.assigned.numbers.generation, "issued a document");
+        issuing.finish(&node, &mut stored);
         state.fleet.offer(&node, stored, Some(issued_at));
     }
     Ok(count)

@@ -201,6 +201,7 @@ async fn reload(state: &State) -> Option<Watch> {
                 }
             }
             *state.world.lock() = world;
+            state.objects.causes.forget();
             Some(changes)
         }
         Err(error) => {
@@ -211,6 +212,7 @@ async fn reload(state: &State) -> Option<Watch> {
 }
 
 fn hear_event(state: &State, event: &Event) {
+    state.objects.causes.hear(event.key());
     let mut world = state.world.lock();
     match event {
         Event::Put(entry) => match decode_object(entry) {

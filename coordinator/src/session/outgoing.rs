@@ -106,12 +106,16 @@ impl Talk<'_> {
             let live = self.attached.live.lock();
             live.accepted.as_ref().is_some_and(|accepted| accepted.digest == delta.base)
         };
+        let traceparent = stored.trace.map(|trace| trace.to_string()).unwrap_or_default();
         match stored.delta.filter(|delta| self.takes_deltas && has_base(delta)) {
             Some(delta) => {
                 self.state.metrics.document_deltas_sent.inc();
-                Some(coordinator_frame::Body::DocumentDelta(Arc::unwrap_or_clone(delta)))
+                let delta = DocumentDelta { traceparent, ..Arc::unwrap_or_clone(delta) };
+                Some(coordinator_frame::Body::DocumentDelta(delta))
             }
-            None => Some(coordinator_frame::Body::Document(Document { envelope: stored.envelope })),
+            None => {
+                Some(coordinator_frame::Body::Document(Document { envelope: stored.envelope, traceparent }))
+            }
         }
     }
 }

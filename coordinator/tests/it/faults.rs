@@ -44,7 +44,7 @@ async fn version(rest: &mut Rest, path: &str) -> String {
 }
 
 /// The service `Objects` on a connection of its own.
-pub(crate) async fn channel(running: &Running) -> tonic::transport::Channel {
+pub(crate) async fn channel(running: &Running) -> mvm_client::Channel {
     let credential = Credential::load(&running.data_dir.join("operator/operator.pem")).unwrap();
     let live = LiveCredential::new(credential);
     mvm_client::open(&running.target(), &live, &running.anchors(), &cluster_id(), PATIENCE).await.unwrap()
@@ -421,11 +421,12 @@ async fn a_caller_without_a_credential_is_refused_before_its_body_is_read() {
     }
 }
 
-/// Everything that an answer says but for its request's id, with the names that were asked for.
+/// Everything that an answer says but for its request's ids, with the names that were asked for.
 fn said(answer: &Answered, names: [&str; 2]) -> (u16, String) {
     let mut body = answer.body.clone();
     if let Some(members) = body.as_object_mut() {
         members.remove("request_id");
+        members.remove("trace_id");
     }
     (answer.status, body.to_string().replace(names[0], "TENANT").replace(names[1], "NAME"))
 }

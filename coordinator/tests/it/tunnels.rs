@@ -1,5 +1,6 @@
 //! Streams to guests, relayed to scripted nodes: who may open them, which node they go to, and how they end.
 
+use mvm_client::Channel;
 use mvm_client::{Exec, ExecError, ExecEvent, open};
 use mvm_pki::{Credential, LiveCredential};
 use mvm_proto::status::InstanceStatus;
@@ -14,7 +15,6 @@ use mvm_transport::{
     tunnel_limits,
 };
 use std::net::SocketAddr;
-use tonic::transport::Channel;
 
 use crate::support::{Node, PATIENCE, Running, Session, cluster_id, coordinator, new_cluster, soon};
 

@@ -43,6 +43,7 @@ impl DocumentDelta {
             digest: Digest::of(&new.payload).to_string(),
             pieces: pieces?,
             signatures: signatures.collect(),
+            traceparent: String::new(),
         };
         (prost::Message::encoded_len(&delta) <= MAX_DELTA_BYTES).then_some(delta)
     }

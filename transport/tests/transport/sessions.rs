@@ -31,7 +31,10 @@ fn heartbeat_ack(sequence: u64) -> CoordinatorFrame {
 
 fn document(length: usize) -> CoordinatorFrame {
     CoordinatorFrame {
-        body: Some(coordinator_frame::Body::Document(Document { envelope: vec![7; length].into() })),
+        body: Some(coordinator_frame::Body::Document(Document {
+            envelope: vec![7; length].into(),
+            traceparent: String::new(),
+        })),
     }
 }
 

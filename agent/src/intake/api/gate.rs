@@ -10,6 +10,7 @@ use futures::StreamExt as _;
 use http::{HeaderValue, header};
 use mvm_pki::Role;
 use mvm_proto::Problem;
+use mvm_telemetry::Route;
 use mvm_transport::Peer;
 use tracing::{debug, warn};
 
@@ -28,10 +29,6 @@ pub enum Listener {
     /// The unix socket: known by having been able to open it.
     Local,
 }
-
-/// Which route answered; carried from [`authorise`] out to [`admit`] on the response.
-#[derive(Clone, Copy)]
-struct Route(&'static str);
 
 /// Puts the [`Caller`] on the request. Outermost, so that nothing runs for a caller without a name.
 pub(super) async fn name_caller(listener: Listener, mut request: Request, next: Next) -> Response {
@@ -73,7 +70,8 @@ pub(super) async fn admit(State(api): State<Api>, request: Request, next: Next) 
         },
     };
     let response = end_with_removal(&api, peer, response);
-    let route = response.extensions().get::<Route>().map_or(UNMATCHED, |route| route.0);
+    // Carried from `authorise` on the response.
+    let route = response.extensions().get::<&'static Rule>().map_or(UNMATCHED, |rule| rule.path);
     api.shared.metrics.request(route, response.status().as_u16());
     response
 }
@@ -130,7 +128,8 @@ pub(super) async fn authorise(State(rule): State<&'static Rule>, request: Reques
         warn!(caller = %caller.describe(), method = %rule.method, route = rule.path, "forbidden");
         forbidden(rule, &caller).into_response()
     };
-    response.extensions_mut().insert(Route(rule.path));
+    response.extensions_mut().insert(rule);
+    response.extensions_mut().insert(Route(rule.path.to_owned()));
     response
 }
 

@@ -5,6 +5,7 @@ use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode};
+use mvm_telemetry::current;
 use serde::{Deserialize, Serialize};
 
 use super::Api;
@@ -32,7 +33,7 @@ pub(super) async fn reconcile(
     no_query(query.as_deref())?;
     media_type(&headers, &[JSON, DSSE_JSON])?;
     let envelope = read_body(body, api.shared.max_body_bytes).await?;
-    let accepted = api.shared.intake.accept(&envelope).await?;
+    let accepted = api.shared.intake.accept(&envelope, current::sampled()).await?;
     let mark = accepted.mark;
     let body = AcceptedBody { generation: mark.generation, epoch: mark.epoch, digest: mark.digest };
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())

@@ -5,6 +5,7 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use mvm_proto::problem::{FieldError, PROBLEM_MEDIA_TYPE, Problem};
 use mvm_proto::text::one_line;
+use mvm_telemetry::current;
 
 /// The longest part of a peer's text that is repeated to it.
 const SHOWN_BYTES: usize = 80;
@@ -22,7 +23,10 @@ impl<E: Into<Problem>> From<E> for Refused {
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let body = serde_json::to_vec(&self.0).unwrap_or_default();
+        current::fail(&self.0.code);
+        let trace_id = current::context().map(|context| context.trace_id());
+        let problem = Problem { request_id: current::request_id(), trace_id, ..self.0 };
+        let body = serde_json::to_vec(&problem).unwrap_or_default();
         let media_type = HeaderValue::from_static(PROBLEM_MEDIA_TYPE);
         (status, [(header::CONTENT_TYPE, media_type)], body).into_response()
     }

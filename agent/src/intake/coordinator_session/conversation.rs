@@ -17,7 +17,7 @@ use mvm_proto::wire::session::v1::{
     Request, SecretsPiece, Trust, Welcome, agent_frame, coordinator_frame, request,
 };
 use mvm_proto::wire::{FEATURE_SECRETS, FEATURE_STATUS_DELTAS, SESSION_FEATURES, SESSION_PROTOCOL};
-use mvm_proto::{Digest, Problem};
+use mvm_proto::{Digest, Problem, TraceContext};
 use mvm_transport::frame::encode_once;
 use mvm_transport::session::close_code;
 use mvm_transport::{AckBatcher, ClientSession, SessionControl, SessionError};
@@ -334,11 +334,16 @@ impl<'a> Conversation<'a> {
 
     async fn on_frame(&mut self, body: coordinator_frame::Body) -> Option<Ending> {
         match body {
-            coordinator_frame::Body::Document(document) => self.on_document(&document.envelope).await,
-            coordinator_frame::Body::DocumentDelta(delta) => match self.context.intake.rebuilt(delta) {
-                Some(envelope) => self.on_document(&envelope).await,
-                None => self.document_wanted = true,
-            },
+            coordinator_frame::Body::Document(document) => {
+                self.on_document(&document.envelope, &document.traceparent).await;
+            }
+            coordinator_frame::Body::DocumentDelta(mut delta) => {
+                let traceparent = std::mem::take(&mut delta.traceparent);
+                match self.context.intake.rebuilt(delta) {
+                    Some(envelope) => self.on_document(&envelope, &traceparent).await,
+                    None => self.document_wanted = true,
+                }
+            }
             coordinator_frame::Body::Trust(trust) => return self.on_trust(&trust).await,
             coordinator_frame::Body::Request(request) => self.on_request(request),
             coordinator_frame::Body::RemovedOperators(told) => return self.on_removed_operators(&told),
@@ -353,9 +358,9 @@ impl<'a> Conversation<'a> {
         None
     }
 
-    async fn on_document(&mut self, envelope: &[u8]) {
+    async fn on_document(&mut self, envelope: &[u8], traceparent: &str) {
         let intake = &self.context.intake;
-        match intake.accept(envelope).await {
+        match intake.accept(envelope, TraceContext::parse(traceparent)).await {
             Ok(accepted) => {
                 self.awaiting.expect(Some(accepted.mark.clone()));
                 self.push_ack(acks::accepted(accepted.mark));

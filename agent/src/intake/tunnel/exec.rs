@@ -12,6 +12,7 @@
 mod activity;
 mod input;
 mod parked;
+mod traced;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -20,13 +21,15 @@ use std::time::Duration;
 use mvm_proto::text::chain;
 use mvm_proto::wire::tunnel::v1::{self as wire, frame};
 use mvm_proto::{InstanceId, Phase, Problem};
+use mvm_telemetry::{Attribute, Span};
 use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use self::activity::Activity;
 use self::input::InputQueue;
+use self::traced::TracedGuest;
 use super::limits::StreamSlot;
-use super::stream::{Answers, Frames, Opening, bad, end, finish, framed, lost};
+use super::stream::{Answers, Frames, Opening, bad, finish, framed, lost};
 use crate::guest::{ExecEvent, ExecHandle, ExecRequest, ExecTerminal, ExecUser, GoOn, LinkError};
 use crate::intake::api::exec::{Audited, MAX_TIMEOUT_SECONDS, guest_problem};
 
@@ -64,9 +67,9 @@ impl Execs {
 /// Runs a program.
 pub(super) async fn run(
     opening: Opening,
-    may_wake: bool,
-    is_activity: bool,
+    (may_wake, is_activity): (bool, bool),
     asked: wire::Exec,
+    span: &mut Span,
     frames_in: Frames,
     frames_out: &mut Answers,
 ) -> Result<(), Problem> {
@@ -74,7 +77,9 @@ pub(super) async fn run(
         "" => fastrand::u64(1..),
         id => number_of(id)?,
     };
-    let request = request(asked)?;
+    let mut request = request(asked)?;
+    let guest = TracedGuest::begin(&opening.shared.parts.tracer, span);
+    guest.tell(&mut request);
     let slot = opening.shared.execs.slot(&opening, number)?;
     let (node, instance) = (opening.shared.parts.node.clone(), opening.place.instance.clone());
     let metrics = &opening.shared.parts.metrics;
@@ -86,17 +91,17 @@ pub(super) async fn run(
     };
     let begun = timeout(opening.deadline, begun).await.unwrap_or_else(|_| Err(opening.late()));
     let (activity, handle) = begun.inspect_err(|problem| audited.fail(problem.detail.clone()))?;
-    let followed = Followed { opening, handle: Arc::new(handle), audited, slot, is_attached: false };
-    followed.follow(&activity, frames_in, frames_out).await;
-    Ok(())
+    span.set(Attribute::Woken, activity.has_woken);
+    let followed = Followed { opening, handle: Arc::new(handle), audited, slot, guest, is_attached: false };
+    followed.follow(&activity, frames_in, frames_out).await
 }
 
 /// Follows a program that an earlier stream began.
 pub(super) async fn attach(
     opening: Opening,
-    may_wake: bool,
-    is_activity: bool,
+    (may_wake, is_activity): (bool, bool),
     asked: wire::Attach,
+    span: &mut Span,
     frames_in: Frames,
     frames_out: &mut Answers,
 ) -> Result<(), Problem> {
@@ -114,9 +119,10 @@ pub(super) async fn attach(
     };
     let begun = timeout(opening.deadline, begun).await.unwrap_or_else(|_| Err(opening.late()));
     let (activity, handle) = begun.inspect_err(|problem| audited.fail(problem.detail.clone()))?;
-    let followed = Followed { opening, handle: Arc::new(handle), audited, slot, is_attached: true };
-    followed.follow(&activity, frames_in, frames_out).await;
-    Ok(())
+    span.set(Attribute::Woken, activity.has_woken);
+    let guest = TracedGuest::begin(&opening.shared.parts.tracer, span);
+    let followed = Followed { opening, handle: Arc::new(handle), audited, slot, guest, is_attached: true };
+    followed.follow(&activity, frames_in, frames_out).await
 }
 
 /// A program with its stream.
@@ -125,6 +131,7 @@ struct Followed {
     handle: Arc<ExecHandle>,
     audited: Audited,
     slot: Arc<StreamSlot>,
+    guest: TracedGuest,
     /// By `attach`: a guest that does not know the program was not asked to run one.
     is_attached: bool,
 }
@@ -142,7 +149,13 @@ enum End {
 }
 
 impl Followed {
-    async fn follow(mut self, activity: &Activity, frames_in: Frames, frames_out: &mut Answers) {
+    /// An error is why the stream ends, for its caller.
+    async fn follow(
+        mut self,
+        activity: &Activity,
+        frames_in: Frames,
+        frames_out: &mut Answers,
+    ) -> Result<(), Problem> {
         let (handle, input) = (Arc::clone(&self.handle), InputQueue::default());
         let shutdown = self.opening.shared.parts.shutdown.clone();
         let ended = tokio::select! {
@@ -156,7 +169,8 @@ impl Followed {
             End::Over => finish(frames_out).await,
             End::Problem(problem) => {
                 self.audited.fail(problem.detail.clone());
-                end(frames_out, &problem).await;
+                self.guest.fail(&problem);
+                return Err(problem);
             }
             End::Lost => {
                 let Self { handle, audited, slot, .. } = self;
@@ -164,6 +178,7 @@ impl Followed {
             }
             End::Stopping => self.audited.leave("left running: the agent stopped"),
         }
+        Ok(())
     }
 
     /// Tells what comes of the program.
@@ -184,6 +199,7 @@ impl Followed {
                 Ok(ExecEvent::Taken(bytes)) => frame::Body::Taken(wire::Taken { bytes }),
                 Ok(ExecEvent::Exit { code, signal, timed_out, cancelled }) => {
                     self.audited.hear(&event);
+                    self.guest.ended(code, signal);
                     frame::Body::Exit(wire::Exit { code, signal, timed_out, cancelled })
                 }
                 Err(error) => return End::Problem(self.problem(&error)),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mvm_proto::wire::tunnel::v1::{Ended, Frame, Open, Opened, frame};
-use mvm_proto::{IdError, Problem};
+use mvm_proto::{IdError, Problem, TraceContext};
+use mvm_telemetry::{Attribute, Kind, Span};
 use mvm_transport::{SessionError, TunnelReceiver, TunnelSender, TunnelStream};
 use tokio::time::timeout;
 use tracing::{Instrument, debug, info_span, warn};
@@ -37,9 +38,13 @@ pub(super) async fn serve(shared: Arc<Shared>, stream: TunnelStream<Frame>) {
         Ok(Err(error)) => return debug!(%error, "lost a stream before its header"),
         Err(_) => return debug!("a stream's header did not come in time"),
     };
-    let span = info_span!("stream", kind = %shown(&open.kind), trace = %trace_of(&open.traceparent));
-    let refused = Box::pin(run(&shared, open, frames_in, &mut frames_out)).instrument(span).await;
+    let parent = TraceContext::parse(&open.traceparent);
+    let trace = parent.map(|parent| parent.trace_id()).unwrap_or_default();
+    let log = info_span!("stream", kind = %shown(&open.kind), trace = %trace);
+    let mut span = shared.parts.tracer.begin(Kind::Server, "stream", parent);
+    let refused = Box::pin(run(&shared, open, &mut span, frames_in, &mut frames_out)).instrument(log).await;
     if let Err(problem) = refused {
+        span.fail(&problem.code);
         end(&mut frames_out, &problem).await;
     }
 }
@@ -47,6 +52,7 @@ pub(super) async fn serve(shared: Arc<Shared>, stream: TunnelStream<Frame>) {
 async fn run(
     shared: &Arc<Shared>,
     open: Open,
+    span: &mut Span,
     frames_in: Frames,
     frames_out: &mut Answers,
 ) -> Result<(), Problem> {
@@ -55,15 +61,23 @@ async fn run(
         pool: id("pool_id", &open.pool_id)?,
         instance: id("instance_id", &open.instance_id)?,
     };
+    span.set(Attribute::Tenant, place.tenant.as_str());
+    span.set(Attribute::Pool, place.pool.as_str());
+    span.set(Attribute::Instance, place.instance.as_str());
+    if [EXEC, ATTACH, LOGS].contains(&open.kind.as_str()) {
+        span.rename(open.kind.clone());
+    }
     let actor: String = mvm_proto::text::one_line(&open.actor, MAX_ACTOR_CHARS);
     let opening =
         Opening { shared: Arc::clone(shared), place, actor, deadline: deadline(open.open_within_ms) };
     match (open.kind.as_str(), open.exec, open.attach, open.logs) {
         (EXEC, Some(asked), None, None) => {
-            exec::run(opening, open.may_wake, open.is_activity, asked, frames_in, frames_out).await
+            let tuning = (open.may_wake, open.is_activity);
+            exec::run(opening, tuning, asked, span, frames_in, frames_out).await
         }
         (ATTACH, None, Some(asked), None) => {
-            exec::attach(opening, open.may_wake, open.is_activity, asked, frames_in, frames_out).await
+            let tuning = (open.may_wake, open.is_activity);
+            exec::attach(opening, tuning, asked, span, frames_in, frames_out).await
         }
         (LOGS, None, None, Some(asked)) => logs::run(&opening, &asked, frames_in, frames_out).await,
         (EXEC | ATTACH | LOGS, ..) => {
@@ -157,26 +171,9 @@ fn shown(text: &str) -> String {
     mvm_proto::text::one_line(text, 32)
 }
 
-/// The id of the trace that a stream belongs to, of a header as W3C writes it; empty for all others.
-fn trace_of(traceparent: &str) -> &str {
-    let mut parts = traceparent.split('-');
-    let (version, trace) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-    let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if version.len() == 2 && trace.len() == 32 && is_hex(version) && is_hex(trace) { trace } else { "" }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_a_trace_as_w3c_writes_it_comes_into_the_log() {
-        let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
-        assert_eq!(trace_of(&format!("00-{trace}-00f067aa0ba902b7-01")), trace);
-        for other in ["", "00", "00-short-1-2", "00-4bf92f3577b34da6a3ce929d0e0e473\n-1-2", "zz-x-y-z"] {
-            assert_eq!(trace_of(other), "", "{other:?}");
-        }
-    }
 
     #[test]
     fn a_deadline_is_taken_within_bounds() {

@@ -46,6 +46,7 @@ fn settings(data_dir: &std::path::Path) -> NodeSettings {
         isolation: IsolationSettings { network: NetworkMode::Bridges, ..IsolationSettings::NONE },
         interval: Duration::from_secs(30),
         parallel_steps: 4,
+        tracer: mvm_telemetry::Tracer::default(),
         clock: Clock::system(),
     }
 }

@@ -18,6 +18,7 @@ fn give(node: &TestNode, generation: u64, desired: DesiredState, expires_at: i64
         desired,
         mark,
         expires_at: Some(at(expires_at)),
+        trace: None,
     })));
 }
 

@@ -77,6 +77,7 @@ impl Subject {
             ends: broadcast::Sender::new(16),
             secrets: Arc::new(Secrets::new(&dir.join("secrets"))),
             writing: Writing::default(),
+            tracer: mvm_telemetry::Tracer::default(),
         };
         Self { executor, driver, spec, id: record.id }
     }

@@ -135,8 +135,12 @@ async fn past_its_expiry_a_document_stays_in_force_and_a_condition_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let node = TestNode::start(dir.path()).await;
     let mark = Mark::new(1, 7, Digest::of(b"document"));
-    let current_document =
-        CurrentDocument { desired: simple(1, 0, 0), mark: Some(mark.clone()), expires_at: Some(at(300)) };
+    let current_document = CurrentDocument {
+        desired: simple(1, 0, 0),
+        mark: Some(mark.clone()),
+        expires_at: Some(at(300)),
+        trace: None,
+    };
     node.desired.send_replace(Some(Arc::new(current_document)));
     let status = node.until_counts(1, 0, 0).await;
     assert_eq!((status.accepted.as_ref(), status.converged.as_ref()), (Some(&mark), Some(&mark)));

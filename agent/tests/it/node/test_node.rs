@@ -52,6 +52,7 @@ pub(crate) fn settings(dir: &Path) -> NodeSettings {
         isolation: IsolationSettings::NONE,
         interval: Duration::from_secs(30),
         parallel_steps: 4,
+        tracer: mvm_telemetry::Tracer::default(),
         clock: Clock::starting_at(at(0)),
     }
 }

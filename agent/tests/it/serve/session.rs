@@ -66,7 +66,11 @@ impl Talk {
     }
 
     async fn push(&mut self, envelope: &mvm_proto::Envelope) {
-        self.send(coordinator_frame::Body::Document(Document { envelope: envelope.to_json().into() })).await;
+        self.send(coordinator_frame::Body::Document(Document {
+            envelope: envelope.to_json().into(),
+            traceparent: String::new(),
+        }))
+        .await;
     }
 
     /// The next ack, which must be of this stage; other frames are passed over.

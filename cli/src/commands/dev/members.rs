@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, anyhow};
 use mvm_agent::serve::settings::default_certs_dir;
 use mvm_agent::upkeep::certs::{self, CertsDir};
+use mvm_client::Channel;
 use mvm_client::ControlClient;
 use mvm_coordinator::{InitSettings, OPERATOR_LIFE};
 use mvm_pki::status::CertificateState;
@@ -15,7 +16,6 @@ use mvm_pki::{Credential, CsrNames, JoinToken};
 use mvm_proto::wire::control::v1::CreateTokenRequest;
 use mvm_proto::{NodeId, Timestamp};
 use tokio::time::{Instant, sleep};
-use tonic::transport::Channel;
 
 use super::context::NAME;
 use super::dir::DevDir;

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use bytes::Bytes;
+use mvm_client::Channel;
 use mvm_client::{Exec, ExecError, ExecEvent, ExecInput};
 use mvm_proto::wire::tunnel::v1::{self as wire, Attach, Open, Variable};
 use tokio::sync::{mpsc, oneshot};
-use tonic::transport::Channel;
 
 use super::{ExecArgs, ended};
 use crate::client::refused;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use mvm_proto::wire::tunnel::v1::{Ended, Frame, frame};
 use mvm_proto::{NodeId, Problem};
+use mvm_telemetry::Span;
 use mvm_transport::{TunnelReceiver, TunnelSender, TunnelStream};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -33,6 +34,7 @@ pub(super) struct Relay {
     pub(super) credential: Credential,
     pub(super) caller_frames: Streaming<Frame>,
     pub(super) answers: Answers,
+    pub(super) span: Span,
     pub(super) _slot: StreamSlot,
 }
 
@@ -48,7 +50,7 @@ enum End {
 
 impl Relay {
     pub(super) async fn run(self, stream: TunnelStream<Frame>) {
-        let Self { state, node, credential, caller_frames, answers, _slot } = self;
+        let Self { state, node, credential, caller_frames, answers, mut span, _slot } = self;
         let TunnelStream { frames_in, frames_out } = stream;
         state.metrics.streams.inc();
         let end = tokio::select! {
@@ -60,6 +62,7 @@ impl Relay {
         };
         state.metrics.streams.dec();
         if let End::Problem(problem) = end {
+            span.fail(&problem.code);
             let problem = serde_json::to_vec(&problem).unwrap_or_default().into();
             let last = Frame { body: Some(frame::Body::Ended(Ended { problem })) };
             // A caller that does not read learns it by the stream's end.
