@@ -3,7 +3,7 @@
 use std::process::Output;
 
 use mvm_tests::{Cluster, PATIENCE, Process, path_text, wait_until};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/minimal.json");
 
@@ -161,4 +161,20 @@ fn allocation_is_shown_beside_capacity() {
         let (table, _) = texts(&cluster.mvm(args));
         assert!(table.contains("VCPUS") && table.contains("MiB/"), "{table}");
     }
+}
+
+#[test]
+fn a_fleet_that_lacks_nothing_says_so_and_a_program_reads_empty_lists() {
+    let mut cluster = Cluster::start();
+    let asked = cluster.mvm(&["top", "demand"]);
+    assert!(asked.status.success() && asked.stdout.is_empty());
+    let said = String::from_utf8_lossy(&asked.stderr).into_owned();
+    assert!(said.contains("nothing lacks a place, and no node is empty"), "{said}");
+    assert!(cluster.mvm(&["top", "demand", "--quiet"]).stderr.is_empty());
+    let lists = cluster.mvm_json(&["top", "demand"]);
+    assert!(lists.as_object().is_some_and(|lists| lists.values().all(|list| list == &json!([]))), "{lists}");
+    cluster.join("node-a");
+    wait_until("the empty node to be told", PATIENCE, || {
+        cluster.mvm_ok(&["top", "demand"]).contains("node-a")
+    });
 }

@@ -15,6 +15,7 @@ use crate::exit::Run;
 use crate::global::Global;
 use crate::objects::{ObjectArgs, within};
 use crate::output::{self, Table, mib};
+use crate::progress::Progress;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TopCommand {
@@ -65,6 +66,9 @@ pub(crate) async fn run(global: &Global, command: TopCommand) -> Run {
         TopCommand::Demand(args) => {
             let mut objects = args.open(global).await?;
             let demand = within(global.timeout(), objects.demand()).await?;
+            if demand == FleetDemand::default() {
+                Progress::new(global.quiet).say("nothing lacks a place, and no node is empty");
+            }
             Ok(output::show_all(global.output, &demand, |_| demand_tables(&demand))?)
         }
     }
