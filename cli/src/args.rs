@@ -41,6 +41,35 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
+/// The grammar of `mvm agent serve` alone: what a node daemon that runs for months reads its command line with, instead of the
+/// grammar of sixty commands. Whatever it does not read is read, or refused, by the whole one.
+#[derive(Debug, Parser)]
+#[command(name = "mvm", version, propagate_version = true)]
+pub(crate) struct AgentServe {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: OfAgent,
+}
+
+#[derive(Debug, Subcommand)]
+enum OfAgent {
+    #[command(subcommand)]
+    Agent(OfServe),
+}
+
+#[derive(Debug, Subcommand)]
+enum OfServe {
+    Serve(Box<commands::agent::ServeArgs>),
+}
+
+impl From<AgentServe> for Cli {
+    fn from(read: AgentServe) -> Self {
+        let OfAgent::Agent(OfServe::Serve(args)) = read.command;
+        Self { global: read.global, command: Command::Agent(commands::agent::AgentCommand::Serve(args)) }
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// The node daemon and its certificates

@@ -35,15 +35,17 @@ use clap::FromArgMatches;
 use crate::args::Cli;
 use crate::exit::Outcome;
 
+/// By the whole grammar.
+fn read_command_line() -> anyhow::Result<Cli> {
+    let read = settings::layered_command()?.try_get_matches();
+    // clap words its own errors, help and version, and knows their exit codes (0 or 2).
+    Ok(read.and_then(|matches| Cli::from_arg_matches(&matches)).unwrap_or_else(|error| error.exit()))
+}
+
 fn main() -> ExitCode {
-    let command = match settings::layered_command() {
-        Ok(command) => command,
-        Err(error) => return exit::report(&Outcome::Usage(error)),
-    };
-    let cli = match command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches)) {
+    let cli = match settings::agent_serve().map_or_else(read_command_line, Ok) {
         Ok(cli) => cli,
-        // clap words its own errors, help and version, and knows their exit codes (0 or 2).
-        Err(error) => error.exit(),
+        Err(error) => return exit::report(&Outcome::Usage(error)),
     };
     logging::start(&cli.global);
     exit::report(&commands::run(cli))

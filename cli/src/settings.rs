@@ -13,9 +13,9 @@ mod page;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 
-use clap::{Arg, ArgAction, Command, CommandFactory};
+use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches as _};
 
-use crate::args::Cli;
+use crate::args::{AgentServe, Cli};
 use crate::contexts::{self, Context, Contexts};
 
 /// Settings of this machine's agent: its own, and of all commands that look at its folder.
@@ -42,13 +42,30 @@ const CLIENT_NAMES: [(&str, &str); 5] = [
 pub(crate) fn layered_command() -> anyhow::Result<Command> {
     let command = with_environment(Cli::command());
     let command = match file::chosen() {
-        Some(path) => file::lay(command, &path)?,
+        Some(path) => file::lay(command, &Cli::command(), &path)?,
         None => command,
     };
     let chosen = file::named_early("--context", "MVM_CONTEXT");
     let contexts = contexts::file().map(|file| Contexts::load(&file)).transpose()?.unwrap_or_default();
     let context = contexts.in_force(chosen.as_deref().and_then(OsStr::to_str))?;
     Ok(lay_context(command, context))
+}
+
+/// The command line of `mvm agent serve`, read with the grammar of that command alone. None where it is another one, where a context
+/// is named, or where anything about it or its settings file is to be told: the whole grammar does that.
+pub(crate) fn agent_serve() -> Option<Cli> {
+    let mut args = std::env::args_os().skip(1);
+    let is_daemon = args.next()? == AGENT && args.next()? == "serve";
+    if !is_daemon || file::named_early("--context", "MVM_CONTEXT").is_some() {
+        return None;
+    }
+    let command = with_environment(AgentServe::command());
+    let command = match file::chosen() {
+        Some(path) => file::lay(command, &AgentServe::command(), &path).ok()?,
+        None => command,
+    };
+    let matches = command.try_get_matches().ok()?;
+    AgentServe::from_arg_matches(&matches).ok().map(Cli::from)
 }
 
 /// Makes what a context says the defaults of the flags that it is for. An agent serves one cluster, whatever its user
@@ -237,6 +254,23 @@ mod tests {
     }
 
     #[test]
+    fn the_daemons_own_grammar_has_what_the_whole_one_has_for_it() {
+        let of = |command: &Command| {
+            let found = all(command).into_iter();
+            let found = found.filter(|one| one.command.is_empty() || one.command == ["agent", "serve"]);
+            let shown = |one: Setting| {
+                let (name, defaults) = (environment_name(&one.place, &one.arg), one.arg.get_default_values());
+                format!("{:?} {} {name} {defaults:?}", one.place, one.long)
+            };
+            found.map(shown).collect::<Vec<_>>()
+        };
+        AgentServe::command().debug_assert();
+        let whole = of(&Cli::command());
+        assert!(whole.len() > 40, "{whole:?}");
+        assert_eq!(of(&AgentServe::command()), whole);
+    }
+
+    #[test]
     fn one_environment_name_is_one_setting_whatever_the_command() {
         let mut known: BTreeMap<String, Setting> = BTreeMap::new();
         for setting in all(&Cli::command()) {
@@ -265,6 +299,7 @@ mod tests {
         let parse = |args: &[&str]| {
             let command = file::lay_text(
                 with_environment(Cli::command()),
+                &Cli::command(),
                 "[client]\ncoordinator = \"https://file:4433\"\noperator-dir = \"/of/file\"\n",
             );
             let command = lay_context(command.unwrap(), Some(&context));

@@ -5,10 +5,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
-use clap::{Arg, ArgAction, Command, CommandFactory};
+use clap::{Arg, ArgAction, Command};
 
 use super::{Place, SHARED, Setting, all, as_served, boolean, change_args};
-use crate::args::Cli;
 
 /// Looked for when neither `--config` nor `MVM_CONFIG` names a file, and the user has none.
 const SYSTEM_FILE: &str = "/etc/mvm/config.toml";
@@ -46,19 +45,19 @@ pub(super) fn named_early(flag: &str, variable: &str) -> Option<OsString> {
     std::env::var_os(variable).filter(|value| !value.is_empty())
 }
 
-/// Makes the file's values the defaults of the flags that they are for.
-pub(super) fn lay(command: Command, path: &Path) -> anyhow::Result<Command> {
+/// Makes the file's values the defaults of the flags that they are for. `written` is the command's grammar as it is written: names
+/// for the environment are made of places, not the other way round.
+pub(super) fn lay(command: Command, written: &Command, path: &Path) -> anyhow::Result<Command> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("could not read the settings file {}", path.display()))?;
-    lay_text(command, &text).with_context(|| format!("in the settings file {}", path.display()))
+    lay_text(command, written, &text).with_context(|| format!("in the settings file {}", path.display()))
 }
 
 type Values = BTreeMap<Place, Vec<String>>;
 
-pub(super) fn lay_text(command: Command, text: &str) -> anyhow::Result<Command> {
+pub(super) fn lay_text(command: Command, written: &Command, text: &str) -> anyhow::Result<Command> {
     let table: toml::Table = text.parse().context("it is not TOML")?;
-    // Of the flags as they are written: names for the environment are made of places, not the other way round.
-    let settings = all(&Cli::command());
+    let settings = all(written);
     let mut values = Values::new();
     read(&table, "", &Known::of(&settings), &mut values)?;
     let mut given: BTreeMap<(Vec<String>, String), Vec<String>> = BTreeMap::new();
@@ -234,10 +233,13 @@ fn checked(setting: &Setting, value: &[String]) -> anyhow::Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::super::with_environment;
+    use clap::CommandFactory as _;
+
     use super::*;
+    use crate::args::Cli;
 
     fn parse(file: &str, args: &[&str]) -> clap::ArgMatches {
-        let command = lay_text(with_environment(Cli::command()), file).unwrap();
+        let command = lay_text(with_environment(Cli::command()), &Cli::command(), file).unwrap();
         let mut matches = command.try_get_matches_from(args).unwrap();
         while let Some((_, below)) = matches.remove_subcommand() {
             matches = below;
@@ -246,7 +248,7 @@ mod tests {
     }
 
     fn refused(file: &str) -> String {
-        let error = lay_text(with_environment(Cli::command()), file).unwrap_err();
+        let error = lay_text(with_environment(Cli::command()), &Cli::command(), file).unwrap_err();
         format!("{error:#}")
     }
 
