@@ -67,7 +67,8 @@ pub struct Limits {
     pub retry_above: usize,
     /// A connection on which nothing arrives for so long is gone. Also the longest silence between two frames.
     pub idle_timeout: Duration,
-    /// How often the dialling side shows that it lives. Well below `idle_timeout`, so that two may be lost.
+    /// After so long without a packet the dialling side shows that it lives. Well below `idle_timeout`, so that one may be lost, and
+    /// longer than an agent's heartbeat (ten seconds), which shows it as well.
     pub keep_alive: Duration,
     /// From a peer's first packet to its verified certificate.
     pub handshake_timeout: Duration,
@@ -102,7 +103,7 @@ impl Default for Limits {
             max_handshakes_per_ip: 256,
             retry_above: 32,
             idle_timeout: Duration::from_secs(30),
-            keep_alive: Duration::from_secs(10),
+            keep_alive: Duration::from_secs(12),
             handshake_timeout: Duration::from_secs(5),
             request_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(5),
