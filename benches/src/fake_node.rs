@@ -16,7 +16,7 @@ use mvm_proto::wire::node::v1::{Capacity, Mark, NodeInfo};
 use mvm_proto::wire::session::v1::{
     Ack, Acks, AgentFrame, DocumentWanted, Heartbeat, Hello, Reply, Stage, agent_frame, coordinator_frame,
 };
-use mvm_proto::wire::{FEATURE_DOCUMENT_DELTAS, SESSION_PROTOCOL};
+use mvm_proto::wire::{FEATURE_BATCH_SIGNATURES, FEATURE_DOCUMENT_DELTAS, SESSION_PROTOCOL};
 use mvm_proto::{ClusterId, Digest, Envelope, NodeId};
 use mvm_tests::Cluster;
 use mvm_transport::{ALPN_H3, ALPN_SESSION, Client, ClientSession, Limits, SessionDialer};
@@ -227,7 +227,7 @@ fn hello(node: &FakeNode, cluster: &ClusterId) -> Hello {
         trust_root_version: 1,
         ..NodeInfo::default()
     };
-    let features = vec![FEATURE_DOCUMENT_DELTAS.to_owned()];
+    let features = vec![FEATURE_DOCUMENT_DELTAS.to_owned(), FEATURE_BATCH_SIGNATURES.to_owned()];
     Hello {
         protocol: SESSION_PROTOCOL,
         info: Some(info),

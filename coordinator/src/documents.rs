@@ -323,10 +323,13 @@ impl Documents {
             known.push((self.known(&desired.node_id).await, desired));
         }
         let signer = Arc::clone(&self.signer);
-        let making = tokio::task::spawn_blocking(move || {
-            known.into_iter().map(|(known, desired)| signer.make(desired, known, now)).collect()
-        });
+        let making = tokio::task::spawn_blocking(move || signer.make_all(known, now));
         making.await.map_err(|error| refuse::internal(&error))
+    }
+
+    /// The envelope of a document as an agent takes it that knows of no batches.
+    pub(crate) fn signed_alone(&self, envelope: Bytes, now: Timestamp) -> Bytes {
+        signer::signed_alone(&self.signer.key, &self.trust.current(), envelope, now)
     }
 
     /// The document is in the store.
@@ -373,8 +376,7 @@ impl Documents {
                 }
             }
         };
-        let content = self.signer.content_of(&desired).digest;
-        self.signer.sign(&desired, content, &known, floor, now).map(Some)
+        self.signer.sign(&desired, &known, floor, now).map(Some)
     }
 
     /// Before the trust root changes: notes which stored documents are good until then, so that they go on being issued

@@ -22,7 +22,9 @@ use mvm_proto::status::{Mark, NodeInfo};
 use mvm_proto::wire::session::v1::{
     AgentFrame, CoordinatorFrame, Goodbye, Hello, Welcome, agent_frame, coordinator_frame,
 };
-use mvm_proto::wire::{FEATURE_DOCUMENT_DELTAS, SESSION_FEATURES, SESSION_PROTOCOL};
+use mvm_proto::wire::{
+    FEATURE_BATCH_SIGNATURES, FEATURE_DOCUMENT_DELTAS, SESSION_FEATURES, SESSION_PROTOCOL,
+};
 use mvm_proto::{Digest, NodeId, Problem};
 use mvm_transport::session::close_code;
 use mvm_transport::{
@@ -205,7 +207,10 @@ async fn converse(
         now: now().to_string(),
         features: features(&hello),
     };
-    let takes_deltas = welcome.features.iter().any(|feature| feature == FEATURE_DOCUMENT_DELTAS);
+    let knows = |name| welcome.features.iter().any(|feature| feature == name);
+    let takes_batches = knows(FEATURE_BATCH_SIGNATURES);
+    // The signature of a delta is of a batch as well.
+    let takes_deltas = takes_batches && knows(FEATURE_DOCUMENT_DELTAS);
     frames_out.send(&frame(coordinator_frame::Body::Welcome(welcome))).await?;
 
     let mut talk = Talk {
@@ -221,6 +226,7 @@ async fn converse(
         ask_for_whole: false,
         secrets: Delivery::default(),
         takes_deltas,
+        takes_batches,
     };
     talk.attached.outbox.put_trust();
     // A node that keeps entries is told also when there are none any more.
@@ -329,6 +335,8 @@ struct Talk<'a> {
     secrets: Delivery,
     /// Documents may be sent as what changed of the one before.
     takes_deltas: bool,
+    /// Documents may have a signature that they share with others.
+    takes_batches: bool,
 }
 
 impl Talk<'_> {

@@ -8,6 +8,7 @@
 //! was removed and tells its agents), TLS resumption and 0-RTT (both would skip the check of the peer's certificate).
 
 pub mod authority;
+pub mod batch;
 mod certificate;
 pub mod credential;
 pub mod endorsement;

@@ -10,12 +10,12 @@ use std::str::FromStr;
 use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use mvm_proto::envelope::{Signature, pre_authentication_encoding};
+use mvm_proto::envelope::{Signature, Signed, pre_authentication_encoding};
 use mvm_proto::{Digest, Envelope};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use crate::{files, pem};
+use crate::{batch, files, pem};
 
 const PUBLIC_KEY_BYTES: usize = 32;
 
@@ -94,6 +94,13 @@ impl SigningKey {
         let signed = pre_authentication_encoding(payload_type, payload);
         Signature { key_id: self.key_id(), bytes: self.pair.sign(&signed).as_ref().to_vec() }
     }
+
+    /// Signs payloads of one type together: a signature for each of these digests, in their order.
+    #[must_use]
+    pub fn sign_batch(&self, payload_type: &str, digests: &[Digest]) -> Vec<Signature> {
+        let signatures = batch::sign(payload_type, digests, |root| self.pair.sign(root).as_ref().to_vec());
+        signatures.into_iter().map(|bytes| Signature { key_id: self.key_id(), bytes }).collect()
+    }
 }
 
 impl fmt::Debug for SigningKey {
@@ -112,6 +119,16 @@ impl PublicKey {
     #[must_use]
     pub fn verifies(&self, signed: &[u8], signature: &[u8]) -> bool {
         UnparsedPublicKey::new(&ED25519, &self.0).verify(signed, signature).is_ok()
+    }
+
+    /// Whether the key signed this, by itself or in a batch.
+    #[must_use]
+    pub fn vouches_for(&self, signed: &Signed<'_>, signature: &[u8]) -> bool {
+        if batch::is_of_batch(signature) {
+            batch::verifies(signed, signature, |root, bytes| self.verifies(root, bytes))
+        } else {
+            self.verifies(&signed.encoding(), signature)
+        }
     }
 }
 

@@ -482,27 +482,48 @@ impl SignedDocument {
     /// The payload to sign.
     #[must_use]
     pub fn to_payload(&self) -> Vec<u8> {
+        let content = self.desired.to_content(&self.provenance.cluster);
+        Self::payload_of(&self.provenance, &content)
+    }
+
+    /// The payload of a document that says `content`, as [`DesiredState::to_content`] made it for the same cluster: its text with the
+    /// provenance after the node's id.
+    #[must_use]
+    pub fn payload_of(provenance: &Provenance, content: &[u8]) -> Vec<u8> {
+        // Before these stand a number and two ids, which hold no quotation marks.
+        let cluster = memchr::memmem::find(content, br#","cluster":"#).unwrap_or_default();
+        let tenants = memchr::memmem::find(content, br#","tenants":"#).unwrap_or_default();
+        let (head, tail) = (&content[..cluster], &content[tenants..]);
+        // Structs of strings, numbers and lists always serialise.
+        let provenance = serde_json::to_vec(provenance).unwrap_or_default();
+        let fields = provenance.strip_prefix(b"{").and_then(|fields| fields.strip_suffix(b"}"));
+        [head, b",", fields.unwrap_or_default(), tail].concat()
+    }
+}
+
+impl DesiredState {
+    /// What is declared for a node of this cluster, as text: the same of every document that says the same.
+    #[must_use]
+    pub fn to_content(&self, cluster: &ClusterId) -> Vec<u8> {
         #[derive(Serialize)]
         struct Flat<'a> {
             schema_version: u32,
             node_id: &'a NodeId,
-            #[serde(flatten)]
-            provenance: &'a Provenance,
+            cluster: &'a ClusterId,
             tenants: &'a [Tenant],
             prune_unknown_tenants: bool,
             prune_unknown_pools: bool,
             #[serde(skip_serializing_if = "<[_]>::is_empty")]
             removed_tenants: &'a [RemovedTenant],
         }
-        let desired = &self.desired;
         let flat = Flat {
-            schema_version: desired.schema_version,
-            node_id: &desired.node_id,
-            provenance: &self.provenance,
-            tenants: &desired.tenants,
-            prune_unknown_tenants: desired.prune_unknown_tenants,
-            prune_unknown_pools: desired.prune_unknown_pools,
-            removed_tenants: &desired.removed_tenants,
+            schema_version: self.schema_version,
+            node_id: &self.node_id,
+            cluster,
+            tenants: &self.tenants,
+            prune_unknown_tenants: self.prune_unknown_tenants,
+            prune_unknown_pools: self.prune_unknown_pools,
+            removed_tenants: &self.removed_tenants,
         };
         // Structs of strings, numbers and lists always serialise.
         serde_json::to_vec(&flat).unwrap_or_default()

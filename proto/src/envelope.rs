@@ -19,6 +19,9 @@ pub const MAX_ENVELOPE_BYTES: usize = 8 * 1024 * 1024;
 /// The longest payload type or key id: both are repeated in messages, so they may not be anything at all.
 pub const MAX_LABEL_BYTES: usize = 128;
 
+/// The longest signature: ed25519 of a batch of documents with the way to its root (`mvm_pki::batch`), rounded up.
+pub const MAX_SIGNATURE_BYTES: usize = 512;
+
 /// More signatures than any threshold in use, few enough that checking them all is cheap.
 pub const MAX_SIGNATURES: usize = 16;
 
@@ -113,10 +116,16 @@ impl Envelope {
         serde_json::to_vec(&raw).unwrap_or_default()
     }
 
-    /// What is signed: DSSE's pre-authentication encoding of type and payload.
+    /// What a signature of its own is of: DSSE's pre-authentication encoding of type and payload.
     #[must_use]
     pub fn signed_bytes(&self) -> Vec<u8> {
         pre_authentication_encoding(&self.payload_type, &self.payload)
+    }
+
+    /// What its signatures are held against.
+    #[must_use]
+    pub fn signed(&self) -> Signed<'_> {
+        Signed { payload_type: &self.payload_type, payload: &self.payload, digest: Digest::of(&self.payload) }
     }
 }
 
@@ -143,10 +152,26 @@ pub trait Payload: Sized {
     fn parse(bytes: &[u8]) -> Result<Self, Self::Error>;
 }
 
+/// Type and payload of an envelope, and the payload's digest, which is worked out once.
+#[derive(Debug, Clone, Copy)]
+pub struct Signed<'a> {
+    pub payload_type: &'a str,
+    pub payload: &'a [u8],
+    pub digest: Digest,
+}
+
+impl Signed<'_> {
+    /// What a signature of its own is of.
+    #[must_use]
+    pub fn encoding(&self) -> Vec<u8> {
+        pre_authentication_encoding(self.payload_type, self.payload)
+    }
+}
+
 /// Decides whether these signatures over `signed` suffice. Implemented by `mvm_pki` for each role.
 pub trait CheckSignatures {
     type Error;
-    fn check(&self, signed: &[u8], signatures: &[Signature]) -> Result<(), Self::Error>;
+    fn check(&self, signed: &Signed<'_>, signatures: &[Signature]) -> Result<(), Self::Error>;
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -199,11 +224,10 @@ impl<T: Payload> Unverified<T> {
             let found = self.envelope.payload_type.chars().take(100).collect();
             return Err(VerifyError::PayloadType { expected: T::PAYLOAD_TYPE, found });
         }
-        check
-            .check(&self.envelope.signed_bytes(), &self.envelope.signatures)
-            .map_err(VerifyError::Signatures)?;
+        let signed = self.envelope.signed();
+        let digest = signed.digest;
+        check.check(&signed, &self.envelope.signatures).map_err(VerifyError::Signatures)?;
         let value = T::parse(&self.envelope.payload).map_err(VerifyError::Payload)?;
-        let digest = Digest::of(&self.envelope.payload);
         Ok(Verified { value, envelope: self.envelope, digest })
     }
 }

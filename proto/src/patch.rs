@@ -20,6 +20,8 @@ const ANCHOR: usize = 16;
 /// How far apart anchors are tried in the old text, and how far both texts may go on differently.
 const STEP: usize = 8;
 const REACH: usize = 4096;
+/// Twice as many as there are anchors within reach.
+const SLOT_BITS: u32 = 10;
 
 /// Why a patch makes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -74,24 +76,41 @@ pub fn apply(old: &[u8], pieces: &[Piece], limit: usize) -> Result<Vec<u8>, Patc
 
 /// How many bytes both begin with.
 fn common(a: &[u8], b: &[u8]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+    const BLOCK: usize = 32;
+    let blocks = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK)).take_while(|(a, b)| a == b).count();
+    let (a, b) = (&a[blocks * BLOCK..], &b[blocks * BLOCK..]);
+    blocks * BLOCK + a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// How much of each is passed over until they are alike again; all of it if they are not within reach.
+/// How much of each is passed over until they are alike again; all of it if they are not within reach. Looks once at each byte,
+/// whatever the texts are.
 fn resume(old: &[u8], new: &[u8]) -> (usize, usize) {
-    let reach = &new[..new.len().min(REACH)];
-    let anchors = old[..old.len().min(REACH)].windows(ANCHOR).enumerate().step_by(STEP);
-    for (skip, anchor) in anchors {
-        if let Some(mut take) = memchr::memmem::find(reach, anchor) {
-            let mut skip = skip;
-            // What is alike before the anchor is copied too.
-            while skip > 0 && take > 0 && old[skip - 1] == new[take - 1] {
-                (skip, take) = (skip - 1, take - 1);
-            }
-            return (skip, take);
+    const NOWHERE: u16 = u16::MAX;
+    let (near_old, near_new) = (&old[..old.len().min(REACH)], &new[..new.len().min(REACH)]);
+    // Where in the old text an anchor is, by its first bytes: the first of several.
+    let mut places = [NOWHERE; 1 << SLOT_BITS];
+    for (place, anchor) in near_old.windows(ANCHOR).enumerate().step_by(STEP).rev() {
+        places[slot(anchor)] = u16::try_from(place).unwrap_or(NOWHERE);
+    }
+    for (mut take, anchor) in near_new.windows(ANCHOR).enumerate() {
+        let mut skip = usize::from(places[slot(anchor)]);
+        if near_old.get(skip..skip + ANCHOR) != Some(anchor) {
+            continue;
         }
+        // What is alike before the anchor is copied too.
+        while skip > 0 && take > 0 && old[skip - 1] == new[take - 1] {
+            (skip, take) = (skip - 1, take - 1);
+        }
+        return (skip, take);
     }
     (old.len(), new.len())
+}
+
+/// Which of the slots an anchor belongs to.
+fn slot(anchor: &[u8]) -> usize {
+    let first = anchor.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    // Multiplied by a large odd number, the upper bits are of all the bytes.
+    usize::try_from(first.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - SLOT_BITS)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -42,12 +42,20 @@ pub const MAX_SECRETS_WANTED: usize = 64;
 /// A document may be sent as what changed of the one before.
 #[cfg(feature = "control")]
 pub const FEATURE_DOCUMENT_DELTAS: &str = "document-deltas";
+/// A document's signature may be one that it shares with others (`mvm_pki::batch`).
+#[cfg(feature = "control")]
+pub const FEATURE_BATCH_SIGNATURES: &str = "batch-signatures";
 
 /// What this build can do in a session beyond the version. Agents name theirs in the hello, and coordinators answer
 /// with those that both know.
 #[cfg(feature = "control")]
-pub const SESSION_FEATURES: &[&str] =
-    &[FEATURE_STATUS_DELTAS, FEATURE_TUNNEL, FEATURE_SECRETS, FEATURE_DOCUMENT_DELTAS];
+pub const SESSION_FEATURES: &[&str] = &[
+    FEATURE_STATUS_DELTAS,
+    FEATURE_TUNNEL,
+    FEATURE_SECRETS,
+    FEATURE_DOCUMENT_DELTAS,
+    FEATURE_BATCH_SIGNATURES,
+];
 
 /// The largest message of the operators' services: the largest document with room for what gRPC puts around it.
 #[cfg(feature = "control")]

@@ -2,7 +2,7 @@
 
 use mvm_pki::{PublicKey, TrustError};
 use mvm_proto::document::MAX_DOCUMENT_BYTES;
-use mvm_proto::envelope::{CheckSignatures, Signature};
+use mvm_proto::envelope::{CheckSignatures, Signature, Signed};
 use mvm_proto::status::Event;
 use mvm_proto::text::chain;
 use mvm_proto::{Digest, NodeId, Problem, Timestamp};
@@ -31,10 +31,10 @@ struct Misplaced;
 
 impl CheckSignatures for DirectorSignature<'_> {
     type Error = NotOurs;
-    fn check(&self, signed: &[u8], signatures: &[Signature]) -> Result<(), NotOurs> {
+    fn check(&self, signed: &Signed<'_>, signatures: &[Signature]) -> Result<(), NotOurs> {
         let by_any =
-            |signature: &Signature| self.keys.iter().any(|key| key.verifies(signed, &signature.bytes));
-        if signatures.iter().any(by_any) || self.carried.contains(&Digest::of(signed)) {
+            |signature: &Signature| self.keys.iter().any(|key| key.vouches_for(signed, &signature.bytes));
+        if signatures.iter().any(by_any) || self.carried.contains(&Digest::of(&signed.encoding())) {
             return Ok(());
         }
         Err(NotOurs)

@@ -114,7 +114,12 @@ impl Talk<'_> {
                 Some(coordinator_frame::Body::DocumentDelta(delta))
             }
             None => {
-                Some(coordinator_frame::Body::Document(Document { envelope: stored.envelope, traceparent }))
+                let envelope = if self.takes_batches {
+                    stored.envelope
+                } else {
+                    self.state.documents.signed_alone(stored.envelope, now())
+                };
+                Some(coordinator_frame::Body::Document(Document { envelope, traceparent }))
             }
         }
     }

@@ -7,6 +7,7 @@ mod crowding;
 mod deletion;
 mod enrolment;
 mod events;
+mod fanout;
 mod faults;
 mod fleet_view;
 mod grpc;

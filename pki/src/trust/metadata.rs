@@ -155,12 +155,12 @@ impl RootMetadata {
     }
 
     pub(super) fn checker(&self, role: TrustRole) -> RoleCheck<'_> {
-        RoleCheck { keys: &self.keys, role: self.role(role) }
+        RoleCheck { keys: &self.keys, role: self.role(role), batches: role == TrustRole::Director }
     }
 
     /// Whether enough of this version's image keys signed the statement.
     pub(super) fn verifies_images(&self, images: &Envelope) -> bool {
-        let signed = self.checker(TrustRole::Image).check(&images.signed_bytes(), &images.signatures);
+        let signed = self.checker(TrustRole::Image).check(&images.signed(), &images.signatures);
         signed.is_ok()
     }
 

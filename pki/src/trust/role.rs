@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use mvm_proto::Timestamp;
-use mvm_proto::envelope::{CheckSignatures, MAX_SIGNATURES, Signature};
+use mvm_proto::envelope::{CheckSignatures, MAX_SIGNATURES, Signature, Signed};
 use serde::{Deserialize, Serialize};
 
+use crate::batch;
 use crate::signing::PublicKey;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -67,6 +68,8 @@ pub struct Roles {
 pub(super) struct RoleCheck<'a> {
     pub(super) keys: &'a [TrustKey],
     pub(super) role: &'a RoleKeys,
+    /// Whether a signature may be of a batch. Directors sign for whole fleets; what the other roles sign is few.
+    pub(super) batches: bool,
 }
 
 /// How many signatures were good, out of those needed.
@@ -80,7 +83,7 @@ impl CheckSignatures for RoleCheck<'_> {
     type Error = TooFew;
 
     /// A signature by a key outside the role, a second one by the same key and a wrong one all count for nothing.
-    fn check(&self, signed: &[u8], signatures: &[Signature]) -> Result<(), TooFew> {
+    fn check(&self, signed: &Signed<'_>, signatures: &[Signature]) -> Result<(), TooFew> {
         let mut signers = BTreeSet::new();
         for signature in signatures.iter().take(MAX_SIGNATURES) {
             let key_id = &signature.key_id;
@@ -88,7 +91,8 @@ impl CheckSignatures for RoleCheck<'_> {
                 continue;
             }
             let key = self.keys.iter().find(|key| key.key_id == *key_id);
-            if key.is_some_and(|key| key.public.verifies(signed, &signature.bytes)) {
+            let is_taken = self.batches || !batch::is_of_batch(&signature.bytes);
+            if is_taken && key.is_some_and(|key| key.public.vouches_for(signed, &signature.bytes)) {
                 signers.insert(key_id);
             }
         }

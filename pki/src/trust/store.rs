@@ -124,7 +124,7 @@ impl TrustStore {
         let envelope = next.envelope();
         next.get()
             .checker(TrustRole::Root)
-            .check(&envelope.signed_bytes(), &envelope.signatures)
+            .check(&envelope.signed(), &envelope.signatures)
             .map_err(|few| too_few(TrustRole::Root, few))?;
         if self.roots.len() >= MAX_ROOTS {
             return Err(TrustError::TooManyRoots);

@@ -505,3 +505,50 @@ fn no_single_flipped_bit_of_any_envelope_is_accepted() {
     });
     flips(keys.first().seal(&keys.two()), &|envelope| TrustStore::pin(envelope, now()).is_ok());
 }
+
+#[test]
+fn documents_that_a_director_signed_together_count_each_in_its_place_and_only_as_documents() {
+    let keys = Keys::new();
+    let store = keys.store();
+    let payloads: Vec<Vec<u8>> = (1..=5)
+        .map(|generation| {
+            let mut document = document();
+            document.provenance.generation = generation;
+            document.to_payload()
+        })
+        .collect();
+    let digests: Vec<Digest> = payloads.iter().map(|payload| Digest::of(payload)).collect();
+    let signatures = keys.director.sign_batch(DOCUMENT_PAYLOAD_TYPE, &digests);
+    let verify = |payload: &[u8], signature: &mvm_proto::envelope::Signature| {
+        let payload_type = DOCUMENT_PAYLOAD_TYPE.to_owned();
+        let signatures = vec![signature.clone()];
+        store.verify_document(
+            Unverified::new(Envelope { payload_type, payload: payload.to_vec(), signatures }),
+            now(),
+        )
+    };
+    for (at, payload) in payloads.iter().enumerate() {
+        for (place, signature) in signatures.iter().enumerate() {
+            assert_eq!(verify(payload, signature).is_ok(), at == place, "{at} in {place}");
+        }
+    }
+    for bit in 0..signatures[2].bytes.len() * 8 {
+        let mut flipped = signatures[2].clone();
+        flipped.bytes[bit / 8] ^= 1 << (bit % 8);
+        assert!(verify(&payloads[2], &flipped).is_err(), "bit {bit}");
+    }
+    // Of another type, by a key that is no director's, and by the image key for a statement of images: nothing.
+    let other_type = keys.director.sign_batch("application/vnd.mvm.other", &digests);
+    assert!(verify(&payloads[0], &other_type[0]).is_err());
+    for key in [&keys.image, &keys.root[0], &SigningKey::generate().unwrap()] {
+        let mut foreign = key.sign_batch(DOCUMENT_PAYLOAD_TYPE, &digests)[0].clone();
+        assert!(verify(&payloads[0], &foreign).is_err());
+        foreign.key_id = keys.director.key_id();
+        assert!(verify(&payloads[0], &foreign).is_err());
+    }
+    let mut statement = keys.images(1, &[]);
+    let both = [Digest::of(&statement.payload), Digest::of(b"another")];
+    statement.signatures = vec![keys.image.sign_batch(&statement.payload_type, &both).remove(0)];
+    assert!(keys.store().advance_images(statement, now()).is_err());
+    assert!(keys.store().advance_images(keys.images(1, &[]), now()).is_ok());
+}

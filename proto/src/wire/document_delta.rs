@@ -3,7 +3,7 @@
 use super::session::v1::{DocumentDelta, DocumentPiece, DocumentSignature};
 use crate::Digest;
 use crate::document::{DOCUMENT_PAYLOAD_TYPE, MAX_DOCUMENT_BYTES};
-use crate::envelope::{Envelope, MAX_LABEL_BYTES, MAX_SIGNATURES, Signature};
+use crate::envelope::{Envelope, MAX_LABEL_BYTES, MAX_SIGNATURE_BYTES, MAX_SIGNATURES, Signature};
 use crate::patch::{self, PatchError, Piece};
 
 /// The largest delta: more than this of a document changed, and it is sent whole.
@@ -23,9 +23,10 @@ pub enum DeltaError {
 }
 
 impl DocumentDelta {
-    /// What is to be sent to a node that has the payload `old`; none where the whole document is about as short.
+    /// What is to be sent to a node that has the payload `old`; none where the whole document is about as short. With each comes the
+    /// digest of its payload.
     #[must_use]
-    pub fn between(old: &[u8], new: &Envelope) -> Option<Self> {
+    pub fn between((old, base): (&[u8], Digest), (new, digest): (&Envelope, Digest)) -> Option<Self> {
         let number = |number: usize| u32::try_from(number).ok();
         let pieces = patch::diff(old, &new.payload)?;
         let pieces: Option<Vec<_>> = pieces
@@ -39,8 +40,8 @@ impl DocumentDelta {
             signature: signature.bytes.clone(),
         });
         let delta = Self {
-            base: Digest::of(old).to_string(),
-            digest: Digest::of(&new.payload).to_string(),
+            base: base.to_string(),
+            digest: digest.to_string(),
             pieces: pieces?,
             signatures: signatures.collect(),
             traceparent: String::new(),
@@ -54,7 +55,7 @@ impl DocumentDelta {
             return Err(DeltaError::OtherBase);
         }
         let fits = |signature: &DocumentSignature| {
-            signature.key_id.len() <= MAX_LABEL_BYTES && signature.signature.len() <= MAX_LABEL_BYTES
+            signature.key_id.len() <= MAX_LABEL_BYTES && signature.signature.len() <= MAX_SIGNATURE_BYTES
         };
         if self.signatures.len() > MAX_SIGNATURES || !self.signatures.iter().all(fits) {
             return Err(DeltaError::Signatures);
@@ -95,6 +96,10 @@ mod tests {
         }
     }
 
+    fn between(old: &[u8], new: &[u8]) -> DocumentDelta {
+        DocumentDelta::between((old, Digest::of(old)), (&envelope(new), Digest::of(new))).unwrap()
+    }
+
     fn texts() -> (Vec<u8>, Vec<u8>) {
         let text =
             |number: u32| format!("{{\"generation\":{number},{}}}", "\"pool\":1,".repeat(300)).into_bytes();
@@ -104,7 +109,7 @@ mod tests {
     #[test]
     fn a_delta_makes_the_very_envelope_that_was_signed() {
         let (old, new) = texts();
-        let delta = DocumentDelta::between(&old, &envelope(&new)).unwrap();
+        let delta = between(&old, &new);
         assert!(prost::Message::encoded_len(&delta) < 400);
         assert_eq!(delta.envelope(&old).unwrap(), envelope(&new));
     }
@@ -112,7 +117,7 @@ mod tests {
     #[test]
     fn a_delta_of_another_document_or_to_another_one_makes_nothing() {
         let (old, new) = texts();
-        let delta = DocumentDelta::between(&old, &envelope(&new)).unwrap();
+        let delta = between(&old, &new);
         assert_eq!(delta.clone().envelope(&new), Err(DeltaError::OtherBase));
         let mut changed = delta.clone();
         changed.pieces[0].insert.push(b'!');

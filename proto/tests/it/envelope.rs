@@ -2,10 +2,11 @@
 
 use crate::arbitrary::signed_document;
 use mvm_proto::document::DOCUMENT_PAYLOAD_TYPE;
+use mvm_proto::envelope::Payload as _;
 use mvm_proto::envelope::{
-    CheckSignatures, EnvelopeError, MAX_ENVELOPE_BYTES, MAX_SIGNATURES, Signature, VerifyError,
+    CheckSignatures, EnvelopeError, MAX_ENVELOPE_BYTES, MAX_SIGNATURES, Signature, Signed, VerifyError,
 };
-use mvm_proto::{Digest, Envelope, FieldError, Problem, SignedDocument, Unverified};
+use mvm_proto::{DesiredState, Digest, Envelope, FieldError, Problem, SignedDocument, Unverified};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
@@ -19,8 +20,8 @@ struct Wrong;
 
 impl CheckSignatures for DigestIsSignature {
     type Error = Wrong;
-    fn check(&self, signed: &[u8], signatures: &[Signature]) -> Result<(), Wrong> {
-        let right = Digest::of(signed);
+    fn check(&self, signed: &Signed<'_>, signatures: &[Signature]) -> Result<(), Wrong> {
+        let right = Digest::of(&signed.encoding());
         if signatures.iter().any(|s| s.bytes == right.as_bytes()) { Ok(()) } else { Err(Wrong) }
     }
 }
@@ -53,6 +54,20 @@ proptest! {
         let signatures = signatures.into_iter().map(|(key_id, bytes)| Signature { key_id, bytes }).collect();
         let envelope = Envelope { payload_type: "text/plain".to_owned(), payload, signatures };
         prop_assert_eq!(Envelope::from_json(&envelope.to_json()), Ok(envelope));
+    }
+
+    #[test]
+    fn a_payload_is_what_is_declared_with_the_provenance_beside_it(document in signed_document()) {
+        let cluster = document.provenance.cluster.clone();
+        let desired = DesiredState { cluster: Some(cluster.clone()), ..document.desired.clone() };
+        let content = desired.to_content(&cluster);
+        prop_assert_eq!(&content, &serde_json::to_vec(&desired).unwrap());
+        prop_assert_eq!(SignedDocument::parse(&document.to_payload()).unwrap(), document.clone());
+        let value = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).unwrap();
+        let mut expected = value(&content);
+        let provenance = value(&serde_json::to_vec(&document.provenance).unwrap());
+        expected.as_object_mut().unwrap().extend(provenance.as_object().unwrap().clone());
+        prop_assert_eq!(value(&document.to_payload()), expected);
     }
 
     #[test]

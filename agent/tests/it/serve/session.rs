@@ -124,7 +124,10 @@ async fn a_delta_of_the_document_in_force_is_accepted_and_of_another_one_the_who
     assert!(hello.features.iter().any(|feature| feature == "document-deltas"), "{:?}", hello.features);
     let [first, second, third] =
         [(4, 2), (5, 3), (6, 1)].map(|(generation, running)| cluster.document(generation, running));
-    let delta = |old: &mvm_proto::Envelope, new| DocumentDelta::between(&old.payload, new).unwrap();
+    let delta = |old: &mvm_proto::Envelope, new: &mvm_proto::Envelope| {
+        let of = |envelope: &mvm_proto::Envelope| envelope.signed().digest;
+        DocumentDelta::between((&old.payload, of(old)), (new, of(new))).unwrap()
+    };
     talk.push(&first).await;
     talk.ack(Stage::Accepted).await;
     talk.send(coordinator_frame::Body::DocumentDelta(delta(&first, &second))).await;
