@@ -57,7 +57,7 @@ enum Outcome {
 impl Exporter {
     pub(crate) fn new(
         settings: &OtlpSettings,
-        resource: Resource,
+        resource: &Resource,
         queue: mpsc::Receiver<Ended>,
         counters: SpanCounters,
     ) -> Result<Self, OtlpError> {
@@ -69,7 +69,7 @@ impl Exporter {
         let mut headers = settings.headers()?;
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(otlp::MEDIA_TYPE));
         let service = settings.service_name.as_deref().unwrap_or(resource.service);
-        let resource = otlp::Resource::of(&resource, service);
+        let resource = otlp::Resource::of(resource, service);
         Ok(Self { queue, poster, headers, resource, counters, is_away: false })
     }
 

@@ -200,7 +200,7 @@ impl Tracer {
     /// A tracer, and what posts its spans. The latter is to be run as a task.
     pub fn start(
         settings: &OtlpSettings,
-        resource: Resource,
+        resource: &Resource,
         counters: SpanCounters,
     ) -> Result<(Self, Exporter), OtlpError> {
         let (queue, ended) = mpsc::channel(QUEUED_SPANS);

@@ -21,6 +21,6 @@ pub(super) fn tracing_of(
         cluster: info.cluster.clone(),
     };
     let (tracer, exporter) =
-        Tracer::start(otlp, resource, metrics.spans.clone()).map_err(AgentError::Traces)?;
+        Tracer::start(otlp, &resource, metrics.spans.clone()).map_err(AgentError::Traces)?;
     Ok((tracer, Some(exporter)))
 }

@@ -20,7 +20,7 @@ pub(super) fn tracing_of(
         version: env!("CARGO_PKG_VERSION"),
         cluster: cluster.cluster.to_string(),
     };
-    let started = Tracer::start(otlp, resource, metrics.spans.clone()).map_err(|error| {
+    let started = Tracer::start(otlp, &resource, metrics.spans.clone()).map_err(|error| {
         CoordinatorError::Settings(format!("the collector of traces: {}", mvm_proto::text::chain(&error)))
     })?;
     Ok((started.0, Some(started.1)))
