@@ -23,6 +23,7 @@ test: setup image
 soak: setup image
 	MVM_CYCLES=10000 MVM_SWAPPER_TRIES=100000 cargo nextest run --workspace --profile soak \
 	    -E '(package(mvm-agent) & test(/^network::/)) | (package(mvm-host) & (test(/^links::cycles::/) | test(/^files::/)))'
+	MVM_FLOOD_MIB=10240 cargo nextest run --package mvm-tests --profile soak -E 'test(/^tunnel::output_without_end/)'
 
 # Figures as ratios against a peer in the same run; also written to target/bench/results.json.
 bench: image

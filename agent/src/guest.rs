@@ -14,6 +14,7 @@ mod files;
 mod idle;
 mod link;
 mod load;
+mod pending;
 mod relay;
 mod secrets;
 mod task;

@@ -3,13 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use mvm_client::Channel;
-use mvm_client::{ControlClient, Objects};
-use mvm_pki::{Anchors, Credential, LiveAnchors, LiveCredential};
+use mvm_client::{Channel, ControlClient, Objects};
 use mvm_proto::control::PushStage;
 use mvm_proto::wire::control::v1::PushRequest;
 use mvm_tests::Cluster;
-use mvm_transport::Target;
 
 /// For connecting, and for a node to accept what was pushed: a healthy machine needs milliseconds.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -25,13 +22,7 @@ pub async fn objects(cluster: &Cluster) -> Result<Objects> {
 
 /// A connection of its own.
 pub async fn open(cluster: &Cluster) -> Result<Channel> {
-    let dir = cluster.coordinator_dir().join("operator");
-    let credential = Credential::load(&dir.join("operator.pem"))?;
-    let anchors = LiveAnchors::new(Anchors::load(&dir.join("ca.crt"))?);
-    let name = credential.identity().cluster().clone();
-    let target: Target = cluster.url().parse()?;
-    let operator = LiveCredential::new(credential);
-    Ok(mvm_client::open(&target, &operator, &anchors, &name, LIMIT).await?)
+    Ok(cluster.channel().await)
 }
 
 /// When the operator heard of each stage, counted from the call.

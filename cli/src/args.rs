@@ -121,6 +121,8 @@ pub(crate) enum Command {
     /// Pools, and how each fares against its document
     #[command(subcommand)]
     Pool(commands::tenant::PoolCommand),
+    /// What an instance writes to its console, and on as it writes more
+    Logs(commands::logs::LogsArgs),
     /// Values of Secrets, from files and standard input
     #[command(subcommand)]
     Secret(commands::secret::SecretCommand),

@@ -5,8 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use mvm_client::Channel;
-use mvm_client::{ClientError, ControlClient};
+use mvm_client::{Channel, ClientError, ControlClient, StreamError};
 use mvm_pki::{Anchors, Credential, CsrNames, LeafKey, LiveAnchors, LiveCredential, Refusal, Renewed};
 use mvm_proto::wire::control::v1::{Node, RenewCertificateRequest};
 use mvm_proto::{Problem, Timestamp};
@@ -158,6 +157,26 @@ pub(crate) fn refused(status: &tonic::Status) -> Outcome {
             Outcome::TimedOut(anyhow!("no answer in time: {}", status.message()))
         }
         code => Outcome::Failed(anyhow!("{} ({code:?})", status.message())),
+    }
+}
+
+/// Why a stream to a guest is over, and how to go on with what it followed.
+pub(crate) fn stream_failed(error: StreamError, go_on: &str) -> Outcome {
+    if let StreamError::Call(call) = &error
+        && let Some(status) = call.status()
+    {
+        return refused(status);
+    }
+    let is_lost = matches!(error, StreamError::Lost(_));
+    match error.problem() {
+        Some(problem) if is_lost => {
+            Outcome::Unreachable(anyhow::Error::new(problem).context(format!("{error}{go_on}")))
+        }
+        Some(problem) => Outcome::from(anyhow::Error::new(problem)),
+        None if is_lost => {
+            Outcome::Unreachable(anyhow::Error::new(error).context(format!("lost sight of it{go_on}")))
+        }
+        None => Outcome::Failed(anyhow!("{error}{go_on}")),
     }
 }
 

@@ -16,7 +16,6 @@ pub(crate) mod doctor;
 pub(crate) mod edit;
 pub(crate) mod events;
 pub(crate) mod exec;
-pub(crate) mod exec_stream;
 pub(crate) mod explain;
 pub(crate) mod get;
 pub(crate) mod image;
@@ -81,6 +80,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Exec(args) | Command::Instance(instance::InstanceCommand::Exec(args)) => {
             block_on_interruptible(|interrupted| exec::run(&global, *args, interrupted))
         }
+        Command::Logs(args) => block_on(logs::run(&global, args)),
         Command::Instance(command) => block_on(instance::run(&global, command)),
         Command::Secret(command) => block_on(secret::run(&global, command)),
         Command::Session(command) => block_on(session::run(&global, command)),

@@ -181,30 +181,6 @@ impl EndpointArgs {
             _ => self.open(global).await?.agent(what),
         }
     }
-
-    /// The same for what concerns this node, as a coordinator has said.
-    pub(crate) async fn open_agent_of(
-        &self,
-        global: &Global,
-        node: &str,
-        what: &str,
-    ) -> Result<AgentClient, Outcome> {
-        let refused = || {
-            Outcome::Failed(anyhow::anyhow!(
-                "{what} does not go through a coordinator yet\nask the node's agent: run this on {node}, or with \
-                 --endpoint agent:https://{node}:4434"
-            ))
-        };
-        match (&self.flags.node_endpoint, self.chosen()) {
-            (None, Endpoint::Coordinator(_)) => Err(refused()),
-            (None, _) => self.open_agent(global, what).await,
-            (Some(_), _) => {
-                let agent = self.open_agent(global, what).await?;
-                let NodeInfo { node_id, .. } = agent.get("/v1/node/info").await?;
-                if node_id == node { Ok(agent) } else { Err(refused()) }
-            }
-        }
-    }
 }
 
 impl Endpoint {

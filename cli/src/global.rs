@@ -48,6 +48,11 @@ impl Global {
     pub(crate) fn timeout(&self) -> Duration {
         self.chosen_timeout.unwrap_or(DEFAULT_TIMEOUT)
     }
+
+    /// The same for a stream to a guest to be opened, as its header says it.
+    pub(crate) fn open_within_ms(&self) -> u32 {
+        u32::try_from(self.timeout().as_millis()).unwrap_or(u32::MAX)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

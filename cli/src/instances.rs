@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use mvm_proto::ManualAction;
 use mvm_proto::status::{InstanceStatus, WakeTiming};
-use mvm_proto::wire::control::v1::{ActOnInstanceRequest, GetLogsRequest, ListInstancesRequest, SilentNode};
+use mvm_proto::wire::control::v1::{ActOnInstanceRequest, ListInstancesRequest, SilentNode};
 use mvm_proto::{InstanceId, Phase, PoolId, Problem, TenantId};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -173,24 +173,6 @@ impl Instances {
                 let nodes = nodes.join(", ");
                 let id = &name.id;
                 Err(Outcome::Failed(anyhow!("{id} is on several nodes: {nodes}\nsay which with --node")))
-            }
-        }
-    }
-
-    pub(crate) async fn logs(&mut self, found: &Found, bytes: u32) -> Result<Vec<u8>, Outcome> {
-        match &mut self.session {
-            Session::Agent(agent) => {
-                Ok(agent.bytes(&found.path(&format!("/logs?bytes={bytes}"))).await?.to_vec())
-            }
-            Session::Coordinator(client) => {
-                let request = GetLogsRequest {
-                    node_id: found.node_id.clone(),
-                    tenant_id: found.instance.tenant_id.clone(),
-                    pool_id: found.instance.pool_id.clone(),
-                    instance_id: found.instance.instance_id.clone(),
-                    bytes,
-                };
-                Ok(within(self.timeout, client.get_logs(request)).await?.data)
             }
         }
     }

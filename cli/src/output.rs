@@ -321,7 +321,9 @@ fn write_error(bytes: &[u8]) {
 
 /// One line on standard error.
 pub(crate) fn say(line: &str) {
-    write_error(format!("{}\n", cell(line)).as_bytes());
+    // A raw terminal goes down a line and stays in its column.
+    let end = if crate::terminal::is_raw() { "\r\n" } else { "\n" };
+    write_error(format!("{}{end}", cell(line)).as_bytes());
 }
 
 /// What made a command fail. A line of it that is not the first is indented: no text in it can pass for another line

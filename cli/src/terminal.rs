@@ -16,6 +16,11 @@ pub(crate) fn is_input() -> bool {
     io::stdin().is_terminal()
 }
 
+/// Whether it is raw now.
+pub(crate) fn is_raw() -> bool {
+    BEFORE.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+}
+
 /// The terminal of standard input is raw until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Raw(());

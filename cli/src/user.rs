@@ -1,7 +1,6 @@
-//! What the person or program at this process's standard input has for a command in a guest: bytes, a new size of the
-//! terminal. Whatever carries it there calls [`User::next`].
+//! What the person or program at this process's standard input has for a command in a guest: bytes, and new sizes of the
+//! terminal. The two are apart, so that a command that takes no bytes holds up neither a size nor the signal that ends it.
 
-use std::collections::VecDeque;
 use std::io::Read as _;
 
 use anyhow::Context as _;
@@ -18,13 +17,8 @@ const PIECES: usize = 4;
 /// SIGCONT, which tokio has no name for.
 const CONTINUED: i32 = 18;
 
-/// One thing at a time.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum FromUser {
-    Input(Vec<u8>),
-    EndOfInput,
-    Resize { rows: u16, columns: u16 },
-}
+/// Pieces of standard input as they are read, until its end.
+pub(crate) type Typed = mpsc::Receiver<Vec<u8>>;
 
 /// Which of the two it gives.
 #[derive(Debug, Clone, Copy)]
@@ -34,12 +28,26 @@ pub(crate) struct Gives {
     pub(crate) terminal: bool,
 }
 
+impl Gives {
+    fn is_raw(self) -> bool {
+        self.terminal && self.input
+    }
+
+    /// Refuses what this process's standard input can't give.
+    pub(crate) fn check(self) -> Result<(), Outcome> {
+        if self.is_raw() && !terminal::is_input() {
+            return Err(Outcome::Usage(anyhow::anyhow!(
+                "-t with -i takes a terminal as standard input, and this is none\nleave one of them away"
+            )));
+        }
+        Ok(())
+    }
+}
+
 /// While there is one, the terminal of standard input is raw where the command has one and input is given.
 #[derive(Debug)]
 pub(crate) struct User {
     raw: Option<Raw>,
-    input: Option<mpsc::Receiver<Vec<u8>>>,
-    waiting: VecDeque<FromUser>,
     signals: Option<Signals>,
 }
 
@@ -52,68 +60,42 @@ struct Signals {
 }
 
 impl User {
-    pub(crate) fn begin(gives: Gives) -> Result<Self, Outcome> {
-        let is_raw = gives.terminal && gives.input;
-        if is_raw && !terminal::is_input() {
-            return Err(Outcome::Usage(anyhow::anyhow!(
-                "-t with -i takes a terminal as standard input, and this is none\nleave one of them away"
-            )));
-        }
+    /// With what is typed, where that is given.
+    pub(crate) fn begin(gives: Gives) -> Result<(Self, Option<Typed>), Outcome> {
+        gives.check()?;
         let signals = match gives.terminal {
             true => Some(Signals::listen().context("could not listen for signals")?),
             false => None,
         };
-        let raw = match is_raw {
+        let raw = match gives.is_raw() {
             true => Some(Raw::enter().context("could not make the terminal raw")?),
             false => None,
         };
-        let input = match gives.input {
+        let typed = match gives.input {
             true => Some(read_input().context("could not start a thread")?),
             false => None,
         };
-        Ok(Self { raw, input, waiting: VecDeque::new(), signals })
+        Ok((Self { raw, signals }, typed))
     }
 
-    /// What comes next; for ever nothing where nothing is left. Dropping the future loses nothing. An error: a signal has
-    /// ended the command.
-    pub(crate) async fn next(&mut self) -> Result<FromUser, Outcome> {
+    /// The rows and columns that the terminal has now, whenever they may have changed; for ever nothing without a terminal.
+    /// Dropping the future loses nothing. The exit code, when a signal has ended the command.
+    pub(crate) async fn next_size(&mut self) -> Result<(u16, u16), u8> {
         loop {
-            if let Some(waiting) = self.waiting.pop_front() {
-                return Ok(waiting);
+            match Signals::next(&mut self.signals).await {
+                Heard::Resized => {}
+                Heard::Continued => {
+                    if let Some(raw) = &self.raw {
+                        // A terminal that is gone tells by its input.
+                        let _ = raw.again();
+                    }
+                }
+                Heard::Ended(code) => return Err(code),
             }
-            tokio::select! {
-                piece = next_piece(&mut self.input) => match piece {
-                    Some(piece) => return Ok(FromUser::Input(piece)),
-                    None => {
-                        self.input = None;
-                        return Ok(FromUser::EndOfInput);
-                    }
-                },
-                heard = Signals::next(&mut self.signals) => match heard {
-                    Heard::Resized => self.tell_size(),
-                    Heard::Continued => {
-                        if let Some(raw) = &self.raw {
-                            // A terminal that is gone tells by its input.
-                            let _ = raw.again();
-                        }
-                        self.tell_size();
-                    }
-                    Heard::Ended(code) => return Err(Outcome::Interrupted(code)),
-                },
+            if let Some(size) = crate::output::terminal_size() {
+                return Ok(size);
             }
         }
-    }
-
-    fn tell_size(&mut self) {
-        let size = crate::output::terminal_size();
-        self.waiting.extend(size.map(|(rows, columns)| FromUser::Resize { rows, columns }));
-    }
-}
-
-async fn next_piece(input: &mut Option<mpsc::Receiver<Vec<u8>>>) -> Option<Vec<u8>> {
-    match input {
-        Some(input) => input.recv().await,
-        None => std::future::pending().await,
     }
 }
 
@@ -149,7 +131,7 @@ impl Signals {
 }
 
 /// Standard input, read by a thread that ends with the process: a read can't be taken back.
-fn read_input() -> std::io::Result<mpsc::Receiver<Vec<u8>>> {
+fn read_input() -> std::io::Result<Typed> {
     let (pieces, input) = mpsc::channel(PIECES);
     let read = move || {
         let mut stdin = std::io::stdin().lock();

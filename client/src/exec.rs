@@ -7,44 +7,24 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use mvm_proto::Problem;
 use mvm_proto::guest::WINDOW_BYTES;
-use mvm_proto::wire::frames::MAX_TUNNEL_FRAME_BYTES;
 use mvm_proto::wire::tunnel::v1::guests_client::GuestsClient;
 use mvm_proto::wire::tunnel::v1::{self as wire, Attach, Frame, Input, Open, Opened, Signal, Taken, frame};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, sleep};
 use tonic::Streaming;
 
 use crate::channel::Channel;
-use crate::error::CallError;
-
-/// How long a stream that broke is tried to be opened again: longer than a coordinator or an agent takes to restart.
-pub const RESUME_WITHIN: Duration = Duration::from_secs(60);
-const FIRST_WAIT: Duration = Duration::from_millis(100);
-const LONGEST_WAIT: Duration = Duration::from_secs(2);
+use crate::streams::{self, Retry, StreamError};
 
 /// The guest hears how much of its output is here this often: a quarter of what it sends without hearing.
 const CONFIRM_EVERY_BYTES: u64 = WINDOW_BYTES as u64 / 4;
 /// Input in one frame.
 const PIECE_BYTES: usize = 32 * 1024;
-
-/// What is asked for again: the coordinator, the node or the guest may be back in a moment.
-const PASSING: [&str; 9] = [
-    "stream_lost",
-    "stopping",
-    "tunnel_lost",
-    "tunnel_failed",
-    "node_not_connected",
-    "node_silent",
-    "node_busy",
-    "guest_unreachable",
-    "instance_busy",
-];
+/// Signals that wait for a stream: as many as a guest lets wait for its program.
+const MAX_WAITING_SIGNALS: usize = 16;
 
 /// What comes of a program.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,47 +43,6 @@ pub enum ExecEvent {
     Exit(wire::Exit),
 }
 
-/// Why nothing more comes of it.
-#[derive(Debug, thiserror::Error)]
-pub enum ExecError {
-    #[error(transparent)]
-    Call(#[from] CallError),
-    /// The coordinator or the node ended the stream.
-    #[error("{0}")]
-    Ended(Problem),
-    #[error("the stream was lost before it was known whether the program had begun")]
-    Unknown,
-    #[error("the stream was lost, and could not be opened again within {} s", RESUME_WITHIN.as_secs())]
-    Lost(#[source] Box<ExecError>),
-    #[error("the answer is not one of an exec's")]
-    Unexpected,
-}
-
-impl ExecError {
-    /// What the server says against it.
-    #[must_use]
-    pub fn problem(&self) -> Option<Problem> {
-        match self {
-            Self::Call(error) => error.problem(),
-            Self::Ended(problem) => Some(problem.clone()),
-            Self::Lost(cause) => cause.problem(),
-            Self::Unknown | Self::Unexpected => None,
-        }
-    }
-
-    /// Whether opening the stream again may help.
-    fn is_passing(&self) -> bool {
-        match self {
-            Self::Ended(problem) => PASSING.contains(&problem.code.as_str()),
-            Self::Call(error) => {
-                error.is_lost()
-                    || error.problem().is_some_and(|problem| PASSING.contains(&problem.code.as_str()))
-            }
-            Self::Unknown | Self::Lost(_) | Self::Unexpected => false,
-        }
-    }
-}
-
 /// A program that is followed.
 #[derive(Debug)]
 pub struct Exec {
@@ -116,8 +55,7 @@ pub struct Exec {
     /// The first byte of output that the caller does not have, and how far the guest knows of it.
     output: u64,
     confirmed: u64,
-    /// Since when there is no stream, and how long to wait before the next try.
-    broken: Option<(Instant, Duration)>,
+    retry: Retry,
 }
 
 /// Sends input and signals to a program. Cheap to clone.
@@ -138,9 +76,13 @@ struct State {
     frames: Option<mpsc::UnboundedSender<Frame>>,
     /// Input that the program has not taken, as far as is known.
     untaken: VecDeque<Input>,
-    /// How much was sent, and how much of it taken.
+    /// How much was sent, and how much of it taken; not known yet of a program that another caller gave input to.
     sent: u64,
     taken: u64,
+    learns: bool,
+    /// Signals that no stream has carried, and the newest size of the terminal.
+    signals: Vec<u32>,
+    size: Option<wire::Resize>,
     /// The program has ended, or will not be heard of again.
     over: bool,
 }
@@ -154,6 +96,9 @@ impl State {
     }
 
     fn take(&mut self, bytes: u64) {
+        if std::mem::take(&mut self.learns) {
+            (self.sent, self.taken) = (bytes, bytes);
+        }
         self.taken = self.taken.max(bytes.min(self.sent));
         let taken = self.taken;
         // The end of the input has no bytes to be taken: it stays.
@@ -163,18 +108,18 @@ impl State {
 
 impl Exec {
     /// Begins what `open` asks for. An `exec` gets an id of this side's choice, so that asking again begins nothing twice.
-    pub async fn open(channel: Channel, mut open: Open) -> Result<Self, ExecError> {
+    pub async fn open(channel: Channel, mut open: Open) -> Result<Self, StreamError> {
         if let Some(exec) = &mut open.exec
             && exec.exec_id.is_empty()
         {
             exec.exec_id = format!("x-{:016x}", fastrand::u64(1..));
         }
-        let (output, input) =
-            open.attach.as_ref().map_or((0, 0), |attach| (attach.output_from, attach.input_from));
-        let client = GuestsClient::new(channel)
-            .max_decoding_message_size(MAX_TUNNEL_FRAME_BYTES)
-            .max_encoding_message_size(MAX_TUNNEL_FRAME_BYTES);
-        let state = State { sent: input, taken: input, ..State::default() };
+        let (output, input, learns) = open
+            .attach
+            .as_ref()
+            .map_or((0, 0, false), |attach| (attach.output_from, attach.input_from, attach.input_follows));
+        let client = streams::guests(channel);
+        let state = State { sent: input, taken: input, learns, ..State::default() };
         let shared = Arc::new(Shared { state: Mutex::new(state), room: Notify::new() });
         let mut exec = Self {
             client,
@@ -184,7 +129,7 @@ impl Exec {
             opened: None,
             output,
             confirmed: output,
-            broken: None,
+            retry: Retry::default(),
         };
         exec.connect().await?;
         Ok(exec)
@@ -219,7 +164,7 @@ impl Exec {
     }
 
     /// What comes next. With this call the caller says that it has what the last one gave. Dropping the future loses nothing.
-    pub async fn next(&mut self) -> Result<ExecEvent, ExecError> {
+    pub async fn next(&mut self) -> Result<ExecEvent, StreamError> {
         if self.output - self.confirmed >= CONFIRM_EVERY_BYTES {
             self.confirmed = self.output;
             self.shared.state.lock().send(frame::Body::Taken(Taken { bytes: self.output }));
@@ -237,18 +182,17 @@ impl Exec {
                 },
                 // Of a kind that a newer peer knows.
                 Ok(Some(Frame { body: None })) => continue,
-                Ok(None) => CallError::from(tonic::Status::unavailable("the stream ended")).into(),
-                Err(status) => CallError::from(status).into(),
+                received => streams::broken(received),
             };
             self.break_off(broken)?;
             return Ok(ExecEvent::Resuming);
         }
     }
 
-    fn hear(&mut self, body: frame::Body) -> Result<Heard, ExecError> {
+    fn hear(&mut self, body: frame::Body) -> Result<Heard, StreamError> {
         let event = match body {
             frame::Body::Opened(opened) => {
-                self.broken = None;
+                self.retry.is_open();
                 let is_first = self.opened.is_none();
                 self.opened = Some(opened.clone());
                 return Ok(if is_first { Heard::Event(ExecEvent::Opened(opened)) } else { Heard::Nothing });
@@ -274,72 +218,65 @@ impl Exec {
                 ExecEvent::Exit(exit)
             }
             frame::Body::Ended(ended) => {
-                let problem = serde_json::from_slice(&ended.problem).map_err(|_| ExecError::Unexpected)?;
-                return Ok(Heard::Broken(ExecError::Ended(problem)));
+                return Ok(Heard::Broken(StreamError::told(&ended)));
             }
-            _ => return Err(ExecError::Unexpected),
+            _ => return Err(StreamError::Unexpected),
         };
         Ok(Heard::Event(event))
     }
 
     /// The stream is gone; an error where opening it again would not help.
-    fn break_off(&mut self, error: ExecError) -> Result<(), ExecError> {
+    fn break_off(&mut self, error: StreamError) -> Result<(), StreamError> {
         self.stream = None;
         self.shared.state.lock().frames = None;
-        if !error.is_passing() {
+        if let Err(error) = self.retry.broke(error) {
             self.end();
             return Err(error);
         }
         // Of a pool another instance may be chosen the next time, and the program run twice.
         if self.opened.is_none() && self.open.instance_id.is_empty() {
             self.end();
-            return Err(ExecError::Unknown);
+            return Err(StreamError::Unknown);
         }
-        self.broken.get_or_insert((Instant::now(), FIRST_WAIT));
         Ok(())
     }
 
-    async fn resume(&mut self) -> Result<(), ExecError> {
+    async fn resume(&mut self) -> Result<(), StreamError> {
         loop {
-            if let Some((_, wait)) = self.broken {
-                sleep(wait).await;
-            }
+            self.retry.wait().await;
             let Err(error) = self.connect().await else { return Ok(()) };
-            let Some((since, wait)) = &mut self.broken else { return Err(error) };
-            *wait = wait.saturating_mul(2).min(LONGEST_WAIT);
-            if !error.is_passing() {
+            if let Err(error) = self.retry.broke(error) {
                 self.end();
                 return Err(error);
-            }
-            if since.elapsed() >= RESUME_WITHIN {
-                self.end();
-                return Err(ExecError::Lost(Box::new(error)));
             }
         }
     }
 
     /// Opens a stream: the first, or one that goes on with what runs.
-    async fn connect(&mut self) -> Result<(), ExecError> {
+    async fn connect(&mut self) -> Result<(), StreamError> {
         let (frames, outgoing) = mpsc::unbounded_channel();
         {
             let mut state = self.shared.state.lock();
-            let open = self.header(state.taken);
+            let open = self.header(&state);
             state.frames = Some(frames);
             state.send(frame::Body::Open(open));
+            // What the terminal became meanwhile, and what was to be told to the program.
+            if let Some(size) = state.size {
+                state.send(frame::Body::Resize(size));
+            }
+            for number in std::mem::take(&mut state.signals) {
+                state.send(frame::Body::Signal(Signal { number }));
+            }
             let again: Vec<_> = state.untaken.iter().cloned().collect();
             again.into_iter().for_each(|piece| state.send(frame::Body::Input(piece)));
             self.confirmed = self.output;
         }
-        let outgoing = futures::stream::unfold(outgoing, |mut outgoing| async move {
-            let frame = outgoing.recv().await?;
-            Some((frame, outgoing))
-        });
-        let opened = self.client.open(outgoing).await.map_err(CallError::from);
-        self.stream = Some(opened.inspect_err(|_| self.shared.state.lock().frames = None)?.into_inner());
+        let opened = streams::open(&mut self.client, outgoing).await;
+        self.stream = Some(opened.inspect_err(|_| self.shared.state.lock().frames = None)?);
         Ok(())
     }
 
-    fn header(&self, taken: u64) -> Open {
+    fn header(&self, state: &State) -> Open {
         let Some(opened) = &self.opened else { return self.open.clone() };
         let exec_id = opened.exec_id.clone();
         Open {
@@ -349,7 +286,12 @@ impl Exec {
             instance_id: opened.instance_id.clone(),
             node_id: opened.node_id.clone(),
             exec: None,
-            attach: Some(Attach { exec_id, output_from: self.output, input_from: taken }),
+            attach: Some(Attach {
+                exec_id,
+                output_from: self.output,
+                input_from: state.taken,
+                input_follows: state.learns,
+            }),
             ..self.open.clone()
         }
     }
@@ -374,7 +316,7 @@ impl Drop for Exec {
 enum Heard {
     Event(ExecEvent),
     Nothing,
-    Broken(ExecError),
+    Broken(StreamError),
 }
 
 impl ExecInput {
@@ -405,7 +347,8 @@ impl ExecInput {
                 if state.over {
                     return false;
                 }
-                if state.sent - state.taken + data.len() as u64 <= WINDOW_BYTES as u64 {
+                let waiting = state.sent - state.taken + data.len() as u64;
+                if !state.learns && waiting <= WINDOW_BYTES as u64 {
                     let piece = Input { offset: state.sent, data, last };
                     state.sent += piece.data.len() as u64;
                     state.untaken.push_back(piece.clone());
@@ -419,12 +362,19 @@ impl ExecInput {
 
     /// Sends a signal to the whole process group; 0 ends the program: SIGTERM, then SIGKILL.
     pub fn signal(&self, number: u32) {
-        self.shared.state.lock().send(frame::Body::Signal(Signal { number }));
+        let mut state = self.shared.state.lock();
+        if state.frames.is_some() {
+            state.send(frame::Body::Signal(Signal { number }));
+        } else if state.signals.len() < MAX_WAITING_SIGNALS {
+            state.signals.push(number);
+        }
     }
 
     /// The terminal has this size from now on.
     pub fn resize(&self, rows: u32, cols: u32) {
-        self.shared.state.lock().send(frame::Body::Resize(wire::Resize { rows, cols }));
+        let (mut state, size) = (self.shared.state.lock(), wire::Resize { rows, cols });
+        state.size = Some(size);
+        state.send(frame::Body::Resize(size));
     }
 }
 
@@ -446,15 +396,5 @@ mod tests {
         assert_eq!(offsets(&state), [10, 20]);
         state.take(u64::MAX);
         assert_eq!((offsets(&state), state.taken), (vec![20], 20), "a guest takes no more than it was sent");
-    }
-
-    #[test]
-    fn only_what_may_pass_is_asked_again() {
-        let ended = |code: &str| ExecError::Ended(Problem::new(503, code, "told", "do this"));
-        assert!(PASSING.iter().all(|code| ended(code).is_passing()));
-        for code in ["asleep", "replaced", "exec_unknown", "forbidden", "caller_streams_full"] {
-            assert!(!ended(code).is_passing(), "{code}");
-        }
-        assert!(!ExecError::Unknown.is_passing() && !ExecError::Unexpected.is_passing());
     }
 }

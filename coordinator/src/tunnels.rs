@@ -20,6 +20,8 @@ use crate::refuse;
 /// How long a node may take to dial its tunnel.
 const OPEN_WITHIN: Duration = Duration::from_secs(15);
 
+const TICKET_BYTES: usize = 32;
+
 /// The tunnels of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Tunnels {
@@ -85,7 +87,7 @@ impl Tunnels {
         if let Some(tunnel) = entry.standing(Some(&process)) {
             return Ok(tunnel);
         }
-        let ticket = format!("{:032x}{:032x}", fastrand::u128(..), fastrand::u128(..));
+        let ticket = ticket()?;
         entry.state.lock().ticket = Some((ticket.clone(), process));
         let port = self.port.load(Ordering::Relaxed).into();
         let ask = request::Ask::OpenTunnel(OpenTunnel { port, ticket });
@@ -128,6 +130,13 @@ impl Tunnels {
     }
 }
 
+/// Not to be guessed by a machine that has the node's certificate and has seen other numbers of this process.
+fn ticket() -> Result<String, Problem> {
+    let mut random = [0; TICKET_BYTES];
+    mvm_pki::random_bytes(&mut random).map_err(|error| refuse::internal(&error))?;
+    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
 fn agent_too_old(node: &NodeId) -> Problem {
     let detail = format!("the agent of node {node} knows no tunnels");
     Problem::new(
@@ -141,6 +150,12 @@ fn agent_too_old(node: &NodeId) -> Problem {
 fn lost(node: &NodeId) -> Problem {
     let detail = format!("the tunnel of node {node} was lost");
     Problem::new(503, "tunnel_lost", detail, "Ask again.")
+}
+
+/// The node's agent does not keep to the protocol.
+pub(crate) fn stream_broken(node: &NodeId) -> Problem {
+    let detail = format!("node {node} answered with what is not part of such a stream");
+    Problem::new(502, "stream_broken", detail, "Upgrade the agent of the node.")
 }
 
 /// The node has no session, or it ended meanwhile.

@@ -23,7 +23,7 @@ impl Guest {
             let open = state.requests.execs().filter(|exec| exec.is_open()).count();
             match state.requests.all.get_mut(&number) {
                 Some(Request::Exec(exec)) => {
-                    exec.attach(request.output_from);
+                    exec.attach(request);
                     Known::Yes
                 }
                 Some(Request::Answered(body)) => {

@@ -61,7 +61,7 @@ impl Guest {
             }),
             Asked::Detach(_) => self.update(|state| {
                 if let Some(exec) = state.requests.exec(number) {
-                    exec.detach();
+                    exec.let_go();
                 }
             }),
             Asked::Window(window) => self.update(|state| match state.requests.all.get_mut(&number) {

@@ -1,5 +1,5 @@
-//! A person at a terminal and a program in a real microVM: `mvm instance exec -it` in a pseudo-terminal, with its
-//! sizes, its keys and its end; and input of any length.
+//! A person at a terminal and a program in a real microVM: `mvm exec -it` in a pseudo-terminal, with its sizes, its keys and
+//! its end; through the node's socket, and through a coordinator that goes and comes. And input of any length.
 //!
 //! Needs QEMU and the test image (`make test` installs and builds both).
 
@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use mvm_needs::{Need, can_run};
-use mvm_tests::{LoneAgent, small_pool, wait_until};
+use mvm_tests::{Cluster, LoneAgent, path_text, small_pool, wait_for, wait_until};
 use nix::pty::openpty;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -30,10 +30,9 @@ struct Screen {
 }
 
 impl Screen {
-    fn start(agent: &LoneAgent, args: &[&str]) -> Self {
+    fn start(mvm: &Command) -> Self {
         let pty = openpty(None, None).expect("a pseudo-terminal");
         set_size(&pty.master, 33, 101);
-        let mvm = agent.mvm_command(args);
         // A session whose terminal this is, as one has at a desk: sizes are told to it.
         let mut command = Command::new("setsid");
         command.args(["--ctty", "--wait"]).arg(mvm.get_program()).args(mvm.get_args()).env_clear();
@@ -124,12 +123,14 @@ fn a_terminal_in_a_microvm_is_as_one_at_hand_and_is_put_back_however_mvm_ends() 
         return;
     }
     let images = mvm_tests::test_images();
-    let mut agent = LoneAgent::new("qemu", &["--images-dir", mvm_tests::path_text(&images)]);
+    let mut agent = LoneAgent::new("qemu", &["--images-dir", path_text(&images)]);
     agent.declare(&small_pool(1, 0, 0));
     agent.start();
     let id = agent.wait_counts(1, 0, 0, LONG)["running"].first().expect("one runs").clone();
     let in_guest = |script: &str| agent.mvm_ok(&["instance", "exec", &id, "--", "sh", "-c", script]);
-    let on = |args: &[&str]| Screen::start(&agent, &[&["instance", "exec", "-it", &id], args].concat());
+    let on = |args: &[&str]| {
+        Screen::start(&agent.mvm_command(&[&["instance", "exec", "-it", &id], args].concat()))
+    };
 
     // Echo, sizes, an interrupt, an exit code; and the terminal is put back.
     let mut screen = on(&["--", "sh"]);
@@ -173,4 +174,71 @@ fn a_terminal_in_a_microvm_is_as_one_at_hand_and_is_put_back_however_mvm_ends() 
     assert!(back.stdout == sent, "{} of {} bytes came back", back.stdout.len(), sent.len());
     let unfit = agent.mvm_with_input(&["instance", "exec", "-it", &id, "--", "true"], Vec::new());
     assert_eq!(unfit.status.code(), Some(2), "-it without a terminal is refused");
+}
+
+#[test]
+fn a_terminal_through_the_coordinator_goes_on_without_it_and_is_put_back_however_it_ends() {
+    if !can_run(&[Need::MicroVms]) {
+        return;
+    }
+    let mut cluster = Cluster::start();
+    cluster.join_with_microvms("node-a");
+    let pool = cluster.file("pool.json", &small_pool(1, 0, 0).to_string());
+    cluster.mvm_ok(&["push", "-f", path_text(&pool), "--node", "node-a", "--timeout", "2m"]);
+    let id = wait_for("a guest to run", LONG, || {
+        let listed = cluster.mvm_json(&["instance", "list"]);
+        let is_running = listed[0]["phase"] == "running";
+        listed[0]["instance_id"].as_str().filter(|_| is_running).map(str::to_owned)
+    });
+    let on = |cluster: &Cluster, args: &[&str]| {
+        Screen::start(&cluster.command(&[&["exec", "-it", &id], args].concat()))
+    };
+
+    let mut screen = on(&cluster, &["--", "sh"]);
+    screen.until("/ # ");
+    screen.types("stty size; echo of $(id -un) on $TERM\r");
+    screen.until("33 101\r\n");
+    screen.until("of root on vt100\r\n");
+    assert!(!screen.is_as_before(), "it is raw meanwhile");
+    screen.types("sh -c 'echo be''gun; exec sleep 1000'\r");
+    screen.until("begun\r\n");
+    screen.types("\x03");
+    screen.types("echo still $((6*7))\r");
+    screen.until("still 42\r\n");
+    // The coordinator goes. What is typed and how large the terminal is meanwhile comes to the shell with the next one.
+    cluster.kill_coordinator();
+    screen.until("attaching again ...\r\n");
+    screen.types("echo meanwhile $((50-8)) at $(stty size)\r");
+    set_size(&screen.keys, 44, 132);
+    cluster.start_coordinator();
+    screen.until("meanwhile 42 at 44 132\r\n");
+    screen.types("exit 7\r");
+    assert_eq!(screen.ends().code(), Some(7));
+    assert!(screen.is_as_before(), "the terminal is put back");
+    drop(screen);
+
+    let mut screen = on(&cluster, &["-u", "nobody", "--", "sh", "-c", "id -un; test -O $(tty) && exit 5"]);
+    screen.until("nobody\r\n");
+    assert_eq!(screen.ends().code(), Some(5));
+    drop(screen);
+
+    for signal in [Signal::SIGTERM, Signal::SIGHUP] {
+        let mut screen = on(&cluster, &["--", "sh", "-c", "echo here; exec sleep 4321"]);
+        screen.until("here\r\n");
+        kill(screen.mvm(), signal).expect("mvm is there");
+        assert_eq!(screen.ends().code(), Some(128 + signal as i32));
+        assert!(screen.is_as_before(), "after {signal}");
+        wait_until("the command to be gone", LONG, || {
+            let script = "ps | grep '[s]leep 4321' || true";
+            cluster.mvm_ok(&["exec", &id, "--", "sh", "-c", script]).is_empty()
+        });
+    }
+
+    // Lost for good: the node is removed from under it.
+    let mut screen = on(&cluster, &["--", "sh", "-c", "echo here; exec sleep 4321"]);
+    screen.until("here\r\n");
+    cluster.mvm_ok(&["node", "remove", "node-a"]);
+    screen.until("node-a");
+    assert!(screen.ends().code().is_some_and(|code| code != 0));
+    assert!(screen.is_as_before(), "after a loss");
 }

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 
+use mvm_client::Channel;
+use mvm_pki::{Anchors, Credential, LiveAnchors, LiveCredential};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -164,6 +166,18 @@ impl Cluster {
 
     pub fn kill_coordinator(&mut self) {
         drop(self.coordinator.take());
+    }
+
+    /// A connection of the operator's.
+    pub async fn channel(&self) -> Channel {
+        let dir = self.coordinator_dir().join("operator");
+        let credential = Credential::load(&dir.join("operator.pem")).expect("the operator has a credential");
+        let anchors = LiveAnchors::new(Anchors::load(&dir.join("ca.crt")).expect("the cluster has a root"));
+        let name = credential.identity().cluster().clone();
+        let target = self.url().parse().expect("a URL");
+        let operator = LiveCredential::new(credential);
+        let opened = mvm_client::open(&target, &operator, &anchors, &name, PATIENCE).await;
+        opened.expect("the coordinator takes the operator's connection")
     }
 
     /// Token and certificate for `node`; reachable as 127.0.0.1 and localhost.

@@ -142,13 +142,11 @@ fn explain(error: &ConnectionError, address: SocketAddr, alpn: &[u8], limits: &L
                 None => ConnectError::Failed { address, reason: error.to_string() },
             },
         },
-        ConnectionError::ConnectionClosed(theirs) => match alert_of(theirs.error_code.into()) {
-            Some(ALERT_NO_APPLICATION_PROTOCOL) => no_common_protocol(address, alpn),
-            Some(alert) => {
-                let refusal = refusal_in_text(&String::from_utf8_lossy(&theirs.reason));
-                let reason = reason_of(alert, refusal.as_ref());
-                ConnectError::RefusedByPeer { address, reason, refusal }
+        ConnectionError::ConnectionClosed(theirs) => match refused_by_peer(theirs) {
+            Some(_) if alert_of(theirs.error_code.into()) == Some(ALERT_NO_APPLICATION_PROTOCOL) => {
+                no_common_protocol(address, alpn)
             }
+            Some((reason, refusal)) => ConnectError::RefusedByPeer { address, reason, refusal },
             None if u64::from(theirs.error_code) == CONNECTION_REFUSED => ConnectError::Busy { address },
             None => ConnectError::Failed { address, reason: error.to_string() },
         },
@@ -173,6 +171,13 @@ pub(crate) fn alert_of(code: u64) -> Option<u8> {
     code.checked_sub(CRYPTO_ERROR_BASE).and_then(|alert| u8::try_from(alert).ok())
 }
 
+/// Why the peer refused our certificate, where its close says that it did: in words, and as the refusal that it sent along.
+pub(crate) fn refused_by_peer(close: &quinn::ConnectionClose) -> Option<(String, Option<Refusal>)> {
+    let alert = alert_of(close.error_code.into())?;
+    let refusal = refusal_in_text(&String::from_utf8_lossy(&close.reason));
+    Some((reason_of(alert, refusal.as_ref()), refusal))
+}
+
 /// A peer's words, made safe to print: they come from the network.
 pub(crate) fn text_of(bytes: &[u8]) -> String {
     const LONGEST: usize = 200;
@@ -180,6 +185,6 @@ pub(crate) fn text_of(bytes: &[u8]) -> String {
 }
 
 /// What a peer's alert means: in the refusal's words where it sent one along, else in the alert's.
-pub(crate) fn reason_of(alert: u8, refusal: Option<&Refusal>) -> String {
+fn reason_of(alert: u8, refusal: Option<&Refusal>) -> String {
     refusal.map_or_else(|| alert_in_words(alert).to_owned(), Refusal::to_string)
 }

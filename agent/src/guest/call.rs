@@ -166,10 +166,20 @@ impl Call {
         self.link.send(self.number, body)
     }
 
+    /// Waits while the guest does not read what was sent before.
+    pub(super) async fn wait_until_read(&self) {
+        self.link.wait_until_read().await;
+    }
+
     /// Sends a piece of a stream once there is room for it.
     pub(super) async fn send_piece(&self, body: host_frame::Body) -> Result<(), LinkError> {
         self.link.wait_room(self.number).await?;
         self.link.send(self.number, &body)
+    }
+
+    /// Whether the guest can let its program go on without a reader.
+    pub(super) fn can_let_go(&self) -> bool {
+        self.link.view().can_let_go
     }
 
     pub(super) fn version(&self) -> u32 {

@@ -11,8 +11,8 @@ use std::time::Duration;
 use mvm_proto::InstanceId;
 use mvm_proto::guest::exec::User;
 use mvm_proto::guest::{
-    CHUNK_BYTES, Exec, Exit, FEATURE_EXEC_USER, FEATURE_PTY, Input, Resize, Signal, Terminal, Window,
-    host_frame,
+    CHUNK_BYTES, Detach, Exec, Exit, FEATURE_DETACH, FEATURE_EXEC_USER, FEATURE_PTY, Input, Resize, Signal,
+    Terminal, Window, host_frame,
 };
 use tokio::time::Instant;
 
@@ -22,6 +22,9 @@ use super::{ANSWER_WITHIN, GuestLinks};
 
 /// The guest hears how far its output was read this often: not for every piece, which may be empty.
 pub(super) const WINDOW_STEP_BYTES: u64 = 16 * 1024;
+
+/// The longest that a program may be allowed to run.
+const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 86_400);
 
 /// What to run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -50,6 +53,26 @@ pub struct ExecRequest {
 pub enum ExecUser {
     Id(u32),
     Name(String),
+}
+
+impl From<&str> for ExecUser {
+    fn from(user: &str) -> Self {
+        user.parse().map_or_else(|_| Self::Name(user.to_owned()), Self::Id)
+    }
+}
+
+impl ExecRequest {
+    /// What is wrong with it, whoever asks.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if self.command.first().is_none_or(String::is_empty) {
+            return Err("`command` must name a program".to_owned());
+        }
+        let longest = MAX_TIMEOUT.as_secs();
+        if self.timeout.is_some_and(|timeout| !(1..=longest).contains(&timeout.as_secs())) {
+            return Err(format!("`timeout_seconds` must be 1..={longest}"));
+        }
+        Ok(())
+    }
 }
 
 /// A terminal of this size and kind; 0 and empty: as is usual.
@@ -94,8 +117,9 @@ pub struct ExecHandle {
 pub struct GoOn {
     /// The first byte of output that it does not have.
     pub output_from: u64,
-    /// The first byte of input that the program may not have.
-    pub input_from: u64,
+    /// The first byte of input that the program may not have; absent: what came before is not known, and the first
+    /// [`ExecEvent::Taken`] says it.
+    pub input_from: Option<u64>,
 }
 
 impl GuestLinks {
@@ -125,9 +149,16 @@ impl GuestLinks {
         number: u64,
         from: GoOn,
     ) -> Result<ExecHandle, LinkError> {
+        let tell_input = from.input_from.is_none();
+        if tell_input {
+            let view = self.greeted(instance, Instant::now() + ANSWER_WITHIN).await?;
+            if !view.can_let_go {
+                return Err(LinkError::Lacks(FEATURE_DETACH));
+            }
+        }
         // A guest that does not know the number finds no command to run.
-        let exec = Exec { output_from: from.output_from, stdin: true, ..Exec::default() };
-        self.begin_exec(instance, number, exec, from.input_from).await
+        let exec = Exec { output_from: from.output_from, stdin: true, tell_input, ..Exec::default() };
+        self.begin_exec(instance, number, exec, from.input_from.unwrap_or(0)).await
     }
 
     async fn begin_exec(
@@ -215,6 +246,12 @@ impl ExecHandle {
         }
     }
 
+    /// Waits while the guest does not read what was sent before: whoever sends many small things without an end calls this
+    /// before each, for they are kept until the guest reads them.
+    pub(crate) async fn wait_until_read(&self) {
+        self.call.wait_until_read().await;
+    }
+
     /// Its number, under which others can attach to it.
     pub(crate) fn number(&self) -> u64 {
         self.call.number()
@@ -223,6 +260,13 @@ impl ExecHandle {
     /// Dropped from here on, it is killed.
     pub(crate) fn kill_when_dropped(&self) {
         self.call.leave_when_dropped(false);
+    }
+
+    /// From here on nothing but its end is heard of it: the guest keeps the newest of its output, and it waits for no reader.
+    /// False where the guest can't do that.
+    pub(crate) fn let_go(&self) -> bool {
+        // A link that is down says it when it stands again.
+        self.call.can_let_go() && self.call.send(&host_frame::Body::Detach(Detach {})).is_ok()
     }
 
     /// Whether the guest counts as working for as long as the program runs.
@@ -236,7 +280,7 @@ impl ExecHandle {
         if self.call.version() >= 2 && read.saturating_sub(told) >= WINDOW_STEP_BYTES {
             self.told.store(read, Ordering::Relaxed);
             // A link that is down hears it from where the exec goes on.
-            let _ = self.call.send(&host_frame::Body::Window(Window { bytes: read }));
+            let _ = self.call.send(&host_frame::Body::Window(Window { bytes: read, received: 0 }));
         }
     }
 

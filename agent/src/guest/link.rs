@@ -3,19 +3,18 @@
 //! The link's task moves bytes; callers put requests in and take answers out. A request stays here until its last
 //! answer was taken or its caller went away, so that a link that breaks sends it again under the same number.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mvm_proto::InstanceId;
-use mvm_proto::guest::{
-    Exec, Forget, GuestFrame, GuestHello, HostFrame, Input, WINDOW_BYTES, guest_frame, host_frame, put_frame,
-};
+use mvm_proto::guest::{Exec, Forget, GuestFrame, GuestHello, HostFrame, guest_frame, host_frame, put_frame};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 use zeroize::Zeroizing;
 
 use super::call::{Call, Event, Inbox, Work};
 use super::error::LinkError;
+use super::pending::{ExecState, InboundBuffer, Kind, Pending};
 use super::view::GuestView;
 use crate::clock::Clock;
 
@@ -65,54 +64,6 @@ struct Inner {
 struct Session {
     nonce: u64,
     version: u32,
-}
-
-#[derive(Debug)]
-struct Pending {
-    body: host_frame::Body,
-    inbox: Arc<Inbox>,
-    kind: Kind,
-    sent: bool,
-    /// It went out with this hello already.
-    with_hello: Option<u64>,
-}
-
-#[derive(Debug)]
-enum Kind {
-    /// Answered whole; asked again when the link breaks.
-    Plain,
-    /// Goes on where it was when the link breaks. `input` is what its program has not taken yet, to be sent again.
-    Exec { received: u64, input: VecDeque<Input>, inward: InboundBuffer, tells_input: bool },
-    /// Ends when the link breaks, because it is unknown which bytes arrived.
-    Relay { inward: InboundBuffer },
-}
-
-/// How much was sent to a program or a port, and how much of it that has taken.
-#[derive(Debug, Clone, Copy, Default)]
-struct InboundBuffer {
-    sent: u64,
-    taken: u64,
-}
-
-impl InboundBuffer {
-    /// One piece may overstep the window: the guest keeps room for it.
-    fn has_room(self) -> bool {
-        self.sent - self.taken < WINDOW_BYTES as u64
-    }
-
-    /// What a guest says it took is never more than what it was sent.
-    fn take(&mut self, bytes: u64) {
-        self.taken = self.taken.max(bytes.min(self.sent));
-    }
-}
-
-impl Kind {
-    fn inward(&mut self) -> Option<&mut InboundBuffer> {
-        match self {
-            Kind::Plain => None,
-            Kind::Exec { inward, .. } | Kind::Relay { inward } => Some(inward),
-        }
-    }
 }
 
 impl Link {
@@ -187,12 +138,7 @@ impl Link {
     /// Puts a request in; it goes out now, or once the link stands.
     pub(super) fn begin(self: &Arc<Self>, body: host_frame::Body) -> Result<Call, LinkError> {
         let kind = match &body {
-            host_frame::Body::Exec(_) => Kind::Exec {
-                received: 0,
-                input: VecDeque::new(),
-                inward: InboundBuffer::default(),
-                tells_input: false,
-            },
+            host_frame::Body::Exec(_) => Kind::Exec(ExecState::default()),
             host_frame::Body::RelayOpen(_) => Kind::Relay { inward: InboundBuffer::default() },
             _ => Kind::Plain,
         };
@@ -200,19 +146,15 @@ impl Link {
     }
 
     /// The same of an exec under a number that its caller knows, and may have asked under before: then it goes on with the
-    /// byte of output that the request names, and with this byte of input. An earlier caller is told that it was replaced.
+    /// byte of output that the request names, and with this byte of input, or the one that the guest says. An earlier caller
+    /// is told that it was replaced.
     pub(super) fn begin_exec(
         self: &Arc<Self>,
         exec: Exec,
         number: u64,
         input_from: u64,
     ) -> Result<Call, LinkError> {
-        let kind = Kind::Exec {
-            received: exec.output_from,
-            input: VecDeque::new(),
-            inward: InboundBuffer { sent: input_from, taken: input_from },
-            tells_input: true,
-        };
+        let kind = Kind::Exec(ExecState::going_on(&exec, input_from));
         self.begin_as(host_frame::Body::Exec(exec), kind, Some(number))
     }
 
@@ -237,7 +179,7 @@ impl Link {
                 .find(|number| !inner.pending.contains_key(number))
                 .ok_or(LinkError::TooMany)?,
         };
-        let is_other = |pending: &Pending| !matches!(pending.kind, Kind::Exec { .. });
+        let is_other = |pending: &Pending| !matches!(pending.kind, Kind::Exec(_));
         if number == 0 || inner.pending.get(&number).is_some_and(is_other) {
             return Err(LinkError::NumberTaken);
         }
@@ -280,10 +222,10 @@ impl Link {
         let mut inner = self.lock();
         let kind = inner.pending.get_mut(&number).map(|pending| &mut pending.kind);
         match (body, kind) {
-            (host_frame::Body::Input(piece), Some(Kind::Exec { input, inward, .. })) => {
-                inward.sent = inward.sent.saturating_add(piece.data.len() as u64);
-                input.push_back(piece.clone());
+            (host_frame::Body::Input(piece), Some(Kind::Exec(exec))) => {
+                exec.give(piece);
             }
+            (host_frame::Body::Detach(_), Some(Kind::Exec(exec))) => exec.let_go = true,
             (host_frame::Body::RelayData(piece), Some(Kind::Relay { inward })) => {
                 inward.sent += piece.data.len() as u64;
             }
@@ -308,6 +250,22 @@ impl Link {
                 let wanted = pending.kind.inward().is_none_or(|inward| inward.has_room());
                 if wanted && inner.session.is_some() && inner.out.len() < OUT_LIMIT_BYTES {
                     return Ok(());
+                }
+            }
+            room.await;
+        }
+    }
+
+    /// Waits while the guest does not read what was sent before.
+    pub(super) async fn wait_until_read(&self) {
+        loop {
+            let room = self.room.notified();
+            tokio::pin!(room);
+            room.as_mut().enable();
+            {
+                let inner = self.lock();
+                if inner.mode == Mode::Closed || inner.out.len() < OUT_LIMIT_BYTES {
+                    return;
                 }
             }
             room.await;
@@ -379,7 +337,7 @@ impl Link {
                 _ if !pending.sent => return true,
                 Kind::Relay { .. } => false,
                 // Version 1 has no way back to an exec.
-                Kind::Exec { .. } => session.version >= 2,
+                Kind::Exec(_) => session.version >= 2,
                 Kind::Plain => {
                     pending.inbox.push(Event::Again);
                     true
@@ -417,7 +375,7 @@ impl Link {
         let mut inner = self.lock();
         let Some(pending) = inner.pending.get_mut(&number) else { return };
         let event = match (body, &mut pending.kind) {
-            (Body::Output(mut output), Kind::Exec { received, .. }) => {
+            (Body::Output(mut output), Kind::Exec(ExecState { received, .. })) => {
                 // After a break the guest may repeat what had already arrived.
                 let known = received.saturating_sub(output.offset);
                 let length = output.data.len() as u64;
@@ -429,18 +387,18 @@ impl Link {
                 *received = output.offset.saturating_add(output.data.len() as u64);
                 Event::Output(output)
             }
-            (Body::Exit(exit), Kind::Exec { .. }) => Event::Exit(exit),
+            (Body::Exit(exit), Kind::Exec(_)) => Event::Exit(exit),
             (Body::Window(window), kind) => {
-                if let Some(inward) = kind.inward() {
-                    inward.take(window.bytes);
-                }
-                if let Kind::Exec { input, inward, tells_input, .. } = kind {
-                    // The end of the input has no bytes to be taken: it stays, in case that it was lost.
-                    let end = |piece: &Input| piece.offset.saturating_add(piece.data.len() as u64);
-                    input.retain(|piece| piece.last || end(piece) > inward.taken);
-                    if *tells_input && !pending.inbox.push(Event::Taken(inward.taken)) {
-                        inner.pending.remove(&number);
+                let taken = match kind {
+                    Kind::Exec(exec) => exec.hear(&window),
+                    Kind::Relay { inward } => {
+                        inward.take(window.bytes);
+                        None
                     }
+                    Kind::Plain => None,
+                };
+                if taken.is_some_and(|taken| !pending.inbox.push(Event::Taken(taken))) {
+                    inner.pending.remove(&number);
                 }
                 drop(inner);
                 self.room.notify_waiters();
@@ -483,9 +441,8 @@ impl Inner {
             }
             let mut bodies = Vec::new();
             match (&pending.kind, &pending.body) {
-                (Kind::Exec { received, input, .. }, host_frame::Body::Exec(exec)) => {
-                    bodies.push(host_frame::Body::Exec(Exec { output_from: *received, ..exec.clone() }));
-                    bodies.extend(input.iter().cloned().map(host_frame::Body::Input));
+                (Kind::Exec(state), host_frame::Body::Exec(exec)) => {
+                    bodies.extend(state.again(exec));
                 }
                 (_, body) => bodies.push(body.clone()),
             }

@@ -53,7 +53,7 @@ async fn pump(call: Call, stream: DuplexStream) {
             }
             if read - told >= WINDOW_STEP_BYTES {
                 told = read;
-                if call.send(&host_frame::Body::Window(Window { bytes: read })).is_err() {
+                if call.send(&host_frame::Body::Window(Window { bytes: read, received: 0 })).is_err() {
                     break;
                 }
             }

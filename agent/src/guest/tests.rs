@@ -504,7 +504,7 @@ async fn a_program_under_a_number_is_begun_once_attached_to_from_any_byte_and_le
     drop(first);
     assert_eq!(said_so_far(&second).await.0, b"hello ");
     drop(second);
-    let from = GoOn { output_from: 4, input_from: 3 };
+    let from = GoOn { output_from: 4, input_from: Some(3) };
     let third = links.attach(&guest, 77, from).await.unwrap();
     // What the program has is not taken twice.
     third.write_at(3, b"lo world", false).await.unwrap();
@@ -518,6 +518,123 @@ async fn a_program_under_a_number_is_begun_once_attached_to_from_any_byte_and_le
     assert!(matches!(refused, LinkError::Refused { .. }), "{refused:?}");
     drop(gone);
     assert_eq!(links.view(&guest).unwrap().asked_work, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_program_that_was_let_go_of_waits_for_no_reader_and_its_end_is_told() {
+    let (_driver, links, guest) = ready_guest().await;
+    let cat = ExecRequest { stdin: true, ..run(&["cat"]) };
+    let program = links.exec_under(&guest, 79, cat).await.unwrap();
+    assert!(program.let_go());
+    // More than a window, of which nothing is confirmed.
+    let written = 3 * mvm_proto::guest::WINDOW_BYTES;
+    let piece = vec![b'x'; 32 * 1024];
+    for at in (0..written).step_by(piece.len()) {
+        program.write_at(at as u64, &piece, false).await.unwrap();
+    }
+    assert_eq!(said_so_far(&program).await, (Vec::new(), None));
+    program.write_at(written as u64, b"", true).await.unwrap();
+    let (_, exit) = said_so_far(&program).await;
+    assert!(matches!(exit, Some(ExecEvent::Exit { code: 0, .. })), "{exit:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guest_is_told_on_a_new_link_too_that_nothing_reads_a_program() {
+    let (links, mut theirs) = scripted(2);
+    let (mut second, mut first) = (theirs.pop().unwrap(), theirs.pop().unwrap());
+    links.open(&id(1));
+    let mut deframer = Deframer::default();
+    let nonce = greet(&mut first, &mut deframer).await;
+    let features = vec![mvm_proto::guest::FEATURE_DETACH.to_owned()];
+    let able = GuestHello { version: 3, features, ..GuestHello::default() };
+    say(&mut first, nonce, 0, guest_frame::Body::Hello(able)).await;
+    let program = links.exec_under(&id(1), 82, run(&["make"])).await.unwrap();
+    while !program.let_go() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    drop(first);
+
+    let mut deframer = Deframer::default();
+    greet(&mut second, &mut deframer).await;
+    let mut asked = Vec::new();
+    while asked.len() < 2 {
+        if let Found::Message(frame) = next_frame(&mut second, &mut deframer).await {
+            asked.extend(frame.body);
+        }
+    }
+    assert!(matches!(asked[..], [host_frame::Body::Exec(_), host_frame::Body::Detach(_)]), "{asked:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_of_input_that_is_told_again_and_again_is_kept_once() {
+    let (links, mut theirs) = scripted(2);
+    let (mut second, mut first) = (theirs.pop().unwrap(), theirs.pop().unwrap());
+    links.open(&id(1));
+    let mut deframer = Deframer::default();
+    greet(&mut first, &mut deframer).await;
+    let program = links.exec_under(&id(1), 83, run(&["make"])).await.unwrap();
+    for _ in 0..100 {
+        program.write_at(0, b"", true).await.unwrap();
+    }
+    drop(first);
+
+    let mut deframer = Deframer::default();
+    greet(&mut second, &mut deframer).await;
+    while links.view(&id(1)).unwrap().greetings < 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    program.resize(1, 2).unwrap();
+    let mut ends = 0;
+    loop {
+        let Found::Message(frame) = next_frame(&mut second, &mut deframer).await else { continue };
+        match frame.body {
+            Some(host_frame::Body::Input(_)) => ends += 1,
+            Some(host_frame::Body::Resize(_)) => break,
+            _ => {}
+        }
+    }
+    assert_eq!(ends, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_attaches_learns_from_where_on_the_program_takes_input() {
+    let (_driver, links, guest) = ready_guest().await;
+    let cat = ExecRequest { stdin: true, ..run(&["cat"]) };
+    let first = links.exec_under(&guest, 80, cat).await.unwrap();
+    first.write_at(0, b"typed", false).await.unwrap();
+    assert_eq!(said_so_far(&first).await.0, b"typed");
+    drop(first);
+    let from = GoOn { output_from: 5, input_from: None };
+    let second = links.attach(&guest, 80, from).await.unwrap();
+    let learned = loop {
+        if let ExecEvent::Taken(bytes) = second.next().await.unwrap() {
+            break bytes;
+        }
+    };
+    assert_eq!(learned, 5);
+    second.write_at(learned, b" more", true).await.unwrap();
+    assert_eq!(said_so_far(&second).await.0, b" more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_sends_without_end_waits_for_a_guest_that_does_not_read() {
+    let links = fake_guest::links_to(|_, _| futures::StreamExt::boxed(futures::stream::pending()));
+    let guest: InstanceId = "i-0000abcd".parse().unwrap();
+    links.open(&guest);
+    let program = links.exec_under(&guest, 81, run(&["sleep"])).await.unwrap();
+    let mut sent = 0_u64;
+    let flood = async {
+        loop {
+            program.wait_until_read().await;
+            program.resize(1, 1).unwrap();
+            sent += 1;
+            tokio::task::yield_now().await;
+        }
+    };
+    let stopped = tokio::time::timeout(Duration::from_secs(60), flood).await;
+    assert!(stopped.is_err(), "it goes on for ever");
+    // Far less than a link may keep in all: what fits in its buffers, of some 20 bytes each.
+    assert!((1_000..200_000).contains(&sent), "{sent}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use mvm_proto::guest::workload::State as Fares;
 use mvm_proto::guest::{
-    FEATURE_EXEC_USER, FEATURE_HEALTH, FEATURE_PTY, FEATURE_RESTART, FEATURE_WORKLOAD, GuestHello, Heartbeat,
-    Readiness, State, Workload,
+    FEATURE_DETACH, FEATURE_EXEC_USER, FEATURE_HEALTH, FEATURE_PTY, FEATURE_RESTART, FEATURE_WORKLOAD,
+    GuestHello, Heartbeat, Readiness, State, Workload,
 };
 use mvm_proto::text::one_line;
 use mvm_proto::{Timestamp, WorkloadState};
@@ -42,6 +42,8 @@ pub struct GuestView {
     /// It can give a program a terminal, and run it as one of its users.
     pub has_terminals: bool,
     pub has_users: bool,
+    /// It can let a program go on that nothing here reads from.
+    pub can_let_go: bool,
     /// How its workload fares, where it tells, and how often it was started since the boot.
     fares: Fares,
     pub run: u32,
@@ -82,6 +84,7 @@ impl Default for GuestView {
             can_change_workload: false,
             has_terminals: false,
             has_users: false,
+            can_let_go: false,
             fares: Fares::None,
             run: 0,
             last_heartbeat: None,
@@ -188,6 +191,7 @@ impl GuestView {
         (self.can_restart, self.can_check_health) = (names(FEATURE_RESTART), names(FEATURE_HEALTH));
         self.can_change_workload = names(FEATURE_WORKLOAD);
         (self.has_terminals, self.has_users) = (names(FEATURE_PTY), names(FEATURE_EXEC_USER));
+        self.can_let_go = names(FEATURE_DETACH);
         self.hear_workload(hello.workload.as_ref());
         self.message.clear();
         self.settle(now);

@@ -1,10 +1,12 @@
 //! `mvm exec` and `mvm instance exec`: one command inside an instance, with its output and exit code as if it had run here.
 //!
 //! Through a coordinator ([`relayed`]) it goes to whichever node has the instance, wakes it, and survives a restart of the
-//! coordinator or the agent. An agent that is named itself is asked directly ([`direct`]).
+//! coordinator or the agent. An agent that is named itself is asked directly ([`direct`]), as a stream both ways where that is
+//! needed ([`streamed`]).
 
 mod direct;
 mod relayed;
+mod streamed;
 
 use std::str::FromStr;
 
@@ -13,13 +15,11 @@ use clap::Args;
 use mvm_proto::{InstanceId, PoolId, TenantId};
 use tokio::sync::oneshot;
 
-use crate::commands::exec_stream::StreamArgs;
 use crate::endpoint::{EndpointArgs, Route};
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
 use crate::instances::InstanceName;
-
-pub(super) use direct::relay;
+use crate::user::Gives;
 
 /// What shells add to the number of the signal that ended a command.
 const SIGNALLED: i64 = 128;
@@ -30,29 +30,44 @@ pub(crate) struct ExecArgs {
     target: ExecTarget,
     /// The program and its arguments; no shell reads them
     #[arg(required_unless_present = "attach", last = true, value_name = "COMMAND")]
-    pub(super) command: Vec<String>,
+    command: Vec<String>,
     /// NAME=VALUE for the command's environment (repeatable)
     #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = parse_variable)]
-    pub(super) env: Vec<(String, String)>,
+    env: Vec<(String, String)>,
     /// Folder in the guest to run in [default: /]
     #[arg(short = 'w', long, value_name = "DIR")]
-    pub(super) workdir: Option<String>,
+    workdir: Option<String>,
     /// Kill the command after this long [default: never]
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
-    pub(super) kill_after: Option<std::time::Duration>,
+    kill_after: Option<std::time::Duration>,
     /// Give it this process's standard input; 2 MiB at most where its agent is called over the network
     #[arg(short = 'i', long, visible_alias = "interactive")]
-    pub(super) stdin: bool,
-    #[command(flatten)]
-    pub(super) on: StreamArgs,
-    /// Go on with a command that runs already, by the id that was told when its connection was lost
-    #[arg(long, value_name = "ID", conflicts_with_all = ["command", "env", "workdir", "kill_after"])]
+    stdin: bool,
+    /// Give it a terminal, of the size that this process's has; with -i what is typed here is typed there
+    #[arg(short = 't', long)]
+    tty: bool,
+    /// User of the guest to run as, by name or number [default: root]
+    #[arg(short = 'u', long, value_name = "USER")]
+    user: Option<String>,
+    /// Go on with a command that runs already, by the id that was told when its connection was lost; with -i and -t as it was begun
+    #[arg(long, value_name = "ID", conflicts_with_all = ["command", "env", "workdir", "kill_after", "user"])]
     attach: Option<String>,
     /// With --attach: leave out the output before this byte
     #[arg(long, value_name = "BYTES", default_value_t = 0, requires = "attach")]
     output_from: u64,
     #[command(flatten)]
     endpoint: EndpointArgs,
+}
+
+impl ExecArgs {
+    fn gives(&self) -> Gives {
+        Gives { input: self.stdin, terminal: self.tty }
+    }
+
+    /// What the node's agent does for its own socket alone.
+    fn needs_stream(&self) -> bool {
+        self.tty || self.user.is_some()
+    }
 }
 
 /// Where a command runs.
@@ -99,12 +114,11 @@ fn parse_variable(text: &str) -> Result<(String, String), String> {
 /// `interrupted` tells of the first SIGINT or SIGTERM with the exit code for it.
 pub(crate) async fn run(global: &Global, args: ExecArgs, interrupted: oneshot::Receiver<u8>) -> Run {
     match args.endpoint.route() {
-        // What takes the socket of the node's agent goes there, or is told so.
-        Route::Coordinator(operator) if !args.on.needs_stream() => {
+        Route::Coordinator(operator) => {
             let channel = operator.channel(global).await?;
             relayed::run(global, args, channel, interrupted).await
         }
-        Route::Coordinator(_) | Route::Agent => {
+        Route::Agent => {
             let ExecTarget::Instance(name) = &args.target else {
                 return Err(Outcome::Usage(anyhow!(
                     "an agent that is asked directly needs an instance's id\nsee which there are with: mvm instance list"

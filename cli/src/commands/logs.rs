@@ -1,26 +1,22 @@
-//! `mvm instance logs`: what an instance writes to its console, which is what its workload prints too.
+//! `mvm logs` and `mvm instance logs`: what an instance writes to its console, which is what its workload prints too.
+//!
+//! Through a coordinator ([`relayed`]) or from the agent that is named ([`direct`]); shown the same.
 
-use std::time::{Duration, SystemTime};
+mod direct;
+mod relayed;
 
-use anyhow::{Context, anyhow};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use bytes::Bytes;
+use std::time::SystemTime;
+
 use clap::Args;
-use http::Method;
-use mvm_proto::{Problem, Timestamp};
-use serde::Deserialize;
+use mvm_proto::Timestamp;
 
-use crate::agent_client::AgentClient;
-use crate::endpoint::EndpointArgs;
-use crate::exit::{Outcome, Run};
+use crate::endpoint::{EndpointArgs, Route};
+use crate::exit::Run;
 use crate::global::Global;
-use crate::instances::{InstanceName, Instances};
+use crate::instances::InstanceName;
 use crate::output;
 use crate::progress::Progress;
 
-/// Between two tries to go on after the agent went away.
-const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// More of a character than this is none.
 const LONGEST_CHARACTER: usize = 4;
 
@@ -59,84 +55,22 @@ fn parse_since(text: &str) -> Result<Timestamp, String> {
 }
 
 pub(crate) async fn run(global: &Global, args: LogsArgs) -> Run {
-    let mut instances = Instances::open(global, &args.endpoint).await?;
-    let found = instances.find(&args.instance).await?;
-    if !args.follow && args.tail.is_none() && args.since.is_none() {
-        let end = instances.logs(&found, args.bytes.unwrap_or(DEFAULT_BYTES)).await?;
-        return Ok(output::console(&end, args.raw)?);
-    }
-    let agent = args.endpoint.open_agent_of(global, &found.node_id, "logs").await?;
-    let mut shown =
-        Shown { at: None, half: Vec::new(), raw: args.raw, progress: Progress::new(global.quiet) };
-    let path = found.path("/logs");
-    let mut lost = None;
-    loop {
-        match follow(&agent, &format!("{path}?{}", query(&args, shown.at)), &mut shown).await {
-            Ok(true) => return Ok(shown.finish()?),
-            Ok(false) if !args.follow => {
-                return Err(Outcome::Unreachable(anyhow!("the agent ended its answer before the log's end")));
-            }
-            Ok(false) => lost = None,
-            // What it answered is its word; that it does not answer may pass.
-            Err(error @ (Outcome::Failed(_) | Outcome::Usage(_))) => return Err(error),
-            Err(error) if !args.follow || shown.at.is_none() => return Err(error),
-            Err(error) => {
-                let since = *lost.get_or_insert_with(tokio::time::Instant::now);
-                if since.elapsed() > global.timeout() {
-                    return Err(error);
-                }
-            }
-        }
-        tokio::time::sleep(TRY_AGAIN).await;
+    match args.endpoint.route() {
+        Route::Coordinator(operator) => relayed::run(global, &args, operator.channel(global).await?).await,
+        Route::Agent => direct::run(global, &args).await,
     }
 }
 
-/// What is asked for: at first from where the user says, then from where it was.
-fn query(args: &LogsArgs, at: Option<u64>) -> String {
-    let mut query = vec![format!("follow={}", args.follow)];
-    match at {
-        Some(at) => query.push(format!("offset={at}")),
-        None => {
-            let default = (args.tail.is_none() && args.since.is_none()).then_some(DEFAULT_BYTES);
-            query.extend(args.bytes.or(default).map(|bytes| format!("bytes={bytes}")));
-            query.extend(args.tail.map(|lines| format!("tail={lines}")));
-            query.extend(args.since.map(|since| format!("since={since}")));
-        }
+impl LogsArgs {
+    /// How much of the end is wanted; none: as much as the others say.
+    fn bytes(&self) -> Option<u32> {
+        let default = (self.tail.is_none() && self.since.is_none()).then_some(DEFAULT_BYTES);
+        self.bytes.or(default)
     }
-    query.join("&")
-}
-
-/// One line of the answer.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Line {
-    offset: u64,
-    data: Option<String>,
-    lost: u64,
-    end: bool,
-    error: Option<Problem>,
-}
-
-/// Shows what comes; whether that was all there is.
-async fn follow(agent: &AgentClient, path: &str, shown: &mut Shown) -> Result<bool, Outcome> {
-    let mut answer = agent.stream(Method::GET, path, Bytes::new()).await?;
-    let mut rest = Vec::new();
-    while let Ok(Some(piece)) = answer.next().await {
-        rest.extend_from_slice(&piece);
-        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = rest.drain(..=end).collect();
-            if line.len() > 1 && shown.show(&line)? {
-                return Ok(true);
-            }
-        }
-    }
-    Ok(false)
 }
 
 /// What was shown so far.
 struct Shown {
-    /// The next byte of the console.
-    at: Option<u64>,
     /// A character whose end has not come yet.
     half: Vec<u8>,
     raw: bool,
@@ -144,25 +78,21 @@ struct Shown {
 }
 
 impl Shown {
-    /// Whether it was the last line.
-    fn show(&mut self, line: &[u8]) -> Result<bool, Outcome> {
-        let line: Line = serde_json::from_slice(line).context("could not read the agent's answer")?;
-        if let Some(problem) = line.error {
-            return Err(Outcome::Failed(anyhow::Error::new(problem)));
+    fn new(global: &Global, args: &LogsArgs) -> Self {
+        Self { half: Vec::new(), raw: args.raw, progress: Progress::new(global.quiet) }
+    }
+
+    fn lose(&self, bytes: u64) {
+        if bytes > 0 {
+            self.progress.say(format!("warning: {bytes} bytes were cut off before they were read"));
         }
-        if line.lost > 0 {
-            let lost = line.lost;
-            self.progress.say(format!("warning: {lost} bytes were cut off before they were read"));
-        }
-        if let Some(text) = line.data {
-            let data = STANDARD.decode(text).context("could not read the console")?;
-            self.at = Some(line.offset + data.len() as u64);
-            self.half.extend(data);
-            let whole = self.half.len() - unfinished(&self.half);
-            let whole: Vec<u8> = self.half.drain(..whole).collect();
-            output::console(&whole, self.raw)?;
-        }
-        Ok(line.end)
+    }
+
+    fn show(&mut self, data: &[u8]) -> anyhow::Result<()> {
+        self.half.extend(data);
+        let whole = self.half.len() - unfinished(&self.half);
+        let whole: Vec<u8> = self.half.drain(..whole).collect();
+        output::console(&whole, self.raw)
     }
 
     fn finish(&self) -> anyhow::Result<()> {
@@ -181,6 +111,8 @@ fn unfinished(bytes: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

@@ -32,25 +32,31 @@ use crate::state::State;
 use crate::stored::now;
 use crate::tunnels::stream_lost;
 
+/// The kind of streams that read a console.
+const LOGS: &str = "logs";
+
 /// From the call to its first frame.
 const FIRST_WITHIN: Duration = Duration::from_secs(10);
-/// Streams of all callers, and of one: nodes have limits of their own.
+/// Streams of all callers, of one tenant's instances, and of one caller: nodes have limits of their own.
 const MAX_STREAMS: usize = 4096;
+const MAX_STREAMS_PER_TENANT: usize = 2048;
 const MAX_STREAMS_PER_CALLER: usize = 512;
-/// Frames that wait for the caller to read, of 32 KiB.
-const WAITING_FRAMES: usize = 8;
+/// Frames that wait for the caller to read. An agent sends 32 KiB in each; one that lies, four times as much.
+const WAITING_FRAMES: usize = 2;
 /// Of what the audit log repeats of a program's name.
 const MAX_AUDITED_CHARS: usize = 256;
 
 pub(super) struct GuestService {
     pub(super) state: Arc<State>,
     slots: Slots<String>,
+    tenants: Slots<TenantId>,
 }
 
 impl GuestService {
     pub(super) fn new(state: Arc<State>) -> Self {
-        let rules = Rules { most: MAX_STREAMS, most_per_key: MAX_STREAMS_PER_CALLER, evict: Evict::Idle };
-        Self { state, slots: Slots::new(rules) }
+        let rules = |most_per_key| Rules { most: MAX_STREAMS, most_per_key, evict: Evict::Idle };
+        let slots = Slots::new(rules(MAX_STREAMS_PER_CALLER));
+        Self { state, slots, tenants: Slots::new(rules(MAX_STREAMS_PER_TENANT)) }
     }
 
     async fn begin(
@@ -71,6 +77,8 @@ impl GuestService {
         let wanted = wanted(&caller, &open)?;
         let slot = self.slots.take_busy(caller.name.clone()).map_err(|full| no_slot(&caller, full))?;
         let located = locate::locate(&self.state, &wanted).await?;
+        let of_tenant = self.tenants.take_busy(located.tenant.clone());
+        let of_tenant = of_tenant.map_err(|_| tenant_full(&located.tenant))?;
         let mut span = self.begin_span(&open, &located);
         let open = rewritten(open, &caller, &located, &span);
         let entered = Entering { what: audited(&open), on: located.reference(), at: now() };
@@ -80,12 +88,13 @@ impl GuestService {
         let (answers, waiting) = mpsc::channel(WAITING_FRAMES);
         let relay = relay::Relay {
             state: Arc::clone(&self.state),
-            node: located.node,
+            located,
+            is_logs: open.kind == LOGS,
             credential,
             caller_frames: frames,
             answers,
             span,
-            _slot: slot,
+            _slots: (slot, of_tenant),
         };
         tokio::spawn(relay.run(stream));
         Ok(waiting)
@@ -138,7 +147,7 @@ impl Guests for GuestService {
 /// What the caller may ask of the instances that it may reach.
 fn wanted(caller: &Caller, open: &Open) -> Result<Wanted, Problem> {
     let reach = match open.kind.as_str() {
-        "logs" => Reach::Logs,
+        LOGS => Reach::Logs,
         "exec" | "attach" => Reach::Exec,
         kind => {
             let kind = mvm_proto::json::quote(&kind.chars().take(32).collect::<String>());
@@ -148,7 +157,7 @@ fn wanted(caller: &Caller, open: &Open) -> Result<Wanted, Problem> {
     let tenant: Option<TenantId> =
         if open.tenant_id.is_empty() { None } else { Some(super::parse("tenant_id", &open.tenant_id)?) };
     let tenant = enter(caller, reach, tenant)?;
-    Wanted::read(tenant, open)
+    Wanted::read(tenant, open, caller.tenant.is_some())
 }
 
 /// The header as the node gets it.
@@ -186,8 +195,13 @@ fn no_slot(caller: &Caller, full: Full) -> Problem {
     Problem::new(429, code, detail, "End some of them, or wait until they have ended.")
 }
 
+fn tenant_full(tenant: &TenantId) -> Problem {
+    let detail = format!("tenant {tenant} has {MAX_STREAMS_PER_TENANT} streams through this coordinator");
+    Problem::new(429, "tenant_streams_full", detail, "End some of them, or wait until they have ended.")
+}
+
 /// What a relay keeps while it lasts.
-type StreamSlot = Slot<String>;
+type StreamSlots = (Slot<String>, Slot<TenantId>);
 
 #[cfg(test)]
 mod tests {

@@ -146,7 +146,7 @@ impl Credential {
 }
 
 /// Waits until what a request came with counts no more.
-async fn ended(
+pub(super) async fn ended(
     state: Arc<State>,
     shown: Credential,
     mut caller: Caller,

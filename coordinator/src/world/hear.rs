@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use mvm_planner::fleet::PoolKey;
+use mvm_proto::object::ManagedBy;
 use mvm_proto::status::Feature;
 use mvm_proto::{NodeId, TenantId};
 
@@ -90,13 +91,26 @@ impl World {
         key: &'a PoolKey,
     ) -> impl Iterator<Item = (&'a NodeId, &'a PoolNews)> {
         let nodes = self.heard_of.get(key).into_iter().flatten();
-        let was_given = |id: &&NodeId| {
-            self.stored.get(key).is_some_and(|placed| placed.contains_key(*id))
-                || self.offered.of(id, &key.tenant).is_some()
-                || self.holdings.nodes_of(&key.tenant).any(|has| has == *id)
-        };
-        let nodes = nodes.filter(was_given);
+        let is_placed = |id: &NodeId| self.stored.get(key).is_some_and(|placed| placed.contains_key(id));
+        let nodes = nodes.filter(move |id| is_placed(id) || self.was_given(id, &key.tenant));
         nodes.filter_map(|id| Some((id, self.nodes.get(id)?.news.pools.get(key)?)))
+    }
+}
+
+impl World {
+    /// Whether a node can have instances of a tenant. Where the node or the tenant is not declared, a document that was pushed
+    /// may name anything.
+    pub(crate) fn may_have(&self, id: &NodeId, tenant: &TenantId) -> bool {
+        let declared = self.nodes.get(id).and_then(|entry| entry.declared.as_ref());
+        let is_ours = declared.is_some_and(|(_, spec)| spec.managed_by == ManagedBy::Objects);
+        !is_ours
+            || !self.tenants.contains_key(tenant)
+            || self.stored.pools_on(id).any(|key| key.tenant == *tenant)
+            || self.was_given(id, tenant)
+    }
+
+    fn was_given(&self, id: &NodeId, tenant: &TenantId) -> bool {
+        self.offered.of(id, tenant).is_some() || self.holdings.nodes_of(tenant).any(|has| has == id)
     }
 }
 

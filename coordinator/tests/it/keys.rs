@@ -17,7 +17,7 @@ use crate::support::{
     PATIENCE, Running, cluster_id, document, new_cluster, now, push_request, soon, wait_until,
 };
 
-async fn key(rest: &mut Rest, name: &str, spec: &Value) -> String {
+pub(crate) async fn key(rest: &mut Rest, name: &str, spec: &Value) -> String {
     let made = rest.put(&format!("/v1/api-keys/{name}"), &json!({ "spec": spec })).await;
     assert_eq!(made.status, 201, "{}", made.body);
     made.body["status"]["secret"].as_str().unwrap().to_owned()

@@ -2,7 +2,7 @@
 //!
 //! An exec belongs to no connection. Its thread reads its pipes into `kept`, from which a connection that asked for it is
 //! served. With a connection, output that the agent has not confirmed is never dropped, and the program waits; without one the
-//! program continues, and the newest output replaces the oldest.
+//! program continues, and the newest output replaces the oldest. A connection that let go of the output is told the end alone.
 
 use std::collections::VecDeque;
 
@@ -20,6 +20,8 @@ pub(crate) struct Exec {
     pub(crate) keep_bytes: usize,
     /// The connection that follows it, and how far it is.
     pub(crate) attached: Option<Attached>,
+    /// The connection let go of the output, and has yet to hear of the end.
+    pub(crate) tells_end: bool,
     pub(crate) exit: Option<Exit>,
     pub(crate) input: Inbound,
     pub(crate) orders: VecDeque<Order>,
@@ -68,6 +70,7 @@ impl Exec {
             kept: Kept::default(),
             keep_bytes,
             attached: None,
+            tells_end: false,
             exit: None,
             input: Inbound::default(),
             orders: VecDeque::new(),
@@ -75,19 +78,32 @@ impl Exec {
             forgotten: false,
             wake,
         };
-        exec.attach(request.output_from);
+        exec.attach(request);
         exec
     }
 
-    pub(crate) fn attach(&mut self, from: u64) {
-        let from = from.min(self.kept.end());
+    pub(crate) fn attach(&mut self, request: &protocol::Exec) {
+        let from = request.output_from.min(self.kept.end());
         self.attached = Some(Attached { accept: true, next: from, confirmed: from });
+        self.tells_end = false;
         // An agent that knows only what an earlier one sent goes on from here.
-        self.input.tell = self.input.received > 0;
+        self.input.tell = self.input.received > 0 || request.tell_input;
         self.wake.wake();
     }
 
-    pub(crate) fn detach(&mut self) {
+    /// The connection wants no more of the output: the program waits for no reader.
+    pub(crate) fn let_go(&mut self) {
+        self.tells_end |= self.attached.is_some();
+        self.detach();
+    }
+
+    /// There is no connection any more.
+    pub(crate) fn lose_connection(&mut self) {
+        self.tells_end = false;
+        self.detach();
+    }
+
+    fn detach(&mut self) {
         self.attached = None;
         self.input.tell = false;
         self.wake.wake();
@@ -163,17 +179,21 @@ impl Exec {
     pub(crate) fn cancel_and_forget(&mut self) {
         self.forgotten = true;
         self.cancel();
-        self.detach();
+        self.lose_connection();
     }
 
     /// What the connection that follows it is told next.
     pub(crate) fn next(&mut self, version: u32) -> Option<Body> {
-        let attached = self.attached.as_mut()?;
+        let Some(attached) = self.attached.as_mut() else {
+            let exit = self.exit.filter(|_| self.tells_end)?;
+            self.tells_end = false;
+            return Some(Body::Exit(exit));
+        };
         if std::mem::take(&mut attached.accept) && version >= 2 {
             return Some(Body::Accepted(Accepted {}));
         }
         if std::mem::take(&mut self.input.tell) && version >= 2 {
-            return Some(Body::Window(Window { bytes: self.input.taken }));
+            return Some(Body::Window(Window { bytes: self.input.taken, received: self.input.received }));
         }
         let under_way = attached.next - attached.confirmed;
         if attached.next < self.kept.end() && (version < 2 || under_way < WINDOW_BYTES as u64) {

@@ -80,7 +80,7 @@ impl Relay {
             return Some(Body::Accepted(Accepted {}));
         }
         if std::mem::take(&mut self.tell) {
-            return Some(Body::Window(Window { bytes: self.to_port.delivered }));
+            return Some(Body::Window(Window { bytes: self.to_port.delivered, received: 0 }));
         }
         let allowed = (WINDOW_BYTES as u64).saturating_sub(self.to_agent.delivered - self.confirmed);
         let data = self.to_agent.piece(CHUNK_BYTES.min(usize::try_from(allowed).unwrap_or(0)));

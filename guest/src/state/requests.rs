@@ -110,7 +110,7 @@ impl Requests {
         });
         for request in self.all.values_mut() {
             match request {
-                Request::Exec(exec) => exec.detach(),
+                Request::Exec(exec) => exec.lose_connection(),
                 Request::Working { asked } => *asked = 0,
                 _ => {}
             }

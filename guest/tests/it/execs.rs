@@ -161,7 +161,7 @@ fn a_program_waits_while_its_output_is_not_read() {
     // No more comes: the answer to a later question comes first.
     assert_eq!(host.ask(Ask::Ping(mvm_guest::protocol::Ping {})), host::done());
     assert!(!machine.path("end").exists());
-    host.send(number, Ask::Window(Window { bytes: read as u64 }));
+    host.send(number, Ask::Window(Window { bytes: read as u64, received: 0 }));
     let rest = host.follow(number);
     assert_eq!((read + rest.stdout.len(), rest.lost), (bytes, 0));
 }

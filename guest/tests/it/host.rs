@@ -212,7 +212,7 @@ impl Host {
                     outcome.lost += output.lost;
                     let end = output.offset + output.data.len() as u64;
                     if output.stderr { &mut outcome.stderr } else { &mut outcome.stdout }.extend(output.data);
-                    self.send(request, Ask::Window(Window { bytes: end }));
+                    self.send(request, Ask::Window(Window { bytes: end, received: 0 }));
                 }
                 Body::Exit(exit) => {
                     outcome.exit = exit;

@@ -302,7 +302,7 @@ fn a_relay_carries_bytes_both_ways_and_ends_with_them() {
             Body::Chunk(chunk) => {
                 read += chunk.data.len();
                 over = chunk.last;
-                host.send(relay, Ask::Window(Window { bytes: read as u64 }));
+                host.send(relay, Ask::Window(Window { bytes: read as u64, received: 0 }));
             }
             other => panic!("{other:?}"),
         }

@@ -37,7 +37,7 @@ fn reads_until(host: &mut Host, number: u64, shown: &mut String, wanted: &str) {
                 assert!(!output.stderr, "a terminal has one output");
                 let end = output.offset + output.data.len() as u64;
                 shown.push_str(&text(&output.data));
-                host.send(number, Ask::Window(Window { bytes: end }));
+                host.send(number, Ask::Window(Window { bytes: end, received: 0 }));
             }
             other => panic!("{other:?} after {shown:?}, without {wanted:?}"),
         }
@@ -163,7 +163,7 @@ fn a_program_at_a_terminal_waits_while_its_output_is_not_read_and_loses_none() {
     }
     assert_eq!(host.ask(Ask::Ping(Ping {})), done());
     assert!(!machine.path("end").exists());
-    host.send(number, Ask::Window(Window { bytes: read as u64 }));
+    host.send(number, Ask::Window(Window { bytes: read as u64, received: 0 }));
     let rest = host.follow(number);
     assert_eq!((read + rest.stdout.len(), rest.lost), (bytes, 0));
 }
@@ -198,13 +198,68 @@ fn a_detached_program_goes_on_and_is_followed_again_from_a_byte_on() {
     // Whoever follows it next need not know what it was begun with, but hears how much of its input was taken.
     host.send(number, Ask::Exec(Exec { output_from: shown.len() as u64, ..Exec::default() }));
     assert!(matches!(host.next_of(number), Body::Accepted(_)));
-    assert_eq!(host.next_of(number), Body::Window(Window { bytes: at }));
+    assert_eq!(host.next_of(number), Body::Window(Window { bytes: at, received: at }));
     types(&mut host, number, "second\n", at);
     let outcome = host.follow(number);
     assert_eq!(text(&outcome.stdout), "second\r\ngot second\r\n");
     assert_eq!(outcome.exit, ended(6));
     // One that is not there is not begun by being followed.
     assert_eq!(code(&host.ask(Ask::Exec(Exec { output_from: 1, ..Exec::default() }))), "invalid");
+}
+
+#[test]
+fn a_program_that_was_let_go_of_writes_on_keeps_the_newest_and_its_end_is_told() {
+    let machine = Machine::new();
+    let mut host = machine.ready();
+    let number = number();
+    let (lines, marker) = (500_000, machine.text("marker"));
+    let script =
+        format!("i=0; while [ $i -lt {lines} ]; do echo $i; i=$((i+1)); done; echo > {marker}; exit 5");
+    host.send(number, Ask::Exec(Exec { command: shell(&script).command, ..Exec::default() }));
+    // What it says is more than is kept, and nobody confirms any of it.
+    let mut heard = 0;
+    while heard < WINDOW_BYTES {
+        if let Body::Output(output) = host.next_of(number) {
+            heard += output.data.len();
+        }
+    }
+    assert_eq!(host.ask(Ask::Ping(Ping {})), done());
+    assert!(!machine.path("marker").exists(), "it waits for its reader");
+    host.send(number, Ask::Detach(Detach {}));
+    let end = loop {
+        match host.next_of(number) {
+            // What was under way.
+            Body::Output(_) => {}
+            other => break other,
+        }
+    };
+    assert_eq!(end, Body::Exit(ended(5)));
+    // The newest of it is there for those that ask.
+    host.send(number, Ask::Exec(Exec { output_from: heard as u64, ..Exec::default() }));
+    let rest = host.follow(number);
+    assert!(rest.lost > 0 && text(&rest.stdout).ends_with(&format!("\n{}\n", lines - 1)));
+    assert_eq!(rest.exit, ended(5));
+}
+
+#[test]
+fn one_that_does_not_know_what_was_typed_hears_how_much_came() {
+    let machine = Machine::new();
+    let mut host = machine.ready();
+    let number = number();
+    host.send(number, Ask::Exec(on_terminal(shell("cat"))));
+    assert!(matches!(host.next_of(number), Body::Accepted(_)));
+    let again = Exec { tell_input: true, ..Exec::default() };
+    host.send(number, Ask::Exec(again.clone()));
+    assert!(matches!(host.next_of(number), Body::Accepted(_)));
+    assert_eq!(host.next_of(number), Body::Window(Window::default()), "nothing came so far");
+    let at = types(&mut host, number, "typed\n", 0);
+    let mut shown = String::new();
+    reads_until(&mut host, number, &mut shown, "typed\r\ntyped\r\n");
+    host.send(number, Ask::Exec(Exec { output_from: shown.len() as u64, ..again }));
+    assert!(matches!(host.next_of(number), Body::Accepted(_)));
+    assert_eq!(host.next_of(number), Body::Window(Window { bytes: at, received: at }));
+    host.send(number, Ask::Signal(Signal { number: 0 }));
+    assert!(host.follow(number).exit.cancelled);
 }
 
 #[test]

@@ -3,12 +3,11 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use mvm_pki::refusal::refusal_in_text;
 use mvm_proto::Digest;
 use mvm_proto::wire::measure::DecodeError;
 use quinn::ConnectionError;
 
-use crate::connect::{alert_of, reason_of, text_of};
+use crate::connect::{refused_by_peer, text_of};
 use crate::quic;
 
 /// Why a session was closed, as both sides may say it on the wire.
@@ -72,12 +71,8 @@ impl From<ConnectionError> for SessionError {
             ConnectionError::ApplicationClosed(close) => {
                 Self::Closed { code: close.error_code.into_inner(), reason: text_of(&close.reason) }
             }
-            ConnectionError::ConnectionClosed(close) => match alert_of(close.error_code.into()) {
-                Some(alert) => {
-                    let refusal = refusal_in_text(&String::from_utf8_lossy(&close.reason));
-                    let reason = reason_of(alert, refusal.as_ref());
-                    Self::Lost(format!("the peer refused our certificate: {reason}"))
-                }
+            ConnectionError::ConnectionClosed(close) => match refused_by_peer(&close) {
+                Some((reason, _)) => Self::Lost(format!("the peer refused our certificate: {reason}")),
                 None => Self::Lost(text_of(close.to_string().as_bytes())),
             },
             ConnectionError::LocallyClosed => Self::ClosedHere,

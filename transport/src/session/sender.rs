@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use prost::Message;
-use quinn::WriteError;
+use quinn::{StoppedError, WriteError};
 use tokio::time::timeout;
 
 use super::control::{SessionControl, SessionError, close_code};
@@ -74,9 +74,17 @@ impl<M: Message> FrameSender<M> {
         match timeout(self.deadline, self.stream.stopped()).await {
             Ok(Ok(None)) => Ok(()),
             Ok(Ok(Some(code))) => Err(SessionError::Reset { code: code.into_inner() }),
-            Ok(Err(quinn::StoppedError::ConnectionLost(error))) => Err(error.into()),
-            Ok(Err(error)) => Err(SessionError::Lost(error.to_string())),
+            Ok(Err(error)) => Err(error.into()),
             Err(_) => Err(SessionError::SlowFrame { waited: self.deadline }),
+        }
+    }
+}
+
+impl From<StoppedError> for SessionError {
+    fn from(error: StoppedError) -> Self {
+        match error {
+            StoppedError::ConnectionLost(error) => error.into(),
+            other @ StoppedError::ZeroRttRejected => Self::Lost(other.to_string()),
         }
     }
 }

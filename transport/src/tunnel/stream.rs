@@ -84,10 +84,14 @@ impl<M: Message> TunnelSender<M> {
 
     /// Waits until the peer has all that was sent, or wants no more of it.
     pub async fn delivered(&mut self) -> Result<(), SessionError> {
-        match self.stream.stopped().await {
-            Ok(_) => Ok(()),
-            Err(quinn::StoppedError::ConnectionLost(error)) => Err(error.into()),
-            Err(error) => Err(SessionError::Lost(error.to_string())),
+        Ok(self.stream.stopped().await.map(drop)?)
+    }
+
+    /// Waits until the peer wants no more of it, or is gone; before the end of the stream it waits for nothing else.
+    pub fn gone(&self) -> impl Future<Output = ()> + Send + use<M> {
+        let stopped = self.stream.stopped();
+        async move {
+            let _ = stopped.await;
         }
     }
 

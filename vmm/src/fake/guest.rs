@@ -327,7 +327,7 @@ impl Guest {
         use host_frame::Body;
         match body {
             Body::Exec(_) => true,
-            Body::Input(_) | Body::Signal(_) | Body::Window(_) => {
+            Body::Input(_) | Body::Signal(_) | Body::Window(_) | Body::Detach(_) => {
                 self.memory().programs.contains_key(&number)
             }
             _ => false,
@@ -338,7 +338,7 @@ impl Guest {
         use host_frame::Body;
         let mut memory = self.memory();
         match (body, memory.programs.get_mut(&number)) {
-            (Body::Exec(exec), Some(program)) => program.attach(exec.output_from),
+            (Body::Exec(exec), Some(program)) => program.attach(&exec),
             (Body::Exec(exec), None) => {
                 let Some(program) = Program::start(&exec, &memory.hostname) else {
                     let name = exec.command.first().map_or("no program was named", String::as_str);
@@ -348,11 +348,12 @@ impl Guest {
                     // Ends the guest's own program.
                     self.life.outside.send_modify(|outside| outside.says = Some(Readiness::Failed));
                 }
-                memory.programs.entry(number).or_insert(program).attach(0)
+                memory.programs.entry(number).or_insert(program).attach(&exec)
             }
             (Body::Input(input), Some(program)) => program.hear_input(&input),
             (Body::Window(window), Some(program)) => program.hear_window(window),
             (Body::Signal(signal), Some(program)) => program.hear_signal(signal.number),
+            (Body::Detach(_), Some(program)) => program.let_go(),
             _ => Vec::new(),
         }
     }
@@ -373,7 +374,7 @@ fn continues(body: &host_frame::Body) -> bool {
 }
 
 fn window(bytes: u64) -> Answer {
-    Answer::Window(Window { bytes })
+    Answer::Window(Window { bytes, received: 0 })
 }
 
 fn refusal(code: FailureCode, message: &str) -> Vec<Answer> {

@@ -13,11 +13,18 @@ pub(super) struct Program {
     taken: u64,
     last: bool,
     output: Vec<u8>,
-    sent: usize,
-    confirmed: usize,
+    /// In place of `output`: so many bytes of numbered lines, made when they are sent.
+    flood: u64,
+    sent: u64,
+    confirmed: u64,
+    /// Its end alone is asked for.
+    let_go: bool,
     exit: Option<Exit>,
     told: bool,
 }
+
+/// Of a numbered line, its end included.
+const LINE_BYTES: u64 = 16;
 
 fn exit(code: i32, signal: u32) -> Exit {
     Exit { code, signal, timed_out: false, cancelled: false }
@@ -36,9 +43,8 @@ impl Program {
             "false" => Self { exit: Some(exit(1, 0)), ..Self::default() },
             // So many bytes of numbered lines.
             "flood" => {
-                let bytes = words.first().and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
-                let lines = (0..).flat_map(|line: u64| format!("{line:015}\n").into_bytes());
-                Self { output: lines.take(bytes).collect(), exit: Some(exit(0, 0)), ..Self::default() }
+                let flood = words.first().and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+                Self { flood, exit: Some(exit(0, 0)), ..Self::default() }
             }
             // They go on until input or a signal ends them.
             "cat" => Self { echoes: true, ..Self::default() },
@@ -48,10 +54,11 @@ impl Program {
     }
 
     /// Follows it from this byte on.
-    pub(super) fn attach(&mut self, from: u64) -> Vec<Answer> {
-        let from = usize::try_from(from).unwrap_or(usize::MAX).min(self.output.len());
-        (self.sent, self.confirmed, self.told) = (from, from, false);
+    pub(super) fn attach(&mut self, exec: &Exec) -> Vec<Answer> {
+        let from = exec.output_from.min(self.end());
+        (self.sent, self.confirmed, self.told, self.let_go) = (from, from, false, false);
         let mut answers = vec![Answer::Accepted(Default::default())];
+        answers.extend(exec.tell_input.then(|| self.window()));
         answers.extend(self.go_on());
         answers
     }
@@ -64,14 +71,39 @@ impl Program {
             self.last |= input.last;
         }
         let mut answers = self.go_on();
-        answers.push(Answer::Window(Window { bytes: self.taken }));
+        answers.push(self.window());
         answers
     }
 
     pub(super) fn hear_window(&mut self, window: Window) -> Vec<Answer> {
-        let read = usize::try_from(window.bytes).unwrap_or(usize::MAX);
-        self.confirmed = self.confirmed.max(read.min(self.sent));
+        self.confirmed = self.confirmed.max(window.bytes.min(self.sent));
         self.go_on()
+    }
+
+    /// Nobody reads its output any more.
+    pub(super) fn let_go(&mut self) -> Vec<Answer> {
+        self.let_go = true;
+        self.go_on()
+    }
+
+    fn window(&self) -> Answer {
+        Answer::Window(Window { bytes: self.taken, received: self.taken + self.input.len() as u64 })
+    }
+
+    fn end(&self) -> u64 {
+        self.flood.max(self.output.len() as u64)
+    }
+
+    /// Its output between two bytes.
+    fn output(&self, from: u64, to: u64) -> Vec<u8> {
+        if self.flood == 0 {
+            let at = |byte: u64| usize::try_from(byte).unwrap_or(usize::MAX);
+            return self.output[at(from)..at(to)].to_vec();
+        }
+        let lines = (from / LINE_BYTES..).flat_map(|line| format!("{line:015}\n").into_bytes());
+        let (skipped, wanted) = (from % LINE_BYTES, to - from);
+        let at = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        lines.skip(at(skipped)).take(at(wanted)).collect()
     }
 
     pub(super) fn hear_signal(&mut self, number: u32) -> Vec<Answer> {
@@ -83,21 +115,22 @@ impl Program {
     /// Takes input and sends output as far as the windows let it.
     fn go_on(&mut self) -> Vec<Answer> {
         let mut answers = Vec::new();
-        if self.echoes && self.output.len() - self.confirmed < WINDOW_BYTES && !self.input.is_empty() {
+        let unread = self.output.len() as u64 - self.confirmed.min(self.output.len() as u64);
+        if self.echoes && (self.let_go || unread < WINDOW_BYTES as u64) && !self.input.is_empty() {
             self.taken += self.input.len() as u64;
             self.output.append(&mut self.input);
-            answers.push(Answer::Window(Window { bytes: self.taken }));
+            answers.push(self.window());
         }
         if self.echoes && self.last && self.input.is_empty() {
             self.exit.get_or_insert(exit(0, 0));
         }
-        while self.sent < self.output.len() && self.sent - self.confirmed < WINDOW_BYTES {
-            let end = self.output.len().min(self.sent + CHUNK_BYTES);
-            let data = self.output[self.sent..end].to_vec();
-            answers.push(Answer::Output(Output { stderr: false, data, offset: self.sent as u64, lost: 0 }));
+        while !self.let_go && self.sent < self.end() && self.sent - self.confirmed < WINDOW_BYTES as u64 {
+            let end = self.end().min(self.sent + CHUNK_BYTES as u64);
+            let data = self.output(self.sent, end);
+            answers.push(Answer::Output(Output { stderr: false, data, offset: self.sent, lost: 0 }));
             self.sent = end;
         }
-        if let Some(exit) = self.exit.filter(|_| self.sent == self.output.len() && !self.told) {
+        if let Some(exit) = self.exit.filter(|_| (self.let_go || self.sent == self.end()) && !self.told) {
             self.told = true;
             answers.push(Answer::Exit(exit));
         }

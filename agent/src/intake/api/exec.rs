@@ -1,5 +1,5 @@
 //! `POST .../exec`: runs one command inside an instance and streams what comes of it, one JSON object per line. Its input is in
-//! the request, or streamed behind it ([`stream`]).
+//! the request, or streamed behind it over the node's own socket ([`request`], [`input`]).
 //!
 //! Every line has one member: `stdout` or `stderr` (base64, for output need not be text), `lost` (bytes that the guest
 //! could not keep), and last `exit` or, when the guest went away, `error` (a problem). The answer begins when the guest
@@ -9,13 +9,12 @@
 //! Both the command's begin and what became of it are in the tenant's audit log: who asked, for which program and with how
 //! many arguments. The arguments themselves, variables, input and output are not: secrets are passed in them.
 
+mod audited;
 mod input;
-mod stream;
+mod request;
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use axum::Extension;
 use axum::body::Body;
@@ -25,50 +24,24 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use futures::{Stream, stream as streams};
+use futures::{Stream, stream};
 use http::{HeaderMap, header};
 use mvm_proto::text::chain;
 use mvm_proto::{InstanceId, Phase, Problem};
-use serde::Deserialize;
 use serde_json::json;
-use tokio_util::sync::CancellationToken;
+use tokio::sync::oneshot;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
+use self::input::Input;
 use super::Api;
-use super::input::{InstancePath, JSON, media_type, no_query, object, read_body};
+use super::input::{InstancePath, JSON, media_type, no_query};
 use super::instances::find;
-use super::problem::{self, Refused};
+use super::problem::Refused;
 use super::watch::NDJSON;
 use crate::guest::{ExecEvent, ExecHandle, ExecRequest, LinkError};
 use crate::intake::authz::Caller;
-use crate::metrics::{ExecResult, Metrics};
-use crate::node::handle::NodeHandle;
 
-/// Input travels with the request; what is larger belongs into a file.
-const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
-
-/// What the audit log calls it.
-const ACTION: &str = "exec";
-
-/// How much of a program's name the audit log repeats.
-const MAX_AUDITED_CHARS: usize = 256;
-
-/// The longest that a command may be allowed to run.
-pub(in crate::intake) const MAX_TIMEOUT_SECONDS: u64 = 7 * 86_400;
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ExecBody {
-    #[serde(default)]
-    command: Vec<String>,
-    #[serde(default)]
-    env: BTreeMap<String, String>,
-    #[serde(default)]
-    directory: String,
-    /// Absent: it may run for ever.
-    timeout_seconds: Option<u64>,
-    /// Base64.
-    stdin: Option<String>,
-}
+pub(in crate::intake) use self::audited::Audited;
 
 pub(super) async fn exec(
     State(api): State<Api>,
@@ -80,155 +53,61 @@ pub(super) async fn exec(
 ) -> Result<Response, Refused> {
     no_query(query.as_deref())?;
     media_type(&headers, &[JSON, NDJSON])?;
-    if media_type(&headers, &[NDJSON]).is_ok() {
-        return stream::exec(api, caller, path, body).await;
+    let is_streamed = media_type(&headers, &[NDJSON]).is_ok();
+    // Elsewhere a body has to arrive whole within a time.
+    if is_streamed && caller != Caller::Local {
+        return Err(only_here());
     }
     let path = InstancePath::read(path)?;
-    let body: ExecBody = object(&read_body(body, MAX_BODY_BYTES).await?)?;
-    let (request, input) = request(body)?;
+    let (request, input) =
+        if is_streamed { request::streamed(body).await? } else { request::whole(body).await? };
     let found = find(&api, &path)?;
     if found.phase != Phase::Running.as_str() {
         return Err(not_running(&path.instance, &found.phase));
     }
-    let guests = api.shared.node.guests();
+    let running = begin(&api, &caller, path.instance, request, input).await?;
+    Ok(([(header::CONTENT_TYPE, NDJSON)], Body::from_stream(answer(running))).into_response())
+}
+
+/// Has the guest begin it, and its input given to it as it comes.
+async fn begin(
+    api: &Api,
+    caller: &Caller,
+    instance: InstanceId,
+    request: ExecRequest,
+    input: Input,
+) -> Result<Running, Refused> {
     let (node, metrics) = (&api.shared.node, &api.shared.metrics);
-    let mut audited = Audited::begin(node, metrics, &path.instance, caller.describe(), &request.command);
-    let mut broken = |error: &LinkError| {
-        audited.end(ExecResult::Failed, Err(chain(error)));
-        Refused(guest_problem(&path.instance, error))
+    let mut audited = Audited::begin(node, metrics, &instance, caller.describe(), &request.command);
+    let begun = async {
+        let handle = node.guests().exec(&instance, request).await?;
+        let first = handle.next().await?;
+        Ok((handle, first))
     };
-    let handle = guests.exec(&path.instance, request).await.map_err(|error| broken(&error))?;
-    let first = handle.next().await.map_err(|error| broken(&error))?;
+    let (handle, first) = begun.await.map_err(|error: LinkError| {
+        audited.fail(chain(&error));
+        Refused(guest_problem(&instance, &error))
+    })?;
+    let handle = Arc::new(handle);
+    let (left, (tell, fault)) = (CancellationToken::new(), oneshot::channel());
     let running = Running {
-        instance: path.instance,
+        instance,
         audited,
-        handle: Arc::new(handle),
+        handle: Arc::clone(&handle),
         first: Some(first),
         over: false,
+        fault: Some(fault),
         shutdown: api.shared.shutdown.clone(),
+        _left: left.clone().drop_guard(),
     };
-    if let Some(input) = input {
-        let handle = Arc::downgrade(&running.handle);
-        tokio::spawn(async move {
-            // A command that does not read its input, or ended, is no error.
-            if let Some(handle) = handle.upgrade()
-                && handle.write(&input).await.is_ok()
-            {
-                let _ = handle.close_input().await;
-            }
-        });
-    }
-    Ok(([(header::CONTENT_TYPE, NDJSON)], Body::from_stream(lines(running))).into_response())
-}
-
-fn request(body: ExecBody) -> Result<(ExecRequest, Option<Vec<u8>>), Refused> {
-    if body.command.first().is_none_or(String::is_empty) {
-        return Err(problem::bad_body("`command` must name a program"));
-    }
-    if body.timeout_seconds.is_some_and(|seconds| !(1..=MAX_TIMEOUT_SECONDS).contains(&seconds)) {
-        let text = format!("`timeout_seconds` must be 1..={MAX_TIMEOUT_SECONDS}");
-        return Err(problem::bad_body(text));
-    }
-    let input = body.stdin.map(|text| STANDARD.decode(text)).transpose();
-    let input = input.map_err(|_| problem::bad_body("`stdin` must be base64"))?;
-    let request = ExecRequest {
-        command: body.command,
-        env: body.env,
-        directory: body.directory,
-        timeout: body.timeout_seconds.map(Duration::from_secs),
-        stdin: input.is_some(),
-        ..ExecRequest::default()
+    let passed = async move {
+        if let Some(problem) = input.pass_on(&handle).await {
+            let _ = tell.send(problem);
+        }
     };
-    Ok((request, input))
-}
-
-/// What the audit log says of one command: that it began, and once what became of it.
-pub(in crate::intake) struct Audited {
-    node: NodeHandle,
-    instance: InstanceId,
-    actor: String,
-    reason: String,
-    metrics: Arc<Metrics>,
-    begun: Instant,
-    over: bool,
-}
-
-impl Audited {
-    pub(in crate::intake) fn begin(
-        node: &NodeHandle,
-        metrics: &Arc<Metrics>,
-        instance: &InstanceId,
-        actor: String,
-        command: &[String],
-    ) -> Self {
-        let (program, arguments) =
-            command.split_first().map_or(("", 0), |(first, rest)| (first.as_str(), rest.len()));
-        let program: String = program.chars().take(MAX_AUDITED_CHARS).collect();
-        let reason = format!("{program:?} with {arguments} argument(s), asked by {actor}");
-        Self::of(node, metrics, instance, actor, reason)
-    }
-
-    pub(in crate::intake) fn of(
-        node: &NodeHandle,
-        metrics: &Arc<Metrics>,
-        instance: &InstanceId,
-        actor: String,
-        reason: String,
-    ) -> Self {
-        let (node, instance) = (node.clone(), instance.clone());
-        node.audit(&instance, &actor, ACTION, reason.clone(), Ok("begun"));
-        let metrics = Arc::clone(metrics);
-        Self { node, instance, actor, reason, metrics, begun: Instant::now(), over: false }
-    }
-
-    /// It could not be run, or its guest went away.
-    pub(in crate::intake) fn fail(&mut self, why: String) {
-        self.end(ExecResult::Failed, Err(why));
-    }
-
-    /// It goes on where nothing more is heard of it here.
-    pub(in crate::intake) fn leave(&mut self, outcome: &str) {
-        if !std::mem::replace(&mut self.over, true) {
-            self.node.audit(&self.instance, &self.actor, ACTION, self.reason.clone(), Ok(outcome));
-        }
-    }
-
-    fn end(&mut self, result: ExecResult, outcome: Result<&str, String>) {
-        if !std::mem::replace(&mut self.over, true) {
-            self.metrics.executed(result, self.begun.elapsed());
-            self.node.audit(&self.instance, &self.actor, ACTION, self.reason.clone(), outcome);
-        }
-    }
-
-    pub(in crate::intake) fn hear(&mut self, event: &Result<ExecEvent, LinkError>) {
-        match event {
-            Ok(ExecEvent::Exit { code, signal, timed_out, cancelled }) => {
-                let (result, outcome) = match (timed_out, cancelled, signal) {
-                    (true, _, _) => (ExecResult::TimedOut, "ended: it took too long".to_owned()),
-                    (_, true, _) => (ExecResult::Cancelled, "ended: it was cancelled".to_owned()),
-                    (_, _, 0) => (ExecResult::Exited, format!("exited with {code}")),
-                    (_, _, signal) => (ExecResult::Exited, format!("ended by signal {signal}")),
-                };
-                if result == ExecResult::TimedOut {
-                    let record = self.node.records().get(&self.instance);
-                    let subject =
-                        record.map_or_else(|| self.instance.to_string(), |record| record.full_name());
-                    self.node.events().warn("ExecTimeout", subject, "a command was ended: it took too long");
-                }
-                self.end(result, Ok(&outcome));
-            }
-            Err(error) => self.end(ExecResult::Failed, Err(chain(error))),
-            Ok(_) => {}
-        }
-    }
-}
-
-impl Drop for Audited {
-    /// Also when the answer is given up in the middle.
-    fn drop(&mut self) {
-        let left = "the caller left before its end, and it was cancelled".to_owned();
-        self.end(ExecResult::Cancelled, Err(left));
-    }
+    // With its caller the command goes, also while it takes no input.
+    tokio::spawn(async move { left.run_until_cancelled(passed).await });
+    Ok(running)
 }
 
 struct Running {
@@ -237,20 +116,32 @@ struct Running {
     handle: Arc<ExecHandle>,
     first: Option<ExecEvent>,
     over: bool,
+    /// What was wrong with a line of its input.
+    fault: Option<oneshot::Receiver<Problem>>,
     shutdown: CancellationToken,
+    /// Ends what passes input on, which holds the command too.
+    _left: DropGuard,
 }
 
-fn lines(running: Running) -> impl Stream<Item = Result<Bytes, Infallible>> {
-    streams::unfold(running, |mut running| async move {
+fn answer(running: Running) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    stream::unfold(running, |mut running| async move {
         if running.over {
             return None;
         }
-        let event = match running.first.take() {
-            Some(event) => Ok(event),
-            None => tokio::select! {
-                event = running.handle.next() => event,
-                () = running.shutdown.cancelled() => return None,
-            },
+        let next = async {
+            match running.first.take() {
+                Some(first) => Ok(first),
+                None => running.handle.next().await,
+            }
+        };
+        let event = tokio::select! {
+            event = next => event,
+            problem = wrong(&mut running.fault) => {
+                running.over = true;
+                running.audited.fail("its input could not be read".to_owned());
+                return Some((Ok(one(&json!({ "error": problem })).into()), running));
+            }
+            () = running.shutdown.cancelled() => return None,
         };
         running.audited.hear(&event);
         running.over = matches!(event, Ok(ExecEvent::Exit { .. }) | Err(_));
@@ -260,6 +151,17 @@ fn lines(running: Running) -> impl Stream<Item = Result<Bytes, Infallible>> {
         };
         Some((Ok(line.into()), running))
     })
+}
+
+/// For ever, if nothing is wrong.
+async fn wrong(fault: &mut Option<oneshot::Receiver<Problem>>) -> Problem {
+    if let Some(told) = fault
+        && let Ok(problem) = told.await
+    {
+        return problem;
+    }
+    *fault = None;
+    std::future::pending().await
 }
 
 fn line(event: &ExecEvent) -> Vec<u8> {
@@ -303,4 +205,10 @@ pub(in crate::intake) fn guest_problem(id: &InstanceId, error: &LinkError) -> Pr
             Problem::new(503, "guest_unreachable", detail, "Look at the instance's console, then ask again.")
         }
     }
+}
+
+fn only_here() -> Refused {
+    let detail = "input is streamed over the node's own unix socket";
+    let remediation = "Run the command on its node, or send all input in `stdin` of a JSON body.";
+    Refused(Problem::new(409, "only_local", detail, remediation))
 }

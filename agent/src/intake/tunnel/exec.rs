@@ -30,8 +30,8 @@ use self::input::InputQueue;
 use self::traced::TracedGuest;
 use super::limits::StreamSlot;
 use super::stream::{Answers, Frames, Opening, bad, finish, framed, lost};
-use crate::guest::{ExecEvent, ExecHandle, ExecRequest, ExecTerminal, ExecUser, GoOn, LinkError};
-use crate::intake::api::exec::{Audited, MAX_TIMEOUT_SECONDS, guest_problem};
+use crate::guest::{ExecEvent, ExecHandle, ExecRequest, ExecTerminal, GoOn, LinkError};
+use crate::intake::api::exec::{Audited, guest_problem};
 
 /// What begins an exec's id.
 const ID_PREFIX: &str = "x-";
@@ -111,7 +111,8 @@ pub(super) async fn attach(
     let reason = format!("attached to {}, asked by {}", id_of(number), opening.actor);
     let metrics = &opening.shared.parts.metrics;
     let mut audited = Audited::of(&node, metrics, &instance, opening.actor.clone(), reason);
-    let from = GoOn { output_from: asked.output_from, input_from: asked.input_from };
+    let input_from = (!asked.input_follows).then_some(asked.input_from);
+    let from = GoOn { output_from: asked.output_from, input_from };
     let begun = async {
         let activity = Activity::begin(&node, &opening.place, may_wake, is_activity).await?;
         let handle = node.guests().attach(&instance, number, from).await;
@@ -158,11 +159,14 @@ impl Followed {
     ) -> Result<(), Problem> {
         let (handle, input) = (Arc::clone(&self.handle), InputQueue::default());
         let shutdown = self.opening.shared.parts.shutdown.clone();
+        let gone = frames_out.gone();
         let ended = tokio::select! {
             end = self.outward(activity, frames_out) => end,
             end = inward(&handle, activity, &input, frames_in) => end,
             () = input.pass_on(&handle) => End::Lost,
             () = activity.lapse(&handle) => End::Lost,
+            // One that has said all it had to say, and left, is heard of by this alone.
+            () = gone => End::Lost,
             () = shutdown.cancelled() => End::Stopping,
         };
         match ended {
@@ -259,6 +263,7 @@ async fn inward(handle: &ExecHandle, activity: &Activity, input: &InputQueue, mu
                 return End::Lost;
             }
         };
+        handle.wait_until_read().await;
         match body {
             Some(frame::Body::Taken(taken)) => handle.confirm(taken.bytes),
             Some(frame::Body::Input(piece)) => {
@@ -291,26 +296,20 @@ async fn inward(handle: &ExecHandle, activity: &Activity, input: &InputQueue, mu
 }
 
 fn request(asked: wire::Exec) -> Result<ExecRequest, Problem> {
-    if asked.command.first().is_none_or(String::is_empty) {
-        return Err(bad("`command` must name a program".to_owned()));
-    }
-    if u64::from(asked.timeout_seconds) > MAX_TIMEOUT_SECONDS {
-        return Err(bad(format!("`timeout_seconds` must be at most {MAX_TIMEOUT_SECONDS}")));
-    }
-    let env: BTreeMap<_, _> = asked.env.into_iter().map(|one| (one.name, one.value)).collect();
-    Ok(ExecRequest {
+    let request = ExecRequest {
         command: asked.command,
-        env,
+        env: asked.env.into_iter().map(|one| (one.name, one.value)).collect(),
         directory: asked.directory,
         timeout: (asked.timeout_seconds > 0).then(|| Duration::from_secs(asked.timeout_seconds.into())),
         stdin: asked.stdin,
-        user: (!asked.user.is_empty())
-            .then(|| asked.user.parse().map_or_else(|_| ExecUser::Name(asked.user.clone()), ExecUser::Id)),
+        user: (!asked.user.is_empty()).then(|| asked.user.as_str().into()),
         terminal: asked.tty.map(|tty| ExecTerminal { rows: tty.rows, columns: tty.cols, term: tty.term }),
         uid: asked.uid,
         gid: asked.gid,
         max_output_bytes: asked.max_output_bytes,
-    })
+    };
+    request.check().map_err(bad)?;
+    Ok(request)
 }
 
 /// A program's id: its number in the guest's protocol.

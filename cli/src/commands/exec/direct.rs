@@ -12,9 +12,8 @@ use mvm_proto::Problem;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{ExecArgs, ended};
+use super::{ExecArgs, ended, streamed};
 use crate::agent_client::Pieces;
-use crate::commands::exec_stream;
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
 use crate::instances::InstanceName;
@@ -45,9 +44,9 @@ struct Exit {
 
 pub(super) async fn run(global: &Global, args: ExecArgs, name: &InstanceName) -> Run {
     let found = Instances::open(global, &args.endpoint).await?.find(name).await?;
-    let agent = args.endpoint.open_agent_of(global, &found.node_id, "exec").await?;
-    if args.stdin && agent.is_local() || args.on.needs_stream() {
-        return exec_stream::run(&agent, &found.path("/exec"), args, Progress::new(global.quiet)).await;
+    let agent = args.endpoint.open_agent(global, "exec").await?;
+    if args.stdin && agent.is_local() || args.needs_stream() {
+        return streamed::run(&agent, &found.path("/exec"), args, Progress::new(global.quiet)).await;
     }
     let env: BTreeMap<_, _> = args.env.into_iter().collect();
     let mut body = json!({ "command": args.command, "env": env });
@@ -74,7 +73,7 @@ fn read_input() -> Result<Vec<u8>, Outcome> {
     Ok(input)
 }
 
-pub(in crate::commands) async fn relay(mut answer: Pieces, progress: Progress) -> Run {
+pub(super) async fn relay(mut answer: Pieces, progress: Progress) -> Run {
     let mut rest = Vec::new();
     while let Some(piece) = answer.next().await? {
         rest.extend_from_slice(&piece);

@@ -1,24 +1,19 @@
 //! A command through the coordinator: streamed both ways, and attached to again by itself when a connection is lost.
 
-use std::io::Read as _;
 use std::time::Duration;
 
-use anyhow::anyhow;
-use bytes::Bytes;
-use mvm_client::Channel;
-use mvm_client::{Exec, ExecError, ExecEvent, ExecInput};
-use mvm_proto::wire::tunnel::v1::{self as wire, Attach, Open, Variable};
-use tokio::sync::{mpsc, oneshot};
+use mvm_client::{Channel, Exec, ExecEvent, ExecInput};
+use mvm_proto::wire::tunnel::v1::{self as wire, Attach, Open, Tty, Variable};
+use tokio::sync::oneshot;
 
 use super::{ExecArgs, ended};
-use crate::client::refused;
+use crate::client::stream_failed;
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
+use crate::output::terminal_size;
 use crate::progress::Progress;
+use crate::user::{Gives, Typed, User};
 
-/// Standard input in one piece, and how many of them may wait.
-const PIECE_BYTES: usize = 32 * 1024;
-const WAITING_PIECES: usize = 2;
 /// How long the program has to end when this process is told to; it is killed then, whether its end is heard or not.
 const ENDS_WITHIN: Duration = Duration::from_millis(700);
 
@@ -29,24 +24,34 @@ pub(super) async fn run(
     interrupted: oneshot::Receiver<u8>,
 ) -> Run {
     let progress = Progress::new(global.quiet);
-    let stdin = args.stdin;
-    let deadline_ms = u32::try_from(global.timeout().as_millis()).unwrap_or(u32::MAX);
-    let mut exec = Exec::open(channel, header(args, deadline_ms)).await.map_err(|error| failed(error, ""))?;
+    let gives = args.gives();
+    gives.check()?;
+    let header = header(args, global.open_within_ms());
+    let mut exec = Exec::open(channel, header).await.map_err(|error| stream_failed(error, ""))?;
+    // Not before: until there is something to type to, a key is for this process.
+    let (mut user, typed) = User::begin(gives)?;
     let input = exec.input();
-    if stdin {
-        tokio::spawn(pass_on(read_stdin(), exec.input()));
+    if let Some((rows, columns)) = terminal_size().filter(|_| gives.terminal) {
+        input.resize(rows.into(), columns.into());
     }
-    tokio::select! {
-        done = follow(&mut exec, progress) => done,
-        Ok(code) = interrupted => {
-            input.signal(0);
-            let _ = tokio::time::timeout(ENDS_WITHIN, until_the_end(&mut exec)).await;
-            Err(Outcome::Interrupted(code))
-        }
+    if let Some(typed) = typed {
+        tokio::spawn(pass_on(typed, exec.input()));
     }
+    let code = tokio::select! {
+        done = follow(&mut exec, gives, progress) => return done,
+        Ok(code) = interrupted => code,
+        code = tell_sizes(&mut user, &input) => code,
+    };
+    // What is said from here on is said to a terminal that is as before.
+    drop(user);
+    input.signal(0);
+    if tokio::time::timeout(ENDS_WITHIN, until_the_end(&mut exec)).await != Ok(true) {
+        progress.say(format!("warning: its end was not heard of{}", go_on(&exec, gives)));
+    }
+    Err(Outcome::Interrupted(code))
 }
 
-fn header(args: ExecArgs, deadline_ms: u32) -> Open {
+fn header(args: ExecArgs, open_within_ms: u32) -> Open {
     let (tenant, pool, instance) = args.target.parts();
     fn text<T: ToString>(id: Option<&T>) -> String {
         id.map(ToString::to_string).unwrap_or_default()
@@ -56,13 +61,14 @@ fn header(args: ExecArgs, deadline_ms: u32) -> Open {
         pool_id: text(pool),
         instance_id: text(instance),
         node_id: text(args.endpoint.node()),
-        open_within_ms: deadline_ms,
+        open_within_ms,
         may_wake: true,
         is_activity: true,
         ..Open::default()
     };
     if let Some(exec_id) = args.attach {
-        let attach = Attach { exec_id, output_from: args.output_from, input_from: 0 };
+        let (output_from, input_follows) = (args.output_from, args.stdin);
+        let attach = Attach { exec_id, output_from, input_follows, ..Attach::default() };
         return Open { kind: "attach".to_owned(), attach: Some(attach), ..open };
     }
     let seconds = args.kill_after.map_or(0, |limit| limit.as_secs().max(1));
@@ -72,16 +78,21 @@ fn header(args: ExecArgs, deadline_ms: u32) -> Open {
         directory: args.workdir.unwrap_or_default(),
         timeout_seconds: u32::try_from(seconds).unwrap_or(u32::MAX),
         stdin: args.stdin,
+        user: args.user.unwrap_or_default(),
+        tty: args.tty.then(|| {
+            let (rows, cols) = terminal_size().unwrap_or_default();
+            Tty { rows: rows.into(), cols: cols.into(), term: std::env::var("TERM").unwrap_or_default() }
+        }),
         ..wire::Exec::default()
     };
     Open { kind: "exec".to_owned(), exec: Some(exec), ..open }
 }
 
-async fn follow(exec: &mut Exec, progress: Progress) -> Run {
+async fn follow(exec: &mut Exec, gives: Gives, progress: Progress) -> Run {
     loop {
         let event = match exec.next().await {
             Ok(event) => event,
-            Err(error) => return Err(failed(error, &go_on(exec))),
+            Err(error) => return Err(stream_failed(error, &go_on(exec, gives))),
         };
         match event {
             ExecEvent::Opened(_) => {}
@@ -101,75 +112,48 @@ async fn follow(exec: &mut Exec, progress: Progress) -> Run {
     }
 }
 
-async fn until_the_end(exec: &mut Exec) {
+/// Whether its end was told.
+async fn until_the_end(exec: &mut Exec) -> bool {
     while let Ok(event) = exec.next().await {
         if matches!(event, ExecEvent::Exit(_)) {
-            return;
+            return true;
         }
     }
+    false
 }
 
 /// How to go on with a program that this process loses sight of.
-fn go_on(exec: &Exec) -> String {
+fn go_on(exec: &Exec, gives: Gives) -> String {
     let Some(opened) = exec.opened() else { return String::new() };
     let (tenant, pool, instance) = (&opened.tenant_id, &opened.pool_id, &opened.instance_id);
-    let from = exec.output_from();
+    let (from, id) = (exec.output_from(), exec.id());
+    let flags = match (gives.input, gives.terminal) {
+        (true, true) => "-it ",
+        (true, false) => "-i ",
+        (false, true) => "-t ",
+        (false, false) => "",
+    };
     format!(
-        "\nattach again with: mvm exec {tenant}/{pool}/{instance} --attach {} --output-from {from}",
-        exec.id()
+        "\nattach again with: mvm exec {flags}{tenant}/{pool}/{instance} --attach {id} --output-from {from}"
     )
 }
 
-fn failed(error: ExecError, go_on: &str) -> Outcome {
-    if let ExecError::Call(call) = &error
-        && let Some(status) = call.status()
-    {
-        return refused(status);
-    }
-    let is_lost = matches!(error, ExecError::Lost(_));
-    match error.problem() {
-        Some(problem) if is_lost => {
-            Outcome::Unreachable(anyhow::Error::new(problem).context(format!("{error}{go_on}")))
-        }
-        Some(problem) => Outcome::from(anyhow::Error::new(problem)),
-        None if is_lost => {
-            Outcome::Unreachable(anyhow::Error::new(error).context(format!("lost sight of it{go_on}")))
-        }
-        None => Outcome::Failed(anyhow!("{error}{go_on}")),
-    }
-}
-
-/// Reads standard input in a thread of its own, which may be blocked in that for ever; the last piece is empty.
-fn read_stdin() -> mpsc::Receiver<Bytes> {
-    let (pieces, receiver) = mpsc::channel(WAITING_PIECES);
-    let read = move || {
-        let mut stdin = std::io::stdin().lock();
-        let mut buffer = vec![0; PIECE_BYTES];
-        loop {
-            let count = match stdin.read(&mut buffer) {
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-                // What can't be read has ended.
-                read => read.unwrap_or(0),
-            };
-            let piece = Bytes::copy_from_slice(&buffer[..count]);
-            if pieces.blocking_send(piece).is_err() || count == 0 {
-                return;
-            }
-        }
-    };
-    // Without a thread there is no input.
-    let _ = std::thread::Builder::new().name("stdin".to_owned()).spawn(read);
-    receiver
-}
-
-async fn pass_on(mut pieces: mpsc::Receiver<Bytes>, input: ExecInput) {
-    while let Some(piece) = pieces.recv().await {
-        if piece.is_empty() {
-            break;
-        }
-        if !input.write(piece).await {
+/// Passes on what is typed until there is no more of it, or the program has ended.
+async fn pass_on(mut typed: Typed, input: ExecInput) {
+    while let Some(bytes) = typed.recv().await {
+        if !input.write(bytes.into()).await {
             return;
         }
     }
     input.close().await;
+}
+
+/// Tells the sizes of the terminal until a signal ends the command: its exit code.
+async fn tell_sizes(user: &mut User, input: &ExecInput) -> u8 {
+    loop {
+        match user.next_size().await {
+            Ok((rows, columns)) => input.resize(rows.into(), columns.into()),
+            Err(code) => return code,
+        }
+    }
 }

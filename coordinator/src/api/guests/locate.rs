@@ -29,6 +29,8 @@ pub(super) struct Wanted {
     pool: Option<PoolId>,
     instance: Option<InstanceId>,
     node: Option<NodeId>,
+    /// For a caller of one tenant, to which nodes are nothing.
+    conceals_nodes: bool,
 }
 
 /// One instance, where it is.
@@ -49,7 +51,7 @@ impl Located {
 }
 
 impl Wanted {
-    pub(super) fn read(tenant: Option<TenantId>, open: &Open) -> Result<Self, Problem> {
+    pub(super) fn read(tenant: Option<TenantId>, open: &Open, is_of_tenant: bool) -> Result<Self, Problem> {
         fn wanted<T: std::str::FromStr>(what: &str, text: &str) -> Result<Option<T>, Problem>
         where
             T::Err: std::fmt::Display,
@@ -61,6 +63,7 @@ impl Wanted {
             pool: wanted("pool_id", &open.pool_id)?,
             instance: wanted("instance_id", &open.instance_id)?,
             node: wanted("node_id", &open.node_id)?,
+            conceals_nodes: is_of_tenant,
         };
         if wanted.instance.is_none() && (wanted.tenant.is_none() || wanted.pool.is_none()) {
             return Err(refuse::bad_request("a stream is for an instance, or for a tenant's pool"));
@@ -110,15 +113,26 @@ impl Wanted {
             return Problem::new(404, "unknown_instance", of, "List what there is: `mvm instance list`.");
         }
         let names: Vec<_> = silent.iter().take(8).map(ToString::to_string).collect();
-        let detail = format!("{of} on the nodes that answered; silent: {}", names.join(", "));
+        let detail = match self.conceals_nodes {
+            true => format!("{of} on the nodes that answered; others were silent"),
+            false => format!("{of} on the nodes that answered; silent: {}", names.join(", ")),
+        };
         Problem::new(503, "instance_not_found_yet", detail, "Try again once these nodes are connected.")
     }
 }
 
 /// The instance that a stream is to be opened to.
 pub(super) async fn locate(state: &State, wanted: &Wanted) -> Result<Located, Problem> {
+    // A node speaks for itself: one that was given nothing of the tenant has none of its instances, whatever it says.
+    let may_have = |node: &NodeId, tenant: Option<&TenantId>| {
+        tenant.is_none_or(|tenant| state.world.lock().may_have(node, tenant))
+    };
     if let Some(node) = &wanted.node {
-        enrolment::registered(state, node).await?;
+        let registered = enrolment::registered(state, node).await;
+        if wanted.conceals_nodes && registered.is_err() || !may_have(node, wanted.tenant.as_ref()) {
+            return Err(wanted.unknown(&[]));
+        }
+        registered?;
         // The node checks that the instance is there, and whose it is.
         if let (Some(tenant), Some(pool), Some(instance)) = (&wanted.tenant, &wanted.pool, &wanted.instance) {
             let (node, tenant) = (node.clone(), tenant.clone());
@@ -131,11 +145,13 @@ pub(super) async fn locate(state: &State, wanted: &Wanted) -> Result<Located, Pr
             }
         };
     }
-    let connected = state.fleet.connected_nodes();
+    let mut connected = state.fleet.connected_nodes();
+    connected.retain(|node| may_have(node, wanted.tenant.as_ref()));
     let near = match (&wanted.tenant, &wanted.pool) {
         (Some(tenant), Some(pool)) => nodes_of(state, tenant, pool),
         _ => Vec::new(),
     };
+    let near: Vec<_> = near.into_iter().filter(|node| connected.contains(node)).collect();
     let far: Vec<_> = connected.into_iter().filter(|node| !near.contains(node)).collect();
     let mut silent = Vec::new();
     for nodes in [near, far] {
@@ -192,6 +208,10 @@ async fn ask(
         };
         for found in &listed.instances {
             let Some(located) = wanted.matches(&node, found) else { continue };
+            if !state.world.lock().may_have(&node, &located.tenant) {
+                tracing::warn!(%node, tenant = %located.tenant, "a node says that it has what it was not given");
+                continue;
+            }
             // An id names one instance: there is nothing to choose.
             if wanted.instance.is_some() {
                 return (Some(located), silent);
@@ -233,7 +253,7 @@ mod tests {
     #[test]
     fn a_node_that_answers_with_another_tenants_instance_is_not_believed() {
         let open = Open { pool_id: "web".into(), ..Open::default() };
-        let wanted = Wanted::read(Some("acme".parse().unwrap()), &open).unwrap();
+        let wanted = Wanted::read(Some("acme".parse().unwrap()), &open, true).unwrap();
         let node: NodeId = "n1".parse().unwrap();
         assert!(wanted.matches(&node, &status("i-00000001", "acme")).is_some());
         assert_eq!(wanted.matches(&node, &status("i-00000001", "zeta")), None);
@@ -244,7 +264,7 @@ mod tests {
     fn a_stream_is_for_an_instance_or_for_a_pool_of_a_tenant() {
         let of = |tenant: Option<&str>, pool: &str, instance: &str| {
             let open = Open { pool_id: pool.into(), instance_id: instance.into(), ..Open::default() };
-            Wanted::read(tenant.map(|tenant| tenant.parse().unwrap()), &open).map(drop)
+            Wanted::read(tenant.map(|tenant| tenant.parse().unwrap()), &open, false).map(drop)
         };
         assert!(of(Some("acme"), "web", "").is_ok() && of(None, "", "i-00000001").is_ok());
         assert!(of(None, "web", "").is_err() && of(Some("acme"), "", "").is_err());

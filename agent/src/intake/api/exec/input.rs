@@ -69,6 +69,35 @@ impl Lines {
     }
 }
 
+/// What a command is given.
+pub(super) enum Input {
+    None,
+    /// All of it came with the request.
+    Whole(Vec<u8>),
+    Lines {
+        lines: Lines,
+        /// Input is among them.
+        interactive: bool,
+    },
+}
+
+impl Input {
+    /// Gives it to the command as that takes it; answers what was wrong with it, if anything was.
+    pub(super) async fn pass_on(self, handle: &ExecHandle) -> Option<Problem> {
+        match self {
+            Self::None => None,
+            Self::Whole(input) => {
+                // A command that does not read its input, or ended, is no error.
+                if handle.write(&input).await.is_ok() {
+                    let _ = handle.close_input().await;
+                }
+                None
+            }
+            Self::Lines { lines, interactive } => pass_on(lines, handle, interactive).await,
+        }
+    }
+}
+
 /// One line: whatever it has of these.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -89,7 +118,7 @@ struct Size {
 }
 
 /// Passes lines on until the body's end; answers what was wrong with the last one, if anything was.
-pub(super) async fn pass_on(mut lines: Lines, handle: &ExecHandle, interactive: bool) -> Option<Problem> {
+async fn pass_on(mut lines: Lines, handle: &ExecHandle, interactive: bool) -> Option<Problem> {
     let mut open = interactive;
     loop {
         let line = match lines.next(MAX_LINE_BYTES).await {
@@ -124,6 +153,7 @@ fn read(line: &[u8], open: bool) -> Result<(Line, Vec<u8>), Refused> {
 
 /// Whether the input goes on after it.
 async fn pass(handle: &ExecHandle, line: &Line, input: Vec<u8>) -> bool {
+    handle.wait_until_read().await;
     if let Some(Size { rows, columns }) = line.resize {
         let _ = handle.resize(rows.into(), columns.into());
     }

@@ -21,7 +21,8 @@ pub(super) async fn parked(
         handle.count_as_work(false);
         // Nothing is read meanwhile, so that the guest keeps what the lost stream's caller may lack.
         sleep(GRACE).await;
-        timeout(LEFT_ALONE, drain(&handle)).await
+        let has_let_go = handle.let_go();
+        timeout(LEFT_ALONE, until_its_end(&handle, has_let_go)).await
     };
     let ended = tokio::select! {
         ended = alone => ended,
@@ -45,10 +46,13 @@ pub(super) async fn parked(
     }
 }
 
-/// Reads what the program says until it ends. The guest keeps the newest of it for those that attach.
-async fn drain(handle: &ExecHandle) -> Result<ExecEvent, LinkError> {
+/// Waits for the program's end. The guest keeps the newest of its output for those that attach; one that can't let go of a
+/// program would have it wait for its reader, so that it is read and dropped.
+async fn until_its_end(handle: &ExecHandle, has_let_go: bool) -> Result<ExecEvent, LinkError> {
     loop {
         match handle.next().await? {
+            // What was under way, or is told again by a guest whose link broke.
+            ExecEvent::Output { .. } if has_let_go => {}
             ExecEvent::Output { data, offset, .. } => {
                 handle.confirm(offset.saturating_add(data.len() as u64));
             }
