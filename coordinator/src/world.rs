@@ -33,7 +33,7 @@ use crate::fleet::Standing;
 use crate::render::{self, PoolShare, RenderedTenant, Share};
 use crate::stored::StateError;
 
-pub(crate) use bundles::PoolBundle;
+pub(crate) use bundles::{Bundles, PoolBundle};
 pub(crate) use deletion::Waits;
 use division::Division;
 use holdings::Divided;
@@ -97,10 +97,8 @@ pub(crate) struct World {
     /// What the deletions wait for.
     pool_waits: BTreeMap<PoolKey, Waits>,
     tenant_waits: BTreeMap<TenantId, Waits>,
-    /// What pools' guests are given; none of pools that name no Secrets.
-    bundles: BTreeMap<PoolKey, PoolBundle>,
-    /// Pools of which the bundle is to be worked out.
-    pub(crate) unbundled: BTreeSet<PoolKey>,
+    /// What pools' guests are given of Secrets.
+    pub(crate) bundles: Bundles,
     /// Nodes whose document may have changed.
     pub(crate) touched: BTreeSet<NodeId>,
     /// Pools whose stored placement may differ from where they are placed now.
@@ -160,8 +158,7 @@ impl World {
             divided: BTreeMap::new(),
             pool_waits: BTreeMap::new(),
             tenant_waits: BTreeMap::new(),
-            bundles: BTreeMap::new(),
-            unbundled: BTreeSet::new(),
+            bundles: Bundles::default(),
             touched: BTreeSet::new(),
             unsettled: BTreeSet::new(),
         }
@@ -290,7 +287,7 @@ impl World {
                     self.placer.set_pool(&key, None);
                     self.touched.extend(self.stored.nodes_of(&key).cloned());
                     self.pools.remove(&key);
-                    self.bundles.remove(&key);
+                    self.bundles.forget(&key);
                     self.forget_rollout(&key);
                     self.scales.forget(&key);
                     self.pool_waits.remove(&key);
@@ -506,8 +503,8 @@ impl World {
                 network: Self::network(rendered, blocks),
                 pools: BTreeMap::<PoolId, _>::new(),
             });
-            let secrets = self.secrets_hash(key, &pool.spec);
             let (spec, grant) = self.rollouts.spec_for(key, node, &pool.spec);
+            let secrets = self.secrets_on(key, node, &spec);
             let update = self.update_of(key, node, grant);
             share.pools.insert(key.pool.clone(), PoolShare { spec, counts, update, secrets });
         }

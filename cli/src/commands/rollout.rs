@@ -199,12 +199,15 @@ async fn history(global: &Global, args: HistoryArgs) -> Run {
 }
 
 fn history_table(history: &[PoolRevision]) -> Table {
-    let mut table = output::table(["REVISION", "DECLARED", "IMAGE", "CAUSE"]);
+    let mut table = output::table(["REVISION", "DECLARED", "IMAGE", "SECRETS", "CAUSE"]);
     for one in history {
+        let names: Vec<_> = one.template.secrets.iter().map(String::as_str).collect();
+        let changed = if one.values_changed { " (other values)" } else { "" };
         table.add_row([
             one.number.to_string(),
             one.created_at.clone(),
             one.template.image.r#ref.clone(),
+            output::or_dash(&format!("{}{changed}", names.join(", "))),
             output::or_dash(&one.cause),
         ]);
     }
@@ -232,8 +235,15 @@ async fn undo(global: &Global, args: UndoArgs) -> Run {
     let mut objects = args.pool.object.open(global).await?;
     let detail = explained(global, &mut objects, &name).await?;
     let number = args.to_revision.or_else(|| one_before(&detail));
-    let number = number.ok_or_else(|| Outcome::Failed(anyhow!("{name} has no revision before this one")))?;
+    let number = number
+        .ok_or_else(|| Outcome::Failed(anyhow!("{name} has no revision before this one to go back to")))?;
     let revision = find(&name, &detail.history, number)?;
+    if number != detail.status.revision && differs_in_values_alone(&detail, revision) {
+        return Err(Outcome::Failed(anyhow!(
+            "revision {number} of {name} differs from the newest in the values of its Secrets alone, and values of before are not \
+             kept: set them with `mvm secret set`"
+        )));
+    }
     let change = |object: &mut Value| {
         let spec: PoolSpec = serde_json::from_value(object["spec"].clone()).ok()?;
         object["spec"] = serde_json::to_value(revision.template.put_into(&spec)).ok()?;
@@ -243,13 +253,19 @@ async fn undo(global: &Global, args: UndoArgs) -> Run {
     changed(global, &mut objects, &name, change, &format!("goes back to revision {number}")).await
 }
 
-/// Of what failed or is being rolled out, the one that was everywhere before; else the one before the newest.
+/// Of what failed or is being rolled out, the one that was everywhere before; else the one before the newest. One that differs in
+/// values alone is no way back.
 fn one_before(detail: &RolloutDetail) -> Option<u64> {
     let RolloutDetail { status, history, .. } = detail;
-    if status.settled != status.revision {
-        return Some(status.settled);
-    }
-    history.iter().map(|one| one.number).filter(|number| *number != status.revision).max()
+    let others = history.iter().filter(|one| !differs_in_values_alone(detail, one));
+    let others: Vec<u64> = others.map(|one| one.number).filter(|number| *number != status.revision).collect();
+    let settled = others.contains(&status.settled).then_some(status.settled);
+    settled.or(others.into_iter().max())
+}
+
+fn differs_in_values_alone(detail: &RolloutDetail, revision: &PoolRevision) -> bool {
+    let newest = detail.history.iter().find(|one| one.number == detail.status.revision);
+    newest.is_some_and(|newest| newest.number != revision.number && newest.template == revision.template)
 }
 
 async fn set_paused(global: &Global, args: &PoolArgs, paused: bool) -> Run {
@@ -316,7 +332,12 @@ mod tests {
             number: *number,
             created_at: String::new(),
             cause: String::new(),
-            template: serde_json::from_value(template.clone()).unwrap(),
+            values_changed: false,
+            template: {
+                let mut template = template.clone();
+                template["image"]["ref"] = json!(format!("builtin:{number}"));
+                serde_json::from_value(template).unwrap()
+            },
         });
         let status = mvm_proto::object::RolloutStatus { revision, settled, ..Default::default() };
         RolloutDetail { status, message: String::new(), history: history.collect(), nodes: Vec::new() }
@@ -327,6 +348,22 @@ mod tests {
         assert_eq!(one_before(&detail(4, 2, &[2, 3, 4])), Some(2));
         assert_eq!(one_before(&detail(4, 4, &[2, 3, 4])), Some(3));
         assert_eq!(one_before(&detail(1, 1, &[1])), None);
+    }
+
+    #[test]
+    fn undo_goes_to_no_revision_that_had_other_values_alone() {
+        let rotated = |revision: u64, settled: u64| {
+            let mut detail = detail(revision, settled, &[1, 2, 3, 4]);
+            let template = detail.history[1].template.clone();
+            for one in &mut detail.history[2..] {
+                (one.template, one.values_changed) = (template.clone(), true);
+            }
+            detail
+        };
+        assert_eq!(one_before(&rotated(4, 4)), Some(1));
+        assert_eq!(one_before(&rotated(4, 3)), Some(1));
+        assert!(differs_in_values_alone(&rotated(4, 4), &rotated(4, 4).history[1]));
+        assert!(!differs_in_values_alone(&rotated(4, 4), &rotated(4, 4).history[0]));
     }
 
     #[test]

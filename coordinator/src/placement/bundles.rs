@@ -1,9 +1,10 @@
 //! Works out which bundles pools name, after a Secret or what a pool names of them changed: from the values in the store, which are
 //! wiped when that is done.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mvm_planner::fleet::PoolKey;
+use mvm_proto::TenantId;
 use mvm_proto::text::chain;
 
 use crate::secrets::{Made, make_bundle};
@@ -14,12 +15,22 @@ use crate::world::PoolBundle;
 /// Before documents are made that name them.
 pub(super) async fn make_bundles(state: &State) -> Result<(), StateError> {
     let open = state.world.lock().take_unbundled();
+    // Many pools may name the same Secrets.
+    let mut made: BTreeMap<(&TenantId, &BTreeSet<String>), PoolBundle> = BTreeMap::new();
     for (at, (key, names)) in open.iter().enumerate() {
-        match bundle_of(state, key, names).await {
-            Ok(bundle) => state.world.lock().set_bundle(key, bundle),
+        let known = made.get(&(&key.tenant, names)).cloned();
+        let bundle = match known {
+            Some(known) => Ok(known),
+            None => bundle_of(state, key, names).await,
+        };
+        match bundle {
+            Ok(bundle) => {
+                state.world.lock().set_bundle(key, names, bundle.clone());
+                made.insert((&key.tenant, names), bundle);
+            }
             Err(error) => {
                 let left = open[at..].iter().map(|(key, _)| key.clone());
-                state.world.lock().unbundled.extend(left);
+                state.world.lock().bundles.open(left);
                 return Err(error);
             }
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mvm_planner::fleet::blocks::Block;
 use mvm_planner::fleet::offers::{DocumentNumber, Most, Offers};
-use mvm_planner::fleet::rollout::Grant;
+use mvm_planner::fleet::rollout::{Grant, Named, OfferedRevision};
 use mvm_planner::fleet::shares::NO_SHARE;
 use mvm_planner::revision::revision_with;
 use mvm_proto::document::{DesiredCounts, Quotas, Resources, Tenant};
@@ -44,9 +44,25 @@ pub(crate) struct PoolOffer {
     /// Which revision; none of a version that did not note it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) revision: Option<Digest>,
+    /// Of which secrets; none of a version that did not note it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) secrets: Option<Digest>,
     /// How far the node may roll to it; none: by its own rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) update: Option<Grant>,
+}
+
+impl PoolOffer {
+    /// What a rollout is decided by.
+    pub(super) fn of_rollout(&self) -> OfferedRevision {
+        let grant = self.update.unwrap_or(Grant::OWN_RULE);
+        OfferedRevision { revision: self.revision, secrets: self.secrets, grant }
+    }
+
+    /// What the document names, where a version that did not note it meant `goal`.
+    pub(super) fn named(&self, goal: Digest) -> Named {
+        Named { revision: self.revision.unwrap_or(goal), secrets: self.secrets, grant: self.update }
+    }
 }
 
 impl Most for PoolOffer {
@@ -59,9 +75,15 @@ impl Most for PoolOffer {
                 data_disk_mib: a.data_disk_mib.max(b.data_disk_mib),
             },
             counts: self.counts.most(&other.counts),
-            // The later one's; who asks what may be followed of these goes through all.
-            revision: other.revision,
-            update: other.update,
+            // Where they differ it is not known which one the node follows.
+            revision: self.revision.filter(|revision| other.revision == Some(*revision)),
+            secrets: self.secrets.filter(|secrets| other.secrets == Some(*secrets)),
+            update: (self.update != other.update)
+                .then(|| {
+                    let granted = |offer: &Self| offer.update.unwrap_or(Grant::OWN_RULE);
+                    granted(self).most(&granted(other))
+                })
+                .or(self.update),
         }
     }
 }
@@ -94,6 +116,7 @@ impl TenantOffers {
                 counts: pool.desired_counts,
                 // Without its secrets: what is rolled out is what is declared.
                 revision: Some(revision_with(pool, None)),
+                secrets: pool.secrets_hash,
                 update: pool.update.map(grant_of),
             };
             (pool.pool_id.clone(), offer)

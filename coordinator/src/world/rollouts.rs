@@ -6,6 +6,7 @@
 //! goes on from what is there.
 
 mod record;
+mod seen;
 mod told;
 
 use std::borrow::Cow;
@@ -13,24 +14,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use mvm_planner::fleet::PoolKey;
-use mvm_planner::fleet::offers::Most as _;
-use mvm_planner::fleet::rollout::{
-    Grant, Named, Report, Rollout, RolloutLimits, RolloutNode, RolloutPlan, roll,
-};
-use mvm_proto::document::{Update, UpdateSleeping};
-use mvm_proto::object::{
-    CAUSE_ANNOTATION, OnRolloutFailure, PoolSpec, PoolTemplate, PoolUpdate, RESUMED_ANNOTATION,
-};
-use mvm_proto::status::Feature;
+use mvm_planner::fleet::rollout::{Grant, Named, RolloutNode, RolloutPlan, roll};
+use mvm_proto::object::{CAUSE_ANNOTATION, OnRolloutFailure, PoolSpec, PoolTemplate, RESUMED_ANNOTATION};
 use mvm_proto::{Digest, NodeId, Timestamp};
 
-use super::offered::PoolOffer;
 use super::{PoolEntry, PoolNews, World};
-use crate::fleet::Standing;
-use crate::records::Numbers;
 use crate::render;
 
 pub(crate) use record::RolloutRecord;
+use record::{Declared, News};
+pub(super) use seen::grant_of;
 
 /// The rollouts of all pools.
 #[derive(Debug, Clone, Default)]
@@ -47,7 +40,7 @@ pub(crate) struct Rollouts {
 #[derive(Debug, Clone)]
 struct PoolRollout {
     record: RolloutRecord,
-    /// What documents are to name, of the nodes where that is not the goal, or grants something.
+    /// What documents are to name, of the nodes where that is not just what is declared ([`RolloutRecord::is_noted`]).
     named: BTreeMap<NodeId, Named>,
     /// The furthest that it came, and since when.
     progress: Option<(u64, Timestamp)>,
@@ -98,25 +91,37 @@ impl Rollouts {
         let template = pool.record.template(&named.revision).filter(|_| !is_declared);
         (template.map_or(Cow::Borrowed(spec), |template| Cow::Owned(template.put_into(spec))), named.grant)
     }
+
+    /// What the document of a node is to name of a pool, where that is not just what is declared.
+    pub(super) fn named(&self, key: &PoolKey, node: &NodeId) -> Option<&Named> {
+        self.pools.get(key)?.named.get(node)
+    }
+
+    /// The Secrets that a pool's revisions name, beside those that its spec does.
+    pub(super) fn secrets_of(&self, key: &PoolKey) -> impl Iterator<Item = &BTreeSet<String>> {
+        self.pools.get(key).into_iter().flat_map(|pool| pool.record.secrets())
+    }
 }
 
 impl World {
     /// What the documents of nodes say of a pool, taken from what was offered last: after a start.
     pub(super) fn restore_rollouts(&mut self) {
         for (key, pool) in &mut self.rollouts.pools {
-            let goal = pool.record.digest(pool.record.goal());
+            let Some(goal) = pool.record.digest(pool.record.goal()) else { continue };
             for node in self.stored.nodes_of(key) {
                 let offers = self.offered.of(node, &key.tenant);
                 let Some(offer) = offers.and_then(|offers| offers.pools.current()?.get(&key.pool)) else {
                     continue;
                 };
-                let Some(revision) = offer.revision.or(goal) else { continue };
-                if Some(revision) != goal || offer.update.is_some() {
-                    pool.named.insert(node.clone(), Named { revision, grant: offer.update });
+                let named = offer.named(goal);
+                if pool.record.is_noted(&named) {
+                    pool.named.insert(node.clone(), named);
                 }
             }
         }
         self.rollouts.open.extend(self.pools.keys().cloned());
+        // Of their revisions, which are known only now.
+        self.bundles.open(self.pools.keys().cloned());
         // Of those that went while no coordinator ran.
         let gone = self.rollouts.pools.keys().filter(|key| !self.pools.contains_key(*key));
         for key in gone.cloned().collect::<Vec<_>>() {
@@ -158,13 +163,14 @@ impl World {
         let update = entry.spec.update;
         let known = self.rollouts.pools.remove(key);
         let is_new = known.is_none();
-        let mut pool = known.unwrap_or_else(|| first(key, entry, now));
+        let mut pool = known.unwrap_or_else(|| self.first_rollout(key, entry, now));
         let before = (pool.record.clone(), pool.named.clone());
         self.take_in_declared(key, &mut pool, now);
         let mut plan = roll(&self.rollout(key, &pool, &update));
         if let Some((reason, message)) = self.failure(key, &mut pool, &plan, now) {
-            let rolls_back =
-                update.on_failure == OnRolloutFailure::Rollback && !pool.record.is_rolling_back();
+            let rolls_back = update.on_failure == OnRolloutFailure::Rollback
+                && !pool.record.is_rolling_back()
+                && pool.record.can_go_back();
             tracing::warn!(pool = %format!("{}/{}", key.tenant, key.pool), reason, message, rolls_back, "a rollout failed");
             pool.record.fail(reason, &message, rolls_back);
             pool.progress = None;
@@ -182,7 +188,7 @@ impl World {
         }
         let goal = pool.record.digest(pool.record.goal());
         pool.named = plan.nodes;
-        pool.named.retain(|_, named| named.grant.is_some() || Some(named.revision) != goal);
+        pool.named.retain(|_, named| pool.record.is_noted(named));
         let (record, named) = &before;
         if *record != pool.record || is_new {
             self.rollouts.unsaved.insert(key.clone());
@@ -191,7 +197,8 @@ impl World {
         let goal_before = record.digest(record.goal());
         for node in self.stored.nodes_of(key) {
             let says = |named: &BTreeMap<NodeId, Named>, goal: Option<Digest>| {
-                named.get(node).map_or((goal, None), |named| (Some(named.revision), named.grant))
+                let all = |named: &Named| (Some(named.revision), named.secrets, named.grant);
+                named.get(node).map_or((goal, None, None), all)
             };
             if says(named, goal_before) != says(&pool.named, goal) {
                 self.touched.insert(node.clone());
@@ -211,24 +218,34 @@ impl World {
     }
 
     /// What is declared becomes the newest revision, if it is another one. A rollout that stopped goes on if a user says so.
-    fn take_in_declared(&self, key: &PoolKey, pool: &mut PoolRollout, now: Timestamp) {
+    fn take_in_declared(&mut self, key: &PoolKey, pool: &mut PoolRollout, now: Timestamp) {
+        let changed = self.bundles.take_changed(key);
         let Some(entry) = self.pools.get(key) else { return };
         let annotations = &entry.object.metadata.annotations;
-        let digest = render::revision(&key.pool, &entry.spec);
-        if pool.record.digest(pool.record.target) != Some(digest) {
-            // Those that were to have the goal, and nothing in particular.
-            let goal = pool.record.digest(pool.record.goal());
-            for node in self.stored.nodes_of(key) {
-                let was_offered = self.offer_of(key, node).is_some();
-                if let (Some(revision), false, true) = (goal, pool.named.contains_key(node), was_offered) {
-                    pool.named.insert(node.clone(), Named { revision, grant: None });
+        let declared = self.declared(key, &entry.spec);
+        let named: BTreeSet<Digest> = pool.named.values().map(|named| named.revision).collect();
+        let is_named = |digest: &Digest| named.contains(digest);
+        match (pool.record.news_of(&declared), declared.secrets) {
+            (News::Revision, _) => {
+                // Those that were to have the goal, and nothing in particular.
+                let goal = pool.record.digest(pool.record.goal());
+                for node in self.stored.nodes_of(key).filter(|_| goal != Some(declared.digest)) {
+                    if let (Some(goal), Some(offer), false) =
+                        (goal, self.offer_of(key, node), pool.named.contains_key(node))
+                    {
+                        pool.named.insert(node.clone(), Named { grant: None, ..offer.named(goal) });
+                    }
                 }
+                let cause = annotations.get(CAUSE_ANNOTATION).map(String::as_str).unwrap_or_default();
+                let is_named = |digest: &Digest| Some(*digest) == goal || is_named(digest);
+                pool.record.declare(declared, cause, now, is_named);
+                pool.progress = None;
             }
-            let cause = annotations.get(CAUSE_ANNOTATION).map(String::as_str).unwrap_or_default();
-            let named: BTreeSet<Digest> = pool.named.values().map(|named| named.revision).collect();
-            let template = PoolTemplate::of(&entry.spec);
-            pool.record.declare(digest, template, cause, now, |digest| named.contains(digest));
-            pool.progress = None;
+            (News::Values, Some(secrets)) => {
+                pool.record.rotate(secrets, &changed, now, is_named);
+                pool.progress = None;
+            }
+            _ => {}
         }
         let resumed = annotations.get(RESUMED_ANNOTATION);
         if resumed.is_some() && resumed != pool.record.resumed.as_ref() {
@@ -255,7 +272,8 @@ impl World {
             Some(failed) => failed.rolls_back,
             None => pool.record.target != pool.record.settled,
         };
-        if entry.spec.update.paused || !is_under_way || plan.done {
+        let can_go_on = !entry.spec.update.paused && self.has_bundle(key, &entry.spec.secrets);
+        if !can_go_on || !is_under_way || plan.done {
             pool.progress = None;
             return None;
         }
@@ -284,7 +302,7 @@ impl World {
     fn waits_for(&self, key: &PoolKey, spec: &PoolSpec, pool: &PoolRollout) -> Option<String> {
         let rollout = self.rollout(key, pool, &spec.update);
         let is_waited_for = |node: &RolloutNode| {
-            node.named.is_some_and(|named| named.revision == rollout.goal) && !node.is_done(&rollout.goal)
+            node.named.is_some_and(|named| rollout.is_goal(&named)) && !rollout.is_done(node)
         };
         let (id, _) = rollout.nodes.iter().find(|(_, node)| is_waited_for(node))?;
         let news = self.nodes.get(id).and_then(|entry| entry.news.pools.get(key));
@@ -313,106 +331,22 @@ impl World {
         self.rollouts.open.extend(overdue);
     }
 
-    /// All that a rollout is decided from.
-    fn rollout(&self, key: &PoolKey, pool: &PoolRollout, update: &PoolUpdate) -> Rollout {
-        let record = &pool.record;
-        let goal = record.digest(record.goal()).unwrap_or(Digest::of(b""));
-        let limits = RolloutLimits { max_unavailable: update.max_unavailable, max_surge: update.max_surge };
-        let nodes = self.stored.get(key).into_iter().flatten();
-        let nodes =
-            nodes.map(|(id, counts)| (id.clone(), self.rollout_node(key, pool, id, counts.running, goal)));
-        Rollout {
-            goal,
-            settled: record.digest(record.settled).unwrap_or(goal),
-            limits,
-            halted: update.paused || record.failed.as_ref().is_some_and(|failed| !failed.rolls_back),
-            nodes: nodes.collect(),
+    fn first_rollout(&self, key: &PoolKey, entry: &PoolEntry, now: Timestamp) -> PoolRollout {
+        let annotations = &entry.object.metadata.annotations;
+        let cause = annotations.get(CAUSE_ANNOTATION).map(String::as_str).unwrap_or_default();
+        let resumed = annotations.get(RESUMED_ANNOTATION);
+        let record = RolloutRecord::first(self.declared(key, &entry.spec), cause, resumed, now);
+        PoolRollout { record, named: BTreeMap::new(), progress: None }
+    }
+
+    /// What a spec declares, as far as it makes a revision.
+    fn declared(&self, key: &PoolKey, spec: &PoolSpec) -> Declared {
+        Declared {
+            digest: render::revision(&key.pool, spec),
+            secrets: self.bundle_digest(key, &spec.secrets),
+            template: PoolTemplate::of(spec),
         }
     }
-
-    fn rollout_node(
-        &self,
-        key: &PoolKey,
-        pool: &PoolRollout,
-        id: &NodeId,
-        placed: u32,
-        goal: Digest,
-    ) -> RolloutNode {
-        let news = self.nodes.get(id).map(|entry| &entry.news);
-        let whole = !self.can_roll(id);
-        let offers = self.offered.of(id, &key.tenant).map(|offers| &offers.pools);
-        let offer = self.offer_of(key, id);
-        let named = pool.named.get(id).copied();
-        let named = named.or_else(|| offer.map(|_| Named { revision: goal, grant: None }));
-        // What is on its way as well as what is to be offered next.
-        let asked = named.map(|named| granted(named.grant));
-        let open =
-            offers.into_iter().flat_map(|offers| offers.open()).filter_map(|offer| offer.get(&key.pool));
-        let open = open.map(|offer| granted(offer.update)).chain(asked);
-        let open = open.reduce(|most, other| most.most(&other)).unwrap_or_default();
-        let open = if whole { Grant::OWN_RULE } else { open };
-        let since = offers.and_then(|offers| offers.current_since());
-        let since = since.map(|(epoch, generation)| Numbers { epoch, generation });
-        let is_offered = named.zip(offer).is_some_and(|(named, offer)| {
-            offer.revision.is_none_or(|revision| revision == named.revision)
-                && (whole || self.update_of(key, id, named.grant).map(grant_of) == offer.update)
-        });
-        let mark = news.and_then(|news| if whole { news.converged } else { news.reported });
-        let of_newest = is_offered && since.is_some() && mark >= since;
-        let has = news.and_then(|news| news.pools.get(key));
-        RolloutNode {
-            wanted: offer.map_or(placed, |offer| offer.counts.running),
-            named,
-            open,
-            report: report(has, of_newest, whole),
-            away: mark.is_none() || news.is_none_or(|news| news.standing != Standing::Present),
-            whole,
-        }
-    }
-
-    /// What the newest document of a node says of a pool.
-    fn offer_of(&self, key: &PoolKey, node: &NodeId) -> Option<&PoolOffer> {
-        self.offered.of(node, &key.tenant)?.pools.current()?.get(&key.pool)
-    }
-
-    /// Whether a node's agent understands grants.
-    pub(super) fn can_roll(&self, node: &NodeId) -> bool {
-        let info = self.nodes.get(node).and_then(|entry| entry.news.info.as_ref());
-        // As long as it was not heard since a start it is what its newest document took it for.
-        let offers = || self.offered.get(node).is_some_and(|offers| offers.grants_anything());
-        info.map_or_else(offers, |info| info.has(Feature::RolloutLimits))
-    }
-
-    /// What a node's document says of how far it may roll a pool.
-    pub(super) fn update_of(&self, key: &PoolKey, node: &NodeId, grant: Option<Grant>) -> Option<Update> {
-        let update = &self.pools.get(key)?.spec.update;
-        let grant = grant.or((update.sleeping == UpdateSleeping::OnWake).then(Grant::default));
-        let grant = grant.filter(|_| self.can_roll(node))?;
-        Some(Update {
-            max_unavailable: grant.unavailable,
-            max_surge: grant.surge,
-            replace_failed: grant.failed,
-            min_ready_seconds: update.min_ready_seconds,
-            sleeping: update.sleeping,
-        })
-    }
-}
-
-/// What a document grants, whatever its words.
-pub(super) fn grant_of(update: Update) -> Grant {
-    Grant { unavailable: update.max_unavailable, surge: update.max_surge, failed: update.replace_failed }
-}
-
-fn granted(grant: Option<Grant>) -> Grant {
-    grant.unwrap_or(Grant::OWN_RULE)
-}
-
-fn first(key: &PoolKey, entry: &PoolEntry, now: Timestamp) -> PoolRollout {
-    let annotations = &entry.object.metadata.annotations;
-    let cause = annotations.get(CAUSE_ANNOTATION).map(String::as_str).unwrap_or_default();
-    let (digest, template) = (render::revision(&key.pool, &entry.spec), PoolTemplate::of(&entry.spec));
-    let record = RolloutRecord::first(digest, template, cause, annotations.get(RESUMED_ANNOTATION), now);
-    PoolRollout { record, named: BTreeMap::new(), progress: None }
 }
 
 /// How long a rollout may come no further. An instance has to run for its minimum before it may be replaced.
@@ -421,25 +355,4 @@ fn deadline_of(spec: &PoolSpec) -> Duration {
         spec.policies.runtime_policy.min_running_seconds.max(spec.policies.runtime_policy.min_warm_seconds);
     let seconds = spec.update.progress_deadline_seconds.saturating_add(spec.update.min_ready_seconds);
     Duration::from_secs(seconds.saturating_add(least))
-}
-
-/// What a node said, as far as its agent tells it.
-fn report(news: Option<&PoolNews>, of_newest: bool, whole: bool) -> Report {
-    let Some(news) = news else { return Report { of_newest, ..Report::default() } };
-    let all = news.actual.running.saturating_add(news.actual.warm).saturating_add(news.actual.sleeping);
-    let (serving, outdated, current) = if whole {
-        let old = if of_newest { 0 } else { all };
-        (news.actual.running.saturating_sub(news.down), old, all - old)
-    } else {
-        (news.serving, news.outdated, all.saturating_sub(news.old.unwrap_or(0)))
-    };
-    Report {
-        of_newest,
-        serving,
-        current,
-        down: news.down,
-        outdated,
-        surge: news.surge,
-        failing: Some(news.failing.clone()).filter(|why| !why.is_empty()),
-    }
 }

@@ -231,11 +231,11 @@ impl Case {
                 let shown = rest.get(&self.pool_path()).await.body;
                 shown["status"]["ready"] == "3/3" && shown["status"]["observed_generation"] == 1
             }
-            Operation::ChangeSecret => site.is_given(&self.pool(), &self.secret(), "after"),
-            Operation::RollOut => {
-                let shown = rest.get(&self.pool_path()).await.body;
-                shown["status"]["rollout"]["phase"] == "done" && shown["status"]["rollout"]["settled"] == 2
+            Operation::ChangeSecret => {
+                is_rolled_out(&mut rest, &self.pool_path()).await
+                    && site.is_given(&self.pool(), &self.secret(), "after")
             }
+            Operation::RollOut => is_rolled_out(&mut rest, &self.pool_path()).await,
             Operation::Status => {
                 let passed = site.points.passed();
                 passed.iter().any(|step| step == "after.status") && site.told_of_the_node(self.number).await
@@ -243,6 +243,12 @@ impl Case {
             _ => true,
         }
     }
+}
+
+/// Whether all nodes have a pool's second revision.
+async fn is_rolled_out(rest: &mut Rest, pool: &str) -> bool {
+    let rollout = rest.get(pool).await.body["status"]["rollout"].clone();
+    rollout["phase"] == "done" && rollout["settled"] == 2
 }
 
 /// A request whose answer may never come; whether it was acknowledged. One that was made before is, too.

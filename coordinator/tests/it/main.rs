@@ -24,6 +24,7 @@ mod rest;
 mod restart;
 mod rollouts;
 mod roots;
+mod rotation;
 mod scale;
 mod second_machine;
 mod secrets;

@@ -3,17 +3,19 @@
 use std::collections::BTreeMap;
 
 use mvm_proto::document::Update;
+use mvm_proto::envelope::Verified;
 use mvm_proto::status::{Capacity, Counts, Feature, Mark, NodeInfo, NodeStatus, PoolStatus};
-use mvm_proto::wire::session::v1::{Stage, agent_frame};
+use mvm_proto::wire::session::v1::{Heartbeat, Stage, agent_frame, coordinator_frame};
+use mvm_proto::{Digest, SignedDocument};
 use serde_json::{Value, json};
 
 use crate::rest::Rest;
 use crate::support::{Node, Running, Session, mark_of, new_cluster, now, soon, wait_until};
 
-const POOL: &str = "/v1/tenants/acme/pools/web";
+pub(crate) const POOL: &str = "/v1/tenants/acme/pools/web";
 
 /// A pool whose revision is told by a variable.
-fn pool(revision: u64, update: &Value) -> Value {
+pub(crate) fn pool(revision: u64, update: &Value) -> Value {
     json!({ "spec": {
         "image": { "ref": "builtin:busybox" },
         "resources": { "vcpus": 1, "mem_mib": 64 },
@@ -25,56 +27,99 @@ fn pool(revision: u64, update: &Value) -> Value {
 }
 
 /// A node with one instance, which it brings to a revision when it is told to.
-struct Simulated {
+pub(crate) struct Simulated {
     node: Node,
-    session: Session,
+    pub(crate) session: Session,
     mark: Option<Mark>,
     /// What its document says: the revision, and how far it may roll to it.
-    said: (u64, Option<Update>),
-    has: u64,
-    documents: u32,
+    pub(crate) said: (u64, Option<Update>),
+    pub(crate) secrets: Option<Digest>,
+    pub(crate) has: (u64, Option<Digest>),
+    pub(crate) documents: u32,
 }
 
 impl Simulated {
     async fn join(running: &Running, name: &str) -> Self {
         let node = running.enrol(name).await;
         let session = dial(&node, None).await;
-        Self { node, session, mark: None, said: (0, None), has: 0, documents: 0 }
+        Self { node, session, mark: None, said: (0, None), secrets: None, has: (0, None), documents: 0 }
     }
 
-    async fn come_back(&mut self, running: &Running) {
+    pub(crate) async fn come_back(&mut self, running: &Running) {
         self.node.address = running.addresses.quic;
         self.session = dial(&self.node, self.mark.clone()).await;
         self.report("").await;
     }
 
+    /// Accepts whatever was sent to it by now.
+    pub(crate) async fn catch_up(&mut self) {
+        let mut is_asked = true;
+        while std::mem::take(&mut is_asked) {
+            let heartbeat = Heartbeat { sequence: 78, info: None };
+            self.session.send(agent_frame::Body::Heartbeat(heartbeat)).await;
+            loop {
+                let body = self.session.next().await;
+                match self.session.document_in(body.as_ref()).await {
+                    Some(document) => self.take(&document).await,
+                    // One that is asked for as a whole comes later.
+                    None if matches!(body, Some(coordinator_frame::Body::DocumentDelta(_))) => {
+                        is_asked = true
+                    }
+                    None => break,
+                }
+            }
+        }
+    }
+
     /// Accepts its next document.
-    async fn accept(&mut self) -> (u64, Option<Update>) {
+    pub(crate) async fn accept(&mut self) -> (u64, Option<Update>) {
         let document = self.session.document().await;
-        self.documents += 1;
-        self.mark = Some(mark_of(&document));
-        let pool = &document.get().desired.tenants[0].pools[0];
-        let revision = pool.workload.as_ref().unwrap().env["REVISION"].parse().unwrap();
-        self.said = (revision, pool.update);
-        self.session.ack(mark_of(&document), Stage::Accepted).await;
+        self.take(&document).await;
         self.said
     }
 
+    async fn take(&mut self, document: &Verified<SignedDocument>) {
+        self.documents += 1;
+        self.mark = Some(mark_of(document));
+        let pool = &document.get().desired.tenants[0].pools[0];
+        let revision = pool.workload.as_ref().unwrap().env["REVISION"].parse().unwrap();
+        self.said = (revision, pool.update);
+        self.secrets = pool.secrets_hash;
+        self.session.ack(mark_of(document), Stage::Accepted).await;
+    }
+
     /// Accepts documents until one names a revision.
-    async fn accept_until(&mut self, revision: u64) -> Option<Update> {
+    pub(crate) async fn accept_until(&mut self, revision: u64) -> Option<Update> {
         while self.said.0 != revision {
             soon("its turn", self.accept()).await;
         }
         self.said.1
     }
 
-    async fn roll(&mut self) {
-        self.has = self.said.0;
+    /// Accepts documents until one names other secrets.
+    pub(crate) async fn accept_secrets(&mut self, before: Option<Digest>) -> Option<Update> {
+        while self.secrets == before {
+            soon("other secrets", self.accept()).await;
+        }
+        self.said.1
+    }
+
+    /// Accepts documents until one lets it replace what it has.
+    pub(crate) async fn accept_turn(&mut self) {
+        self.catch_up().await;
+        while !self.said.1.is_some_and(|update| update.may_roll()) {
+            soon("its turn", self.accept()).await;
+        }
+    }
+
+    pub(crate) async fn roll(&mut self) {
+        self.has = (self.said.0, self.secrets);
         self.report("").await;
     }
 
-    async fn report(&mut self, failing: &str) {
-        let (is_current, works) = (u32::from(self.has == self.said.0), u32::from(failing.is_empty()));
+    pub(crate) async fn report(&mut self, failing: &str) {
+        let is_current = u32::from(self.has == (self.said.0, self.secrets));
+        let works = u32::from(failing.is_empty());
         let pool = PoolStatus {
             tenant_id: "acme".to_owned(),
             pool_id: "web".to_owned(),
@@ -113,8 +158,8 @@ async fn dial(node: &Node, mark: Option<Mark>) -> Session {
     session
 }
 
-/// A coordinator, and three nodes with one instance each of the first revision.
-async fn three(running: &Running, update: &Value) -> BTreeMap<&'static str, Simulated> {
+/// Three nodes without anything, and a tenant.
+pub(crate) async fn three_empty(running: &Running) -> BTreeMap<&'static str, Simulated> {
     let mut rest = Rest::operator(running).await;
     let made = rest.put("/v1/tenants/acme", &json!({ "spec": {} })).await;
     assert_eq!(made.status, 201, "{}", made.body);
@@ -122,14 +167,25 @@ async fn three(running: &Running, update: &Value) -> BTreeMap<&'static str, Simu
     for name in ["a", "b", "c"] {
         nodes.insert(name, Simulated::join(running, name).await);
     }
-    let made = rest.put(POOL, &pool(1, update)).await;
+    nodes
+}
+
+/// A coordinator, and three nodes with one instance each of the first revision.
+pub(crate) async fn three(running: &Running, update: &Value) -> BTreeMap<&'static str, Simulated> {
+    let mut nodes = three_empty(running).await;
+    begin(running, &mut nodes, &pool(1, update)).await;
+    nodes
+}
+
+/// The first revision, on all nodes.
+pub(crate) async fn begin(running: &Running, nodes: &mut BTreeMap<&'static str, Simulated>, pool: &Value) {
+    let made = Rest::operator(running).await.put(POOL, pool).await;
     assert_eq!(made.status, 201, "{}", made.body);
     for node in nodes.values_mut() {
         node.accept_until(1).await;
         node.roll().await;
     }
     phase(running, "done").await;
-    nodes
 }
 
 async fn declare(running: &Running, revision: u64, update: &Value) {
@@ -137,22 +193,22 @@ async fn declare(running: &Running, revision: u64, update: &Value) {
     assert_eq!(answer.status, 200, "{}", answer.body);
 }
 
-async fn shown(running: &Running) -> Value {
+pub(crate) async fn shown(running: &Running) -> Value {
     Rest::operator(running).await.get(POOL).await.body
 }
 
-async fn phase(running: &Running, phase: &str) -> Value {
+pub(crate) async fn phase(running: &Running, phase: &str) -> Value {
     wait_until(phase, async || shown(running).await["status"]["rollout"]["phase"] == phase).await;
     shown(running).await["status"].clone()
 }
 
-fn condition(status: &Value, kind: &str) -> (String, String, String) {
+pub(crate) fn condition(status: &Value, kind: &str) -> (String, String, String) {
     let one = status["conditions"].as_array().unwrap().iter().find(|one| one["type"] == kind).unwrap();
     let text = |field: &str| one[field].as_str().unwrap().to_owned();
     (text("status"), text("reason"), text("message"))
 }
 
-const ONE_MISSING: fn() -> Value = || json!({ "max_unavailable": 1, "max_surge": 0 });
+pub(crate) const ONE_MISSING: fn() -> Value = || json!({ "max_unavailable": 1, "max_surge": 0 });
 
 #[tokio::test]
 async fn a_revision_goes_to_one_node_after_the_other_and_each_gets_one_document() {
@@ -193,7 +249,7 @@ async fn a_revision_that_fails_stops_with_the_others_as_they_were_and_undo_takes
     declare(&running, 2, &update).await;
     let a = nodes.get_mut("a").unwrap();
     a.accept_until(2).await;
-    a.has = 2;
+    a.has = (2, None);
     a.report("the program of i-00000001 was started again 3 times in a row").await;
     let status = phase(&running, "failed").await;
     let (rolled_out, reason, message) = condition(&status, "RolledOut");
@@ -233,7 +289,7 @@ async fn a_revision_that_fails_goes_back_by_itself_where_the_pool_says_so() {
     declare(&running, 2, &update).await;
     let a = nodes.get_mut("a").unwrap();
     a.accept_until(2).await;
-    a.has = 2;
+    a.has = (2, None);
     a.report("it failed").await;
     a.accept_until(1).await;
     a.report("").await;

@@ -121,9 +121,9 @@ impl<T: Most + Clone + PartialEq> Offers<T> {
         self.entries.last().map(|(number, _)| *number)
     }
 
-    /// All that the node may follow, what it acknowledged last first.
-    pub fn open(&self) -> impl Iterator<Item = &T> {
-        self.entries.iter().map(|(_, value)| value)
+    /// All that the node may follow, each with the first document that says so; what it acknowledged last first.
+    pub fn open(&self) -> impl Iterator<Item = (DocumentNumber, &T)> {
+        self.entries.iter().map(|(number, value)| (*number, value))
     }
 
     /// What the node acknowledged last.

@@ -4,6 +4,10 @@
 //! turn, each with a grant; the others keep the one that they have. What is granted is counted until the node says that it has
 //! nothing left to replace, so that all nodes together never pass the pool's limits, however late documents and reports are.
 //! Each decision is made from what there is: nothing is remembered here.
+//!
+//! Values of secrets are not kept once there are others, so no node can wait with those of before: all documents name the new
+//! ones at once, and what is started anywhere has them. What runs or rests is replaced in turn, as for a new revision: until it
+//! is a node's turn its document grants nothing.
 
 mod node;
 
@@ -13,7 +17,7 @@ use mvm_proto::{Digest, NodeId};
 use serde::{Deserialize, Serialize};
 
 use super::offers::Most;
-pub use node::{Named, Report, RolloutNode};
+pub use node::{Named, OfferedRevision, Report, RolloutNode, open_grant};
 
 /// What a node may do to the instances of a pool that are of an older revision.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,11 +67,46 @@ pub struct Rollout {
     pub goal: Digest,
     /// The last one that all nodes had.
     pub settled: Digest,
+    /// The secrets of revisions as they are now; of one that is not there, none.
+    pub secrets: BTreeMap<Digest, Digest>,
     pub limits: RolloutLimits,
     /// Nothing more is replaced: it is paused, or it failed.
     pub halted: bool,
+    /// The secrets of the goal can't be had: nothing of it starts anywhere, whatever documents grant.
+    pub lacks_secrets: bool,
     /// Those that the pool is placed on.
     pub nodes: BTreeMap<NodeId, RolloutNode>,
+}
+
+impl Rollout {
+    fn secrets_of(&self, revision: &Digest) -> Option<Digest> {
+        self.secrets.get(revision).copied()
+    }
+
+    fn named(&self, revision: Digest, grant: Option<Grant>) -> Named {
+        Named { revision, secrets: self.secrets_of(&revision), grant }
+    }
+
+    /// Whether what is to be named is the goal, with its secrets as they are now.
+    #[must_use]
+    pub fn is_goal(&self, named: &Named) -> bool {
+        *named == self.named(self.goal, named.grant)
+    }
+
+    /// Whether its document is to name secrets that are others by now.
+    fn is_stale(&self, named: &Named) -> bool {
+        named.secrets != self.secrets_of(&named.revision)
+    }
+
+    /// Whether a node has nothing but the goal, and as much of it as is wanted.
+    #[must_use]
+    pub fn is_done(&self, node: &RolloutNode) -> bool {
+        node.named.is_some_and(|named| self.is_goal(&named))
+            && node.is_spent()
+            && !node.away
+            && node.report.serving >= node.wanted
+            && node.report.surge == 0
+    }
 }
 
 /// What is decided.
@@ -148,17 +187,19 @@ pub fn roll(rollout: &Rollout) -> RolloutPlan {
     let mut plan = RolloutPlan { counts: count(rollout), ..RolloutPlan::default() };
     for (id, node) in &rollout.nodes {
         plan.nodes.insert(id.clone(), stays(rollout, node));
-        let is_goal = node.named.is_some_and(|named| named.revision == rollout.goal);
-        if is_goal && !node.is_done(&rollout.goal) && plan.failing.is_none() {
+        let is_done = rollout.is_done(node);
+        let is_goal = node.named.is_some_and(|named| rollout.is_goal(&named));
+        // What it said before is of what it had before.
+        if is_goal && node.report.of_newest && !is_done && plan.failing.is_none() {
             plan.failing = node.report.failing.as_ref().map(|why| format!("{id}: {why}"));
         }
-        if node.away && !node.is_done(&rollout.goal) {
+        if node.away && !is_done {
             plan.away.push(id.clone());
         }
     }
     let counts = plan.counts;
     plan.done = counts.nodes_done + u32::try_from(plan.away.len()).unwrap_or(u32::MAX) == counts.nodes;
-    if !rollout.halted {
+    if !rollout.halted && !rollout.lacks_secrets {
         let mut ledger =
             Ledger { limits: rollout.limits, unavailable: counts.unavailable, surge: counts.surge };
         let rolling = advance(rollout, &mut plan, &mut ledger);
@@ -170,14 +211,14 @@ pub fn roll(rollout: &Rollout) -> RolloutPlan {
 fn count(rollout: &Rollout) -> RolloutCounts {
     let mut counts = RolloutCounts::default();
     for node in rollout.nodes.values() {
-        let is_done = node.is_done(&rollout.goal);
+        let is_done = rollout.is_done(node);
         counts.nodes += 1;
         counts.nodes_done += u32::from(is_done);
         counts.serving = counts.serving.saturating_add(node.report.serving);
         counts.unavailable = counts.unavailable.saturating_add(node.unavailable());
         counts.surge = counts.surge.saturating_add(node.surge());
         counts.outdated = counts.outdated.saturating_add(node.report.outdated);
-        if node.named.is_some_and(|named| named.revision == rollout.goal) && node.report.of_newest {
+        if node.named.is_some_and(|named| rollout.is_goal(&named)) && node.report.of_newest {
             counts.updated = counts.updated.saturating_add(node.report.current);
             counts.progress += 1 + u64::from(node.report.current) + u64::from(is_done);
         }
@@ -191,12 +232,18 @@ fn stays(rollout: &Rollout, node: &RolloutNode) -> Named {
         // It has nothing yet. A revision that is not proven is not begun with.
         let is_proven =
             rollout.goal == rollout.settled || rollout.nodes.values().all(|it| it.named.is_none());
-        return Named { revision: if is_proven { rollout.goal } else { rollout.settled }, grant: None };
+        return rollout.named(if is_proven { rollout.goal } else { rollout.settled }, None);
     };
+    if rollout.is_stale(&named) && (!node.whole || rollout.lacks_secrets) {
+        // What it was granted was for what it has by now, unless it is still at it.
+        let had = named.grant.filter(|_| !rollout.halted && !node.is_spent());
+        return rollout.named(named.revision, Some(had.unwrap_or_default()));
+    }
     // A grant that nothing is left for changes nothing, and costs no document.
     // Of a node that says nothing now it is not known whether it is one; nothing is begun with it anyway.
     let may_use = !node.away && !node.is_spent() && (named.grant.is_some() || node.report.of_newest);
-    let grant = if rollout.halted && may_use { Some(Grant::default()) } else { named.grant };
+    let is_halted = rollout.halted || rollout.lacks_secrets;
+    let grant = if is_halted && may_use { Some(Grant::default()) } else { named.grant };
     Named { grant, ..named }
 }
 
@@ -207,23 +254,29 @@ fn advance<'a>(rollout: &'a Rollout, plan: &mut RolloutPlan, ledger: &mut Ledger
     let (mut unavailable, mut surge) = (rollout.limits.max_unavailable, rollout.limits.max_surge);
     for (id, node) in &rollout.nodes {
         let Some(named) = node.named else { continue };
-        if named.revision != rollout.goal {
+        let is_stale = rollout.is_stale(&named);
+        // An older agent would replace everything at once by its own rule.
+        if named.revision != rollout.goal || (is_stale && node.whole) {
             if !node.away {
                 waiting.push((id, node, named));
             }
             continue;
         }
-        if node.is_spent() {
+        if node.is_spent() && !is_stale {
             continue;
         }
-        let had = named.grant.unwrap_or(if node.whole { node.open } else { Grant::default() });
+        let had = if is_stale && node.is_spent() {
+            Grant::default()
+        } else {
+            named.grant.unwrap_or(if node.whole { node.open } else { Grant::default() })
+        };
         let kept = Grant {
             unavailable: had.unavailable.min(unavailable),
             surge: had.surge.min(surge),
             failed: true,
         };
         (unavailable, surge) = (unavailable - kept.unavailable, surge - kept.surge);
-        plan.nodes.insert(id.clone(), Named { grant: Some(kept), ..named });
+        plan.nodes.insert(id.clone(), rollout.named(rollout.goal, Some(kept)));
         rolling.push(id);
     }
     for id in &rolling {
@@ -243,7 +296,7 @@ fn advance<'a>(rollout: &'a Rollout, plan: &mut RolloutPlan, ledger: &mut Ledger
         let Some(grant) = grant.or((node.is_broken() && !node.whole).then_some(Grant::FAILED_ONLY)) else {
             continue;
         };
-        plan.nodes.insert(id.clone(), Named { revision: rollout.goal, grant: Some(grant) });
+        plan.nodes.insert(id.clone(), rollout.named(rollout.goal, Some(grant)));
         rolling.push(id);
     }
     rolling

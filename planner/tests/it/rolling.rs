@@ -1,14 +1,14 @@
-//! The laws of a rollout over a fleet: real node planners, documents and reports that arrive late, revisions that do not
-//! work, and changes in the middle.
+//! The laws of a rollout over a fleet: real node planners, documents and reports that arrive late, revisions and values of secrets
+//! that do not work, and changes in the middle.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use mvm_planner::fleet::offers::Most as _;
 use mvm_planner::fleet::rollout::{
-    Grant, Named, Report, Rollout, RolloutLimits, RolloutNode, RolloutPlan, roll,
+    Grant, Named, OfferedRevision, Report, Rollout, RolloutLimits, RolloutNode, RolloutPlan, open_grant, roll,
 };
 use mvm_planner::node::rollout_progress;
+use mvm_planner::revision::revision_with;
 use mvm_planner::{Action, Capacity, ObservedInstance, Step, Workload, plan_node, revision_of};
 use mvm_proto::document::Update;
 use mvm_proto::{DesiredState, Digest, InstanceId, NodeId, Phase, WorkloadState};
@@ -23,6 +23,12 @@ const BAD: usize = 2;
 /// So many passes are more than any rollout here takes.
 const PASSES: usize = 1500;
 
+/// Values of the pool's secrets, by their number; with the odd ones its program fails.
+type Values = usize;
+
+/// Revisions with their secrets, as instances have them, that do not work.
+type Bad = BTreeSet<Digest>;
+
 #[derive(Debug, Clone)]
 struct SimNode {
     world: SlowWorld,
@@ -31,6 +37,7 @@ struct SimNode {
     follows: usize,
     report: (u64, Report),
     wanted: u32,
+    bad: Bad,
 }
 
 #[derive(Debug, Clone)]
@@ -40,20 +47,44 @@ struct Sim {
     min_ready_seconds: u64,
     target: usize,
     settled: usize,
+    values: Values,
     halted: bool,
     number: u64,
+    /// What instances are made of, by the revision that they tell.
+    made: BTreeMap<Digest, (usize, Values)>,
 }
 
-fn document(wanted: (u32, u32, u32), image: usize, update: Option<Update>) -> DesiredState {
+fn document(
+    wanted: (u32, u32, u32),
+    image: usize,
+    secrets: Option<Digest>,
+    update: Option<Update>,
+) -> DesiredState {
     let mut document = desired(wanted.0, wanted.1, wanted.2);
     let pool = &mut document.tenants[0].pools[0];
     pool.flake_ref = IMAGES[image].to_owned();
+    pool.secrets_hash = secrets;
     pool.update = update;
     document
 }
 
+fn secrets(values: Values) -> Option<Digest> {
+    Some(Digest::of(&values.to_be_bytes()))
+}
+
+fn is_bad(image: usize, values: Values) -> bool {
+    image == BAD || values % 2 == 1
+}
+
+/// As rollouts name it: whatever its secrets are.
 fn digest(image: usize) -> Digest {
-    let document = document((1, 0, 0), image, None);
+    let document = document((1, 0, 0), image, None, None);
+    revision_with(workers(&document).1, None)
+}
+
+/// As instances tell it.
+fn full(image: usize, values: Values) -> Digest {
+    let document = document((1, 0, 0), image, secrets(values), None);
     let (tenant, pool) = workers(&document);
     revision_of(tenant, pool)
 }
@@ -87,9 +118,9 @@ fn shape() -> impl Strategy<Value = Shape> {
 impl Sim {
     /// All at rest with the first revision.
     fn at_rest(shape: &Shape, seed: u64) -> Self {
-        let named = Named { revision: digest(0), grant: None };
+        let named = Named { revision: digest(0), secrets: secrets(0), grant: None };
         let nodes = shape.nodes.iter().enumerate().map(|(at, wanted)| {
-            let document = document(*wanted, 0, None);
+            let document = document(*wanted, 0, secrets(0), None);
             let phases = [(Phase::Running, wanted.0), (Phase::Warm, wanted.1), (Phase::Sleeping, wanted.2)];
             let phases: Vec<_> =
                 phases.iter().flat_map(|(phase, count)| vec![(*phase, 5000); *count as usize]).collect();
@@ -108,30 +139,56 @@ impl Sim {
                 follows: 0,
                 report: (0, Report::default()),
                 wanted: wanted.0,
+                bad: Bad::new(),
             };
             node.tell();
             (id, node)
         });
-        Self {
+        let mut sim = Self {
             nodes: nodes.collect(),
             limits: shape.limits,
             min_ready_seconds: shape.min_ready_seconds,
             target: 0,
             settled: 0,
+            values: 0,
             halted: false,
             number: 0,
+            made: BTreeMap::new(),
+        };
+        sim.has_values(0);
+        sim
+    }
+
+    /// The pool's secrets have other values: those of before are nowhere but on nodes.
+    fn rotate(&mut self, is_bad: bool) {
+        self.has_values((self.values / 2 + 1) * 2 + usize::from(is_bad));
+    }
+
+    fn has_values(&mut self, values: Values) {
+        self.values = values;
+        for image in 0..IMAGES.len() {
+            let revision = full(image, values);
+            self.made.insert(revision, (image, values));
+            if is_bad(image, values) {
+                self.nodes.values_mut().for_each(|node| node.bad.extend([revision]));
+            }
         }
     }
 
     fn rollout(&self) -> Rollout {
         let node = |node: &SimNode| {
-            let open = node.sent.iter().map(|(_, _, named)| named.grant.unwrap_or(Grant::OWN_RULE));
+            let offers = node.sent.iter().map(|(number, _, named)| {
+                let grant = named.grant.unwrap_or(Grant::OWN_RULE);
+                let offer = OfferedRevision { revision: Some(named.revision), secrets: named.secrets, grant };
+                ((1, *number), offer)
+            });
+            let clean_at = (node.report.1.outdated == 0).then_some((1, node.report.0));
             let (newest, _, named) = node.sent.last().unwrap();
             let of_newest = node.report.0 >= *newest;
             RolloutNode {
                 wanted: node.wanted,
                 named: Some(*named),
-                open: open.reduce(|most, other| most.most(&other)).unwrap(),
+                open: open_grant(offers, clean_at),
                 report: Report { of_newest, ..node.report.1.clone() },
                 away: false,
                 whole: false,
@@ -140,14 +197,20 @@ impl Sim {
         Rollout {
             goal: digest(self.target),
             settled: digest(self.settled),
+            secrets: (0..IMAGES.len())
+                .filter_map(|image| Some((digest(image), secrets(self.values)?)))
+                .collect(),
             limits: self.limits,
             halted: self.halted,
+            lacks_secrets: false,
             nodes: self.nodes.iter().map(|(id, sim)| (id.clone(), node(sim))).collect(),
         }
     }
 
     fn decide(&mut self) -> RolloutPlan {
         let plan = roll(&self.rollout());
+        let works = !is_bad(self.target, self.values);
+        assert!(!works || plan.failing.is_none(), "{:?} of what works: {self:#?}", plan.failing);
         for (id, named) in &plan.nodes {
             let node = self.nodes.get_mut(id).unwrap();
             let (_, last, before) = node.sent.last().unwrap();
@@ -164,7 +227,8 @@ impl Sim {
             });
             let wanted = (counts.running, counts.warm, counts.sleeping);
             self.number += 1;
-            node.sent.push((self.number, document(wanted, image_of(&named.revision), update), *named));
+            let document = document(wanted, image_of(&named.revision), named.secrets, update);
+            node.sent.push((self.number, document, *named));
         }
         if plan.done && !self.halted {
             self.settled = self.target;
@@ -220,13 +284,23 @@ impl Sim {
         panic!("it is never done: {self:#?}");
     }
 
-    fn revisions(&self) -> Vec<usize> {
+    /// What instances are made of: of which image, with which values.
+    fn revisions(&self) -> BTreeSet<(usize, Values)> {
         let all = self.nodes.values().flat_map(|node| &node.world.observed.instances);
         let alive = all.filter(|i| matches!(i.phase, Phase::Running | Phase::Warm | Phase::Sleeping));
-        let mut found: Vec<_> = alive.map(|i| image_of(&i.revision)).collect();
-        found.sort_unstable();
-        found.dedup();
-        found
+        alive.map(|i| self.made[&i.revision]).collect()
+    }
+
+    /// Those that work or rest and are no surge instances, each with its revision.
+    fn working(&self) -> BTreeSet<(NodeId, InstanceId, Digest)> {
+        let of_node = |(id, node): (&NodeId, &SimNode)| {
+            let rests = |i: &&ObservedInstance| matches!(i.phase, Phase::Warm | Phase::Sleeping);
+            let works = |i: &&ObservedInstance| i.phase == Phase::Running && !node.bad.contains(&i.revision);
+            let counted = node.world.observed.instances.iter().filter(|i| i.staging.is_none());
+            let all = counted.filter(|i| rests(i) || works(i));
+            all.map(|i| (id.clone(), i.id.clone(), i.revision)).collect::<Vec<_>>()
+        };
+        self.nodes.iter().flat_map(of_node).collect()
     }
 }
 
@@ -247,7 +321,7 @@ impl SimNode {
         // What fails is started again for ever; that is no news.
         let fails = |id: &InstanceId| {
             let one = self.world.observed.instances.iter().find(|i| i.id == *id);
-            one.is_some_and(|i| i.revision == digest(BAD)) && workers(&desired).1.flake_ref == IMAGES[BAD]
+            one.is_some_and(|i| self.bad.contains(&i.revision)) && self.is_bad()
         };
         let again = |step: &Step| match step.action {
             Action::Restart => true,
@@ -267,18 +341,24 @@ impl SimNode {
     /// Time alone lets it go on: something was put up a short while ago.
     fn is_waiting_for_time(&self) -> bool {
         let young = |i: &ObservedInstance| self.world.now.since(i.since) < Duration::from_secs(120);
-        let is_bad = workers(self.desired()).1.flake_ref == IMAGES[BAD];
+        let is_bad = self.is_bad();
         // What fails is young again and again.
         let waits = |i: &&ObservedInstance| {
-            matches!(i.phase, Phase::Running | Phase::Warm) && !(is_bad && i.revision == digest(BAD))
+            matches!(i.phase, Phase::Running | Phase::Warm) && !(is_bad && self.bad.contains(&i.revision))
         };
         self.world.observed.instances.iter().filter(waits).any(young)
     }
 
+    /// Whether what its document names does not work.
+    fn is_bad(&self) -> bool {
+        let (tenant, pool) = workers(self.desired());
+        self.bad.contains(&revision_of(tenant, pool))
+    }
+
     fn fail_bad_ones(&mut self) {
-        let (now, bad) = (self.world.now, digest(BAD));
+        let now = self.world.now;
         for one in &mut self.world.observed.instances {
-            if one.phase == Phase::Running && one.moving_to.is_none() && one.revision == bad {
+            if one.phase == Phase::Running && one.moving_to.is_none() && self.bad.contains(&one.revision) {
                 let before = one.workload.as_deref().copied();
                 one.workload = Workload::seen(before, WorkloadState::Failed, now).map(Box::new);
             }
@@ -317,16 +397,21 @@ enum Event {
     Pass(usize),
     Tell(usize),
     Declare(usize),
+    /// Values that work, or do not.
+    Rotate(bool),
     Halt(bool),
 }
 
-fn events(images: usize) -> impl Strategy<Value = Vec<Event>> {
+/// All images, and values that do not work, or only those that work.
+fn events(all: bool) -> impl Strategy<Value = Vec<Event>> {
+    let images = if all { IMAGES.len() } else { BAD };
     let event = prop_oneof![
         6 => Just(Event::Decide),
         4 => (0usize..4, any::<prop::sample::Index>()).prop_map(|(node, which)| Event::Accept(node, which)),
         10 => (0usize..4).prop_map(Event::Pass),
         5 => (0usize..4).prop_map(Event::Tell),
         1 => (0..images).prop_map(Event::Declare),
+        1 => any::<bool>().prop_map(move |bad| Event::Rotate(all && bad)),
         1 => prop_oneof![Just(Event::Halt(false)), Just(Event::Halt(true))],
     ];
     proptest::collection::vec(event, 0..150)
@@ -339,6 +424,10 @@ fn happen(sim: &mut Sim, events: Vec<Event>) {
             Event::Decide => drop(sim.decide()),
             Event::Declare(image) => {
                 (sim.target, sim.halted) = (image, false);
+            }
+            Event::Rotate(is_bad) => {
+                sim.rotate(is_bad);
+                sim.halted = false;
             }
             Event::Halt(halted) => sim.halted = halted,
             Event::Accept(at, which) => {
@@ -364,18 +453,18 @@ proptest! {
 
     /// However late documents and reports are, whatever is declared meanwhile, whatever does not work.
     #[test]
-    fn no_more_are_missing_or_beyond_the_counts_than_the_limits_say(shape in shape(), seed in any::<u64>(), events in events(3)) {
+    fn no_more_are_missing_or_beyond_the_counts_than_the_limits_say(shape in shape(), seed in any::<u64>(), events in events(true)) {
         let mut sim = Sim::at_rest(&shape, seed);
         happen(&mut sim, events);
     }
 
     #[test]
-    fn what_works_is_rolled_out_everywhere_and_then_nothing_happens(shape in shape(), seed in any::<u64>(), events in events(2)) {
+    fn what_works_is_rolled_out_everywhere_and_then_nothing_happens(shape in shape(), seed in any::<u64>(), events in events(false)) {
         let mut sim = Sim::at_rest(&shape, seed);
         happen(&mut sim, events);
         (sim.target, sim.halted) = (1, false);
         sim.settle();
-        prop_assert!(sim.revisions().iter().all(|image| *image == 1), "{:?}", sim.revisions());
+        prop_assert!(sim.revisions().iter().all(|made| *made == (1, sim.values)), "{:?}", sim.revisions());
         let before = sim.nodes.values().map(|node| node.sent.last().unwrap().0).collect::<Vec<_>>();
         sim.decide();
         let after = sim.nodes.values().map(|node| node.sent.last().unwrap().0).collect::<Vec<_>>();
@@ -392,11 +481,72 @@ proptest! {
         prop_assert!(!runs || sim.halted);
         (sim.target, sim.halted) = (0, false);
         sim.settle();
-        prop_assert!(sim.revisions().iter().all(|image| *image == 0), "{:?}", sim.revisions());
+        prop_assert!(sim.revisions().iter().all(|made| *made == (0, 0)), "{:?}", sim.revisions());
+    }
+
+    /// All nodes are told of new values at once, each again when it is its turn.
+    #[test]
+    fn new_values_go_to_one_node_after_the_other_with_two_documents_each(shape in shape(), seed in any::<u64>()) {
+        let mut sim = Sim::at_rest(&shape, seed);
+        sim.rotate(false);
+        sim.settle();
+        prop_assert!(sim.revisions().iter().all(|made| *made == (0, sim.values)), "{:?}", sim.revisions());
+        // A node that can have no surge instance is told so once more.
+        let most = if shape.tight { 3 } else { 2 };
+        let nodes = u64::try_from(shape.nodes.len()).unwrap();
+        prop_assert!(sim.number <= most * nodes, "{} documents for {nodes} nodes", sim.number);
     }
 
     #[test]
-    fn the_same_is_decided_from_the_same(shape in shape(), seed in any::<u64>(), events in events(3)) {
+    fn values_that_fail_stand_still_and_others_that_work_take_their_place(shape in shape(), seed in any::<u64>()) {
+        let mut sim = Sim::at_rest(&shape, seed);
+        sim.rotate(true);
+        sim.settle();
+        let runs = shape.nodes.iter().any(|(running, ..)| *running > 0);
+        prop_assert!(!runs || sim.halted);
+        sim.rotate(false);
+        sim.halted = false;
+        sim.settle();
+        prop_assert!(sim.revisions().iter().all(|made| *made == (0, sim.values)), "{:?}", sim.revisions());
+    }
+
+    /// Whatever was under way before: once every node has heard that it is paused, new values replace nothing that works.
+    #[test]
+    fn while_it_is_paused_new_values_replace_nothing(
+        shape in shape(), seed in any::<u64>(), events in events(false), bad in any::<bool>(), passes in 1usize..40,
+    ) {
+        let mut sim = Sim::at_rest(&shape, seed);
+        happen(&mut sim, events);
+        sim.halted = true;
+        for _ in 0..PASSES {
+            sim.decide();
+            let mut is_idle = true;
+            for node in sim.nodes.values_mut() {
+                node.follows = node.sent.len() - 1;
+                is_idle &= !node.pass(true);
+                node.tell();
+            }
+            if is_idle && sim.nodes.values().all(SimNode::is_at_newest) {
+                break;
+            }
+        }
+        sim.decide();
+        let before = sim.working();
+        sim.rotate(bad);
+        for _ in 0..passes {
+            sim.decide();
+            for node in sim.nodes.values_mut() {
+                node.follows = node.sent.len() - 1;
+                node.pass(true);
+                node.tell();
+            }
+            sim.check();
+        }
+        prop_assert_eq!(sim.working(), before);
+    }
+
+    #[test]
+    fn the_same_is_decided_from_the_same(shape in shape(), seed in any::<u64>(), events in events(true)) {
         let mut sim = Sim::at_rest(&shape, seed);
         happen(&mut sim, events);
         let rollout = sim.rollout();

@@ -1,5 +1,7 @@
 //! How a pool's revision is rolled out, what is rolled out, and what is told of it.
 
+use std::collections::BTreeSet;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -129,6 +131,9 @@ pub struct PoolTemplate {
     pub warmup: Option<Box<Warmup>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workload: Option<Box<WorkloadOverride>>,
+    /// The Secrets that it names. Its instances are given their values as they are when they start.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub secrets: BTreeSet<String>,
 }
 
 impl PoolTemplate {
@@ -140,6 +145,7 @@ impl PoolTemplate {
             resources: spec.resources,
             warmup: spec.policies.warmup.clone(),
             workload: spec.policies.workload.clone(),
+            secrets: spec.secrets.clone(),
         }
     }
 
@@ -152,6 +158,7 @@ impl PoolTemplate {
         spec.resources = self.resources;
         spec.policies.warmup.clone_from(&self.warmup);
         spec.policies.workload.clone_from(&self.workload);
+        spec.secrets.clone_from(&self.secrets);
         spec
     }
 }
@@ -218,6 +225,10 @@ pub struct PoolRevision {
     /// The annotation `rollout.mvm/cause` of the pool then.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub cause: String,
+    /// The values of its Secrets are others than those of the revision before, which are not kept: it can't be gone back to
+    /// them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub values_changed: bool,
     pub template: PoolTemplate,
 }
 

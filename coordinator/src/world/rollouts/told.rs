@@ -1,13 +1,13 @@
 //! What is told of a pool's rollout: in its status and conditions, in explanations and plans.
 
 use mvm_planner::fleet::PoolKey;
-use mvm_planner::fleet::rollout::{Rollout, RolloutNode, RolloutPlan, roll};
+use mvm_planner::fleet::rollout::{Named, Rollout, RolloutNode, RolloutPlan, roll};
 use mvm_proto::object::{NodeRollout, PlannedRollout, RolloutDetail, RolloutPhase, RolloutStatus};
 use mvm_proto::status::Condition;
 use mvm_proto::{NodeId, Timestamp};
 
+use super::record::News;
 use super::{PoolRollout, World};
-use crate::render;
 
 /// How many nodes a message names.
 const NODES_SHOWN: usize = 3;
@@ -58,7 +58,7 @@ impl World {
         let spec = &self.pools.get(key)?.spec;
         let mut status = status(pool, plan, spec.update.paused);
         // Declared, and not looked at yet.
-        if pool.record.digest(pool.record.target) != Some(render::revision(&key.pool, spec)) {
+        if pool.record.news_of(&self.declared(key, spec)) != News::None {
             let paused = spec.update.paused;
             status.phase = if paused { RolloutPhase::Paused } else { RolloutPhase::Progressing };
         }
@@ -74,11 +74,11 @@ impl World {
         let (pool, rollout, plan) = self.rollout_now(key)?;
         let status = self.numbers(key, pool, &plan)?;
         let nodes = rollout.nodes.iter().filter(|(id, _)| sees(id)).map(|(id, node)| {
-            let is_goal = node.named.is_some_and(|named| named.revision == rollout.goal);
-            let is_done = node.is_done(&rollout.goal);
+            let is_done = rollout.is_done(node);
+            let is_begun = is_begun(&rollout, node);
             let state = if is_done {
                 "done"
-            } else if is_goal {
+            } else if is_begun {
                 "rolling"
             } else {
                 "waiting"
@@ -90,7 +90,7 @@ impl World {
                 reason: if is_done {
                     String::new()
                 } else {
-                    self.node_reason(key, &rollout, id, node, is_goal)
+                    self.node_reason(key, &rollout, id, node, is_begun)
                 },
             }
         });
@@ -104,7 +104,7 @@ impl World {
         rollout: &Rollout,
         id: &NodeId,
         node: &RolloutNode,
-        is_goal: bool,
+        is_begun: bool,
     ) -> String {
         if node.away {
             return "it is not connected".to_owned();
@@ -115,7 +115,7 @@ impl World {
         if rollout.halted {
             return "the rollout stands still".to_owned();
         }
-        if !is_goal {
+        if !is_begun {
             return format!(
                 "its turn: at most {} of the running count may not serve, and {} may run beyond it",
                 rollout.limits.max_unavailable, rollout.limits.max_surge
@@ -139,7 +139,7 @@ impl World {
         let key = super::super::pool_key(object)?;
         let spec: mvm_proto::object::PoolSpec = object.spec().ok()?;
         let pool = self.rollouts.pools.get(&key)?;
-        if pool.record.digest(pool.record.target) == Some(render::revision(&key.pool, &spec)) {
+        if pool.record.news_of(&self.declared(&key, &spec)) != News::Revision {
             return None;
         }
         let placed = self.stored.get(&key)?;
@@ -182,6 +182,12 @@ fn status(pool: &PoolRollout, plan: &RolloutPlan, paused: bool) -> RolloutStatus
     }
 }
 
+/// Whether a node has its turn, or had it.
+fn is_begun(rollout: &Rollout, node: &RolloutNode) -> bool {
+    let is_goal = |named: &Named| rollout.is_goal(named);
+    node.named.filter(is_goal).is_some_and(|named| named.grant.is_none_or(|grant| grant.is_any()))
+}
+
 /// Whether documents name more than one revision.
 fn is_split(pool: &PoolRollout) -> bool {
     let goal = pool.record.digest(pool.record.goal());
@@ -200,8 +206,12 @@ fn message(pool: &PoolRollout, rollout: &Rollout, plan: &RolloutPlan, status: &R
         RolloutPhase::Paused => {
             format!("revision {revision} is on {nodes_done} of {nodes} nodes; a user paused it")
         }
-        RolloutPhase::Failed => format!(
+        RolloutPhase::Failed if pool.record.can_go_back() => format!(
             "revision {revision} stands still: {}. Go back with `mvm rollout undo`, declare another one, or try on with `mvm rollout resume`",
+            failed()
+        ),
+        RolloutPhase::Failed => format!(
+            "revision {revision} stands still: {}. The values of secrets before it are not kept: set others with `mvm secret set`, or try on with `mvm rollout resume`",
             failed()
         ),
         RolloutPhase::RollingBack => {
@@ -215,10 +225,8 @@ fn message(pool: &PoolRollout, rollout: &Rollout, plan: &RolloutPlan, status: &R
         }
         RolloutPhase::Progressing if plan.done && !plan.away.is_empty() => away(),
         RolloutPhase::Progressing => {
-            let waiting = rollout
-                .nodes
-                .values()
-                .filter(|node| node.named.is_none_or(|named| named.revision != rollout.goal));
+            let waiting =
+                rollout.nodes.values().filter(|node| !rollout.is_done(node) && !is_begun(rollout, node));
             format!(
                 "revision {revision} is on {nodes_done} of {nodes} nodes; {} have not begun",
                 waiting.count()

@@ -176,6 +176,9 @@ pub(super) fn done_once(case: &Case, before: &Stored, after: &Stored) {
         Operation::ChangeSecret => {
             let secret = after.object("secrets", &format!("{}/{}", case.tenant(), case.secret())).unwrap();
             assert_eq!(secret.metadata.generation, 2);
+            let rollout = after.get(&format!("rollouts/{pool}")).unwrap();
+            let told = rollout["revisions"].as_array().unwrap().iter().map(|it| &it["values_changed"]);
+            assert_eq!(told.collect::<Vec<_>>(), [&Value::Null, &Value::Bool(true)], "one revision for it");
         }
         Operation::Cordon => {
             let had = before.object("nodes", "a").unwrap().metadata.generation;

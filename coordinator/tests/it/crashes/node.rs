@@ -1,10 +1,12 @@
-//! A node of the crash table and of other faults: it obeys what it is sent at once, says so, and comes back to whichever coordinator runs.
+//! A node of the crash table and of other faults: it obeys what it is sent at once, as far as that lets it, says so, and comes back to
+//! whichever coordinator runs.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use mvm_proto::status::{Capacity, Counts, Mark, NodeInfo, NodeStatus, PoolStatus};
+use mvm_planner::revision_of;
+use mvm_proto::status::{Capacity, Counts, Feature, Mark, NodeInfo, NodeStatus, PoolStatus};
 use mvm_proto::wire::session::v1::{
     SecretsBundle, SecretsPiece, SecretsWanted, Stage, agent_frame, coordinator_frame,
 };
@@ -22,6 +24,10 @@ pub(crate) struct Heard {
     pub(crate) desired: Option<DesiredState>,
     /// What it says beside its pools, for the operation that is about that.
     pub(crate) said: String,
+    /// Its agent knows no grants: it replaces what is of an older revision whatever its document says.
+    is_older: bool,
+    /// Of which revision its instances of each pool are.
+    has: BTreeMap<(String, String), Digest>,
     /// The content of every document by its numbers.
     numbered: BTreeMap<(u64, u64), String>,
     /// The bundles of secrets that it was given, and what has come of others.
@@ -34,6 +40,37 @@ impl Heard {
     pub(crate) fn note(&mut self, mark: &Mark) {
         let had = self.numbered.insert((mark.epoch, mark.generation), mark.digest.clone());
         assert!(had.is_none_or(|had| had == mark.digest), "{mark:?} had another content before");
+    }
+
+    /// What its document lets it do to its instances is done.
+    fn obey(&mut self) {
+        let mut had = std::mem::take(&mut self.has);
+        for (tenant, pool) in self.desired.iter().flat_map(DesiredState::pools) {
+            let key = (tenant.tenant_id.to_string(), pool.pool_id.to_string());
+            let may_roll = self.is_older || pool.update.is_none_or(|update| update.may_roll());
+            let revision = had.remove(&key).filter(|_| !may_roll);
+            self.has.insert(key, revision.unwrap_or_else(|| revision_of(tenant, pool)));
+        }
+    }
+
+    /// What it says of each pool.
+    fn pools(&self) -> Vec<PoolStatus> {
+        let pools = self.desired.iter().flat_map(DesiredState::pools);
+        let told = pools.map(|(tenant, pool)| {
+            let key = (tenant.tenant_id.to_string(), pool.pool_id.to_string());
+            let running = Counts { running: pool.desired_counts.running, ..Counts::default() };
+            let is_current = self.has.get(&key) == Some(&revision_of(tenant, pool));
+            PoolStatus {
+                tenant_id: key.0,
+                pool_id: key.1,
+                actual: Some(running),
+                current: Some(if is_current { running } else { Counts::default() }),
+                serving: running.running,
+                outdated: if is_current { 0 } else { running.running },
+                ..PoolStatus::default()
+            }
+        });
+        told.collect()
     }
 
     /// The bundles that its document names and that it was not given.
@@ -57,10 +94,14 @@ impl Heard {
         }
     }
 
-    /// Whether the bundle that its document names for a pool has this value of a Secret; none where it runs no such pool.
+    /// Whether its instances are given what its document names, and the bundle that it for a pool has this value of a Secret; none where it runs no such pool.
     pub(crate) fn is_given(&self, pool: &str, secret: &str, value: &str) -> Option<bool> {
         let mut pools = self.desired.iter().flat_map(DesiredState::pools);
-        let (_, pool) = pools.find(|(_, it)| it.pool_id.as_str() == pool)?;
+        let (tenant, pool) = pools.find(|(_, it)| it.pool_id.as_str() == pool)?;
+        let key = (tenant.tenant_id.to_string(), pool.pool_id.to_string());
+        if self.has.get(&key) != Some(&revision_of(tenant, pool)) {
+            return Some(false);
+        }
         let bundle = pool.secrets_hash.and_then(|digest| self.bundles.get(&digest.to_string()));
         let read = bundle.map(|bytes| serde_json::from_slice::<serde_json::Value>(bytes).unwrap());
         Some(read.is_some_and(|read| read[secret]["VALUE"] == value))
@@ -75,8 +116,17 @@ pub(crate) struct FakeNode {
 }
 
 impl FakeNode {
-    pub(crate) fn start(mut node: Node) -> Self {
-        let heard = Arc::new(Mutex::new(Heard::default()));
+    pub(crate) fn start(node: Node) -> Self {
+        Self::start_with(node, Heard::default())
+    }
+
+    /// Whose agent knows no grants.
+    pub(crate) fn start_older(node: Node) -> Self {
+        Self::start_with(node, Heard { is_older: true, ..Heard::default() })
+    }
+
+    fn start_with(mut node: Node, heard: Heard) -> Self {
+        let heard = Arc::new(Mutex::new(heard));
         let (say, mut said) = watch::channel((Some(node.address), 0));
         let (id, shared) = (node.id.clone(), Arc::clone(&heard));
         let task = tokio::spawn(async move {
@@ -125,7 +175,13 @@ async fn talk(node: &Node, heard: &Mutex<Heard>, mut said: watch::Receiver<(Opti
     let Ok(mut session) = node.dial().await else { return };
     let capacity = Capacity { vcpus: 64, mem_mib: 1 << 20, disk_mib: 1 << 20, max_instances: 1000 };
     let mut hello = node.hello(heard.lock().mark.clone());
-    hello.info = Some(NodeInfo { node_id: node.id.clone(), capacity: Some(capacity), ..NodeInfo::default() });
+    let features = (!heard.lock().is_older).then(|| Feature::RolloutLimits.to_string());
+    hello.info = Some(NodeInfo {
+        node_id: node.id.clone(),
+        capacity: Some(capacity),
+        features: features.into_iter().collect(),
+        ..NodeInfo::default()
+    });
     said.mark_unchanged();
     if !send(&mut session, agent_frame::Body::Hello(hello)).await || !report(node, heard, &mut session).await
     {
@@ -161,6 +217,10 @@ async fn talk(node: &Node, heard: &Mutex<Heard>, mut said: watch::Receiver<(Opti
         {
             let mut heard = heard.lock();
             heard.note(&mark);
+            // It was asked for as a whole, once after each of two deltas.
+            if heard.mark.as_ref() == Some(&mark) {
+                continue;
+            }
             let newer = heard
                 .mark
                 .as_ref()
@@ -168,6 +228,7 @@ async fn talk(node: &Node, heard: &Mutex<Heard>, mut said: watch::Receiver<(Opti
             assert!(newer, "{}: {mark:?} is not above {:?}", node.id, heard.mark);
             heard.mark = Some(mark.clone());
             heard.desired = Some(verified.get().desired.clone());
+            heard.obey();
         }
         for stage in [Stage::Accepted, Stage::Converged] {
             let ack = mvm_proto::wire::session::v1::Ack {
@@ -195,15 +256,6 @@ async fn send(session: &mut Session, body: agent_frame::Body) -> bool {
 async fn report(node: &Node, heard: &Mutex<Heard>, session: &mut Session) -> bool {
     let status = {
         let heard = heard.lock();
-        let tenants = heard.desired.iter().flat_map(|desired| &desired.tenants);
-        let pools = tenants.flat_map(|tenant| {
-            tenant.pools.iter().map(|pool| PoolStatus {
-                tenant_id: tenant.tenant_id.to_string(),
-                pool_id: pool.pool_id.to_string(),
-                actual: Some(Counts { running: pool.desired_counts.running, ..Counts::default() }),
-                ..PoolStatus::default()
-            })
-        });
         let ready = mvm_proto::status::Condition {
             r#type: "Ready".to_owned(),
             status: if heard.said.is_empty() { "True" } else { "False" }.to_owned(),
@@ -215,7 +267,7 @@ async fn report(node: &Node, heard: &Mutex<Heard>, session: &mut Session) -> boo
             observed_at: now().to_string(),
             accepted: heard.mark.clone(),
             converged: heard.mark.clone(),
-            pools: pools.collect(),
+            pools: heard.pools(),
             conditions: vec![ready],
             ..NodeStatus::default()
         }

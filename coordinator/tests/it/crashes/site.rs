@@ -66,10 +66,8 @@ impl Site {
         let mut site =
             Self { dir, data_dir, points: CrashPoints::default(), victim: None, nodes: Vec::new() };
         site.restart(0).await;
-        for name in ["a", "b"] {
-            let node = site.running().enrol(name).await;
-            site.nodes.push(FakeNode::start(node));
-        }
+        let [a, b] = [site.running().enrol("a").await, site.running().enrol("b").await];
+        site.nodes = vec![FakeNode::start_older(a), FakeNode::start(b)];
         site.have_tenant("acme").await;
         site.wait_at_rest().await;
         site

@@ -2,12 +2,15 @@
 
 use mvm_proto::Digest;
 
+use super::super::offers::{DocumentNumber, Most as _};
 use super::Grant;
 
 /// What a node's document says of a pool's revision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Named {
     pub revision: Digest,
+    /// The secrets that its instances are given.
+    pub secrets: Option<Digest>,
     /// None: the document says nothing of it, and the node goes by its own rule.
     pub grant: Option<Grant>,
 }
@@ -46,16 +49,6 @@ pub struct Report {
 }
 
 impl RolloutNode {
-    /// Whether it has nothing but the goal, and as much of it as is wanted.
-    #[must_use]
-    pub fn is_done(&self, goal: &Digest) -> bool {
-        self.named.is_some_and(|named| named.revision == *goal)
-            && self.is_spent()
-            && !self.away
-            && self.report.serving >= self.wanted
-            && self.report.surge == 0
-    }
-
     /// Whether it has nothing to replace by any document that it may follow: what it was granted changes nothing any more.
     #[must_use]
     pub(super) fn is_spent(&self) -> bool {
@@ -82,4 +75,36 @@ impl RolloutNode {
     pub(super) fn is_broken(&self) -> bool {
         self.report.down > 0
     }
+}
+
+/// What a document that a node may follow says of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OfferedRevision {
+    /// None: it is not known.
+    pub revision: Option<Digest>,
+    pub secrets: Option<Digest>,
+    pub grant: Grant,
+}
+
+/// The most that a node may use of what it was offered, oldest first. `clean_at` is the document of which it said that nothing is
+/// left to replace: as long as documents after that one name the same, what they grant is of no use.
+#[must_use]
+pub fn open_grant(
+    offers: impl IntoIterator<Item = (DocumentNumber, OfferedRevision)>,
+    clean_at: Option<DocumentNumber>,
+) -> Grant {
+    let offers: Vec<_> = offers.into_iter().collect();
+    // An offer stands for all documents up to the next one. A node that forgot its numbers may follow any of them.
+    let followed = clean_at.and_then(|at| {
+        offers.iter().rposition(|(number, _)| *number > DocumentNumber::default() && *number <= at)
+    });
+    let rest = followed.map_or(&offers[..], |at| {
+        let same = |offer: &OfferedRevision| {
+            let now = &offers[at].1;
+            now.revision.is_some() && (now.revision, now.secrets) == (offer.revision, offer.secrets)
+        };
+        let first = offers[at..].iter().position(|(_, offer)| !same(offer));
+        first.map_or(&[][..], |first| &offers[at + first..])
+    });
+    rest.iter().map(|(_, offer)| offer.grant).reduce(|most, other| most.most(&other)).unwrap_or_default()
 }
