@@ -2,12 +2,14 @@
 
 use std::fmt;
 
-use mvm_proto::object::{FleetChange, FleetDemand, Kind, Object, ObjectEvent, Outcome, PoolExplanation};
+use mvm_proto::object::{
+    FleetChange, FleetDemand, Kind, Object, ObjectEvent, Outcome, PoolExplanation, PoolScaleStatus,
+};
 use mvm_proto::wire::MAX_MESSAGE_BYTES;
 use mvm_proto::wire::objects::v1::objects_client::ObjectsClient;
 use mvm_proto::wire::objects::v1::{
     ApplyRequest, DeleteRequest, DemandRequest, ExplainRequest, GetRequest, ListEventsRequest, ListRequest,
-    ObjectJson, ObjectRef, PlanRequest,
+    ObjectJson, ObjectRef, PlanRequest, TellLoadRequest,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -243,6 +245,12 @@ impl Objects {
     pub async fn explain(&mut self, name: &Name) -> Result<PoolExplanation, CallError> {
         let request = ExplainRequest { r#ref: Some(name.wire()) };
         read(&self.client.explain(request).await?.into_inner().json, "the explanation")
+    }
+
+    /// Tells what was measured of the load of a pool that is scaled by that; how many run of it, as was decided last.
+    pub async fn tell_load(&mut self, pool: &Name, value: f64) -> Result<PoolScaleStatus, CallError> {
+        let request = TellLoadRequest { r#ref: Some(pool.wire()), value };
+        read(&self.client.tell_load(request).await?.into_inner().json, "how the pool is scaled")
     }
 
     /// What has no place for want of nodes, and which nodes have nothing.

@@ -5,8 +5,8 @@
 //! kept outside the log that watchers read, so that they evict no watcher, by number and by age.
 //!
 //! ```text
-//! events/<plural>/<name>/<reason>            of an object of the cluster
-//! events/<plural>/<tenant>/<name>/<reason>   of an object of a tenant
+//! events/<plural>/<name>/<uid>/<reason>            of an object of the cluster
+//! events/<plural>/<tenant>/<name>/<uid>/<reason>   of an object of a tenant
 //! ```
 
 mod book;
@@ -36,8 +36,16 @@ pub(crate) struct Events {
 
 impl Events {
     pub(crate) async fn load(store: &Backend) -> Result<Self, StateError> {
-        let stored = load_all::<ObjectEvent>(store, EVENTS).await?;
-        let book = Book::new(stored.into_iter().map(|(_, record)| record.value));
+        let stored = load_all::<ObjectEvent>(store, EVENTS).await?.into_iter();
+        // Those that were noted by name alone may be another object's.
+        let (known, others): (Vec<_>, Vec<_>) =
+            stored.partition(|(path, record)| key(&record.value) == format!("{EVENTS}{path}"));
+        for some in others.chunks(MAX_CHANGES) {
+            let txn =
+                some.iter().fold(Transaction::new(), |txn, (path, _)| txn.delete(format!("{EVENTS}{path}")));
+            store.commit(txn).await.map_err(StateError::from)?;
+        }
+        let book = Book::new(known.into_iter().map(|(_, record)| record.value));
         Ok(Self { book: Mutex::new(book), followers: broadcast::Sender::new(BEHIND) })
     }
 
@@ -90,10 +98,10 @@ pub(crate) fn add_to(txn: Transaction, changes: &[Change]) -> Transaction {
 }
 
 fn key(event: &ObjectEvent) -> String {
-    let ObjectEvent { kind, tenant, name, reason, .. } = event;
+    let ObjectEvent { kind, tenant, name, uid, reason, .. } = event;
     let plural = kind_named(kind).map_or(kind.as_str(), |kind| kind.plural);
     match tenant {
-        Some(tenant) => format!("{EVENTS}{plural}/{tenant}/{name}/{reason}"),
-        None => format!("{EVENTS}{plural}/{name}/{reason}"),
+        Some(tenant) => format!("{EVENTS}{plural}/{tenant}/{name}/{uid}/{reason}"),
+        None => format!("{EVENTS}{plural}/{name}/{uid}/{reason}"),
     }
 }

@@ -15,11 +15,12 @@ mod read;
 mod record;
 mod statuses;
 mod turns;
+mod uids;
 mod values;
 mod watch;
 mod write;
 
-pub(crate) use access::{Caller, Reach, Verb, allowed, enter};
+pub(crate) use access::{Caller, Reach, Verb, allowed, enter, may_tell_load};
 pub(crate) use audit::{Entering, newest as newest_audit, note_entry, trim_audit};
 pub(crate) use keys::caller_of_key;
 pub(crate) use network::confirm_removals;
@@ -28,6 +29,7 @@ pub(crate) use read::{Filter, get, list};
 pub(crate) use record::{API_KEY_OBJECTS, decode_object};
 pub(crate) use statuses::{StatusOf, set_statuses};
 use turns::Turns;
+pub(crate) use uids::{Uids, current};
 pub(crate) use watch::{Changed, Watching, revision, watch};
 pub(crate) use write::{
     DeleteOptions, Mode, Writing, Written, apply, change_spec, delete, delete_pools_of, ensure_node, finish,

@@ -320,7 +320,7 @@ async fn events(
     let caller = caller(identified)?;
     let EventsQuery { object, tenant } = query::read(query.as_deref())?;
     let tenant = tenant_id(tenant.as_deref())?;
-    let items = object_events::list(&app, &caller, &Asked { object, tenant }, now())?;
+    let items = object_events::list(&app, &caller, &Asked { object, tenant }, now()).await?;
     Ok(Json(json!({ "items": items })).into_response())
 }
 

@@ -196,6 +196,23 @@ fn a_pool_is_waited_for_planned_explained_and_shown_where_it_runs() {
 }
 
 #[test]
+fn the_load_of_a_pool_says_how_many_run() {
+    let cluster = Cluster::start();
+    let scaled = pool("web", 0)
+        .replace("counts: { running: 0 }", "scale: { min: 1, max: 8, metric: queue_depth, target: 10 }");
+    let file = cluster.file("acme.yaml", &format!("{TENANT}{scaled}{}", pool("plain", 0)));
+    cluster.mvm_ok(&["apply", "-f", path_text(&file)]);
+    let told = cluster.mvm_ok(&["pool", "load", "acme/web", "42.5"]);
+    assert!(told.contains("running") && told.contains('1'), "{told}");
+    cluster.mvm_ok(&["wait", "pool/acme/web", "--for", "status.scale.running=5"]);
+    let told = cluster.mvm_json(&["pool", "load", "web", "42.5", "-t", "acme"]);
+    assert_eq!((&told["running"], &told["load"]), (&json!(5), &json!(42.5)), "{told}");
+    let refused = cluster.mvm_fails(&["pool", "load", "acme/plain", "1"], 1);
+    assert!(refused.contains("is not scaled by what callers measure"), "{refused}");
+    cluster.mvm_fails(&["pool", "load", "acme/web", "NaN"], 1);
+}
+
+#[test]
 fn waiting_in_vain_says_how_it_is_instead() {
     let cluster = Cluster::start();
     declare(&cluster, &[("workers", 1)]);

@@ -28,6 +28,8 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub enum PostError {
     #[error("{url} must be http://HOST:PORT/PATH or https://HOST:PORT/PATH")]
     Url { url: String },
+    #[error("the URL to post to has a user or a password in it, which would be in a header and in logs")]
+    Credentials,
     #[error("https needs the certificate of an authority: there is no list of public ones here")]
     NoAuthority,
     #[error("could not read {}", .path.display())]
@@ -68,6 +70,9 @@ impl Poster {
     pub fn new(url: &str, ca_file: Option<&Path>) -> Result<Self, PostError> {
         let wrong = || PostError::Url { url: url.to_owned() };
         let uri: Uri = url.parse().map_err(|_| wrong())?;
+        if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+            return Err(PostError::Credentials);
+        }
         let host = uri.host().ok_or_else(wrong)?.to_owned();
         let (port, is_tls) = match uri.scheme_str() {
             Some("http") => (80, false),

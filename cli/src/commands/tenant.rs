@@ -1,6 +1,7 @@
 //! `mvm tenant` and `mvm pool`: who has instances here, and how each pool fares against its document.
 
 use clap::{Args, Subcommand};
+use mvm_proto::object::kind_named;
 use mvm_proto::status::{Capacity, InstanceStatus, NodeInfo, PoolStatus, Usage};
 use mvm_proto::wire::control::v1::{GetNodeRequest, Node};
 use mvm_proto::{PoolId, TenantId};
@@ -11,6 +12,8 @@ use crate::commands::resources;
 use crate::endpoint::{EndpointArgs, Session};
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
+use crate::objects::names::of_kind;
+use crate::objects::{self, ObjectArgs};
 use crate::output::{self, mib, when};
 use crate::progress::Progress;
 
@@ -32,6 +35,26 @@ pub(crate) enum PoolCommand {
     /// One pool with its instances
     #[command(aliases = ["info", "show", "inspect"])]
     Get(PoolArgs),
+    /// Tell the load of a pool that is scaled by it
+    #[command(after_help = LOAD_EXAMPLES)]
+    Load(LoadArgs),
+}
+
+const LOAD_EXAMPLES: &str = "\
+Examples:
+  mvm pool load acme/workers 120     120 entries wait in its queue
+
+Of the whole pool: entries of its queue (metric queue_depth), or requests in a second (requests). Nodes measure cpu
+themselves. What is older than two minutes counts for nothing, so tell it every few seconds.";
+
+#[derive(Debug, Args)]
+pub(crate) struct LoadArgs {
+    /// TENANT/NAME, or NAME with -t or a context's tenant
+    pool: String,
+    /// What was measured
+    value: f64,
+    #[command(flatten)]
+    object: ObjectArgs,
 }
 
 #[derive(Debug, Args)]
@@ -132,8 +155,26 @@ pub(crate) async fn run(global: &Global, command: TenantCommand) -> Run {
     }
 }
 
+async fn tell_load(global: &Global, args: LoadArgs) -> Run {
+    let usage = |error: String| Outcome::Usage(anyhow::anyhow!(error));
+    let kind = kind_named("pools").map_err(usage)?;
+    let word = args.pool.strip_prefix("pool/").unwrap_or(&args.pool);
+    let name = of_kind(kind, word, args.object.tenant()).map_err(usage)?;
+    let mut objects = args.object.open(global).await?;
+    let status = objects::within(global.timeout(), objects.tell_load(&name, args.value)).await?;
+    Ok(output::show(global.output, &status, |_| {
+        let load = status.load.map_or_else(|| "-".to_owned(), |load| load.to_string());
+        output::properties(vec![
+            ("running", status.running.to_string()),
+            ("decided from", load),
+            ("reason", status.reason.clone()),
+        ])
+    })?)
+}
+
 pub(crate) async fn run_pool(global: &Global, command: PoolCommand) -> Run {
     match command {
+        PoolCommand::Load(args) => tell_load(global, args).await,
         PoolCommand::List(args) => {
             let found = pools(global, &args.endpoint).await?;
             Ok(output::show(global.output, &found, |wide| pool_table(&found, wide))?)

@@ -14,7 +14,8 @@ use mvm_proto::wire::objects::v1::objects_server::{self, ObjectsServer};
 use mvm_proto::wire::objects::v1::{
     ApplyRequest, ApplyResponse, DeleteRequest, DeleteResponse, DemandRequest, DemandResponse,
     ExplainRequest, ExplainResponse, GetRequest, ListEventsRequest, ListEventsResponse, ListRequest,
-    ListResponse, ObjectJson, ObjectRef, PlanRequest, PlanResponse, WatchEvent, WatchRequest,
+    ListResponse, ObjectJson, ObjectRef, PlanRequest, PlanResponse, TellLoadRequest, TellLoadResponse,
+    WatchEvent, WatchRequest,
 };
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
@@ -266,6 +267,10 @@ impl objects_server::Objects for Service {
 
     async fn explain(&self, _: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
         Err(Status::unimplemented("it places nothing"))
+    }
+
+    async fn tell_load(&self, _: Request<TellLoadRequest>) -> Result<Response<TellLoadResponse>, Status> {
+        Err(Status::unimplemented("it scales nothing"))
     }
 
     async fn demand(&self, _: Request<DemandRequest>) -> Result<Response<DemandResponse>, Status> {

@@ -9,7 +9,8 @@ use mvm_proto::wire::objects::v1::objects_server::Objects;
 use mvm_proto::wire::objects::v1::{
     ApplyRequest, ApplyResponse, DeleteRequest, DeleteResponse, DemandRequest, DemandResponse,
     ExplainRequest, ExplainResponse, GetRequest, ListEventsRequest, ListEventsResponse, ListRequest,
-    ListResponse, ObjectJson, ObjectRef, PlanRequest, PlanResponse, WatchEvent, WatchRequest,
+    ListResponse, ObjectJson, ObjectRef, PlanRequest, PlanResponse, TellLoadRequest, TellLoadResponse,
+    WatchEvent, WatchRequest,
 };
 use mvm_proto::{Problem, TenantId};
 use tonic::{Request, Response};
@@ -163,12 +164,23 @@ impl ObjectService {
         Ok(ExplainResponse { json: serde_json::to_vec(&explanation).unwrap_or_default() })
     }
 
+    async fn tell_load(&self, request: Request<TellLoadRequest>) -> Result<TellLoadResponse, Problem> {
+        let caller = caller(&request)?;
+        let TellLoadRequest { r#ref, value } = request.into_inner();
+        let Named { kind, tenant, name } = named(r#ref)?;
+        let Some(tenant) = tenant.filter(|_| kind.name == "Pool") else {
+            return Err(refuse::bad_request("only pools have a load".to_owned()));
+        };
+        let status = crate::placement::measured(&self.0, &caller, &tenant, &name, value).await?;
+        Ok(TellLoadResponse { json: serde_json::to_vec(&status).unwrap_or_default() })
+    }
+
     fn demand(&self, request: &Request<DemandRequest>) -> Result<DemandResponse, Problem> {
         let demand = crate::placement::demand(&self.0, &caller(request)?)?;
         Ok(DemandResponse { json: serde_json::to_vec(&demand).unwrap_or_default() })
     }
 
-    fn list_events(&self, request: Request<ListEventsRequest>) -> Result<ListEventsResponse, Problem> {
+    async fn list_events(&self, request: Request<ListEventsRequest>) -> Result<ListEventsResponse, Problem> {
         let caller = caller(&request)?;
         let ListEventsRequest { r#ref, tenant } = request.into_inner();
         let object = r#ref.map(|reference| named(Some(reference))).transpose()?;
@@ -179,7 +191,7 @@ impl ObjectService {
                 text => Some(text.parse().map_err(|error| refuse::bad_request(format!("tenant {error}")))?),
             },
         };
-        let found = object_events::list(&self.0, &caller, &asked, now())?;
+        let found = object_events::list(&self.0, &caller, &asked, now()).await?;
         let json = found.iter().map(|event| serde_json::to_vec(event).unwrap_or_default());
         Ok(ListEventsResponse { json: json.collect() })
     }
@@ -237,11 +249,15 @@ impl Objects for ObjectService {
         answer(self.explain(request).await)
     }
 
+    async fn tell_load(&self, request: Request<TellLoadRequest>) -> Answer<TellLoadResponse> {
+        answer(self.tell_load(request).await)
+    }
+
     async fn demand(&self, request: Request<DemandRequest>) -> Answer<DemandResponse> {
         answer(self.demand(&request))
     }
 
     async fn list_events(&self, request: Request<ListEventsRequest>) -> Answer<ListEventsResponse> {
-        answer(self.list_events(request))
+        answer(self.list_events(request).await)
     }
 }

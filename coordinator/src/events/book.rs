@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use mvm_proto::object::{EventType, Kind, ObjectEvent};
+use mvm_proto::object::{EventType, Metadata, Object, ObjectEvent};
 use mvm_proto::status::fit::shorten;
 use mvm_proto::{TenantId, Timestamp};
 
@@ -18,23 +18,33 @@ const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
 const MAX_REASON_BYTES: usize = 64;
 const MAX_MESSAGE_BYTES: usize = 512;
 
-/// The object that something happened to.
+/// The object that something happened to: this one, and no other of its name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Subject {
     /// `Pool`
     kind: String,
     tenant: Option<TenantId>,
     name: String,
+    uid: String,
+    tenant_uid: String,
 }
 
 impl Subject {
-    pub(crate) fn new(kind: &Kind, tenant: Option<&TenantId>, name: &str) -> Self {
-        Self { kind: kind.name.to_owned(), tenant: tenant.cloned(), name: name.to_owned() }
+    /// `tenant_uid` is that of the object's tenant; empty of an object of the cluster.
+    pub(crate) fn new(object: &Object, tenant_uid: &str) -> Self {
+        let Metadata { tenant, name, uid, .. } = &object.metadata;
+        Self {
+            kind: object.kind.clone(),
+            tenant: tenant.clone(),
+            name: name.clone(),
+            uid: uid.clone(),
+            tenant_uid: tenant_uid.to_owned(),
+        }
     }
 
     fn of(event: &ObjectEvent) -> Self {
-        let ObjectEvent { kind, tenant, name, .. } = event.clone();
-        Self { kind, tenant, name }
+        let ObjectEvent { kind, tenant, name, uid, tenant_uid, .. } = event.clone();
+        Self { kind, tenant, name, uid, tenant_uid }
     }
 }
 
@@ -82,6 +92,8 @@ impl Book {
                 kind: subject.kind.clone(),
                 tenant: subject.tenant.clone(),
                 name: subject.name.clone(),
+                uid: subject.uid.clone(),
+                tenant_uid: subject.tenant_uid.clone(),
                 r#type: *r#type,
                 reason: reason.clone(),
                 message,
@@ -162,7 +174,7 @@ fn word(reason: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use mvm_proto::object::kind_named;
+    use serde_json::json;
 
     use super::*;
 
@@ -171,7 +183,13 @@ mod tests {
     }
 
     fn pool(name: &str) -> Subject {
-        Subject::new(kind_named("pools").unwrap(), Some(&"acme".parse().unwrap()), name)
+        of_uid(name, "uid-1")
+    }
+
+    fn of_uid(name: &str, uid: &str) -> Subject {
+        let metadata = json!({ "name": name, "tenant": "acme", "uid": uid });
+        let pool = json!({ "api_version": "mvm/v1", "kind": "Pool", "metadata": metadata, "spec": {}, "status": {} });
+        Subject::new(&serde_json::from_value(pool).unwrap(), "tenant-1")
     }
 
     fn happens(reason: &str, message: &str) -> Happening {
@@ -205,6 +223,17 @@ mod tests {
             (first.first_at, first.last_at, first.object()),
             (at(0), at(2), "pool/acme/web".to_owned())
         );
+    }
+
+    #[test]
+    fn what_happens_to_another_object_of_the_name_is_another_event() {
+        let mut book = Book::default();
+        for uid in ["uid-1", "uid-2"] {
+            let changes = book.propose(&of_uid("web", uid), &[happens("Lost", "")], at(0));
+            changes.into_iter().for_each(|change| book.apply(change));
+        }
+        let kept: Vec<_> = book.kept(at(0)).map(|event| (event.uid.as_str(), event.count)).collect();
+        assert_eq!(kept, [("uid-1", 1), ("uid-2", 1)]);
     }
 
     #[test]

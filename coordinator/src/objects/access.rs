@@ -65,6 +65,26 @@ pub(crate) fn allowed(
     Ok(())
 }
 
+/// The roles that may tell of the load of a pool that they see: it moves a count within bounds that others declared.
+const TELLS_LOAD: [KeyRole; 4] =
+    [KeyRole::Admin, KeyRole::Operator, KeyRole::TenantAdmin, KeyRole::TenantUser];
+
+/// Whether `caller` may tell of the load of this pool.
+pub(crate) fn may_tell_load(
+    caller: &Caller,
+    kind: &Kind,
+    tenant: &TenantId,
+    name: &str,
+) -> Result<(), Problem> {
+    allowed(caller, Verb::Read, kind, Some(tenant), name)?;
+    if TELLS_LOAD.contains(&caller.role) {
+        return Ok(());
+    }
+    let role = caller.role.as_str();
+    let detail = format!("{} has the role {role}, which may not tell of a pool's load", caller.name);
+    Err(Problem::new(403, "forbidden", detail, "Ask someone with a role that may, or use another key."))
+}
+
 /// What a stream to a guest is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::Objects;
 use super::record::{encode_object, load_object, object_key};
+use super::uids::Uids;
 use crate::events::{Change, Events, Happening, Subject, add_to, happenings};
 use crate::stored::{StateError, now};
 
@@ -53,6 +54,7 @@ pub(crate) async fn set_statuses(
     change: ChangeOf<'_>,
 ) -> Result<Vec<usize>, Problem> {
     let (mut lost, mut batch, mut bytes, mut changes) = (Vec::new(), Vec::<Pending>::new(), 0, 0);
+    let mut uids = Uids::new(&objects.store);
     for (at, of) in all.iter().enumerate() {
         let key = object_key(of.kind, of.tenant, of.name);
         let Some((mut object, version)) = load_object(&objects.store, &key).await? else { continue };
@@ -63,7 +65,11 @@ pub(crate) async fn set_statuses(
         let mut happenings = happenings(&object, &status);
         happenings.truncate(MAX_HAPPENINGS);
         object.status = status;
-        let (value, subject) = (encode_object(&object), Subject::new(of.kind, of.tenant, of.name));
+        let tenant_uid = match of.tenant {
+            Some(tenant) if !happenings.is_empty() => uids.of_tenant(tenant).await?.unwrap_or_default(),
+            _ => String::new(),
+        };
+        let (value, subject) = (encode_object(&object), Subject::new(&object, &tenant_uid));
         let pending = Pending { at, key, version, value, subject, happenings };
         let is_full =
             changes + pending.changes() > MAX_CHANGES || bytes + pending.value.len() > MAX_BATCH_BYTES;

@@ -4,7 +4,7 @@ use mvm_planner::fleet::scale::Load;
 use mvm_proto::object::{PoolScaleStatus, kind_named};
 use mvm_proto::{Problem, TenantId};
 
-use crate::objects::{self, Caller, Verb, allowed};
+use crate::objects::{self, Caller, may_tell_load};
 use crate::refuse;
 use crate::state::State;
 use crate::world::pool_key;
@@ -21,7 +21,7 @@ pub(crate) async fn measured(
     value: f64,
 ) -> Result<PoolScaleStatus, Problem> {
     let kind = kind_named("pools").map_err(refuse::bad_request)?;
-    allowed(caller, Verb::Write, kind, Some(tenant), name)?;
+    may_tell_load(caller, kind, tenant, name)?;
     if !(0.0..=MAX_LOAD).contains(&value) {
         return Err(refuse::bad_request(format!("value must be 0 to {MAX_LOAD}")));
     }

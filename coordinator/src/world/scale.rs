@@ -168,11 +168,13 @@ impl World {
     }
 
     /// How many processors a pool's instances use, in thousandths of a percent of one instance's; none where a node that
-    /// runs some does not tell.
+    /// runs some does not tell. A node is believed no more than the instances that it is to run can use.
     fn used_processors(&self, key: &PoolKey, now: Timestamp) -> Option<Load> {
         let mut milli = 0u64;
-        for (_, news) in self.news_of(key).filter(|(_, news)| news.actual.running > 0) {
-            milli = milli.saturating_add(u64::from(news.cpu_percent?) * 1000);
+        for (node, news) in self.news_of(key).filter(|(_, news)| news.actual.running > 0) {
+            let placed = self.stored.get(key).and_then(|placed| placed.get(node)).map_or(0, |to| to.running);
+            let most = u64::from(placed.saturating_mul(100));
+            milli = milli.saturating_add(u64::from(news.cpu_percent?).min(most) * 1000);
         }
         Some(Load { milli, at: now })
     }

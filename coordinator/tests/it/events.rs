@@ -95,3 +95,39 @@ async fn a_tenants_key_sees_the_events_of_its_own_objects_alone() {
     assert_eq!(keyed.get("/v1/events?objekt=x").await.status, 400);
     running.stop().await;
 }
+
+/// A name may be another customer's by then.
+#[tokio::test]
+async fn what_happened_to_a_deleted_tenant_is_not_told_to_the_next_one_of_its_name() {
+    let (_dir, report) = new_cluster();
+    let running = Running::start(&report.data_dir).await;
+    let mut rest = Rest::operator(&running).await;
+    let node = FakeNode::start(running.enrol("n1").await);
+    for round in 0..2 {
+        acme(&mut rest).await;
+        let key = json!({ "spec": { "role": "tenant-user", "tenant": "acme" } });
+        let made = rest.put(&format!("/v1/api-keys/acme-{round}"), &key).await;
+        let secret = made.body["status"]["secret"].as_str().unwrap().to_owned();
+        let mut keyed = Rest::with_key(&running, Some(&secret)).await;
+        assert_eq!(told(&mut keyed, "/v1/events").await, [], "before anything happened");
+        assert_eq!(rest.put(POOL, &pool(1000, 1)).await.status, 201);
+        wait_for(&running, OF_POOL, &event("Warning", "Unplaced", 1)).await;
+        let of_mine = told(&mut keyed, OF_POOL).await;
+        assert!(of_mine.contains(&event("Warning", "Unplaced", 1)), "{of_mine:?}");
+        // Of a pool that is gone its own tenant is told, and nothing of it is said of the next one of its name.
+        assert_eq!(rest.call("DELETE", POOL, &[], None).await.status, 200);
+        wait_until("the pool to go", async || Rest::operator(&running).await.get(POOL).await.status == 404)
+            .await;
+        assert!(told(&mut keyed, "/v1/events").await.contains(&event("Warning", "Unplaced", 1)));
+        assert_eq!(rest.put(POOL, &pool(0, 1)).await.status, 201);
+        assert!(!told(&mut keyed, OF_POOL).await.contains(&event("Warning", "Unplaced", 1)));
+        assert_eq!(rest.call("DELETE", "/v1/tenants/acme", &[], None).await.status, 200);
+        wait_until("the tenant to go", async || {
+            Rest::operator(&running).await.get("/v1/tenants/acme").await.status == 404
+        })
+        .await;
+        assert_eq!(told(&mut rest, "/v1/events?tenant=acme").await, [], "there is no such tenant");
+    }
+    node.follow(None);
+    running.stop().await;
+}

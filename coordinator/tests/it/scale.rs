@@ -1,9 +1,11 @@
 //! Pools that are scaled: what is measured moves the count, the count is durable, and only those who may change a pool tell.
 
+use mvm_proto::document::Pool;
 use mvm_proto::status::{Counts, NodeStatus, PoolStatus};
 use mvm_proto::wire::session::v1::agent_frame;
 use serde_json::{Value, json};
 
+use crate::crashes::FakeNode;
 use crate::objects::{POOL, acme, connect, field, until};
 use crate::rest::Rest;
 use crate::support::{Running, Session, new_cluster, now, wait_until};
@@ -66,7 +68,7 @@ async fn a_queue_that_grows_makes_more_run_and_the_count_outlives_the_coordinato
 }
 
 #[tokio::test]
-async fn only_who_may_change_a_pool_tells_of_its_load_and_only_of_one_that_is_scaled_by_it() {
+async fn only_who_works_with_a_pool_tells_of_its_load_and_only_of_one_that_is_scaled_by_it() {
     let (_dir, report) = new_cluster();
     let running = Running::start(&report.data_dir).await;
     let mut rest = Rest::operator(&running).await;
@@ -75,12 +77,11 @@ async fn only_who_may_change_a_pool_tells_of_its_load_and_only_of_one_that_is_sc
     let cpu = pool(&json!({ "max": 3, "metric": "cpu", "target": 50 }));
     const BY_CPU: &str = "/v1/tenants/acme/pools/busy";
     assert_eq!(rest.put(BY_CPU, &cpu).await.status, 201);
-    for role in ["tenant-admin", "tenant-user"] {
+    for (role, expected) in [("tenant-admin", 200), ("tenant-user", 200), ("viewer", 403)] {
         let key = json!({ "spec": { "role": role, "tenant": "acme" } });
         let made = rest.put(&format!("/v1/api-keys/{role}"), &key).await;
         let secret = made.body["status"]["secret"].as_str().unwrap().to_owned();
         let mut keyed = Rest::with_key(&running, Some(&secret)).await;
-        let expected = if role == "tenant-admin" { 200 } else { 403 };
         assert_eq!(tell(&mut keyed, POOL, 5.0).await, expected, "{role}");
         assert_eq!(tell(&mut keyed, "/v1/tenants/zeta/pools/web", 5.0).await, 404, "{role}");
     }
@@ -135,11 +136,69 @@ async fn processors_that_instances_use_make_more_run() {
     let spec = pool(&json!({ "max": 8, "metric": "cpu", "target": 50 }));
     assert_eq!(rest.put(POOL, &spec).await.status, 201);
     session.obey().await;
-    report(&mut session, 140).await;
-    wait_until("three to be wanted", async || {
-        Rest::operator(&running).await.get(POOL).await.body["status"]["scale"]["running"] == 3
+    report(&mut session, 95).await;
+    wait_until("two to be wanted", async || {
+        Rest::operator(&running).await.get(POOL).await.body["status"]["scale"]["running"] == 2
     })
     .await;
-    assert_eq!(field(&mut rest, POOL, "/status/scale/load").await, json!(140.0));
+    assert_eq!(field(&mut rest, POOL, "/status/scale/load").await, json!(95.0));
+    // What one instance can't use is not believed of it.
+    session.obey().await;
+    report(&mut session, u32::MAX).await;
+    wait_until("four to be wanted", async || {
+        Rest::operator(&running).await.get(POOL).await.body["status"]["scale"]["running"] == 4
+    })
+    .await;
+    assert_eq!(field(&mut rest, POOL, "/status/scale/load").await, json!(200.0));
+    running.stop().await;
+}
+
+/// Its new instances are of the revision that is rolled out where they have their place, and the limits hold for what is wanted now.
+#[tokio::test]
+async fn a_pool_grows_and_shrinks_in_the_middle_of_a_rollout() {
+    let (_dir, start) = new_cluster();
+    let running = Running::start(&start.data_dir).await;
+    let mut rest = Rest::operator(&running).await;
+    acme(&mut rest).await;
+    let node = FakeNode::start(running.enrol("n1").await);
+    let other = FakeNode::start(running.enrol("n2").await);
+    let mut spec = by_queue();
+    spec["spec"]["counts"] = json!({ "warm": 2 });
+    spec["spec"]["placement"] = json!({ "max_per_node": 6 });
+    assert_eq!(rest.put(POOL, &spec).await.status, 201);
+    until(&mut rest, POOL, "/status/rollout/phase", &json!("done")).await;
+    spec["spec"]["resources"]["mem_mib"] = json!(96);
+    spec["spec"]["update"] = json!({ "paused": true });
+    assert_eq!(rest.put(POOL, &spec).await.status, 200);
+    until(&mut rest, POOL, "/status/rollout/phase", &json!("paused")).await;
+    // What is begun meanwhile is of the revision that is everywhere.
+    assert_eq!(tell(&mut rest, POOL, 80.0).await, 200);
+    until(&mut rest, POOL, "/status/ready", &json!("8/8")).await;
+    let sizes = || {
+        let of = |node: &FakeNode| {
+            let heard = node.heard.lock();
+            let pools = heard.desired.iter().flat_map(mvm_proto::DesiredState::pools);
+            let of_pool = |pool: &Pool| (pool.instance_resources.mem_mib, pool.desired_counts.running);
+            pools.map(|(_, pool)| of_pool(pool)).collect::<Vec<(u64, u32)>>()
+        };
+        [&node, &other].map(of).concat()
+    };
+    let running_now = |sizes: &[(u64, u32)]| sizes.iter().map(|(_, running)| running).sum::<u32>();
+    let all: Vec<(u64, u32)> = sizes();
+    assert_eq!((running_now(&all), all.iter().all(|(mem_mib, _)| *mem_mib == 64)), (8, true), "{all:?}");
+    assert_eq!(
+        field(&mut rest, POOL, "/status/counts/warm").await,
+        json!(0),
+        "the nodes of this test keep none"
+    );
+    // It goes on, with as many as are wanted by now; the other counts are as declared.
+    spec["spec"]["update"] = json!({});
+    spec["spec"]["scale"]["max"] = json!(3);
+    assert_eq!(rest.put(POOL, &spec).await.status, 200);
+    until(&mut rest, POOL, "/status/rollout/phase", &json!("done")).await;
+    until(&mut rest, POOL, "/status/ready", &json!("3/3")).await;
+    let all = sizes();
+    assert_eq!((running_now(&all), all.iter().all(|(mem_mib, _)| *mem_mib == 96)), (3, true), "{all:?}");
+    assert_eq!(field(&mut rest, POOL, "/status/rollout/settled").await, json!(2));
     running.stop().await;
 }

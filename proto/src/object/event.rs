@@ -30,6 +30,12 @@ pub struct ObjectEvent {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<TenantId>,
     pub name: String,
+    /// Of the object that it happened to: a later one of its name is another.
+    #[serde(default)]
+    pub uid: String,
+    /// Of the tenant that the object belongs to; empty of objects of the cluster.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub tenant_uid: String,
     pub r#type: EventType,
     /// One word for programs: `Scheduled`, `Unplaced`, `Lost`.
     pub reason: String,
