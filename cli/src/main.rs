@@ -31,6 +31,7 @@ mod user;
 use std::process::ExitCode;
 
 use clap::FromArgMatches;
+use rustix::process::{Resource, Rlimit};
 
 use crate::args::Cli;
 use crate::exit::Outcome;
@@ -42,7 +43,15 @@ fn read_command_line() -> anyhow::Result<Cli> {
     Ok(read.and_then(|matches| Cli::from_arg_matches(&matches)).unwrap_or_else(|error| error.exit()))
 }
 
+/// Processes of mvm have keys and values of Secrets in memory: no crash writes them anywhere. Where cores are piped to a program, as
+/// systemd has it, only a limit of 1 is kept (core(5)), and so it is 1. One that is 0 stays so.
+fn dump_no_core() {
+    let limit = Rlimit { current: Some(1), maximum: Some(1) };
+    let _ = rustix::process::setrlimit(Resource::Core, limit);
+}
+
 fn main() -> ExitCode {
+    dump_no_core();
     let cli = match settings::agent_serve().map_or_else(read_command_line, Ok) {
         Ok(cli) => cli,
         Err(error) => return exit::report(&Outcome::Usage(error)),

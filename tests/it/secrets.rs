@@ -9,7 +9,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use mvm_needs::{Need, can_run};
-use mvm_tests::{Cluster, PATIENCE, files_with, path_text, wait_for, wait_until};
+use mvm_tests::{Cluster, PATIENCE, files_with, metrics, path_text, wait_for, wait_until};
 use serde_json::Value;
 
 /// Cold boots on two cores without KVM take seconds each; a healthy change needs a fraction of this.
@@ -22,7 +22,7 @@ fn pool(name: &str, secrets: &str) -> String {
         "---\napi_version: mvm/v1\nkind: Pool\nmetadata: {{ name: {name}, tenant: acme }}\n\
          spec: {{ image: {{ ref: 'builtin:busybox' }}, resources: {{ vcpus: 1, mem_mib: 128 }}, counts: {{ running: 1 }}, \
          secrets: {secrets}, runtime_policy: {{ min_running_seconds: 0, min_warm_seconds: 0, drain_timeout_seconds: 5, \
-         graceful_shutdown_seconds: 5 }} }}\n"
+         graceful_shutdown_seconds: 5 }}, stopped_retention_seconds: 0 }}\n"
     )
 }
 
@@ -52,6 +52,16 @@ fn the_one(cluster: &Cluster, pool: &str, phase: &str) -> Option<String> {
         [one] if one["phase"] == phase => one["instance_id"].as_str().map(str::to_owned),
         _ => None,
     }
+}
+
+/// Of an instance that runs: what it is made of, and since when it runs.
+fn revision_of(cluster: &Cluster, id: &str) -> (Value, Value) {
+    let listed = on_node(cluster, &["instance", "list", "-o", "json"]).expect("the agent answers");
+    let listed: Value = serde_json::from_str(&listed).expect("instances are JSON");
+    let mut all = listed.as_array().into_iter().flatten();
+    let one = all.find(|one| one["instance_id"] == id).expect("the instance is there");
+    assert_eq!(one["phase"], "running");
+    (one["revision"].clone(), one["since"].clone())
 }
 
 fn wait_for_one(cluster: &Cluster, pool: &str, phase: &str) -> String {
@@ -94,6 +104,15 @@ fn a_secret_reaches_the_guests_that_name_it_is_changed_there_and_is_in_no_other_
     cluster.start_agent("node-a", &flags);
     cluster.wait_connected("node-a");
 
+    // What has values in memory leaves no core behind.
+    let coordinator = cluster.coordinator.as_ref().expect("it runs").pid();
+    for pid in [coordinator, cluster.agents["node-a"].process.pid()] {
+        let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).expect("it runs");
+        let cores = limits.lines().find_map(|line| line.strip_prefix("Max core file size"));
+        let cores: Vec<_> = cores.expect("a limit").split_whitespace().take(2).collect();
+        assert!(cores.iter().all(|limit| ["0", "1"].contains(limit)), "{cores:?}");
+    }
+
     // The pool is first, and waits.
     let file = cluster.file("acme.yaml", &format!("{TENANT}{}{}", pool("uses", "[db]"), pool("plain", "[]")));
     cluster.mvm_ok(&["apply", "-f", path_text(&file)]);
@@ -116,8 +135,21 @@ fn a_secret_reaches_the_guests_that_name_it_is_changed_there_and_is_in_no_other_
     wait_until("it to sleep", LONG, || {
         act(&cluster, "sleep").is_some() && the_one(&cluster, "uses", "sleeping").is_some()
     });
+    let other = cluster.file(
+        "secret.yaml",
+        &format!(
+            "api_version: mvm/v1\nkind: Secret\nmetadata: {{ tenant: acme, name: db }}\nspec: {{ data: {{ PASSWORD: {second}, \
+             OTHER: {{ base64: Y2FuYXJ5 }} }} }}\n"
+        ),
+    );
     for args in [
-        &["get", "secrets", "-A", "-o", "yaml"][..],
+        &["diff", "-f", path_text(&other)][..],
+        &["plan", "-f", path_text(&other)],
+        &["apply", "--dry-run", "-f", path_text(&other)],
+        &["explain", "pool/acme/uses", "-o", "json"],
+        &["rollout", "status", "pool/acme/uses", "-o", "yaml"],
+        &["rollout", "history", "pool/acme/uses", "-o", "json"],
+        &["get", "secrets", "-A", "-o", "yaml"],
         &["describe", "secret/acme/db"],
         &["get", "pools,tenants", "-A", "-o", "json"],
         &["node", "get", "node-a", "-o", "json"],
@@ -126,7 +158,14 @@ fn a_secret_reaches_the_guests_that_name_it_is_changed_there_and_is_in_no_other_
     ] {
         let output = cluster.mvm(args);
         let told = [output.stdout, output.stderr].concat();
-        assert!(!String::from_utf8_lossy(&told).contains("canary"), "{args:?}");
+        let told = String::from_utf8_lossy(&told);
+        assert!(!told.contains("canary") && !told.contains("Y2FuYXJ5"), "{args:?}");
+        assert!(told.len() > 20 || args[0] == "events", "{args:?} says something: {told}");
+    }
+    std::fs::remove_file(&other).expect("it is there");
+    for port in [cluster.metrics_port, cluster.agents["node-a"].metrics_port] {
+        let page = metrics(port).expect("a page of metrics");
+        assert!(page.contains("mvm_") && !page.contains("canary"), "{page}");
     }
     assert_eq!(leaked(&cluster, &secrets, &first), Vec::<PathBuf>::new());
 
@@ -143,14 +182,22 @@ fn a_secret_reaches_the_guests_that_name_it_is_changed_there_and_is_in_no_other_
     assert_eq!(read["db"]["PASSWORD"], first.as_str());
 
     // Changed, the pool that names it is another, and no other pool is.
+    let before = revision_of(&cluster, &plain);
     cluster.start_coordinator();
     cluster.wait_connected("node-a");
     assert_eq!(set_password(&cluster, &second), "secret/acme/db configured\n");
-    let next =
-        wait_for("another instance", LONG, || the_one(&cluster, "uses", "running").filter(|id| *id != uses));
+    cluster.mvm_ok(&["rollout", "status", "pool/acme/uses", "-w", "--timeout", "180s"]);
+    let next = wait_for_one(&cluster, "uses", "running");
     let bundle = in_guest(&cluster, &next, "cat /run/mvm/secrets/bundle");
     assert!(bundle.contains(&second) && !bundle.contains(&first), "{bundle}");
-    assert_eq!(the_one(&cluster, "plain", "running"), Some(plain));
+    let history = cluster.mvm_ok(&["rollout", "history", "pool/acme/uses"]);
+    assert!(history.contains("db (other values)") && history.contains("secret db changed"), "{history}");
+    assert!(!history.contains("canary"), "{history}");
+    let untouched = cluster.mvm_json(&["rollout", "history", "pool/acme/plain", "-o", "json"]);
+    assert_eq!(untouched.as_array().map(Vec::len), Some(1));
+    assert_eq!(revision_of(&cluster, &plain), before);
+    let refused = cluster.mvm_fails(&["rollout", "undo", "pool/acme/uses", "--to-revision", "1"], 1);
+    assert!(refused.contains("mvm secret set"), "{refused}");
     // The old one is kept for nothing any more.
     wait_until("the old bundle to go", LONG, || files_with(&secrets, first.as_bytes()).is_empty());
     assert_eq!(files_with(&secrets, second.as_bytes()).len(), 1);

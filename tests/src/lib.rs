@@ -16,7 +16,7 @@ pub mod stand_in;
 pub use binary::mvm_binary;
 pub use cluster::{AgentProcess, Cluster, ClusterSettings, copy_dir, free_port, path_text};
 pub use lone_agent::{Census, LoneAgent, nothing, pss_mib, small_pool};
-pub use loopback::{metric, ready};
+pub use loopback::{metric, metrics, ready};
 pub use mvm_needs::test_images;
 pub use netns::NetNs;
 pub use process::Process;

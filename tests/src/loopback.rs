@@ -18,8 +18,13 @@ pub fn ready(port: u16) -> bool {
     get(port, "/readyz").is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
 }
 
+/// All metrics.
+pub fn metrics(port: u16) -> Option<String> {
+    get(port, "/metrics")
+}
+
 /// The value of the first metric whose line starts so.
 pub fn metric(port: u16, line_start: &str) -> Option<f64> {
-    let answer = get(port, "/metrics")?;
+    let answer = metrics(port)?;
     answer.lines().find(|line| line.starts_with(line_start))?.rsplit(' ').next()?.parse().ok()
 }
