@@ -262,7 +262,8 @@ fn advance<'a>(rollout: &'a Rollout, plan: &mut RolloutPlan, ledger: &mut Ledger
             }
             continue;
         }
-        if node.is_spent() && !is_stale {
+        // Of a node that is not heard, as all are after a start, what it was granted counts, and nothing of it changes.
+        if (node.is_spent() || node.away) && !is_stale {
             continue;
         }
         let had = if is_stale && node.is_spent() {
