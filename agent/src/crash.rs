@@ -73,6 +73,9 @@ pub const ALL: &[&str] = &[
 /// Points that only a real guest's session passes. The tests with microVMs end an agent at each, three times.
 pub const SESSION_POINTS: &[&str] = &["persist.content", "persist.index", "persist.head", "persist.brought"];
 
+/// Points that only a coordinator's order brings an agent to. The tests of drains end an agent at each, three times.
+pub const TRANSFER_POINTS: &[&str] = &["transfer.marked"];
+
 pub(crate) fn point(name: &'static str) {
-    mvm_host::crash::point(&[ALL, SESSION_POINTS], name);
+    mvm_host::crash::point(&[ALL, SESSION_POINTS, TRANSFER_POINTS], name);
 }

@@ -113,6 +113,8 @@ pub enum StepError {
         "{0} was exported and is being removed: release it again, or restart this agent to finish the removal"
     )]
     Leaving(InstanceId),
+    #[error("{0} is being moved between nodes")]
+    Moving(InstanceId),
     #[error("{instance} is {found}, and can't {action}")]
     WrongPhase { instance: InstanceId, found: Phase, action: Action },
     #[error("the document in force does not say what {0} is made of")]
@@ -131,6 +133,8 @@ pub struct Order {
     pub on_demand: bool,
     /// The person or program that asks; absent: the counts and policies do.
     pub asked_by: Option<String>,
+    /// A part of the move that the instance is marked for.
+    pub for_move: bool,
 }
 
 /// How long a guest may take to end and to drain.
@@ -210,6 +214,10 @@ impl Executor {
         // What is on its way out has a life elsewhere: whatever kept it from being removed, it has none here.
         if before.as_ref().is_some_and(Record::is_leaving) && order.action != Action::Destroy {
             return Err(StepError::Leaving(lease.id().clone()));
+        }
+        // Planned before its move began.
+        if !order.for_move && before.as_ref().is_some_and(|record| record.transfer.is_some()) {
+            return Err(StepError::Moving(lease.id().clone()));
         }
         let begun = Instant::now();
         let work = Box::pin(self.carry_out(lease, order, patience, watch));

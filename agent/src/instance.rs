@@ -8,6 +8,7 @@ pub mod records;
 mod session_mark;
 mod spec;
 pub mod template;
+pub mod transfer;
 
 pub use session_mark::SessionMark;
 pub use spec::PoolSpec;

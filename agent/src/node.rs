@@ -26,6 +26,7 @@ mod resolvers;
 mod revoked;
 pub(crate) mod status;
 mod sweep;
+pub mod transfer;
 mod wake;
 mod work;
 

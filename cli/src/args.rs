@@ -96,6 +96,8 @@ pub(crate) enum Command {
     Dev(commands::dev::DevCommand),
     /// What applying files would change in the objects
     Diff(commands::diff::DiffArgs),
+    /// Move all that a node has to other nodes, and say what becomes of each instance
+    Drain(commands::drain::DrainArgs),
     /// Change an object in your editor
     Edit(commands::edit::EditArgs),
     /// Run a command inside an instance, or in any instance of a pool

@@ -13,6 +13,7 @@ pub(crate) mod dev;
 pub(crate) mod diff;
 pub(crate) mod direct;
 pub(crate) mod doctor;
+pub(crate) mod drain;
 pub(crate) mod edit;
 pub(crate) mod events;
 pub(crate) mod exec;
@@ -66,6 +67,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Delete(args) => block_on(delete::run(&global, args)),
         Command::Describe(args) => block_on(describe::run(&global, args)),
         Command::Dev(command) => dev::run(&global, command),
+        Command::Drain(args) => block_on(drain::run(&global, args)),
         Command::Diff(args) => block_on(diff::run(&global, args)),
         Command::Doctor(args) => block_on(doctor::run(&global, *args)),
         Command::Events(args) => block_on(events::run(&global, args)),

@@ -125,6 +125,11 @@ impl EndpointArgs {
         self.flags.node.as_ref()
     }
 
+    /// Whether the agent of the node that is meant is named beside the coordinator.
+    pub(crate) fn names_an_agent(&self) -> bool {
+        self.flags.node_endpoint.is_some()
+    }
+
     fn chosen(&self) -> Endpoint {
         let EndpointFlags { endpoint, data_dir, operator, .. } = &self.flags;
         match (endpoint, &operator.coordinator) {

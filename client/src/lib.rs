@@ -3,10 +3,11 @@
 //! [`open`] makes a connection with an operator's certificate. On it, [`control`] is the client of nodes, tokens and
 //! documents, and [`Objects`] the one of declared objects: typed, page by page, with watches that survive lost
 //! connections. [`Exec`] runs a program in a guest and follows it, [`Logs`] what an instance
-//! writes to its console. [`files`] reads objects from YAML and JSON files, strictly.
+//! writes to its console, [`archive`] takes sleeping instances out and in. [`files`] reads objects from YAML and JSON files, strictly.
 //!
 //! `examples/declare.rs` beside this crate declares a pool and waits until it runs.
 
+pub mod archive;
 mod channel;
 mod connect;
 mod error;

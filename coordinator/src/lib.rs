@@ -14,6 +14,7 @@ mod cleanup_task;
 mod clock;
 mod crash;
 mod documents;
+mod drain_task;
 mod enrolment;
 mod error;
 mod events;

@@ -19,6 +19,7 @@ mod statuses;
 mod task;
 
 pub(crate) use answers::{explain, plan};
+pub(crate) use commit::store_move;
 pub(crate) use demand::{demand, of as demand_of};
 pub(crate) use documents::take_for_push;
 pub(crate) use measured::measured;

@@ -9,6 +9,7 @@
 //! placed/<tenant>/...      where instances are placed; see `placement`
 //! held/<tenant>/<node>    nodes that have or had instances of a tenant; see `placement`
 //! rollouts/<tenant>/<pool> revisions of a pool, and how far the newest is; see `placement`
+//! moves/<id>              instances on their way between nodes; see `placement`
 //! offers/<node id>        what the node may be following of each tenant; written with its document
 //! operators/<name>        operators and their certificates, removed ones included
 //! assigned/<node id>      numbers of the newest document; the guard of every document transaction

@@ -28,6 +28,7 @@ use self::traces::tracing_of;
 use crate::cleanup_task::{cleanup_task, write_statuses};
 use crate::clock::SteadyClock;
 use crate::documents::{Carried, Documents};
+use crate::drain_task::drain_task;
 use crate::enrolment::Members;
 use crate::error::{BoxError, CoordinatorError};
 use crate::events::Events;
@@ -394,6 +395,7 @@ fn start_tasks(
     let mut tasks = Tasks::default();
     tasks.spawn("reissue task", reissue_task(Arc::clone(state)).map(Ok));
     tasks.spawn("placement", placement_task(Arc::clone(state), object_changes).map(Ok));
+    tasks.spawn("drains", drain_task(Arc::clone(state)).map(Ok));
     tasks.spawn("revocations", revocation_task(Arc::clone(state)).map(Ok));
     tasks.spawn("node health", health_task(Arc::clone(state)).map(Ok));
     tasks.spawn("cleanup task", cleanup_task(Arc::clone(state)).map(Ok));

@@ -4,10 +4,12 @@ mod bundles;
 mod conditions;
 mod deletion;
 mod division;
+mod drains;
 mod hear;
 mod holdings;
 mod kind;
 mod live;
+mod moves;
 mod offered;
 mod placements;
 mod rollouts;
@@ -18,6 +20,7 @@ mod status;
 mod tests;
 mod unplaced;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -40,6 +43,8 @@ use holdings::Divided;
 pub(crate) use holdings::{Holding, Holdings};
 pub(crate) use kind::{same_kind_of_node, same_kind_of_pool};
 pub(crate) use live::{NodeNews, PoolNews, PoolsHeard};
+use moves::Adjusted;
+pub(crate) use moves::{MoveRecord, Moves, Step};
 pub(crate) use offered::{NodeOffers, Offered};
 pub(crate) use placements::Placements;
 pub(crate) use rollouts::{RolloutRecord, Rollouts};
@@ -75,6 +80,10 @@ pub(crate) struct World {
     pub(crate) rollouts: Rollouts,
     /// How many run of pools that are scaled.
     pub(crate) scales: Scales,
+    /// What is on its way from node to node.
+    pub(crate) moves: Moves,
+    /// Nodes that are being drained.
+    drains: BTreeMap<NodeId, drains::Drain>,
     /// The pools that are declared, by tenant.
     pools_of: BTreeMap<TenantId, BTreeSet<PoolId>>,
     /// The nodes that said something of a pool.
@@ -145,6 +154,8 @@ impl World {
             sizes: Sizes::default(),
             rollouts: Rollouts::default(),
             scales: Scales::default(),
+            moves: Moves::default(),
+            drains: BTreeMap::new(),
             pools_of: BTreeMap::new(),
             heard_of: BTreeMap::new(),
             started_at,
@@ -261,9 +272,13 @@ impl World {
         // What comes back here of its status alone is what was written of it.
         let version = |object: &Object| (object.metadata.generation, object.metadata.uid.clone());
         let is_news = entry.declared.as_ref().is_none_or(|(before, _)| version(before) != version(object));
+        let drained = spec.drain && spec.managed_by == ManagedBy::Objects;
         entry.declared = Some((object.clone(), spec));
         if is_news {
             self.stale_nodes.insert(id.clone());
+        }
+        if is_news {
+            self.set_drain(&id, drained);
         }
         self.update_node(&id);
     }
@@ -308,6 +323,7 @@ impl World {
             "Node" => {
                 if let Ok(id) = name.parse::<NodeId>() {
                     self.unsettle(&id);
+                    self.set_drain(&id, false);
                     self.placer.set_node(&id, None);
                     self.sizes.forget(&id);
                     let changed = self.offered.forget(&id);
@@ -403,7 +419,12 @@ impl World {
     /// that if the store does not take it.
     pub(crate) fn settle_and_store(&mut self, now: Timestamp) -> Vec<(PoolKey, Placed, Placed)> {
         self.divide_removals();
-        let differences = self.settle(now);
+        let mut differences = self.settle(now);
+        // What begins to move is stored together with where it goes, and with nothing else.
+        if differences.is_empty() {
+            self.decide_drains(now);
+            differences = self.settle(now);
+        }
         for (key, before, after) in &differences {
             self.stored(key, before, after.clone());
         }
@@ -490,7 +511,8 @@ impl World {
             return None;
         }
         let mut shares: BTreeMap<TenantId, Share<'_>> = BTreeMap::new();
-        for (key, counts) in self.on_node(node) {
+        for (key, counts) in self.asked_of(node) {
+            let key = &*key;
             let (Some(pool), Some(tenant)) = (self.pools.get(key), self.tenants.get(&key.tenant)) else {
                 continue;
             };
@@ -512,6 +534,25 @@ impl World {
         let mut document = render::document(cluster, node, &shares);
         document.removed_tenants = self.removed_on(node, &document);
         Some(document)
+    }
+
+    /// The pools that a node's document names, with what it is asked for: what is placed there, but for what moves.
+    fn asked_of<'a>(&'a self, node: &'a NodeId) -> Vec<(Cow<'a, PoolKey>, DesiredCounts)> {
+        let placed = self.on_node(node);
+        let kept = self.kept_on(node);
+        if kept.is_empty() {
+            return placed.map(|(key, counts)| (Cow::Borrowed(key), counts)).collect();
+        }
+        let mut all: BTreeMap<Cow<'a, PoolKey>, DesiredCounts> =
+            placed.map(|(key, counts)| (Cow::Borrowed(key), counts)).collect();
+        for key in kept {
+            all.entry(Cow::Owned(key)).or_default();
+        }
+        let adjusted = |(key, counts): (Cow<'a, PoolKey>, DesiredCounts)| {
+            let counts = self.moves.adjust(&key, node, counts, Adjusted::Counts);
+            (key, counts)
+        };
+        all.into_iter().map(adjusted).collect()
     }
 
     /// The pools that have instances placed on a node.
@@ -551,7 +592,7 @@ impl NodeEntry {
         Some(FleetNode {
             labels,
             taints: spec.taints.iter().cloned().collect(),
-            cordoned: spec.cordoned || object.metadata.deleting_since.is_some(),
+            cordoned: spec.cordoned || spec.drain || object.metadata.deleting_since.is_some(),
             away_since,
             capacity,
             overcommit: overcommit(spec),

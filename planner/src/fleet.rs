@@ -12,6 +12,7 @@ mod beyond;
 pub mod blocks;
 mod demand;
 pub mod diff;
+pub mod drain;
 mod explain;
 mod filter;
 mod grow;
@@ -32,6 +33,7 @@ mod slab;
 mod spread;
 mod state;
 mod tops;
+mod transfer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

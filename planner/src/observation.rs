@@ -74,10 +74,14 @@ pub struct ObservedInstance {
     /// A sandbox holds it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub claimed: bool,
+    /// It is on its way to or from another node, and left alone: it fills a place in its home count where one is free, and is
+    /// no surplus where none is.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub moving: bool,
     /// A request woke it, not a count.
     #[serde(default, skip_serializing_if = "is_false")]
     pub on_demand: bool,
-    /// The count in which a woken instance keeps its place; absent: running.
+    /// The count in which a woken instance keeps its place; absent: running. Of one that moves absent: its phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<Phase>,
     /// It was booted only to be put to this phase, or (running) to stand in while another is replaced.
@@ -118,6 +122,7 @@ impl ObservedInstance {
             idle_since: None,
             override_until: None,
             claimed: false,
+            moving: false,
             on_demand: false,
             home: None,
             staging: None,
@@ -127,6 +132,11 @@ impl ObservedInstance {
             workload: None,
             offset: None,
         }
+    }
+
+    /// The count that one that moves has its place in.
+    pub(crate) fn moving_in(&self) -> Option<Phase> {
+        self.moving.then(|| self.home.unwrap_or(self.phase))
     }
 
     /// Only a replacement ends in the phase where it began, and nothing else goes from a boot straight to rest.

@@ -17,6 +17,8 @@ pub mod id;
 pub mod instance;
 #[cfg(feature = "control")]
 pub mod json;
+#[cfg(feature = "control")]
+pub mod moves;
 pub mod named;
 #[cfg(feature = "control")]
 pub mod object;

@@ -32,7 +32,9 @@ pub use api_key::{ApiKeySpec, ApiKeyStatus, KeyRole};
 pub use event::{EventType, ObjectEvent};
 pub use kind::{Column, Kind, Scope, Spec, kind_named};
 pub use metadata::{MAX_LABELS, Metadata, check_label_key, check_label_value};
-pub use node::{ManagedBy, NodeObjectStatus, NodeResources, NodeSpec, Overcommit};
+pub use node::{
+    DrainStatus, DrainedInstance, ManagedBy, NodeObjectStatus, NodeResources, NodeSpec, Overcommit,
+};
 pub use pool::{
     NodeCounts, PoolCounts, PoolImage, PoolObjectStatus, PoolResources, PoolScale, PoolScaleStatus, PoolSpec,
     ScaleMetric, UnplacedCounts,

@@ -33,6 +33,8 @@ named! {
         GuestSessions = "guest-sessions",
         /// `update` of pools in documents, and `serving`, `outdated`, `surge` and `failing` of pools in the status.
         RolloutLimits = "rollout-limits",
+        /// Orders of moves on the session, and streams of archives on the tunnel.
+        Moves = "moves",
     }
 }
 

@@ -11,6 +11,7 @@ mod crash_matrix;
 mod day;
 mod deletion;
 mod dev;
+mod drain;
 mod encrypted_sleep;
 mod firecracker;
 mod fleet;

@@ -190,6 +190,15 @@ impl Cluster {
 
     /// Starts `node`'s agent, on the same ports as before when it ran before; with the fake driver unless `flags` name another.
     pub fn start_agent(&mut self, node: &str, flags: &[&str]) {
+        self.launch_agent(node, flags, &[]);
+    }
+
+    /// The same with the fake driver, and more in its environment, such as `MVM_CRASH_AT`.
+    pub fn start_agent_with(&mut self, node: &str, environment: &[(&str, &str)]) {
+        self.launch_agent(node, &[], environment);
+    }
+
+    fn launch_agent(&mut self, node: &str, flags: &[&str], environment: &[(&str, &str)]) {
         let before = self.agents.remove(node);
         let (port, metrics_port) = before
             .as_ref()
@@ -202,6 +211,7 @@ impl Cluster {
             command.args(["--driver", "fake"]);
         }
         command.args(["--listen", &listen, "--metrics-listen", &metrics]).args(flags);
+        command.envs(environment.iter().copied());
         let process = Process::start(command, &self.path().join(format!("{node}.log")));
         self.agents.insert(node.to_owned(), AgentProcess { process, port, metrics_port });
     }

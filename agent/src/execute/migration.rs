@@ -17,7 +17,8 @@ use crate::crash;
 use crate::instance::PoolSpec;
 use crate::instance::archive::{Header, Reader};
 use crate::instance::record::Record;
-use crate::instance::records::Lease;
+use crate::instance::records::{Lease, StateError};
+use crate::instance::transfer::Transfer;
 
 impl Executor {
     fn migration(&self) -> Result<&dyn Migration, DriverError> {
@@ -79,6 +80,22 @@ impl Executor {
         Ok(record)
     }
 
+    /// Records that the leased instance is, or is no more, on its way between two nodes.
+    pub(crate) async fn mark_transfer(
+        &self,
+        lease: &Lease,
+        transfer: Option<Transfer>,
+        reason: &str,
+    ) -> Result<(), StateError> {
+        let id = lease.id();
+        let Some(mut record) = self.records.get(id) else { return Ok(()) };
+        record.transfer = transfer.map(Box::new);
+        reason.clone_into(&mut record.reason);
+        self.records.save(&record).await?;
+        crash::point("transfer.marked");
+        Ok(())
+    }
+
     async fn fit_in(
         &self,
         record: &Record,
@@ -105,9 +122,9 @@ impl Executor {
         self.remove(record, SessionFate::GoesAlong).await
     }
 
-    /// Writes down a move by hand.
+    /// Writes down one step of a move.
     pub(crate) fn audit_move(&self, record: &Record, actor: &str, action: &str, failed: Option<String>) {
-        let reason = format!("{action} by hand, asked by {actor}");
+        let reason = format!("{action}, asked by {actor}");
         self.write_down(record, actor, action, reason, failed.map_or(Ok("done"), Err));
     }
 }

@@ -224,6 +224,7 @@ impl Runner {
             spec,
             on_demand: false,
             asked_by: None,
+            for_move: false,
         };
         let executor = Arc::clone(&self.executor);
         let span = self.trace.map(|trace| begin_span(&executor.tracer, trace, &step, &lease));

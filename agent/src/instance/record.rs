@@ -17,6 +17,7 @@ use mvm_vmm::{Bounds, Purpose, SnapshotPolicy, SnapshotRef, VmSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::instance::SessionMark;
+use crate::instance::transfer::Transfer;
 
 /// The first wait after a failure; each further failure doubles it.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -118,6 +119,9 @@ pub struct Record {
     /// When what it is now was written to an archive. While that is imported elsewhere, it must not run here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exported_at: Option<Timestamp>,
+    /// It is on its way to or from another node, by the coordinator's order: it must not run here meanwhile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transfer: Option<Box<Transfer>>,
     /// An effect that was begun and whose outcome is not recorded yet.
     pub intent: Option<Intent>,
 }
@@ -222,8 +226,9 @@ impl Record {
             idle_since: self.idle(),
             override_until: self.override_until,
             claimed: self.claimed,
+            moving: self.transfer.is_some(),
             on_demand: self.on_demand,
-            home: self.home,
+            home: self.transfer.as_ref().map_or(self.home, |transfer| Some(transfer.counts)),
             staging: self.staging,
             moving_to,
             retry_not_before: self.retry_not_before,
@@ -291,6 +296,7 @@ impl Record {
             came_from: Some(from),
             came_through,
             exported_at: None,
+            transfer: None,
             intent: None,
             ..self
         }
@@ -352,6 +358,8 @@ impl Record {
             last_used_at: time(self.last_used_at),
             override_until: time(self.override_until),
             claimed: self.claimed,
+            moving: self.transfer.as_ref().map_or_else(String::new, |transfer| transfer.to_string()),
+            data_disk_mib: self.resources.data_disk_mib,
             disk_used_bytes: self.disk_used_bytes,
             memory_used_bytes: self.memory_used(),
             workload: self.workload.as_ref().map_or_else(String::new, |w| w.state.as_str().to_owned()),

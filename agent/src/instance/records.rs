@@ -396,6 +396,7 @@ impl Records {
             came_from: None,
             came_through: Vec::new(),
             exported_at: None,
+            transfer: None,
             intent: None,
         };
         inner.insert(record.clone());

@@ -20,6 +20,9 @@ impl From<&ActionError> for Problem {
                 let remediation = format!("For one that is {phase}: {hint}.");
                 return Self::new(409, "illegal_move", chain(error), remediation);
             }
+            ActionError::Moving { .. } => {
+                (409, "instance_moving", "Ask again in a moment: by then it is on one node or the other.")
+            }
             ActionError::Asleep { .. } => (409, "asleep", "Wake it first, or ask in a way that may wake it."),
             ActionError::NoSpec { .. } => (409, "unmanaged_pool", "Push a document that names the pool."),
             ActionError::NotVouched { .. } => {
@@ -82,6 +85,13 @@ impl From<MoveError> for Problem {
                 };
                 return Self::new(409, code, chain(&error), remediation);
             }
+            MoveError::NotMoving(_) => (409, "not_moving", "`mvm drain` begins such moves by itself."),
+            MoveError::NoTicket => {
+                (403, "no_ticket", "Ask for the move again: each try has a ticket of its own.")
+            }
+            MoveError::NotExpected { .. } => (409, "not_expected", "Ask for the move again."),
+            MoveError::Claimed(_) => (409, "claimed", "Wait until its claim ends."),
+            MoveError::NotRecorded(..) => (507, "storage_failed", "Free some disk space."),
             MoveError::NotExported(_) => {
                 let remediation = "Export it again, or remove it with `mvm instance stop` and `destroy`.";
                 (409, "not_exported", remediation)

@@ -5,6 +5,7 @@
 //! ([`stream`]). A tunnel without streams is closed after [`IDLE`]. A newer tunnel takes the place of an older one, whose
 //! streams then count as lost: their programs go on (see [`exec`]).
 
+mod archive;
 mod exec;
 mod limits;
 mod logs;
@@ -34,7 +35,8 @@ use crate::node::handle::NodeHandle;
 use crate::upkeep::certs;
 
 /// What this node can open.
-const KINDS: [&str; 3] = [stream::EXEC, stream::ATTACH, stream::LOGS];
+const KINDS: [&str; 6] =
+    [stream::EXEC, stream::ATTACH, stream::LOGS, stream::EXPORT, stream::IMPORT, stream::RELEASE];
 /// How long a tunnel may have no streams.
 pub const IDLE: Duration = Duration::from_secs(600);
 /// From the hello to the welcome: a coordinator that takes longer is not well.

@@ -134,6 +134,9 @@ impl Actor {
         }
         // What was waited for may have changed it, or ended it.
         let record = self.find(place)?;
+        if let Some(transfer) = record.transfer.clone() {
+            return Err(ActionError::Moving { instance: id.clone(), transfer });
+        }
         let phase = record.phase;
         let step = match (step_of(action, phase), by) {
             // One that runs is marked as used.
@@ -168,7 +171,7 @@ impl Actor {
             By::Request => ("woken on demand".to_owned(), None),
             By::Hand { by, .. } => (format!("{action} by hand, asked by {by}"), Some(by.clone())),
         };
-        let order = Order { action: step, staging: None, reason, spec, on_demand, asked_by };
+        let order = Order { action: step, staging: None, reason, spec, on_demand, asked_by, for_move: false };
         match self.executor.execute_timed(&lease, &order, &mut watch).await {
             Ok(phase) => Ok(Acted { phase, wake: wake(&watch) }),
             Err(cause) => {

@@ -18,6 +18,7 @@ use crate::instance::record::Record;
 use crate::instance::records::{Lease, Records};
 use crate::node::CurrentDocument;
 use crate::node::error::ActionError;
+use crate::node::transfer::Tickets;
 use crate::node::wake::UnderWay;
 use crate::secrets::{BundleOf, SecretsError};
 
@@ -49,6 +50,8 @@ pub(crate) struct Actor {
     /// What can't be started now: neither by a count nor by hand.
     pub(crate) blocked: watch::Receiver<Vec<Blocked>>,
     pub(crate) under_way: UnderWay,
+    /// What streams of moves have to show.
+    pub(crate) tickets: Arc<Tickets>,
 }
 
 impl Actor {

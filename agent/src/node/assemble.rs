@@ -216,6 +216,7 @@ impl Node {
             current_document: current_document.subscribe(),
             blocked: blocked.subscribe(),
             under_way: UnderWay::default(),
+            tickets: Arc::default(),
         };
         let status = NodeStatus { node_id: settings.node_id.to_string(), ..NodeStatus::default() };
         let shared = Shared {

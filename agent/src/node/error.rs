@@ -11,6 +11,7 @@ use tokio::task::JoinError;
 use crate::execute::StepError;
 use crate::instance::archive::ArchiveError;
 use crate::instance::records::StateError;
+use crate::instance::transfer::Transfer;
 use crate::node::actor::Place;
 use crate::secrets::SecretsError;
 
@@ -24,6 +25,8 @@ pub enum ActionError {
     Illegal { instance: InstanceId, phase: Phase, action: ManualAction, hint: &'static str },
     #[error("{instance} is {phase}, and the stream may not wake it")]
     Asleep { instance: InstanceId, phase: Phase },
+    #[error("{instance} is being moved {transfer}")]
+    Moving { instance: InstanceId, transfer: Box<Transfer> },
     #[error("the document in force does not say what {tenant}/{pool} is made of")]
     NoSpec { tenant: TenantId, pool: PoolId },
     #[error("{instance} is not started again")]
@@ -102,10 +105,20 @@ pub enum MoveError {
         #[source]
         cause: StepError,
     },
+    #[error("{0} is not part of that move on this node")]
+    NotMoving(InstanceId),
+    #[error("the stream does not show the ticket of a move that was ordered, or it was used")]
+    NoTicket,
+    #[error("the archive holds {found}, and {expected} was to come")]
+    NotExpected { expected: String, found: String },
+    #[error("{0} is claimed")]
+    Claimed(InstanceId),
     #[error("{0} is not what that archive holds: it was not exported as it is now")]
     NotExported(InstanceId),
     #[error("could not use the archive")]
     BadArchive(#[from] ArchiveError),
+    #[error("could not record the move of {0}, so nothing was done")]
+    NotRecorded(InstanceId, #[source] StateError),
     /// The node does not take it in.
     #[error(transparent)]
     Taken(StateError),

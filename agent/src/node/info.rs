@@ -67,6 +67,7 @@ pub fn measure(data_dir: &Path, driver: DriverKind, caps: &CapacityCaps, started
         capacity: offered(data_dir, driver).map(|offered| capped(offered, caps)),
         processors,
         memory_mib,
+        cpu: cpu_model(),
         schema_versions: vec![SCHEMA_VERSION],
         features: Feature::ALL.iter().map(ToString::to_string).collect(),
         ..NodeInfo::default()
@@ -80,6 +81,13 @@ pub(crate) fn capabilities(driver: &impl Driver) -> Vec<status::Capability> {
         lacking: driver.lacks(capability).map_or_else(String::new, |lacking| lacking.reason.to_owned()),
     };
     Capability::ALL.into_iter().map(told).collect()
+}
+
+/// The processor's model, as far as the kernel tells.
+fn cpu_model() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    model.map_or_else(String::new, |(_, name)| name.trim().to_owned())
 }
 
 /// Processors and memory (MiB) of this machine itself.

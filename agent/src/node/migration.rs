@@ -1,4 +1,5 @@
-//! Export and import of instances by hand: writes an archive, reads one, and removes an instance after its export.
+//! Export and import of instances: writes an archive, reads one, and removes an instance after its export. By hand, or as
+//! the streams of a move ([`transfer`](super::transfer)) that show its ticket.
 //!
 //! An export holds the instance's lease until the last byte was read, so that the archive is one consistent state. An import
 //! holds the lease of an instance that has no record yet. See [`crate::instance::archive`] for the format.
@@ -19,9 +20,11 @@ use crate::instance::PoolSpec;
 use crate::instance::archive::{self, ArchiveError, Header, Member, Reader, Source, stored_bytes};
 use crate::instance::record::Record;
 use crate::instance::records::Lease;
+use crate::instance::transfer::Transfer;
 use crate::node::actor::{Actor, Place};
 use crate::node::error::{ActionError, MoveError};
 use crate::node::handle::NodeHandle;
+use crate::node::transfer::Expected;
 
 /// Pieces that wait for a reader.
 const PIECES_KEPT: usize = 4;
@@ -34,6 +37,8 @@ const READER_PATIENCE: Duration = Duration::from_secs(60);
 pub struct Asked {
     pub place: Place,
     pub by: String,
+    /// Of a move that the coordinator ordered; absent: by hand.
+    pub transfer: Option<Transfer>,
 }
 
 /// An archive as it is written. One that ends without an error is whole.
@@ -48,6 +53,8 @@ pub struct Import {
     pub by: String,
     /// How long reconcile keeps its hands off the instance.
     pub override_for: Duration,
+    /// What a move brings; absent: by hand, whatever is in the archive.
+    pub expected: Option<Expected>,
 }
 
 impl Actor {
@@ -56,7 +63,11 @@ impl Actor {
     }
 
     /// The lease of an instance that sleeps with a snapshot and `fits`, and its record.
-    async fn sleeper(&self, asked: &Asked, fits: fn(&Record) -> bool) -> Result<(Lease, Record), MoveError> {
+    pub(super) async fn sleeper(
+        &self,
+        asked: &Asked,
+        fits: fn(&Record) -> bool,
+    ) -> Result<(Lease, Record), MoveError> {
         let id = &asked.place.instance;
         if let Err(Lacking { reason, .. }) = self.driver().migration() {
             return Err(MoveError::Immovable { instance: id.clone(), reason });
@@ -64,6 +75,15 @@ impl Actor {
         self.find(&asked.place)?;
         let lease = self.lease(id, Phase::Sleeping).await?;
         let record = self.find(&asked.place)?;
+        match (&asked.transfer, &record.transfer) {
+            (None, Some(transfer)) => {
+                return Err(ActionError::Moving { instance: id.clone(), transfer: transfer.clone() }.into());
+            }
+            (Some(asked), found) if found.as_deref() != Some(asked) => {
+                return Err(MoveError::NotMoving(id.clone()));
+            }
+            _ => {}
+        }
         if record.is_asleep() && fits(&record) {
             Ok((lease, record))
         } else {
@@ -101,8 +121,11 @@ impl Actor {
                     }
                 }
             };
-            let last =
-                || runtime.block_on(executor.mark_exported(&lease, &asked.by)).map_err(io::Error::other);
+            // What moves is marked already.
+            let last = || match asked.transfer {
+                Some(_) => Ok(()),
+                None => runtime.block_on(executor.mark_exported(&lease, &asked.by)).map_err(io::Error::other),
+            };
             let written = archive::write(&header, &sources, put, last);
             let outcome = written.as_ref().err().map(|error| chain(error));
             executor.audit_move(&header.record, &asked.by, "export", outcome);
@@ -148,7 +171,11 @@ impl Actor {
         let (header, reader) = Reader::open(archive).await?;
         let executor = &self.executor;
         let result = async {
-            let (arriving, spec) = self.welcome(&header)?;
+            let (mut arriving, spec) = self.welcome(&header)?;
+            if let Some(expected) = &import.expected {
+                expected.check(&header)?;
+                arriving.transfer = Some(Box::new(expected.transfer.clone()));
+            }
             let lease = self.records().admit(arriving).map_err(MoveError::Taken)?;
             let result = async {
                 self.check_arrival(&lease)?;
@@ -241,7 +268,7 @@ impl Actor {
     }
 
     /// Runs on when the caller goes away.
-    async fn release(&self, asked: Asked, snapshot: Digest) -> Result<(), MoveError> {
+    pub(super) async fn release(&self, asked: Asked, snapshot: Digest) -> Result<(), MoveError> {
         let this = self.clone();
         tokio::spawn(async move { this.remove_moved(&asked, snapshot).await }).await?
     }
@@ -254,17 +281,27 @@ impl Actor {
         if !same || record.exported_at.is_none() {
             return Err(MoveError::NotExported(record.id));
         }
-        let removed = self.executor.remove_exported(&lease).await;
+        self.let_go(asked, &lease, &record).await
+    }
+
+    /// Removes the leased instance, which goes on elsewhere.
+    pub(super) async fn let_go(
+        &self,
+        asked: &Asked,
+        lease: &Lease,
+        record: &Record,
+    ) -> Result<(), MoveError> {
+        let removed = self.executor.remove_exported(lease).await;
         let failure = removed.as_ref().err().map(|error| chain(error));
-        self.executor.audit_move(&record, &asked.by, "release", failure);
-        removed.map_err(|cause| MoveError::Step { instance: record.id, cause })
+        self.executor.audit_move(record, &asked.by, "release", failure);
+        removed.map_err(|cause| MoveError::Step { instance: record.id.clone(), cause })
     }
 }
 
 impl NodeHandle {
     /// Writes a sleeping instance to an archive, which is read as it is made.
     pub async fn export_instance(&self, asked: Asked) -> Result<Outgoing, MoveError> {
-        let (subject, message) = (asked.place.to_string(), format!("by hand, asked by {}", asked.by));
+        let (subject, message) = (asked.place.to_string(), format!("asked by {}", asked.by));
         let begun = self.shared.actor.write_archive(asked).await;
         match &begun {
             Ok(_) => self.events().publish("InstanceExported", &subject, message),

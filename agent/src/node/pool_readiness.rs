@@ -126,6 +126,7 @@ mod tests {
             idle_since: None,
             override_until: None,
             claimed: false,
+            moving: false,
             on_demand: false,
             home: None,
             staging: None,

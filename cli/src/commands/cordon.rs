@@ -1,4 +1,4 @@
-//! `mvm cordon` and `mvm uncordon`: whether nodes take something new.
+//! `mvm cordon` and `mvm uncordon`: whether nodes take something new. Uncordoning ends a drain as well.
 
 use clap::Args;
 use mvm_proto::object::kind_named;
@@ -32,7 +32,19 @@ pub(crate) async fn run(global: &Global, args: CordonArgs, cordoned: bool) -> Ru
     let mut objects = args.object.open(global).await?;
     let (mut failures, done) = (Failures::default(), if cordoned { "cordoned" } else { "uncordoned" });
     for name in &names {
-        let setting = async { Ok(set_in_spec(&mut objects, name, "cordoned", &json!(cordoned)).await) };
+        let setting = async {
+            let drain = match cordoned {
+                true => Ok(false),
+                false => set_in_spec(&mut objects, name, "drain", &json!(false)).await,
+            };
+            Ok(match drain {
+                Ok(drain) => {
+                    let set = set_in_spec(&mut objects, name, "cordoned", &json!(cordoned)).await;
+                    set.map(|cordon| cordon || drain)
+                }
+                Err(error) => Err(error),
+            })
+        };
         match within(global.timeout(), setting).await? {
             Ok(true) => tell(global.output, name, done)?,
             Ok(false) => tell(global.output, name, &format!("already {done}"))?,

@@ -1,8 +1,10 @@
-//! `mvm explain`: why a pool is where it is, and what each node has against one more.
+//! `mvm explain`: why a pool is where it is and what each node has against one more; of a node how far its drain is, and what
+//! keeps the rest.
 
 use clap::Args;
 use mvm_proto::object::{PoolCounts, PoolExplanation};
 
+use crate::commands::drain;
 use crate::exit::{Outcome, Run};
 use crate::global::Global;
 use crate::objects::{ObjectArgs, within};
@@ -11,12 +13,13 @@ use crate::output::{self, Table};
 const EXAMPLES: &str = "\
 Examples:
   mvm explain pool acme/workers
-  mvm explain pool/acme/workers -o json";
+  mvm explain pool/acme/workers -o json
+  mvm explain node/n1              what of a drained node is left, and why";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ExplainArgs {
-    /// A pool: pool/TENANT/NAME, or pool TENANT/NAME
+    /// A pool: pool/TENANT/NAME, or pool TENANT/NAME; or a node: node/NAME
     #[arg(required = true, num_args = 1..=2, value_name = "POOL")]
     object_name: Vec<String>,
     #[command(flatten)]
@@ -26,9 +29,13 @@ pub(crate) struct ExplainArgs {
 pub(crate) async fn run(global: &Global, args: ExplainArgs) -> Run {
     let names = args.object.names(&args.object_name)?;
     let [name] = names.as_slice() else {
-        return Err(Outcome::Usage(anyhow::anyhow!("one pool is explained at a time")));
+        return Err(Outcome::Usage(anyhow::anyhow!("one pool or node is explained at a time")));
     };
     let mut objects = args.object.open(global).await?;
+    if name.kind.name == "Node" {
+        let object = within(global.timeout(), objects.get(name)).await?;
+        return Ok(output::show_all(global.output, &object, |_| drain::tables(&object))?);
+    }
     let why = within(global.timeout(), objects.explain(name)).await?;
     Ok(output::show_all(global.output, &why, |_| tables(&why))?)
 }

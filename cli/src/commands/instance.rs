@@ -251,6 +251,8 @@ pub(crate) fn details(found: &Found) -> output::Table {
         persist_error,
         workload,
         restarts,
+        moving,
+        data_disk_mib: _,
     } = &found.instance;
     let mut rows = vec![("instance", instance_id.clone())];
     if !found.node_id.is_empty() {
@@ -274,6 +276,7 @@ pub(crate) fn details(found: &Found) -> output::Table {
         ("revision", or_dash(revision)),
         ("last used", when_exactly(last_used_at)),
         ("override until", when_exactly(override_until)),
+        ("moving", or_dash(moving)),
         ("claimed", if *claimed { "yes" } else { "no" }.to_owned()),
         ("on disk", output::bytes(*disk_used_bytes)),
         ("in memory", in_memory(*memory_used_bytes)),

@@ -77,8 +77,13 @@ impl GuestService {
         let wanted = wanted(&caller, &open)?;
         let slot = self.slots.take_busy(caller.name.clone()).map_err(|full| no_slot(&caller, full))?;
         let located = locate::locate(&self.state, &wanted).await?;
-        let of_tenant = self.tenants.take_busy(located.tenant.clone());
-        let of_tenant = of_tenant.map_err(|_| tenant_full(&located.tenant))?;
+        let of_tenant = match located.place.as_ref().map(|place| &place.tenant) {
+            Some(tenant) => {
+                let taken = self.tenants.take_busy(tenant.clone());
+                Some(taken.map_err(|_| tenant_full(tenant))?)
+            }
+            None => None,
+        };
         let mut span = self.begin_span(&open, &located);
         let open = rewritten(open, &caller, &located, &span);
         let entered = Entering { what: audited(&open), on: located.reference(), at: now() };
@@ -104,9 +109,11 @@ impl GuestService {
     fn begin_span(&self, open: &Open, located: &Located) -> Span {
         let parent = TraceContext::parse(&open.traceparent).or_else(current::context);
         let mut span = self.state.tracer.begin(Kind::Client, format!("relay {}", open.kind), parent);
-        span.set(Attribute::Tenant, located.tenant.as_str());
-        span.set(Attribute::Pool, located.pool.as_str());
-        span.set(Attribute::Instance, located.instance.as_str());
+        if let Some(place) = &located.place {
+            span.set(Attribute::Tenant, place.tenant.as_str());
+            span.set(Attribute::Pool, place.pool.as_str());
+            span.set(Attribute::Instance, place.instance.as_str());
+        }
         span.set(Attribute::Node, located.node.as_str());
         span
     }
@@ -149,6 +156,7 @@ fn wanted(caller: &Caller, open: &Open) -> Result<Wanted, Problem> {
     let reach = match open.kind.as_str() {
         LOGS => Reach::Logs,
         "exec" | "attach" => Reach::Exec,
+        "export" | "import" | "release" => Reach::Move,
         kind => {
             let kind = mvm_proto::json::quote(&kind.chars().take(32).collect::<String>());
             return Err(refuse::bad_request(format!("there are no streams of kind {kind}")));
@@ -156,16 +164,25 @@ fn wanted(caller: &Caller, open: &Open) -> Result<Wanted, Problem> {
     };
     let tenant: Option<TenantId> =
         if open.tenant_id.is_empty() { None } else { Some(super::parse("tenant_id", &open.tenant_id)?) };
+    // Tickets are the coordinator's own.
+    let ticket =
+        open.export.as_ref().map(|asked| &asked.ticket).or(open.import.as_ref().map(|asked| &asked.ticket));
+    if ticket.is_some_and(|ticket| !ticket.is_empty()) {
+        return Err(refuse::bad_request("a caller has no ticket of a move"));
+    }
     let tenant = enter(caller, reach, tenant)?;
+    if open.kind == "import" {
+        return Wanted::read_node(open);
+    }
     Wanted::read(tenant, open, caller.tenant.is_some())
 }
 
 /// The header as the node gets it.
 fn rewritten(open: Open, caller: &Caller, located: &Located, span: &Span) -> Open {
     Open {
-        tenant_id: located.tenant.to_string(),
-        pool_id: located.pool.to_string(),
-        instance_id: located.instance.to_string(),
+        tenant_id: located.place.as_ref().map(|place| place.tenant.to_string()).unwrap_or_default(),
+        pool_id: located.place.as_ref().map(|place| place.pool.to_string()).unwrap_or_default(),
+        instance_id: located.place.as_ref().map(|place| place.instance.to_string()).unwrap_or_default(),
         node_id: String::new(),
         actor: caller.name.clone(),
         traceparent: span.context().map(|context| context.to_string()).unwrap_or_default(),
@@ -201,7 +218,7 @@ fn tenant_full(tenant: &TenantId) -> Problem {
 }
 
 /// What a relay keeps while it lasts.
-type StreamSlots = (Slot<String>, Slot<TenantId>);
+type StreamSlots = (Slot<String>, Option<Slot<TenantId>>);
 
 #[cfg(test)]
 mod tests {

@@ -92,12 +92,14 @@ pub(crate) enum Reach {
     Exec,
     /// What it wrote to its console.
     Logs,
+    /// All of its memory, to take it elsewhere.
+    Move,
 }
 
 /// The roles that may reach into guests, and for what.
 const REACHES: [(KeyRole, &[Reach]); 5] = [
-    (KeyRole::Admin, &[Reach::Exec, Reach::Logs]),
-    (KeyRole::Operator, &[Reach::Exec, Reach::Logs]),
+    (KeyRole::Admin, &[Reach::Exec, Reach::Logs, Reach::Move]),
+    (KeyRole::Operator, &[Reach::Exec, Reach::Logs, Reach::Move]),
     (KeyRole::TenantAdmin, &[Reach::Exec, Reach::Logs]),
     (KeyRole::TenantUser, &[Reach::Exec, Reach::Logs]),
     (KeyRole::Viewer, &[Reach::Logs]),
@@ -115,6 +117,7 @@ pub(crate) fn enter(
         let what = match reach {
             Reach::Exec => "run programs in instances",
             Reach::Logs => "read what instances log",
+            Reach::Move => "export or import instances",
         };
         let detail = format!("{} has the role {}, which may not {what}", caller.name, caller.role.as_str());
         let advice = "Ask someone with a role that may, or use another key.";

@@ -77,6 +77,9 @@ impl Batch {
     }
 
     pub(super) fn add_issue(&mut self, issue: Issue) {
+        // What goes with the document is newer, and no key is written twice.
+        let is_older = |(key, _): &Change| issue.beside.iter().any(|(newer, _)| newer == key);
+        self.placements.retain(|change| !is_older(change));
         (self.changes, self.bytes) = (self.changes + issue.changes(), self.bytes + issue.bytes());
         self.issues.push(issue);
     }

@@ -14,6 +14,7 @@
 //! ```text
 //! rollouts/<tenant>/<pool>        the revisions of a pool, and how far the newest is
 //! scaled/<tenant>/<pool>          how many instances are to run of a pool that is scaled
+//! moves/<id>                      an instance on its way to another node, and how far it is
 //! ```
 
 use std::collections::BTreeMap;
@@ -25,12 +26,13 @@ use mvm_proto::{NodeId, Problem, TenantId};
 use super::batch::{Batch, Change};
 use crate::state::State;
 use crate::stored::{Backend, StateError, encode, load_all};
-use crate::world::{Holding, Holdings, RolloutRecord};
+use crate::world::{Holding, Holdings, MoveRecord, RolloutRecord};
 
 pub(crate) const PLACED: &str = "placed/";
 const HELD: &str = "held/";
 const ROLLOUTS: &str = "rollouts/";
 const SCALED: &str = "scaled/";
+const MOVES: &str = "moves/";
 
 fn placed_key(key: &PoolKey, node: &NodeId) -> String {
     format!("{PLACED}{}/{}/{node}", key.tenant, key.pool)
@@ -104,6 +106,21 @@ pub(super) async fn load_scaled(store: &Backend) -> Result<BTreeMap<PoolKey, u32
 
 pub(super) fn scaled((key, running): &(PoolKey, Option<u32>)) -> Change {
     (format!("{SCALED}{}/{}", key.tenant, key.pool), running.as_ref().map(encode))
+}
+
+/// All moves that are under way.
+pub(super) async fn load_moves(store: &Backend) -> Result<BTreeMap<String, MoveRecord>, StateError> {
+    let stored = load_all::<MoveRecord>(store, MOVES).await?.into_iter();
+    Ok(stored.map(|(id, record)| (id, record.value)).collect())
+}
+
+pub(crate) fn moved(id: &str, record: Option<&MoveRecord>) -> Change {
+    (format!("{MOVES}{id}"), record.map(encode))
+}
+
+/// Stores how far a move is, by itself.
+pub(crate) async fn store_move(state: &State, id: &str, record: Option<&MoveRecord>) -> Result<(), Problem> {
+    write(state, std::iter::once(moved(id, record))).await
 }
 
 /// Nothing of a tenant is left on these nodes.

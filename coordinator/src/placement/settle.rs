@@ -29,7 +29,7 @@ pub(super) struct Settled {
 pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
     make_bundles(state).await?;
     let heard = state.objects.causes.take_heard();
-    let (mut issuing, differences, holdings, rollouts, scaled, unsaved) = {
+    let (mut issuing, differences, holdings, rollouts, scaled, unsaved, moves) = {
         let mut world = state.world.lock();
         world.scale(state.steady.now());
         let begun = std::time::Instant::now();
@@ -48,12 +48,15 @@ pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
         });
         let unsaved: Vec<_> = unsaved.collect();
         let (rollouts, scaled) = (world.rollouts.take_unsaved(), world.scales.take_unsaved());
+        let moves = world.moves.unsaved();
         let issuing = Issuing::begin(&state.tracer, &heard, &world.stored, &differences);
-        (issuing, differences, world.new_holdings(), rollouts, scaled, unsaved)
+        (issuing, differences, world.new_holdings(), rollouts, scaled, unsaved, moves)
     };
     // Before what is placed: a node that has something of a tenant is always known to.
     let mut placements: Vec<Change> =
         holdings.iter().map(|(tenant, node, holding)| commit::holding(tenant, node, Some(holding))).collect();
+    // Together with where they go: one settling begins no more than one transaction takes.
+    placements.extend(moves.iter().map(|(id, record)| commit::moved(id, record.as_ref())));
     placements
         .extend(differences.iter().flat_map(|(key, before, after)| commit::changes(key, before, after)));
     placements.extend(rollouts.iter().map(|(key, record)| commit::rollout(key, record.as_ref())));
@@ -83,7 +86,9 @@ pub(super) async fn settle(state: &State) -> Result<Settled, Problem> {
         match issue_all(state, &touched, std::mem::take(&mut batch), &mut issuing).await {
             Ok(issued) => {
                 if let Some(holdings) = holdings.take() {
-                    state.world.lock().note_holdings(holdings);
+                    let mut world = state.world.lock();
+                    world.note_holdings(holdings);
+                    world.moves.saved(moves.iter().map(|(id, _)| id.clone()));
                 }
                 settled.documents += issued.documents;
                 again.extend(issued.refused.into_iter().map(|(node, _)| node));

@@ -19,7 +19,7 @@ use crate::objects::{self, decode_object};
 use crate::records::{NODES, NodeRecord, Numbers, OBJECTS, OFFERS, STATUS, StatusRecord};
 use crate::state::State;
 use crate::stored::{Backend, StateError, load_all, now};
-use crate::world::{NodeNews, NodeOffers, Offered, Placements, Rollouts, SCALE_EVERY, World};
+use crate::world::{Moves, NodeNews, NodeOffers, Offered, Placements, Rollouts, SCALE_EVERY, World};
 
 /// After a settling that changed something, changes that come within this are one settling, and one document for each node.
 const GATHER: Duration = Duration::from_millis(20);
@@ -59,6 +59,7 @@ pub(crate) async fn load_world(
     world.stored = Placements::new(commit::load(store).await?);
     world.holdings = commit::load_holdings(store).await?;
     world.rollouts = Rollouts::new(commit::load_rollouts(store).await?);
+    world.moves = Moves::new(commit::load_moves(store).await?);
     let offers = load_all::<NodeOffers>(store, OFFERS).await?.into_iter();
     let offers = offers.filter_map(|(name, record)| Some((name.parse::<NodeId>().ok()?, record.value)));
     world.offered = Offered::new(offers.collect());

@@ -4,16 +4,23 @@ use mvm_proto::Timestamp;
 use mvm_proto::status::{Condition, ConditionKind, set_condition};
 
 use super::NodeNews;
+use super::drains::Drained;
 
 /// What of its disk an instance may not fill before it is told.
 const DISK_SHORT_PERCENT: u64 = 90;
 /// What changes with every document, or is said by `Ready`.
 const NOT_SHOWN: [ConditionKind; 2] = [ConditionKind::Converged, ConditionKind::SessionConnected];
 /// What is told of a node that it does not tell in these words itself.
-const OWN: [&str; 5] = ["Ready", "SingleMachine", "KVMAvailable", "DiskPressure", "MemoryPressure"];
+const OWN: [&str; 6] = ["Ready", "SingleMachine", "KVMAvailable", "DiskPressure", "MemoryPressure", DRAINED];
+const DRAINED: &str = "Drained";
 
 /// Takes over what the node said of itself last, with what follows from it. `conditions` are those from before.
-pub(super) fn update(conditions: &mut Vec<Condition>, news: &NodeNews, now: Timestamp) {
+pub(super) fn update(
+    conditions: &mut Vec<Condition>,
+    news: &NodeNews,
+    drained: Option<Drained>,
+    now: Timestamp,
+) {
     // What it says no more holds no more; and whatever names a node makes up, there are never more than it says at once.
     conditions.retain(|known| {
         let is_told = news.conditions.iter().any(|told| told.r#type == known.r#type);
@@ -26,6 +33,18 @@ pub(super) fn update(conditions: &mut Vec<Condition>, news: &NodeNews, now: Time
     }
     for condition in [kvm(news, now), disk(news, now), memory(news, now)].into_iter().flatten() {
         set_condition(conditions, condition);
+    }
+    match drained {
+        None => conditions.retain(|condition| condition.r#type != DRAINED),
+        Some(drained) => {
+            let (status, reason, message) = match drained {
+                Drained::Empty => ("True", "Empty", String::new()),
+                Drained::NotHeard => ("False", "NotConnected", "it has not said yet what it has".to_owned()),
+                Drained::Under(left) => ("False", "Draining", format!("{left} left")),
+                Drained::Blocked(left) => ("False", "Blocked", format!("{left} stay: `mvm drain` says why")),
+            };
+            set_condition(conditions, new(DRAINED, status, reason, &message, now));
+        }
     }
     let told = conditions.iter().any(|condition| condition.r#type == "SingleMachine");
     let single = match &news.second_machine {
@@ -93,7 +112,7 @@ mod tests {
 
     fn shown(news: &NodeNews) -> Vec<(String, String)> {
         let mut conditions = Vec::new();
-        update(&mut conditions, news, now());
+        update(&mut conditions, news, None, now());
         conditions.into_iter().map(|one| (one.r#type, one.status)).collect()
     }
 
@@ -133,13 +152,13 @@ mod tests {
     fn a_second_machine_is_told_until_it_is_gone() {
         let mut conditions = Vec::new();
         let mut news = NodeNews { second_machine: Some("b at 10.0.0.2".to_owned()), ..NodeNews::default() };
-        update(&mut conditions, &news, now());
+        update(&mut conditions, &news, None, now());
         assert_eq!(
             (conditions[0].status.as_str(), conditions[0].message.as_str()),
             ("False", "b at 10.0.0.2")
         );
         news.second_machine = None;
-        update(&mut conditions, &news, now());
+        update(&mut conditions, &news, None, now());
         assert_eq!((conditions.len(), conditions[0].status.as_str()), (1, "True"));
         assert_eq!(shown(&news), []);
     }
@@ -149,7 +168,7 @@ mod tests {
         let mut conditions = vec![new("Ready", "True", "Connected", "", now())];
         for round in 0..3 {
             let told = vec![new(&format!("Odd{round}"), "True", "Why", "", now())];
-            update(&mut conditions, &NodeNews { conditions: told, ..NodeNews::default() }, now());
+            update(&mut conditions, &NodeNews { conditions: told, ..NodeNews::default() }, None, now());
         }
         let kinds: Vec<_> = conditions.iter().map(|condition| condition.r#type.as_str()).collect();
         assert_eq!(kinds, ["Ready", "Odd2"]);

@@ -9,6 +9,7 @@ use mvm_planner::fleet::{Beyond, PoolKey};
 use mvm_proto::document::{DesiredCounts, Network, Quotas, Resources, Tenant};
 use mvm_proto::{NodeId, TenantId, Timestamp};
 
+use super::moves::Adjusted;
 use super::offered::{NodeOffers, TenantOffers};
 use super::{TenantEntry, World};
 use crate::records::Numbers;
@@ -125,10 +126,21 @@ impl World {
             let key = PoolKey { tenant: id.clone(), pool: pool.clone() };
             let Some(spec) = self.pools.get(&key).map(|entry| &entry.spec) else { continue };
             let placed = self.stored.get(&key).into_iter().flatten();
-            for (node, counts) in placed.filter(|(_, counts)| **counts != DesiredCounts::default()) {
+            let placed = placed.map(|(node, counts)| (node, *counts));
+            let moving = self.moves.ends_of(id).filter(|(moved, _)| *moved == key).map(|(_, node)| node);
+            let moving =
+                moving.filter(|node| self.stored.get(&key).is_none_or(|all| !all.contains_key(*node)));
+            let moving: BTreeSet<&NodeId> = moving.collect();
+            let all = placed.chain(moving.iter().map(|node| (*node, DesiredCounts::default())));
+            let all = all.map(|(node, counts)| {
+                (node, counts, self.moves.adjust(&key, node, counts, Adjusted::Quotas))
+            });
+            for (node, _, counts) in all.filter(|(node, placed, counts)| {
+                *placed != DesiredCounts::default() || *counts != *placed || moving.contains(node)
+            }) {
                 let (named, _) = self.rollouts.spec_for(&key, node, spec);
                 let resources = larger(spec.resources.into(), named.resources.into());
-                let need = PoolNeed { resources, placed: *counts, claimed: DesiredCounts::default() };
+                let need = PoolNeed { resources, placed: counts, claimed: DesiredCounts::default() };
                 nodes.entry(node.clone()).or_default().pools.insert(pool.clone(), need);
             }
         }
@@ -168,6 +180,11 @@ impl World {
             let block_node = BlockNode { offers, instances, burst, away: share.away, ..BlockNode::default() };
             block_nodes.insert(node.clone(), block_node);
         }
+        for (offset, to) in self.moves.addresses_of(id) {
+            if holders.get(&Block::of(offset)).into_iter().flatten().any(|holder| **holder != to) {
+                elsewhere.insert(offset, to);
+            }
+        }
         for (node, block_node) in &mut block_nodes {
             let Some(has) = self.nodes.get(node).and_then(|entry| entry.news.addresses.get(id)) else {
                 continue;
@@ -188,6 +205,12 @@ impl World {
                 } else {
                     block_node.in_use.insert(block);
                 }
+            }
+        }
+        // A document asks for no more than its blocks have addresses for, whether instances brought theirs or not.
+        for node in elsewhere.values() {
+            if let Some(block_node) = block_nodes.get_mut(node) {
+                block_node.instances = block_node.instances.saturating_add(1);
             }
         }
         assign_blocks(&tenant.network.ipv4_subnet, &block_nodes, &elsewhere)

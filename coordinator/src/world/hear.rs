@@ -61,6 +61,12 @@ impl World {
         }
         self.update_node(id);
         self.acknowledge(id);
+        for (tenant, block) in self.moves.brought_to(id) {
+            self.offered.change(id, |offers| offers.keep(&tenant, block));
+        }
+        if let Some(news) = self.nodes.get(id).map(|entry| entry.news.standing == Standing::Present) {
+            self.reopen_drain(id, came && news);
+        }
         self.reopen_rollouts_on(id);
     }
 

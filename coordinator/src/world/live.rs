@@ -84,6 +84,11 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
+    /// Whether an instance has this address, as far as is told.
+    pub(crate) fn has(&self, offset: u32) -> bool {
+        self.blocks.contains(&Block::of(offset)) || self.offsets.contains(&offset)
+    }
+
     /// All blocks that they are in.
     pub(crate) fn in_use(&self) -> BTreeSet<Block> {
         self.blocks.iter().copied().chain(self.offsets.iter().map(|offset| Block::of(*offset))).collect()

@@ -168,6 +168,11 @@ impl NodeOffers {
         self.tenants.retain(|_, offers| !offers.is_nothing());
     }
 
+    /// An instance brought an address of a block that the node was never offered.
+    pub(super) fn keep(&mut self, tenant: &TenantId, block: Block) {
+        self.tenants.entry(tenant.clone()).or_default().kept.insert(block);
+    }
+
     /// What the node said of the documents that it follows. Blocks are given back only by a status, which tells as well
     /// which addresses are in use.
     pub(super) fn acknowledge(&mut self, news: &NodeNews) {

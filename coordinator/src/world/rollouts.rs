@@ -56,6 +56,11 @@ impl Rollouts {
         Self { open: pools.keys().cloned().collect(), pools, ..Self::default() }
     }
 
+    /// Whether a revision of it goes over the fleet now.
+    pub(super) fn is_rolling(&self, key: &PoolKey) -> bool {
+        self.rolling.contains(key)
+    }
+
     /// Something changed that a rollout is decided by.
     pub(super) fn open(&mut self, key: &PoolKey) {
         self.open.insert(key.clone());

@@ -217,7 +217,14 @@ impl World {
             since: now.to_string(),
         };
         set_condition(&mut status.observed.conditions, condition);
-        conditions::update(&mut status.observed.conditions, news, now);
+        let drain = self.drain_status(id);
+        conditions::update(
+            &mut status.observed.conditions,
+            news,
+            drain.as_ref().map(|(_, drained)| *drained),
+            now,
+        );
+        status.drain = drain.map(|(drain, _)| drain);
         serde_json::to_value(&status).ok()
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mvm_proto::Phase;
+use mvm_proto::{NodeId, Phase};
 
 use super::FleetPool;
 use super::filter::{Obstacle, UnplacedCause};
@@ -82,7 +82,7 @@ impl Placer {
 }
 
 /// The search for nodes for the instances of one pool in one phase.
-struct Search<'p> {
+pub(super) struct Search<'p> {
     pool: PoolNumber,
     spec: &'p FleetPool,
     need: Usage,
@@ -96,7 +96,7 @@ struct Search<'p> {
 }
 
 impl<'p> Search<'p> {
-    fn new(
+    pub(super) fn new(
         state: &State,
         pool: PoolNumber,
         tenant: TenantNumber,
@@ -117,7 +117,7 @@ impl<'p> Search<'p> {
     }
 
     /// The best node that takes one more.
-    fn next(&mut self, state: &State) -> Option<NodeNumber> {
+    pub(super) fn next(&mut self, state: &State) -> Option<NodeNumber> {
         let accepts = |at: NodeNumber, need: &Usage, domains: &Option<Domains>| {
             state.accepts(self.pool, self.spec, at, need, domains.as_ref())
         };
@@ -146,6 +146,21 @@ impl<'p> Search<'p> {
                 }
             }
         }
+    }
+
+    /// Whether there is one node only that it may be on.
+    pub(super) fn is_bound(&self) -> bool {
+        self.group.as_ref().is_some_and(|group| group.home.is_some())
+    }
+
+    /// What the best node that was refused has against it.
+    pub(super) fn refused(&self, name: impl Fn(NodeNumber) -> Option<NodeId>) -> Option<String> {
+        let (at, obstacle) = self.obstacle.as_ref()?;
+        let name = name(*at)?;
+        Some(match self.is_bound() {
+            true => format!("the pools of its group are on {name}, and stay together: {obstacle}"),
+            false => format!("{name}: {obstacle}"),
+        })
     }
 
     /// A node took one.

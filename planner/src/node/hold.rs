@@ -20,6 +20,7 @@ pub const MAX_OVERRIDE: Duration = Duration::from_secs(7 * 86_400);
 pub(crate) enum Hold {
     Critical,
     Claimed,
+    Moving,
     OnDemand,
     PinnedTenant,
     PinnedPool,
@@ -32,7 +33,12 @@ pub(crate) enum Hold {
 impl Hold {
     fn until(self) -> Option<Timestamp> {
         match self {
-            Hold::Critical | Hold::Claimed | Hold::OnDemand | Hold::PinnedTenant | Hold::PinnedPool => None,
+            Hold::Critical
+            | Hold::Claimed
+            | Hold::Moving
+            | Hold::OnDemand
+            | Hold::PinnedTenant
+            | Hold::PinnedPool => None,
             Hold::Override(until) | Hold::Backoff(until) | Hold::MinRunning(until) | Hold::MinWarm(until) => {
                 Some(until)
             }
@@ -48,6 +54,7 @@ impl Hold {
         let word = match self {
             Hold::Critical => "the pool is critical",
             Hold::Claimed => "it is claimed",
+            Hold::Moving => "it is being moved to or from another node",
             Hold::OnDemand => "woken on demand and not put back yet",
             Hold::PinnedTenant => "the tenant is pinned",
             Hold::PinnedPool => "the pool is pinned",
@@ -68,6 +75,9 @@ pub(crate) fn hands_off(instance: &ObservedInstance, clock: &Clock) -> Option<Ho
     if instance.claimed {
         return Some(Hold::Claimed);
     }
+    if instance.moving {
+        return Some(Hold::Moving);
+    }
     match (instance.override_until, instance.retry_not_before) {
         (Some(until), _) if clock.is_held_until(until, MAX_OVERRIDE) => Some(Hold::Override(until)),
         (_, Some(until)) if clock.is_held_until(until, MAX_BACKOFF) => Some(Hold::Backoff(until)),
@@ -83,6 +93,10 @@ pub(crate) fn hold(
     action: Action,
     clock: &Clock,
 ) -> Option<Hold> {
+    // Before the pool's own reasons: what moves is no surplus, whatever pool it is of.
+    if instance.moving {
+        return Some(Hold::Moving);
+    }
     if pool.critical && !is_unfinished(instance, action) {
         return Some(Hold::Critical);
     }

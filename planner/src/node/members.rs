@@ -60,7 +60,7 @@ impl<'a> Members<'a> {
         // What is claimed is in no count, and nothing is done to it.
         for instance in group.iter().filter(|instance| !instance.claimed) {
             self.all_settled &= is_settled(instance, &revision);
-            self.have.count(instance.phase);
+            self.have.count(instance.moving_in().unwrap_or(instance.phase));
         }
         self.revision = Some(revision);
         self.converged = self.all_settled && self.have == PhaseCounts::wanted(self.pool_ref.pool);
@@ -154,6 +154,10 @@ pub(crate) fn sort_in<'a>(
 fn is_settled(instance: &ObservedInstance, revision: &Digest) -> bool {
     let has_a_count = matches!(instance.phase, Phase::Running | Phase::Warm | Phase::Sleeping);
     let is_under_way = instance.moving_to.is_some() || instance.staging.is_some();
+    // What moves is left alone, whatever it is made of.
+    if instance.moving {
+        return true;
+    }
     has_a_count
         && !instance.on_demand
         && !is_under_way

@@ -244,7 +244,8 @@ fn keep_free(draft: &mut Draft, view: &mut PoolView<'_>, arriving: usize, what: 
     }
 }
 
-/// The spare ones that someone acted on by hand: what they are too many of is theirs to be, until that ends.
+/// The spare ones that someone acted on by hand, or that are on their way between nodes: what they are too many of is theirs
+/// to be, until that ends.
 ///
 /// Without this, starting an instance by hand would stop another one in its place.
 fn overridden<'a>(
@@ -258,7 +259,7 @@ fn overridden<'a>(
         let spoken_for = found.iter().filter(|(_, action, _)| *action != Action::Stop).count();
         let action = toward(use_for(view, instance.phase, spoken_for));
         let hold = hold(view.pool_ref.tenant, view.pool_ref.pool, instance, action, &draft.clock);
-        if let Some(hold @ Hold::Override(_)) = hold
+        if let Some(hold @ (Hold::Override(_) | Hold::Moving)) = hold
             && found.len() < spare
         {
             found.push((instance, action, hold));

@@ -142,6 +142,16 @@ impl<'a> PoolView<'a> {
         if instance.claimed {
             return;
         }
+        // Its place is its own until its move is over, whatever is done to it meanwhile.
+        if let Some(phase) = instance.moving_in() {
+            self.have.count(phase);
+            match phase {
+                Phase::Running => self.running.push(instance),
+                Phase::Warm => self.warm.push(instance),
+                _ => self.sleeping.push(instance),
+            }
+            return;
+        }
         let woken = instance.on_demand && !self.is_released(instance, clock);
         self.up_or_coming += usize::from(is_up_or_coming(instance));
         if let Some(to) = instance.moving_to {

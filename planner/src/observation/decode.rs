@@ -29,6 +29,7 @@ const INSTANCE: &[&str] = &[
     "idle_since",
     "override_until",
     "claimed",
+    "moving",
     "on_demand",
     "home",
     "staging",
@@ -130,6 +131,7 @@ fn instance(node: &Node<'_, '_>) -> Option<ObservedInstance> {
     let idle_since = fields.maybe("idle_since", |node| node.parse());
     let override_until = fields.maybe("override_until", |node| node.parse());
     let claimed = flag(&fields, "claimed");
+    let moving = flag(&fields, "moving");
     let on_demand = flag(&fields, "on_demand");
     let home = fields.maybe("home", |node| phase_of(&node));
     let staging = fields.maybe("staging", |node| phase_of(&node));
@@ -150,6 +152,7 @@ fn instance(node: &Node<'_, '_>) -> Option<ObservedInstance> {
         idle_since: idle_since?,
         override_until: override_until?,
         claimed: claimed?,
+        moving: moving?,
         on_demand: on_demand?,
         home: home?,
         staging: staging?,

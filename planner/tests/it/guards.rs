@@ -391,3 +391,27 @@ fn a_new_revision_starts_a_surge_instance_then_replaces_one_at_a_time_and_says_s
     assert!(plan.steps.iter().all(|step| step.action != Action::Replace), "{:?}", plan.steps);
     assert!(plan.deferred.iter().any(|d| d.reason.contains("backing off")), "{:?}", plan.deferred);
 }
+
+#[test]
+fn what_moves_between_nodes_fills_a_free_place_is_no_surplus_and_is_left_alone() {
+    // At the source, before and after its count went; at the target, before and after its count came.
+    for (running, sleeping) in [(1, 1), (0, 1), (1, 0), (0, 0)] {
+        let desired = desired(running, 0, sleeping);
+        let mut seen = observed(&desired, &[(Phase::Sleeping, 100), (Phase::Sleeping, 100)]);
+        for (instance, home) in seen.instances.iter_mut().zip([Phase::Running, Phase::Sleeping]) {
+            (instance.moving, instance.home) = (true, Some(home));
+            instance.revision = Digest::of(b"older");
+        }
+        let plan = plan_node(&desired, &seen, now());
+        assert_eq!(steps(&plan), [], "{running} running, {sleeping} asleep");
+    }
+    // Another one of the same count goes only if there is one too many without it.
+    let desired = desired(0, 0, 1);
+    let mut seen = observed(&desired, &[(Phase::Sleeping, 100), (Phase::Sleeping, 100)]);
+    seen.instances[0].moving = true;
+    assert_eq!(steps(&plan_node(&desired, &seen, now())), []);
+    let mut seen =
+        observed(&desired, &[(Phase::Sleeping, 9999), (Phase::Sleeping, 9999), (Phase::Sleeping, 9999)]);
+    seen.instances[0].moving = true;
+    assert_eq!(steps(&plan_node(&desired, &seen, now())).len(), 1);
+}

@@ -7,6 +7,7 @@ mod claimed;
 mod contract;
 mod crowded;
 mod diff;
+mod draining;
 mod expired;
 mod faults;
 mod guards;

@@ -13,7 +13,7 @@ fn full() -> Value {
             "revision": format!("sha256:{}", "0".repeat(64)),
             "resources": { "vcpus": 1, "mem_mib": 128, "data_disk_mib": 0 },
             "last_used_at": "2026-01-31T09:31:00Z", "idle_since": "2026-01-31T09:32:00Z",
-            "override_until": "2026-01-31T09:40:00Z", "claimed": true, "on_demand": true,
+            "override_until": "2026-01-31T09:40:00Z", "claimed": true, "moving": true, "on_demand": true,
             "home": "sleeping", "staging": "warm", "moving_to": "stopped",
             "retry_not_before": "2026-01-31T09:33:00Z", "failures": 2,
             "workload": { "state": "failed", "since": "2026-01-31T09:33:00Z", "restarts": 4 },

@@ -9,7 +9,7 @@ use crate::document::{Resources, decode};
 use crate::json::{Json, Node, Number};
 use crate::placement::{Labels, Taint, TaintEffect};
 
-const NODE: &[&str] = &["labels", "taints", "cordoned", "overcommit", "managed_by"];
+const NODE: &[&str] = &["labels", "taints", "cordoned", "drain", "overcommit", "managed_by"];
 const TAINT: &[&str] = &["key", "value", "effect"];
 const OVERCOMMIT: &[&str] = &["vcpus", "mem"];
 const MAX_TAINTS: usize = 32;
@@ -45,6 +45,8 @@ pub struct NodeSpec {
     pub taints: Vec<Taint>,
     /// Takes nothing new.
     pub cordoned: bool,
+    /// Takes nothing new, and all that it has goes to other nodes.
+    pub drain: bool,
     pub overcommit: Overcommit,
     pub managed_by: ManagedBy,
 }
@@ -86,6 +88,36 @@ pub struct NodeObjectStatus {
     pub arch: String,
     /// Images of declared pools that are on it, by their digests.
     pub images: Vec<String>,
+    /// How far its drain is; absent: it is not drained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drain: Option<DrainStatus>,
+}
+
+/// How far a node's drain is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct DrainStatus {
+    /// Gone from here since the coordinator began with it, or since its last start.
+    pub gone: u32,
+    /// Instances, and places of counts, that are here or on their way.
+    pub left: u32,
+    /// Those that are left, and the last that have gone; 256 at most.
+    pub instances: Vec<DrainedInstance>,
+}
+
+/// What becomes of an instance, or of several that are alike.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct DrainedInstance {
+    /// tenant/pool/instance, or tenant/pool of those that are alike.
+    pub name: String,
+    pub count: u32,
+    /// `moving`, `moved`, `replacing`, `replaced`, `waits`, `stays`.
+    pub state: String,
+    /// Where it goes, or went.
+    pub to: String,
+    /// What it waits for, or why it stays.
+    pub reason: String,
 }
 
 /// Sums over a node.
@@ -127,6 +159,7 @@ impl Spec for NodeSpec {
             decode::all(&node, |_, item| taint(&item))
         });
         let cordoned = fields.or("cordoned", false, |node| node.boolean());
+        let drain = fields.or("drain", false, |node| node.boolean());
         let overcommit = fields.or("overcommit", Overcommit::default(), |node| {
             let (fields, default) = (node.fields(OVERCOMMIT)?, Overcommit::default());
             let vcpus = fields.or("vcpus", default.vcpus, |node| factor(&node));
@@ -139,6 +172,7 @@ impl Spec for NodeSpec {
             labels: labels?,
             taints: taints?,
             cordoned: cordoned?,
+            drain: drain?,
             overcommit: overcommit?,
             managed_by: managed_by?,
         })

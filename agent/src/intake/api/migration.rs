@@ -29,7 +29,7 @@ const OCTETS: &str = "application/octet-stream";
 
 fn asked(path: InstancePath, caller: &Caller) -> Asked {
     let place = Place { tenant: path.tenant, pool: path.pool, instance: path.instance };
-    Asked { place, by: caller.describe() }
+    Asked { place, by: caller.describe(), transfer: None }
 }
 
 pub(super) async fn export(
@@ -83,7 +83,8 @@ pub(super) async fn import(
 ) -> Result<Response, Refused> {
     let Query(query) = query.map_err(|cause| problem::bad_query(cause.body_text()))?;
     media_type(&headers, &[OCTETS])?;
-    let import = Import { by: caller.describe(), override_for: override_for(query.override_seconds)? };
+    let override_for = override_for(query.override_seconds)?;
+    let import = Import { by: caller.describe(), override_for, expected: None };
     let archive = BodyReader { pieces: Some(body.into_data_stream()), left: Bytes::new() };
     let record = api.shared.node.import_instance(import, Box::new(archive)).await?;
     Ok((StatusCode::CREATED, Json(api.shared.node.status_of(&record))).into_response())

@@ -6,19 +6,24 @@
 use std::str::FromStr;
 
 use mvm_proto::ManualAction;
+use mvm_proto::moves::MoveStep;
 use mvm_proto::named::UnknownName;
 use mvm_proto::status::{InstanceStatus, WakeTiming};
 use mvm_proto::wire::session::v1::{
-    ActOnInstance, GetLogs, Instances, ListInstances, PlanDocument, reply, request,
+    ActOnInstance, GetLogs, Instances, ListInstances, MoveInstance, Moved, PlanDocument, reply, request,
 };
-use mvm_proto::{DesiredState, IdError, InstanceId, Phase, PoolId, Problem, TenantId};
+use mvm_proto::{DesiredState, Digest, IdError, InstanceId, Phase, PoolId, Problem, TenantId};
 
 use crate::intake::guest_sessions;
+use crate::node::Place;
 use crate::node::actions::{Manual, override_for};
 use crate::node::handle::{DEFAULT_LOG_BYTES, MAX_LOG_BYTES, NodeHandle};
+use crate::node::transfer::Ordered;
 
 /// A plan of ten thousand steps is shorter; a frame has room for more.
 const MAX_PLAN_BYTES: usize = 3 * 1024 * 1024;
+/// Of the name of a move: 32 hexadecimal digits.
+const MAX_MOVE_ID_BYTES: usize = 64;
 
 pub(super) async fn answer(
     node: &NodeHandle,
@@ -40,6 +45,7 @@ pub(super) async fn answer(
             }
             Ok(Some(guest_sessions::delete(node, tenant, pool, asked).await))
         }
+        Some(request::Ask::MoveInstance(asked)) => move_instance(node, asked).await.map(Some),
         Some(request::Ask::Ping(_)) => Ok(None),
         // A tunnel is the session's to open.
         Some(request::Ask::OpenTunnel(_)) | None => Err(unknown_request()),
@@ -108,6 +114,31 @@ fn plan(node: &NodeHandle, asked: &PlanDocument) -> Result<reply::Answer, Proble
         return Err(Problem::new(413, "plan_too_large", detail, "Plan fewer tenants at once."));
     }
     Ok(reply::Answer::Plan(plan))
+}
+
+async fn move_instance(node: &NodeHandle, asked: MoveInstance) -> Result<reply::Answer, Problem> {
+    let (tenant, pool, instance) = place(&asked.tenant_id, &asked.pool_id, &asked.instance_id)?;
+    let step: MoveStep = asked.step.parse().map_err(|rule: UnknownName| bad("step", &rule))?;
+    let peer = id("peer_node_id", &asked.peer_node_id)?;
+    if asked.move_id.is_empty() || asked.move_id.len() > MAX_MOVE_ID_BYTES {
+        return Err(bad("move_id", &"must not be empty, and no longer than 64 bytes"));
+    }
+    let ticket = match asked.ticket.is_empty() {
+        true => None,
+        false => Some(asked.ticket[..].try_into().map_err(|_| bad("ticket", &"must have 32 bytes"))?),
+    };
+    let snapshot = match asked.snapshot.as_str() {
+        "" => None,
+        digest => Some(digest.parse::<Digest>().map_err(|_| bad("snapshot", &"must be a digest"))?),
+    };
+    let counts: Phase = asked.phase.parse().map_err(|_| bad("phase", &"must be a phase of an instance"))?;
+    let by = "the coordinator".to_owned();
+    let place = Place { tenant, pool, instance };
+    let moved = node
+        .transfer(Ordered { place, step, move_id: asked.move_id, peer, counts, ticket, snapshot, by })
+        .await?;
+    let snapshot = moved.snapshot.map(|digest| digest.to_string()).unwrap_or_default();
+    Ok(reply::Answer::Moved(Moved { snapshot, is_here: moved.is_here }))
 }
 
 fn place(tenant: &str, pool: &str, instance: &str) -> Result<(TenantId, PoolId, InstanceId), Problem> {

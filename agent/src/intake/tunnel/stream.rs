@@ -11,12 +11,15 @@ use mvm_transport::{SessionError, TunnelReceiver, TunnelSender, TunnelStream};
 use tokio::time::timeout;
 use tracing::{Instrument, debug, info_span, warn};
 
-use super::{Shared, exec, logs};
+use super::{Shared, archive, exec, logs};
 use crate::node::Place;
 
 pub(super) const EXEC: &str = "exec";
 pub(super) const ATTACH: &str = "attach";
 pub(super) const LOGS: &str = "logs";
+pub(super) const EXPORT: &str = "export";
+pub(super) const IMPORT: &str = "import";
+pub(super) const RELEASE: &str = "release";
 
 /// From a stream's opening to its first frame.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
@@ -56,6 +59,11 @@ async fn run(
     frames_in: Frames,
     frames_out: &mut Answers,
 ) -> Result<(), Problem> {
+    let actor: String = mvm_proto::text::one_line(&open.actor, MAX_ACTOR_CHARS);
+    // What an archive holds is known once its header came.
+    if let (IMPORT, Some(asked)) = (open.kind.as_str(), &open.import) {
+        return archive::import(shared, &open, actor, asked, frames_in, frames_out).await;
+    }
     let place = Place {
         tenant: id("tenant_id", &open.tenant_id)?,
         pool: id("pool_id", &open.pool_id)?,
@@ -64,12 +72,18 @@ async fn run(
     span.set(Attribute::Tenant, place.tenant.as_str());
     span.set(Attribute::Pool, place.pool.as_str());
     span.set(Attribute::Instance, place.instance.as_str());
-    if [EXEC, ATTACH, LOGS].contains(&open.kind.as_str()) {
+    if [EXEC, ATTACH, LOGS, EXPORT, RELEASE].contains(&open.kind.as_str()) {
         span.rename(open.kind.clone());
     }
-    let actor: String = mvm_proto::text::one_line(&open.actor, MAX_ACTOR_CHARS);
     let opening =
         Opening { shared: Arc::clone(shared), place, actor, deadline: deadline(open.open_within_ms) };
+    match (open.kind.as_str(), &open.export, &open.release) {
+        (EXPORT, Some(asked), None) => {
+            return archive::export(&opening, asked, frames_in, frames_out).await;
+        }
+        (RELEASE, None, Some(asked)) => return archive::release(&opening, asked, frames_out).await,
+        _ => {}
+    }
     match (open.kind.as_str(), open.exec, open.attach, open.logs) {
         (EXEC, Some(asked), None, None) => {
             let tuning = (open.may_wake, open.is_activity);
@@ -80,7 +94,7 @@ async fn run(
             exec::attach(opening, tuning, asked, span, frames_in, frames_out).await
         }
         (LOGS, None, None, Some(asked)) => logs::run(&opening, &asked, frames_in, frames_out).await,
-        (EXEC | ATTACH | LOGS, ..) => {
+        (EXEC | ATTACH | LOGS | EXPORT | IMPORT | RELEASE, ..) => {
             Err(bad(format!("a stream of kind {} comes with its own operation and no other", open.kind)))
         }
         (kind, ..) => {
@@ -159,7 +173,7 @@ fn deadline(asked_ms: u32) -> Duration {
     }
 }
 
-fn id<T: FromStr<Err = IdError>>(field: &str, text: &str) -> Result<T, Problem> {
+pub(super) fn id<T: FromStr<Err = IdError>>(field: &str, text: &str) -> Result<T, Problem> {
     text.parse().map_err(|rule: IdError| bad(format!("{field} {rule}")))
 }
 

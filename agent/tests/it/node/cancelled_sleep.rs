@@ -263,6 +263,7 @@ async fn an_agent_that_ends_while_it_calls_a_sleep_off_leaves_what_is_true() {
             spec: None,
             on_demand: false,
             asked_by: None,
+            for_move: false,
         };
         tokio::select! {
             ended = subject.executor.execute(&lease, &order) => panic!("{call} {fault:?}: {ended:?}"),

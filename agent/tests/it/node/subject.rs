@@ -97,7 +97,8 @@ impl Subject {
     pub(crate) async fn take(&self, action: Action) -> Result<Phase, StepError> {
         let lease = self.records().lease(&self.id, Phase::Running).unwrap();
         let (reason, spec) = ("the test asks".to_owned(), Some(self.spec.clone()));
-        let order = Order { action, staging: None, reason, spec, on_demand: false, asked_by: None };
+        let order =
+            Order { action, staging: None, reason, spec, on_demand: false, asked_by: None, for_move: false };
         self.executor.execute(&lease, &order).await
     }
 

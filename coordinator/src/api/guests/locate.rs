@@ -37,6 +37,13 @@ pub(super) struct Wanted {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Located {
     pub(super) node: NodeId,
+    /// None of an archive that the node is to read: what is in it is known once it comes.
+    pub(super) place: Option<Place>,
+}
+
+/// One instance by its full name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
     pub(super) tenant: TenantId,
     pub(super) pool: PoolId,
     pub(super) instance: InstanceId,
@@ -45,8 +52,13 @@ pub(super) struct Located {
 impl Located {
     /// Its name in the audit log.
     pub(super) fn reference(&self) -> String {
-        let Self { node, tenant, pool, instance } = self;
-        format!("instances/{tenant}/{pool}/{instance} on {node}")
+        let Self { node, place } = self;
+        match place {
+            Some(Place { tenant, pool, instance }) => {
+                format!("instances/{tenant}/{pool}/{instance} on {node}")
+            }
+            None => format!("nodes/{node}"),
+        }
     }
 }
 
@@ -71,6 +83,19 @@ impl Wanted {
         Ok(wanted)
     }
 
+    /// A node to which something is to be sent.
+    pub(super) fn read_node(open: &Open) -> Result<Self, Problem> {
+        if open.node_id.is_empty() {
+            return Err(refuse::bad_request("an import says which node takes the archive in"));
+        }
+        let node = Some(parse("node_id", &open.node_id)?);
+        Ok(Self { tenant: None, pool: None, instance: None, node, conceals_nodes: false })
+    }
+
+    fn is_node_alone(&self) -> bool {
+        self.tenant.is_none() && self.pool.is_none() && self.instance.is_none()
+    }
+
     fn ask(&self) -> ListInstances {
         fn text<T: ToString>(id: Option<&T>) -> String {
             id.map(ToString::to_string).unwrap_or_default()
@@ -86,16 +111,15 @@ impl Wanted {
 
     /// What a node answered that is really what was asked for: it speaks for itself, and is not believed.
     fn matches(&self, node: &NodeId, found: &InstanceStatus) -> Option<Located> {
-        let located = Located {
-            node: node.clone(),
+        let place = Place {
             tenant: found.tenant_id.parse().ok()?,
             pool: found.pool_id.parse().ok()?,
             instance: found.instance_id.parse().ok()?,
         };
-        let is_wanted = self.tenant.as_ref().is_none_or(|tenant| *tenant == located.tenant)
-            && self.pool.as_ref().is_none_or(|pool| *pool == located.pool)
-            && self.instance.as_ref().is_none_or(|instance| *instance == located.instance);
-        is_wanted.then_some(located)
+        let is_wanted = self.tenant.as_ref().is_none_or(|tenant| *tenant == place.tenant)
+            && self.pool.as_ref().is_none_or(|pool| *pool == place.pool)
+            && self.instance.as_ref().is_none_or(|instance| *instance == place.instance);
+        is_wanted.then(|| Located { node: node.clone(), place: Some(place) })
     }
 
     fn unknown(&self, silent: &[NodeId]) -> Problem {
@@ -135,8 +159,11 @@ pub(super) async fn locate(state: &State, wanted: &Wanted) -> Result<Located, Pr
         registered?;
         // The node checks that the instance is there, and whose it is.
         if let (Some(tenant), Some(pool), Some(instance)) = (&wanted.tenant, &wanted.pool, &wanted.instance) {
-            let (node, tenant) = (node.clone(), tenant.clone());
-            return Ok(Located { node, tenant, pool: pool.clone(), instance: instance.clone() });
+            let place = Place { tenant: tenant.clone(), pool: pool.clone(), instance: instance.clone() };
+            return Ok(Located { node: node.clone(), place: Some(place) });
+        }
+        if wanted.is_node_alone() {
+            return Ok(Located { node: node.clone(), place: None });
         }
         return match ask(state, wanted, vec![node.clone()]).await {
             (Some(found), _) => Ok(found),
@@ -208,8 +235,9 @@ async fn ask(
         };
         for found in &listed.instances {
             let Some(located) = wanted.matches(&node, found) else { continue };
-            if !state.world.lock().may_have(&node, &located.tenant) {
-                tracing::warn!(%node, tenant = %located.tenant, "a node says that it has what it was not given");
+            let of = located.place.as_ref().map(|place| &place.tenant);
+            if let Some(tenant) = of.filter(|tenant| !state.world.lock().may_have(&node, tenant)) {
+                tracing::warn!(%node, %tenant, "a node says that it has what it was not given");
                 continue;
             }
             // An id names one instance: there is nothing to choose.
@@ -217,7 +245,7 @@ async fn ask(
                 return (Some(located), silent);
             }
             let Some(rank) = rank(&found.phase) else { continue };
-            let key = (rank, located.instance.clone());
+            let key = (rank, located.place.as_ref().map(|place| place.instance.clone()));
             if best.as_ref().is_none_or(|(known, _)| key < *known) {
                 best = Some((key, located));
             }

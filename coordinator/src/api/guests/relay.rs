@@ -92,7 +92,10 @@ async fn outward(
                     tracing::warn!(%node, "a node answers a stream with frames of another kind");
                     return End::Problem(stream_broken(node));
                 };
-                let is_last = matches!(frame.body, Some(frame::Body::Exit(_) | frame::Body::Ended(_)));
+                let is_last = matches!(
+                    frame.body,
+                    Some(frame::Body::Exit(_) | frame::Body::Ended(_) | frame::Body::Done(_))
+                );
                 if answers.send(Ok(frame)).await.is_err() {
                     return End::Gone;
                 }
@@ -118,8 +121,8 @@ async fn inward(
     loop {
         match frames.message().await {
             Ok(Some(frame)) => {
-                use frame::Body::{Input, Resize, Signal, Taken};
-                if !matches!(frame.body, Some(Input(_) | Taken(_) | Signal(_) | Resize(_))) {
+                use frame::Body::{Input, Piece, Resize, Signal, Taken};
+                if !matches!(frame.body, Some(Input(_) | Taken(_) | Signal(_) | Resize(_) | Piece(_))) {
                     return End::Problem(refuse::bad_request("the frame is not one of a stream's caller"));
                 }
                 if frames_out.send(&frame).await.is_err() {
@@ -144,9 +147,9 @@ fn of_node(frame: Frame, located: &Located, is_logs: bool) -> Option<Frame> {
     let body = match frame.body {
         // Not the node's to say: the caller opens its next stream to where this one says that it is.
         Some(Body::Opened(opened)) => Body::Opened(Opened {
-            tenant_id: located.tenant.to_string(),
-            pool_id: located.pool.to_string(),
-            instance_id: located.instance.to_string(),
+            tenant_id: located.place.as_ref().map(|place| place.tenant.to_string()).unwrap_or_default(),
+            pool_id: located.place.as_ref().map(|place| place.pool.to_string()).unwrap_or_default(),
+            instance_id: located.place.as_ref().map(|place| place.instance.to_string()).unwrap_or_default(),
             node_id: located.node.to_string(),
             exec_id: mvm_proto::text::one_line(&opened.exec_id, MAX_EXEC_ID_CHARS),
             woken: opened.woken,
@@ -154,6 +157,7 @@ fn of_node(frame: Frame, located: &Located, is_logs: bool) -> Option<Frame> {
         Some(body @ Body::Ended(_)) => body,
         Some(body @ Body::Log(_)) if is_logs => body,
         Some(body @ (Body::Output(_) | Body::Taken(_) | Body::Exit(_))) if !is_logs => body,
+        Some(body @ (Body::Piece(_) | Body::Done(_))) if !is_logs => body,
         // Of a kind that a newer node knows.
         None => return Some(frame),
         Some(_) => return None,
@@ -180,15 +184,19 @@ async fn revoked(state: &Arc<State>, credential: Credential) -> Problem {
 mod tests {
     use mvm_proto::wire::tunnel::v1::{Exit, Hello, LogPiece, Output};
 
+    use crate::api::guests::locate::Place;
+
     use super::*;
 
     #[test]
     fn a_node_answers_with_frames_of_its_side_and_does_not_say_where_an_instance_is() {
         let located = Located {
             node: "n1".parse().unwrap(),
-            tenant: "acme".parse().unwrap(),
-            pool: "web".parse().unwrap(),
-            instance: "i-00000001".parse().unwrap(),
+            place: Some(Place {
+                tenant: "acme".parse().unwrap(),
+                pool: "web".parse().unwrap(),
+                instance: "i-00000001".parse().unwrap(),
+            }),
         };
         let passed = |body, is_logs| of_node(Frame { body: Some(body) }, &located, is_logs)?.body;
         let lie = Opened {

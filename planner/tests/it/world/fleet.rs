@@ -260,6 +260,7 @@ fn instance(desired: DesiredState, kinds: Kinds) -> impl Strategy<Value = Observ
                 last_used_at: ages.1.map(at),
                 idle_since: ages.2.filter(|_| is_up).map(at),
                 override_until: ages.3.filter(|_| guarded).map(at),
+                moving: false,
                 claimed: guarded && lent.0 && lent.1,
                 on_demand: guarded && lent.2,
                 home: home.filter(|_| guarded),
