@@ -8,7 +8,7 @@ use mvm_planner::fleet::blocks::Block;
 use mvm_planner::fleet::{AwayGrace, Placed, PoolKey};
 use mvm_proto::document::{BLOCK_SIZE, DesiredCounts, Quotas, Tenant};
 use mvm_proto::object::{API_VERSION, Object, TenantQuotas, read};
-use mvm_proto::status::{Capacity, Feature, NodeInfo};
+use mvm_proto::status::{Capacity, NodeInfo};
 use mvm_proto::{DesiredState, NodeId, TenantId, Timestamp};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -211,11 +211,9 @@ impl Lab {
         let key = PoolKey { tenant: tenant_id(), pool: "p0".parse().unwrap() };
         let capacity = Capacity { vcpus: 64, mem_mib: 65_536, disk_mib: 65_536, max_instances: 1000 };
         let standing = if truth.connected { Standing::Present } else { Standing::Unknown };
-        // Agents that keep to grants beside one that knows none.
-        let features = if *id == node_id(0) { Vec::new() } else { vec![Feature::RolloutLimits.to_string()] };
         let news = NodeNews {
             standing,
-            info: Some(NodeInfo { capacity: Some(capacity), features, ..NodeInfo::default() }),
+            info: Some(NodeInfo { capacity: Some(capacity), ..NodeInfo::default() }),
             accepted: truth.acknowledged.filter(|_| truth.connected),
             reported: reported.filter(|_| truth.connected),
             addresses: (!offsets.is_empty()).then(|| (tenant_id(), addresses)).into_iter().collect(),
