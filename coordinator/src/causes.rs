@@ -232,7 +232,7 @@ mod tests {
 
     fn on(nodes: &[&str]) -> Placed {
         let counts = DesiredCounts { running: 1, ..DesiredCounts::default() };
-        nodes.iter().map(|node| (node.parse().unwrap(), counts.clone())).collect()
+        nodes.iter().map(|node| (node.parse().unwrap(), counts)).collect()
     }
 
     fn shown(found: &BTreeMap<NodeId, Vec<TraceContext>>) -> Vec<(String, Vec<u128>)> {

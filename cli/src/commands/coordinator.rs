@@ -28,7 +28,7 @@ pub(crate) enum CoordinatorCommand {
     /// Make a new cluster: authorities, certificates, signing keys, an operator
     Init(InitArgs),
     /// Run the coordinator
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Join tokens
     #[command(subcommand)]
     Token(TokenCommand),
@@ -107,7 +107,7 @@ pub(crate) struct ServeArgs {
 pub(crate) fn run(global: &Global, command: CoordinatorCommand) -> Run {
     match command {
         CoordinatorCommand::Init(args) => init(global, args),
-        CoordinatorCommand::Serve(args) => serve(args),
+        CoordinatorCommand::Serve(args) => serve(*args),
         CoordinatorCommand::Token(command) => block_on(token::run(global, command)),
         CoordinatorCommand::Root(command) => root::run(global, command),
         CoordinatorCommand::Operator(command) => operator::run(global, command),

@@ -63,7 +63,7 @@ impl Simulated {
                     Some(document) => self.take(&document).await,
                     // One that is asked for as a whole comes later.
                     None if matches!(body, Some(coordinator_frame::Body::DocumentDelta(_))) => {
-                        is_asked = true
+                        is_asked = true;
                     }
                     None => break,
                 }

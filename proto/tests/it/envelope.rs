@@ -62,7 +62,7 @@ proptest! {
         let desired = DesiredState { cluster: Some(cluster.clone()), ..document.desired.clone() };
         let content = desired.to_content(&cluster);
         prop_assert_eq!(&content, &serde_json::to_vec(&desired).unwrap());
-        prop_assert_eq!(SignedDocument::parse(&document.to_payload()).unwrap(), document.clone());
+        prop_assert_eq!(&SignedDocument::parse(&document.to_payload()).unwrap(), &document);
         let value = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).unwrap();
         let mut expected = value(&content);
         let provenance = value(&serde_json::to_vec(&document.provenance).unwrap());
