@@ -269,7 +269,7 @@ fn advance<'a>(rollout: &'a Rollout, plan: &mut RolloutPlan, ledger: &mut Ledger
         let had = if is_stale && node.is_spent() {
             Grant::default()
         } else {
-            named.grant.unwrap_or(if node.whole { node.open } else { Grant::default() })
+            named.grant.unwrap_or(node.open.filter(|_| node.whole).unwrap_or_default())
         };
         let kept = Grant {
             unavailable: had.unavailable.min(unavailable),

@@ -54,7 +54,7 @@ impl World {
         let named = named.or_else(|| Some(Named { grant: None, ..offer?.named(goal) }));
         let has = news.and_then(|news| news.pools.get(key));
         let open = if whole {
-            Grant::OWN_RULE
+            Some(Grant::OWN_RULE)
         } else {
             let offered = offers.into_iter().flat_map(|offers| offers.open());
             let offered =
@@ -63,8 +63,12 @@ impl World {
             let reported = news.and_then(|news| news.reported).filter(|_| is_clean);
             let open = open_grant(offered, reported.map(|at| (at.epoch, at.generation)));
             // What is on its way as well as what is to be offered next.
+            let names_the_same = named.zip(offer).is_some_and(|(named, offer)| {
+                (offer.revision, offer.secrets) == (Some(named.revision), named.secrets)
+            });
             let asked = named.map(|named| self.update_of(key, id, named.grant));
-            asked.map_or(open, |asked| open.most(&asked.map_or(Grant::OWN_RULE, grant_of)))
+            let asked = asked.map_or_else(Grant::default, |asked| asked.map_or(Grant::OWN_RULE, grant_of));
+            open.map_or_else(|| (!names_the_same).then_some(asked), |open| Some(open.most(&asked)))
         };
         let since = offers.and_then(|offers| offers.current_since());
         let since = since.map(|(epoch, generation)| Numbers { epoch, generation });

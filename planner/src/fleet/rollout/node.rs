@@ -21,8 +21,8 @@ pub struct RolloutNode {
     pub wanted: u32,
     /// What its newest document names; none: it has none with the pool yet.
     pub named: Option<Named>,
-    /// The most that any document grants that it may still follow.
-    pub open: Grant,
+    /// The most that any document grants that it may still follow. None: it said that nothing is left to replace by any of them.
+    pub open: Option<Grant>,
     pub report: Report,
     /// Nothing is heard of it: what it has counts as not serving, and it is begun with nothing.
     pub away: bool,
@@ -52,12 +52,12 @@ impl RolloutNode {
     /// Whether it has nothing to replace by any document that it may follow: what it was granted changes nothing any more.
     #[must_use]
     pub(super) fn is_spent(&self) -> bool {
-        self.named.is_none() || (self.report.of_newest && self.report.outdated == 0)
+        self.named.is_none() || self.open.is_none() || (self.report.of_newest && self.report.outdated == 0)
     }
 
     /// What it may still use of what was granted.
     pub(super) fn open_grant(&self) -> Grant {
-        if self.is_spent() { Grant::default() } else { self.open }
+        self.open.filter(|_| !self.is_spent()).unwrap_or_default()
     }
 
     /// Of what is wanted here, how much does not serve, or may not.
@@ -87,24 +87,25 @@ pub struct OfferedRevision {
 }
 
 /// The most that a node may use of what it was offered, oldest first. `clean_at` is the document of which it said that nothing is
-/// left to replace: as long as documents after that one name the same, what they grant is of no use.
+/// left to replace: as long as documents after that one name the same, what they grant is of no use, and None is returned.
 #[must_use]
 pub fn open_grant(
     offers: impl IntoIterator<Item = (DocumentNumber, OfferedRevision)>,
     clean_at: Option<DocumentNumber>,
-) -> Grant {
+) -> Option<Grant> {
+    let most = |rest: &[(DocumentNumber, OfferedRevision)]| {
+        rest.iter().map(|(_, offer)| offer.grant).reduce(|most, other| most.most(&other)).unwrap_or_default()
+    };
     let offers: Vec<_> = offers.into_iter().collect();
     // An offer stands for all documents up to the next one. A node that forgot its numbers may follow any of them.
     let followed = clean_at.and_then(|at| {
         offers.iter().rposition(|(number, _)| *number > DocumentNumber::default() && *number <= at)
     });
-    let rest = followed.map_or(&offers[..], |at| {
-        let same = |offer: &OfferedRevision| {
-            let now = &offers[at].1;
-            now.revision.is_some() && (now.revision, now.secrets) == (offer.revision, offer.secrets)
-        };
-        let first = offers[at..].iter().position(|(_, offer)| !same(offer));
-        first.map_or(&[][..], |first| &offers[at + first..])
-    });
-    rest.iter().map(|(_, offer)| offer.grant).reduce(|most, other| most.most(&other)).unwrap_or_default()
+    let Some(at) = followed else { return Some(most(&offers)) };
+    let same = |offer: &OfferedRevision| {
+        let now = &offers[at].1;
+        now.revision.is_some() && (now.revision, now.secrets) == (offer.revision, offer.secrets)
+    };
+    let first = offers[at..].iter().position(|(_, offer)| !same(offer))?;
+    Some(most(&offers[at + first..]))
 }
