@@ -329,7 +329,8 @@ fn every_point_in_the_agents_sources_is_listed() {
             }
         }
     }
-    let listed = [crash::ALL, crash::SESSION_POINTS, crash::TRANSFER_POINTS, mvm_vmm::crash::OF_SNAPSHOTS].concat();
+    let listed =
+        [crash::ALL, crash::SESSION_POINTS, crash::TRANSFER_POINTS, mvm_vmm::crash::OF_SNAPSHOTS].concat();
     let unlisted: Vec<_> = found.iter().filter(|name| !listed.contains(&name.as_str())).collect();
     assert!(found.len() > crash::ALL.len() / 2 && unlisted.is_empty(), "no agent is ended at {unlisted:?}");
 }

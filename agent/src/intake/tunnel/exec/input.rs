@@ -15,6 +15,8 @@ use crate::guest::ExecHandle;
 const MAX_WAITING_BYTES: usize = WINDOW_BYTES + MAX_TUNNEL_FRAME_BYTES;
 /// Frames that wait, empty ones among them.
 const MAX_WAITING: usize = 1024;
+/// Small pieces are joined up to this: more would be copied too often.
+const MERGED_BYTES: usize = 4096;
 
 #[derive(Debug, Default)]
 pub(super) struct InputQueue {
@@ -27,11 +29,18 @@ impl InputQueue {
     pub(super) fn push(&self, piece: Input) -> bool {
         let mut waiting = self.waiting.lock();
         let (pieces, bytes) = &mut *waiting;
-        if *bytes + piece.data.len() > MAX_WAITING_BYTES || pieces.len() >= MAX_WAITING {
+        let is_full = pieces.len() >= MAX_WAITING && !pieces.back().is_some_and(|it| goes_on(it, &piece));
+        if *bytes + piece.data.len() > MAX_WAITING_BYTES || is_full {
             return false;
         }
         *bytes += piece.data.len();
-        pieces.push_back(piece);
+        match pieces.back_mut().filter(|before| goes_on(before, &piece)) {
+            Some(before) => {
+                before.data = [&before.data[..], &piece.data].concat().into();
+                before.last = piece.last;
+            }
+            None => pieces.push_back(piece),
+        }
         drop(waiting);
         self.arrived.notify_one();
         true
@@ -58,6 +67,13 @@ impl InputQueue {
     }
 }
 
+/// Whether a piece is the rest of the one before it, and both are small: a caller that writes byte by byte may have a window of them.
+fn goes_on(before: &Input, piece: &Input) -> bool {
+    let length = before.data.len();
+    let is_small = !piece.data.is_empty() && length + piece.data.len() <= MERGED_BYTES;
+    is_small && !before.last && before.offset + length as u64 == piece.offset
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,5 +88,23 @@ mod tests {
         assert!(queue.push(piece(1)));
         let empty = InputQueue::default();
         assert_eq!((0..2 * MAX_WAITING).filter(|_| empty.push(piece(0))).count(), MAX_WAITING);
+    }
+
+    #[test]
+    fn a_window_that_comes_byte_by_byte_has_room_and_keeps_its_order() {
+        let queue = InputQueue::default();
+        let byte = |at: usize| Input {
+            data: vec![u8::try_from(at % 251).unwrap()].into(),
+            offset: at as u64,
+            ..Input::default()
+        };
+        assert!((0..WINDOW_BYTES).all(|at| queue.push(byte(at))));
+        let mut at = 0;
+        while let Some(piece) = queue.pop() {
+            assert_eq!(piece.offset, at as u64);
+            assert!(piece.data.iter().zip(at..).all(|(byte, at)| usize::from(*byte) == at % 251));
+            at += piece.data.len();
+        }
+        assert_eq!(at, WINDOW_BYTES);
     }
 }
