@@ -25,7 +25,6 @@ mod operator_view;
 mod privileges;
 mod push;
 mod rotation;
-mod secrets;
 mod sessions;
 mod sleep;
 mod standalone;
