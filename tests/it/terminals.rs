@@ -127,6 +127,7 @@ fn a_terminal_in_a_microvm_is_as_one_at_hand_and_is_put_back_however_mvm_ends() 
     agent.declare(&small_pool(1, 0, 0));
     agent.start();
     let id = agent.wait_counts(1, 0, 0, LONG)["running"].first().expect("one runs").clone();
+    let in_guest = |script: &str| agent.mvm_ok(&["instance", "exec", &id, "--", "sh", "-c", script]);
     let on = |args: &[&str]| {
         Screen::start(&agent.mvm_command(&[&["instance", "exec", "-it", &id], args].concat()))
     };
@@ -160,6 +161,9 @@ fn a_terminal_in_a_microvm_is_as_one_at_hand_and_is_put_back_however_mvm_ends() 
         kill(screen.mvm(), signal).expect("mvm is there");
         assert_eq!(screen.ends().code(), Some(128 + signal as i32));
         assert!(screen.is_as_before(), "after {signal}");
+        wait_until("the command to be gone", LONG, || {
+            in_guest("ps | grep '[s]leep 4321' || true").is_empty()
+        });
     }
 
     // Input of any length, streamed, and without a terminal.

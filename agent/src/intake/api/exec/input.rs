@@ -132,7 +132,10 @@ async fn pass_on(mut lines: Lines, handle: &ExecHandle, interactive: bool) -> Op
             Err(Refused(problem)) => return Some(problem),
         }
     }
-    if open && !lines.broken {
+    if lines.broken {
+        // Its caller is gone, which its answer shows only when something is written to it: a quiet command would go on.
+        let _ = handle.signal(0);
+    } else if open {
         let _ = handle.close_input().await;
     }
     None
